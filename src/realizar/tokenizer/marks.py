@@ -11,6 +11,9 @@ MISTRAL_CALLS, MISTRAL_CALL_ID, MISTRAL_ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]",
 DEEPSEEK_CALLS, DEEPSEEK_CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 DEEPSEEK_CALL, DEEPSEEK_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 DEEPSEEK_NAME_END = "<｜tool▁sep｜>"
+SEED_CALL, SEED_CALL_END = "<seed:tool_call>", "</seed:tool_call>"
+MINIMAX_CALLS, MINIMAX_CALLS_END = "<minimax:tool_call>", "</minimax:tool_call>"
+GLM_KEY, GLM_KEY_END, GLM_VALUE, GLM_VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,14 @@ MARKS = frozenset(
         DEEPSEEK_CALL,
         DEEPSEEK_CALL_END,
         DEEPSEEK_NAME_END,
+        SEED_CALL,
+        SEED_CALL_END,
+        MINIMAX_CALLS,
+        MINIMAX_CALLS_END,
+        GLM_KEY,
+        GLM_KEY_END,
+        GLM_VALUE,
+        GLM_VALUE_END,
         *(mark for marks in REASONING_MARKS for mark in (marks.start, marks.end)),
     }
 )

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from realizar.sampling_params import StructuredOutput
 from realizar.tokenizer.marks import MARKS, REASONING_MARKS
 from realizar.tokenizer.parsers.choose import AnswerFormat, tool_name
 from realizar.tokenizer.parsers.grammar import call_grammar
@@ -28,6 +24,7 @@ from realizar.tokenizer.parsers.styles import (
     MISTRAL_LIST,
     ToolStyle,
 )
+from tokenizer.parsers.grammar_walk import ByteVocabulary, allows, matcher, walk
 from tokenizer.parsers.parsed_answers import parse
 
 STYLES = [HERMES, GRANITE, LLAMA, MISTRAL, MISTRAL_LIST, DEEPSEEK, DEEPSEEK_FENCED, JSON]
@@ -51,48 +48,6 @@ TOOLS: list[dict[str, Any]] = [
 ]
 
 
-@dataclass
-class _Bytes:
-    """A vocabulary of the bytes, some control tokens, and an end."""
-
-    special: Sequence[str]
-
-    def __post_init__(self) -> None:
-        names = [*self.special, "<end>"]
-        self.tokens = [*(bytes([value]) for value in range(256)), *(b"\xff" + name.encode() for name in names)]
-        self.special_token_ids = list(range(256, len(self.tokens)))
-        self.eos_token_id = len(self.tokens) - 1
-        self.bos_token_id = self.unk_token_id = None
-        self.ids = {text: 256 + index for index, text in enumerate(self.special)}
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
-
-    def encode(self, text: str) -> list[int]:
-        """Control tokens whole, the rest as bytes."""
-        parts = re.split("(" + "|".join(map(re.escape, self.special)) + ")", text) if self.special else [text]
-        return [i for part in parts for i in ([self.ids[part]] if part in self.ids else part.encode())]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(self.tokens[i].removeprefix(b"\xff") for i in ids).decode()
-
-
-def matcher(grammar: StructuredOutput | None, vocabulary: _Bytes) -> LLMatcher:
-    assert grammar is not None
-    assert grammar.kind == "lark"
-    made = LLMatcher(
-        LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens)), grammar.value, log_level=0
-    )
-    assert not made.is_error(), (made.get_error(), grammar.value)
-    return made
-
-
-def allows(grammar: StructuredOutput | None, vocabulary: _Bytes, text: str) -> bool:
-    """True if a text is a complete answer of a grammar."""
-    match = matcher(grammar, vocabulary)
-    return all(match.consume_token(i) for i in vocabulary.encode(text)) and match.is_accepting()
-
-
 def written(style: ToolStyle, *calls: tuple[str, str]) -> str:
     """Calls as the style's grammar writes them."""
     form = style.form
@@ -101,13 +56,13 @@ def written(style: ToolStyle, *calls: tuple[str, str]) -> str:
 
 
 @pytest.fixture(params=[False, True], ids=["marks are text", "marks are control tokens"])
-def vocabulary(request: pytest.FixtureRequest) -> _Bytes:
-    return _Bytes(sorted(MARKS) if request.param else [])
+def vocabulary(request: pytest.FixtureRequest) -> ByteVocabulary:
+    return ByteVocabulary(sorted(MARKS) if request.param else [])
 
 
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: f"{style.name}{len(style.form.after)}")
 @pytest.mark.parametrize("reasoning", [None, THINK], ids=["", "reasoning"])
-def test_what_is_allowed(style: ToolStyle, reasoning: Any, vocabulary: _Bytes) -> None:
+def test_what_is_allowed(style: ToolStyle, reasoning: Any, vocabulary: ByteVocabulary) -> None:
     form = AnswerFormat(style, reasoning)
     good, other, bad = ("get", '{"a": "y z", "n": 7}'), ("now", "{}"), ("get", '{"a": "z", "n": 7}')
     forced = call_grammar(form, TOOLS, required=True, mark_ids=vocabulary.ids)
@@ -132,7 +87,7 @@ def test_what_is_allowed(style: ToolStyle, reasoning: Any, vocabulary: _Bytes) -
 
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: f"{style.name}{len(style.form.after)}")
 @pytest.mark.parametrize("reasoning", [None, THINK], ids=["", "reasoning"])
-def test_strict_leaves_text_free(style: ToolStyle, reasoning: Any, vocabulary: _Bytes) -> None:
+def test_strict_leaves_text_free(style: ToolStyle, reasoning: Any, vocabulary: ByteVocabulary) -> None:
     form = AnswerFormat(style, reasoning)
     good, bad = ("get", '{"a": "x", "n": 7}'), ("get", '{"a": "x", "n": -7}')
     lax = call_grammar(form, TOOLS[1:], mark_ids=vocabulary.ids)
@@ -153,13 +108,13 @@ def test_strict_leaves_text_free(style: ToolStyle, reasoning: Any, vocabulary: _
 
 
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: f"{style.name}{len(style.form.after)}")
-def test_whatever_is_allowed_parses(style: ToolStyle, vocabulary: _Bytes) -> None:
+def test_whatever_is_allowed_parses(style: ToolStyle, vocabulary: ByteVocabulary) -> None:
     """Walks at random through what a forced grammar allows."""
     rng = random.Random(5)
     tools: dict[str, dict[str, Any]] = {tool_name(tool): {} for tool in TOOLS}
     grammar = call_grammar(AnswerFormat(style, None), TOOLS, required=True, mark_ids=vocabulary.ids)
     for _ in range(12):
-        text = vocabulary.decode(_walk(matcher(grammar, vocabulary), vocabulary, rng))
+        text = vocabulary.decode(walk(matcher(grammar, vocabulary), vocabulary, rng))
         answer = parse(AnswerParser(None, style, tools), list(text))
         assert answer.content == "", text
         assert answer.names
@@ -169,23 +124,6 @@ def test_whatever_is_allowed_parses(style: ToolStyle, vocabulary: _Bytes) -> Non
                 assert set(value) == {"a", "n"}
                 assert value["a"] in ("x", "y z")
                 assert 0 <= value["n"] <= 99
-
-
-def _walk(match: LLMatcher, vocabulary: _Bytes, rng: random.Random) -> list[int]:
-    ids: list[int] = []
-    favoured = [ord(char) for char in '"}]']
-    for _ in range(1000):
-        mask = match.compute_bitmask()
-        open_ids = [i for i in range(len(vocabulary.tokens)) if mask[i // 8] >> i % 8 & 1]
-        if vocabulary.eos_token_id in open_ids and (len(open_ids) == 1 or rng.random() < 0.3):
-            return ids
-        ascii_ids = [i for i in open_ids if i < 0x80 or i >= 256] or open_ids
-        closing = [i for i in ascii_ids if i in favoured]
-        going_on = [i for i in ascii_ids if i != vocabulary.eos_token_id]
-        choice = rng.choice(closing if closing and rng.random() < 0.5 else going_on)
-        assert match.consume_token(choice)
-        ids.append(choice)
-    raise AssertionError("it never ends")
 
 
 def test_schema_that_cannot_be_enforced() -> None:
@@ -198,5 +136,5 @@ def test_schema_that_cannot_be_enforced() -> None:
         tool = {"type": "function", "function": {"name": "f", "strict": strict, "parameters": parameters}}
         grammar = call_grammar(AnswerFormat(JSON, None), [tool], required=True)
         assert grammar is not None
-        tokenizer = LLTokenizer(TokenizerWrapper(_Bytes([])), n_vocab=257)
+        tokenizer = LLTokenizer(TokenizerWrapper(ByteVocabulary([])), n_vocab=257)
         assert LLMatcher(tokenizer, grammar.value, log_level=0).is_error() is strict

@@ -20,6 +20,7 @@ from realizar.tokenizer.parsers.styles import (
     MISTRAL_LIST,
     ToolStyle,
 )
+from realizar.tokenizer.parsers.tagged_styles import GLM, GLM_DENSE, MINIMAX, QWEN3_CODER, SEED_OSS
 from realizar.tokenizer.templates.chat_template import template_takes_tools
 from realizar.tokenizer.templates.tool_prompts import (
     spell_tool_messages,
@@ -55,6 +56,11 @@ def with_tools(text: str) -> str:
         ("[TOOL_CALLS]name[ARGS]{", MISTRAL),
         ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>", DEEPSEEK_FENCED),
         ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>", DEEPSEEK),
+        ("<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>", GLM),
+        ("<tool_call>{name}<arg_key>{key}</arg_key><arg_value>{value}</arg_value></tool_call>", GLM_DENSE),
+        ("<tool_call>\n<function=name>\n<parameter=key>\nvalue\n</parameter>\n</function>\n</tool_call>", QWEN3_CODER),
+        ("<seed:tool_call>\n<function=name>\n<parameter=key>value</parameter>\n</function>", SEED_OSS),
+        ('<minimax:tool_call>\n<invoke name="tool">\n<parameter name="key">value</parameter>', MINIMAX),
         ("answer in JSON", JSON),
     ],
 )

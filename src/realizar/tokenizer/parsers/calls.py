@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from realizar.tokenizer.parsers.argument_types import ALL_TYPES, types_of
 from realizar.tokenizer.parsers.base import ToolCallDelta
 from realizar.tokenizer.parsers.cursor import Cursor, MismatchError, Reading, pass_until
 from realizar.tokenizer.parsers.json_text import object_text, pass_value, read_string
@@ -37,6 +38,7 @@ class Calls:
         parallel: bool = True,
     ) -> None:
         self._tools, self._new_id, self._emit, self._parallel = tools, new_id, emit, parallel
+        self._types: dict[tuple[str, str], frozenset[str]] = {}
         self.count = 0
 
     def check_name(self, name: str) -> None:
@@ -44,9 +46,15 @@ class Calls:
         if name not in self._tools:
             raise MismatchError
 
-    def schema(self, name: str) -> Mapping[str, Any]:
-        """The JSON schema of a known tool's parameters."""
-        return self._tools[name]
+    def types(self, name: str, key: str) -> frozenset[str]:
+        """The JSON types that a known tool's schema allows for an argument."""
+        schema = self._tools[name]
+        properties = schema.get("properties")
+        if not isinstance(properties, Mapping) or key not in properties:
+            return ALL_TYPES
+        if (name, key) not in self._types:
+            self._types[name, key] = types_of(properties[key], schema)
+        return self._types[name, key]
 
     def open(self, name: str) -> None:
         """Start a call of a known tool."""

@@ -11,12 +11,17 @@ from realizar.errors import ChatTemplateError
 from realizar.tokenizer.marks import (
     DEEPSEEK_CALL,
     DEEPSEEK_NAME_END,
+    GLM_KEY,
+    GLM_KEY_END,
+    GLM_VALUE,
     GRANITE_CALLS,
     HERMES_CALL,
     LLAMA_CALL,
+    MINIMAX_CALLS,
     MISTRAL_ARGUMENTS,
     MISTRAL_CALLS,
     REASONING_MARKS,
+    SEED_CALL,
     ReasoningMarks,
 )
 from realizar.tokenizer.parsers.base import OutputParser
@@ -33,6 +38,7 @@ from realizar.tokenizer.parsers.styles import (
     ToolStyle,
     json_or,
 )
+from realizar.tokenizer.parsers.tagged_styles import GLM, GLM_DENSE, MINIMAX, QWEN3_CODER, SEED_OSS
 from realizar.tokenizer.templates.chat_template import template_takes_tools
 
 # A template may contain several of these texts; the more specific ones come first.
@@ -42,6 +48,11 @@ _STYLE_TEXTS = (
     (MISTRAL_ARGUMENTS, MISTRAL),
     (MISTRAL_CALLS, MISTRAL_LIST),
     (GRANITE_CALLS, GRANITE),
+    (MINIMAX_CALLS, MINIMAX),
+    (SEED_CALL, SEED_OSS),
+    (f"{GLM_KEY_END}{GLM_VALUE}", GLM_DENSE),
+    (GLM_KEY, GLM),
+    ("<parameter=", QWEN3_CODER),
     (HERMES_CALL, HERMES),
     (LLAMA_CALL, LLAMA),
     ('"parameters": dictionary', LLAMA),

@@ -1,7 +1,7 @@
 """Grammars, in llguidance's Lark, that force tool calls in a model's own style, with arguments by their schemas.
 
-Control tokens are written by id, `<[7]>`. Arguments have the white space of Python's `json.dumps`, which templates use
-for calls. Standard library only.
+Control tokens are written by id, `<[7]>`. Keywords of a schema that can't be enforced are ignored unless the tool is
+strict. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from typing import Any
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 from realizar.tokenizer.marks import ReasoningMarks
-from realizar.tokenizer.parsers.choose import AnswerFormat, tool_name
+from realizar.tokenizer.parsers.choose import AnswerFormat, tool_name, tool_parameters
+from realizar.tokenizer.parsers.grammar_rules import ANY_TEXT, json_rule
 from realizar.tokenizer.parsers.styles import CallForm
-
-_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_ANY_TEXT = r"/(.|\n)*/"
 
 
 def call_grammar(
@@ -88,9 +86,9 @@ class _Writer:
         mark = self._style.marks[0]
         answer = f"answer: (before calls){'*' if self._parallel else '?'} TEXT"
         if mark in self._ids:
-            return [answer, "before: TEXT", f"TEXT: {_ANY_TEXT}", *self._calls(form, self._parallel)]
+            return [answer, "before: TEXT", f"TEXT: {ANY_TEXT}", *self._calls(form, self._parallel)]
         # The lexer ends the text at the mark, so the calls' rules omit the mark.
-        rules = [answer, f"before[lazy]: TEXT {self._text(mark)}", f"TEXT: {_ANY_TEXT}"]
+        rules = [answer, f"before[lazy]: TEXT {self._text(mark)}", f"TEXT: {ANY_TEXT}"]
         if form.first:
             return [*rules, *self._calls(replace(form, first=form.first.removeprefix(mark)), self._parallel)]
         return [*rules, *self._calls(replace(form, before_name=form.before_name.removeprefix(mark)), parallel=False)]
@@ -116,10 +114,12 @@ class _Writer:
         rules = [f"calls: {all_calls}", "call: " + " | ".join(f"call_{number}" for number in numbers)]
         for number, tool in zip(numbers, self._tools, strict=True):
             head = self._text(form.before_name + tool_name(tool) + form.before_arguments)
-            rules += [
-                f"call_{number}: {head} arguments_{number} {self._text(form.after)}".rstrip(),
-                f"arguments_{number}: %json {json.dumps(_schema(tool))}",
-            ]
+            rules.append(f"call_{number}: {head} arguments_{number} {self._text(form.after)}".rstrip())
+            parameters = {"type": "object", **(tool_parameters(tool) or {"properties": {}})}
+            if self._style.arguments is None:
+                rules.append(json_rule(f"arguments_{number}", parameters, _is_strict(tool)))
+            else:
+                rules += self._style.arguments.rules(f"arguments_{number}", parameters, _is_strict(tool), self._text)
         return rules
 
     def _text(self, literal: str) -> str:
@@ -138,24 +138,17 @@ class _Writer:
             return [
                 start,
                 f"reasoning: THOUGHT {self._text(marks.end)} GAP",
-                f"THOUGHT: {_ANY_TEXT}",
+                f"THOUGHT: {ANY_TEXT}",
                 r"GAP: /\n{0,2}/",
             ]
         return [
             start,
             "reasoning: thought GAP",
             f"thought[lazy]: THOUGHT {self._text(marks.end)}",
-            f"THOUGHT: {_ANY_TEXT}",
+            f"THOUGHT: {ANY_TEXT}",
             r"GAP: /\n{0,2}/",
         ]
 
 
 def _is_strict(tool: Mapping[str, Any]) -> bool:
     return bool(tool.get("function", tool).get("strict"))
-
-
-def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool's parameters, an object. Keywords that can't be enforced are ignored unless the tool is strict."""
-    parameters = tool.get("function", tool).get("parameters") or {"properties": {}}
-    options = _SPACING if _is_strict(tool) else {**_SPACING, "lenient": True}
-    return {"type": "object", **parameters, "x-guidance": options}

@@ -26,8 +26,11 @@ from realizar.tokenizer.marks import (
 )
 from realizar.tokenizer.parsers.calls import CallReader, Calls, read_arguments
 from realizar.tokenizer.parsers.cursor import Cursor, Reading
+from realizar.tokenizer.parsers.grammar_rules import ArgumentRules
 
-StyleName = Literal["hermes", "llama3", "mistral", "deepseek", "granite", "json"]
+StyleName = Literal[
+    "hermes", "llama3", "mistral", "deepseek", "granite", "json", "glm", "qwen3_coder", "seed_oss", "minimax", "gemma4"
+]
 Reader = Callable[[Cursor, Calls, str], Reading[None]]
 
 _NAME = re.compile(r"[\w.:/-]*")
@@ -68,6 +71,7 @@ class ToolStyle:
         read: parses the text after a mark, given that mark; raises MismatchError if it is not a call.
         new_id: makes ids that the model's template accepts.
         form: the texts of calls, for grammars that force them.
+        arguments: writes the grammar's rules of a call's arguments; None if they are JSON.
     """
 
     name: StyleName
@@ -77,9 +81,10 @@ class ToolStyle:
     marks: tuple[str, ...] = ()
     line_marks: tuple[str, ...] = ()
     first_marks: tuple[str, ...] = ()
+    arguments: ArgumentRules | None = None
 
 
-def _long_id() -> str:
+def long_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
@@ -181,14 +186,14 @@ def _read_deepseek(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
 HERMES = ToolStyle(
     "hermes",
     _read_hermes,
-    _long_id,
+    long_id,
     CallForm(f'{HERMES_CALL}\n{{"name": "', '", "arguments": ', f"}}\n{HERMES_CALL_END}", between="\n"),
     marks=(HERMES_CALL,),
 )
 LLAMA = ToolStyle(
     "llama3",
     _read_llama,
-    _long_id,
+    long_id,
     CallForm('{"name": "', '", "parameters": ', "}", between="; "),
     marks=(LLAMA_CALL,),
     first_marks=("{",),
@@ -204,7 +209,7 @@ MISTRAL = replace(MISTRAL_LIST, form=CallForm(MISTRAL_CALLS, MISTRAL_ARGUMENTS, 
 DEEPSEEK = ToolStyle(
     "deepseek",
     _read_deepseek,
-    _long_id,
+    long_id,
     CallForm(DEEPSEEK_CALL, DEEPSEEK_NAME_END, DEEPSEEK_CALL_END, first=DEEPSEEK_CALLS, last=DEEPSEEK_CALLS_END),
     marks=(DEEPSEEK_CALLS, DEEPSEEK_CALL),
 )
@@ -222,14 +227,14 @@ DEEPSEEK_FENCED = replace(
 GRANITE = ToolStyle(
     "granite",
     _read_granite,
-    _long_id,
+    long_id,
     CallForm('{"name": "', '", "arguments": ', "}", first=f"{GRANITE_CALLS}[", between=", ", last="]"),
     marks=(GRANITE_CALLS,),
 )
 JSON = ToolStyle(
     "json",
     _read_json,
-    _long_id,
+    long_id,
     CallForm('{"name": "', '", "arguments": ', "}", first="[", between=", ", last="]", alone=True),
     line_marks=(_FENCED_JSON, _FENCE, "{", "["),
 )
