@@ -29,3 +29,13 @@ class Case:
     context_length: int | None = None
     forms: tuple[Form, ...] = FORMS
     run_by: tuple[DeviceKind, ...] = field(default=("cpu", "cuda"), repr=False)  # `parity_rows` notes what `repr` shows
+
+    @property
+    def is_part(self) -> bool:
+        """True if the text model is part of a multi-modal one, whose other part `vision_config` describes."""
+        return "vision_config" in self.options
+
+    @property
+    def model_class(self) -> str:
+        """Transformers' class of the model."""
+        return f"{self.family}ForConditionalGeneration" if self.is_part else f"{self.family}ForCausalLM"

@@ -251,9 +251,13 @@ def make_model(name: str, wide: bool = False) -> Any:
     if "original_max_position_embeddings" in options.get("rope_parameters", {}) and case.family == "Phi3":
         options["original_max_position_embeddings"] = options["rope_parameters"]["original_max_position_embeddings"]
     config_class = "Gemma3TextConfig" if case.family == "Gemma3" else f"{case.family}Config"
+    if case.is_part:
+        vision = options.pop("vision_config")
+        options = {"text_config": options, "vision_config": vision}
+        options["tie_word_embeddings"] = options["text_config"].get("tie_word_embeddings", False)
     config = getattr(transformers, config_class)(**options)
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{case.family}ForCausalLM")(config).float().eval()
+    model = getattr(transformers, case.model_class)(config).float().eval()
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for path, parameter in model.named_parameters():
@@ -262,7 +266,7 @@ def make_model(name: str, wide: bool = False) -> Any:
                 width = 1.0 if "embed_tokens" in path else parameter.shape[-1] ** 0.5
                 parameter.copy_(noise / width)
             else:
-                centre = 0.0 if path.endswith("bias") or case.family.startswith("Gemma") else 1.0
+                centre = 0.0 if path.endswith("bias") or case.family in ("Gemma2", "Gemma3") else 1.0
                 parameter.copy_(centre + 0.2 * noise)
     return model
 

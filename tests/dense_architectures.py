@@ -20,6 +20,16 @@ _YARN: dict[str, Any] = {
     "beta_slow": 1.0,
 }
 
+_PIXTRAL: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+    "image_size": 16,
+    "patch_size": 8,
+}
+
 DENSE: dict[str, Case] = {
     "olmo3": Case(
         "Olmo3",
@@ -75,5 +85,99 @@ DENSE: dict[str, Case] = {
     "ernie4_5": Case("Ernie4_5", {**_LONG, "head_dim": 24}, num_tokens=600),
     "ernie4_5-biases": Case(
         "Ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": False}, forms=("safetensors",)
+    ),
+    "ministral3": Case(
+        "Ministral3",
+        {
+            **_LONG,
+            "head_dim": 24,
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+        },
+        num_tokens=600,
+        run_by=("cpu",),
+    ),
+    "ministral3-short": Case(
+        "Ministral3",
+        {
+            **_LONG,
+            "head_dim": 24,
+            "sliding_window": 8,
+            "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.1},
+        },
+        context_length=64,
+        forms=("safetensors",),
+    ),
+    "mistral3": Case(
+        "Mistral3",
+        {
+            "model_type": "ministral3",
+            "head_dim": 16,
+            "rope_parameters": {
+                **_YARN,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+            "vision_config": _PIXTRAL,
+        },
+        run_by=("cpu",),
+    ),
+    "mistral3-tied": Case(
+        "Mistral3",
+        {"model_type": "mistral", "sliding_window": None, "tie_word_embeddings": True, "vision_config": _PIXTRAL},
+        forms=("safetensors",),
+    ),
+    "qwen2vl": Case(
+        "Qwen2VL",
+        {
+            **_LONG,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+            "vision_config": {"depth": 1, "embed_dim": 16, "hidden_size": 64, "num_heads": 2, "patch_size": 4},
+        },
+        num_tokens=600,
+    ),
+    "qwen2.5vl": Case(
+        "Qwen2_5_VL",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 64,
+                "patch_size": 4,
+            },
+        },
+        forms=("safetensors",),
+    ),
+    "qwen3vl": Case(
+        "Qwen3VL",
+        {
+            **_LONG,
+            "head_dim": 32,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,
+            },
+            "vision_config": {
+                "depth": 2,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 64,
+                "patch_size": 4,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0, 1],
+            },
+        },
+        num_tokens=600,
     ),
 }

@@ -16,8 +16,13 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
 
-_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "olmo3": "olmo2"}
-PERMUTED = ("llama", "granite", "smollm3")  # the architectures whose rows of Q and K the converter reorders
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "olmo3": "olmo2"} | {
+    "ministral3": "mistral3",
+    "qwen2_vl": "qwen2vl",
+    "qwen2_5_vl": "qwen2vl",
+    "qwen3_vl": "qwen3vl",
+}
+PERMUTED = ("llama", "granite", "smollm3", "mistral3")  # the architectures whose rows of Q and K the converter reorders
 INTERLEAVED = ("ernie4_5",)  # those whose pairs are neighbours before it too
 
 
@@ -29,8 +34,8 @@ def convert_to_gguf(
     Args:
         blocks: by name in the file, what is written in place of a tensor: its type and its rows [..., bytes].
     """
-    config = model.config
-    name = _ARCHITECTURES.get(config.model_type, config.model_type)
+    name = _ARCHITECTURES.get(model.config.model_type, model.config.model_type)
+    config = model.config.get_text_config()
     writer = gguf.GGUFWriter(path, name)
     _add_sizes(writer, config, name)
     _add_rope(writer, config, name)
@@ -50,18 +55,25 @@ def convert_to_gguf(
 
 def converted_tensors(model: Any, tensors: Mapping[str, Any]) -> dict[str, Array]:
     """The tensors of `model.state_dict()`, or others of the same shapes, as a GGUF file has them and names them."""
-    config = model.config
-    name = _ARCHITECTURES.get(config.model_type, config.model_type)
+    name = _ARCHITECTURES.get(model.config.model_type, model.config.model_type)
+    config = model.config.get_text_config()
     architecture = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[name]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     converted: dict[str, Array] = {}
-    for hf_name, tensor in _split_experts(tensors).items():
-        if hf_name == "lm_head.weight" and config.tie_word_embeddings:
+    for hf_name, tensor in _split_experts(_text_tensors(tensors)).items():
+        if hf_name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         stored = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, hf_name
         converted[stored] = _converted(hf_name, tensor, config, name)
     return converted
+
+
+def _text_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors of a model, or of its text part, under the names of a text model."""
+    others = ("model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
+    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(others)}
+    return {name.replace("model.language_model.", "model."): tensor for name, tensor in own.items()}
 
 
 def _split_experts(tensors: Mapping[str, Any]) -> dict[str, Array]:
@@ -149,6 +161,9 @@ def _add_rope(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
             writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
         if "beta_fast" in rope:
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        if name == "mistral3":
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     elif kind == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_divisors(rope, size))
     elif kind == "longrope":
@@ -158,6 +173,10 @@ def _add_rope(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
         writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
         writer.add_tensor("rope_factors_long.weight", np.asarray(rope["long_factor"], np.float32))
         writer.add_tensor("rope_factors_short.weight", np.asarray(rope["short_factor"], np.float32))
+    if "mrope_section" in rope:
+        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+    if name == "qwen3vl":
+        writer.add_num_deepstack_layers(2)
     if name == "olmo2" and "sliding_attention" in everywhere:
         writer.add_rope_freq_base_swa(everywhere["sliding_attention"]["rope_theta"])
     if name == "gemma3" and everywhere["sliding_attention"]["rope_theta"] != 10000.0:
@@ -181,7 +200,8 @@ def _add_window(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
         if name == "phi3":
             writer.add_sliding_window(0)
         return
-    writer.add_sliding_window(window)
+    if name != "mistral3":
+        writer.add_sliding_window(window)
     if name in ("qwen2", "qwen3", "olmo2", "exaone4"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
 

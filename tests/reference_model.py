@@ -107,6 +107,9 @@ class ReferenceModel:
         first = 0 if kept is None else len(kept[0])  # position of the chunk's first token
         if part.rope is not None:
             q, k = self._rotate(part.rope, q, first), self._rotate(part.rope, k, first)
+        if part.query_growth is not None:
+            steps = np.arange(first, first + len(x)) // part.query_growth.period
+            q = q * (1 + part.query_growth.factor * np.log(1 + steps))[:, None, None].astype(self.dtype)
         if kept is not None:
             k, v = np.concatenate([kept[0], k]), np.concatenate([kept[1], v])
         attended = self._attend(part, q, k, v, first)

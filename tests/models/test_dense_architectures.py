@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from handmade_checkpoint import config_checkpoint, gguf_checkpoint
+from handmade_checkpoint import CONFIG, config_checkpoint, gguf_checkpoint, stored
+from realizar.backends.cpu.supported import SUPPORTED as CPU
 from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec
-from realizar.models.spec import ModelSpec, Rope
+from realizar.models.spec import ModelSpec, QueryGrowth, Rope
 
 YARN: dict[str, Any] = {
     "attention_factor": 1.2079441541679836,
@@ -28,6 +30,20 @@ LLAMA3: dict[str, Any] = {
     "original_max_position_embeddings": 32,
     "rope_type": "llama3",
 }
+MINISTRAL: dict[str, Any] = {
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "factor": 16.0,
+    "llama_4_scaling_beta": 0.1,
+    "max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 16,
+    "rope_theta": 1000000.0,
+    "rope_type": "yarn",
+    "type": "yarn",
+}
+SIZES = {key: value for key, value in CONFIG.items() if key not in ("model_type", "architectures")}
 # Keys as the published files have them, beside the sizes that every file has.
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo 3": (
@@ -83,6 +99,70 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie 4.5 0.3b": (
         "ernie4_5",
         {"compression_ratio": 1.0, "head_dim": 4, "rope_scaling": None, "rope_theta": 500000, "use_bias": False},
+    ),
+    "mistral small 3.1": (
+        "mistral3",
+        {
+            "image_token_index": 10,
+            "multimodal_projector_bias": False,
+            "projector_hidden_act": "gelu",
+            "spatial_merge_size": 2,
+            "text_config": {
+                **SIZES,
+                "attention_dropout": 0.0,
+                "head_dim": 4,
+                "model_type": "mistral",
+                "rope_theta": 1000000000.0,
+                "sliding_window": None,
+            },
+            "vision_config": {"model_type": "pixtral"},
+            "vision_feature_layer": -1,
+        },
+    ),
+    "ministral 3": ("mistral3", {"text_config": {**SIZES, "model_type": "ministral3", "rope_parameters": MINISTRAL}}),
+    "qwen2-vl": (
+        "qwen2_vl",
+        {
+            "image_token_id": 151655,
+            "max_window_layers": 28,
+            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+            "rope_theta": 1000000.0,
+            "sliding_window": 32768,
+            "use_sliding_window": False,
+            "video_token_id": 151656,
+            "vision_config": {"depth": 32},
+            "vision_end_token_id": 151653,
+            "vision_start_token_id": 151652,
+            "vision_token_id": 151654,
+        },
+    ),
+    "qwen2.5-vl": (
+        "qwen2_5_vl",
+        {
+            "image_token_id": 151655,
+            "max_window_layers": 28,
+            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+            "rope_theta": 1000000.0,
+            "sliding_window": 32768,
+            "use_sliding_window": False,
+            "vision_config": {"depth": 32},
+        },
+    ),
+    "qwen3-vl": (
+        "qwen3_vl",
+        {
+            "image_token_id": 151655,
+            "text_config": {
+                **SIZES,
+                "attention_bias": False,
+                "attention_dropout": 0.0,
+                "head_dim": 4,
+                "model_type": "qwen3_vl_text",
+                "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+                "rope_theta": 5000000,
+            },
+            "vision_config": {"deepstack_visual_indexes": [8, 16, 24]},
+        },
     ),
 }
 
@@ -160,7 +240,7 @@ def test_olmo2_in_a_gguf_file_without_a_window_has_one_rope() -> None:
     assert _windows(listed) == [None, 8, 8, None]
 
 
-def test_seed_oss_has_biases_of_q_k_and_v_unless_told_otherwise() -> None:
+def test_seed_oss_has_biases_of_q_k_and_v_unless_a_key_says_otherwise() -> None:
     assert _config("seed_oss").layers[0].mixer.q.bias is not None
     assert _config("seed_oss").layers[0].mixer.o.bias is None
     assert _config("seed_oss").layers[0].mixer.head_size == 128
@@ -209,3 +289,86 @@ def test_ernie_refuses_scaled_positions_and_partial_rotation() -> None:
     biased = _config("ernie4_5", use_bias=True).layers[0]
     assert biased.mixer.o.bias is not None
     assert biased.feed_forward.down.bias is not None
+
+
+def _growths(spec: ModelSpec) -> set[QueryGrowth | None]:
+    return {layer.mixer.query_growth for layer in spec.layers}
+
+
+def test_ministral_grows_queries_past_the_original_context_alone() -> None:
+    config = config_checkpoint({"model_type": "ministral3", "rope_parameters": MINISTRAL})
+    file = gguf_checkpoint(
+        {
+            "mistral3.attention.temperature_scale": 0.1,
+            "mistral3.rope.scaling.type": "yarn",
+            "mistral3.rope.scaling.factor": 16.0,
+            "mistral3.rope.scaling.original_context_length": 16,
+            "mistral3.rope.scaling.yarn_log_multiplier": 1.0,
+        },
+        "mistral3",
+    )
+    for checkpoint in (config, file):
+        assert _growths(build_spec(checkpoint)) == {QueryGrowth(0.1, 16)}
+        assert _growths(build_spec(checkpoint, 17)) == {QueryGrowth(0.1, 16)}
+        assert _growths(build_spec(checkpoint, 16)) == {None}
+        rope = _ropes(build_spec(checkpoint))[0]
+        assert rope is not None
+        assert rope.magnitude == 1.0
+    assert _growths(_gguf("mistral3")) == {None}
+    with pytest.raises(UnsupportedModelError, match="llama_4_scaling_beta"):
+        _config("llama", rope_parameters=MINISTRAL)
+
+
+def test_a_backend_without_growing_queries_refuses_the_long_context_by_name() -> None:
+    checkpoint = config_checkpoint({"model_type": "ministral3", "rope_parameters": MINISTRAL})
+    supported = dataclasses.replace(CPU, backend="that backend", features=frozenset())
+    with pytest.raises(UnsupportedModelError, match="layers 0, 1 have queries that grow with the position, which that"):
+        supported.check(build_spec(checkpoint))
+    supported.check(build_spec(checkpoint, 16))
+    CPU.check(build_spec(checkpoint))
+
+
+def test_mistral3_with_another_text_model_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"model_type.*'mistral4'"):
+        _config("mistral3", text_config={**SIZES, "model_type": "mistral4"})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "before", "head", "other"),
+    [
+        ("mistral3", "language_model.model.", "language_model.", "vision_tower.ln_pre.weight"),
+        ("mistral3", "model.language_model.", "", "model.multi_modal_projector.norm.weight"),
+        ("qwen2_vl", "model.", "", "visual.blocks.0.attn.qkv.weight"),
+        ("qwen2_5_vl", "model.language_model.", "", "model.visual.merger.ln_q.weight"),
+        ("qwen3_vl", "model.language_model.", "", "model.visual.deepstack_merger_list.0.norm.weight"),
+    ],
+)
+def test_tensors_of_vision_are_known_and_not_needed(model_type: str, before: str, head: str, other: str) -> None:
+    config = config_checkpoint({"model_type": model_type})
+    names = {source.name: source.shape for source in build_spec(config).tensors.values()}
+    names = {name.replace("model.", before, 1): shape for name, shape in names.items() if name != "lm_head.weight"}
+    names |= {f"{head}lm_head.weight": (CONFIG["vocab_size"], CONFIG["hidden_size"]), other: (7,)}
+    tensors = {name: stored(name, shape) for name, shape in names.items()}
+    checkpoint = dataclasses.replace(config, tensors=tensors)
+    spec = build_spec(checkpoint)
+    check_tensors(spec, checkpoint)
+    assert other in spec.ignored_tensors
+    assert not spec.tied
+    strange = dataclasses.replace(config, tensors={**tensors, "model.sound.weight": stored("model.sound.weight", (7,))})
+    with pytest.raises(CheckpointError, match=r"unexpected model\.sound\.weight"):
+        check_tensors(build_spec(strange), strange)
+
+
+def test_the_rope_of_three_axes_is_plain_for_text() -> None:
+    axes = {"mrope_section": [16, 24, 24]}
+    spec = _config("qwen2_vl", rope_scaling={"type": "mrope", **axes}, rope_theta=10000.0)
+    assert _ropes(spec) == _ropes(_config("qwen2"))
+    assert _ropes(_gguf("qwen2vl", rope__dimension_sections=[16, 24, 24, 0])) == _ropes(_gguf("qwen2"))
+    deep = _gguf("qwen3vl", rope__dimension_sections=[24, 20, 20, 0], n_deepstack_layers=3)
+    assert _ropes(deep) == _ropes(_gguf("qwen3"))
+    with pytest.raises(UnsupportedModelError, match=r"rope_type.*'mrope'"):
+        _config("qwen2", rope_scaling={"type": "mrope"})
+    with pytest.raises(UnsupportedModelError, match="mrope_section"):
+        _config("qwen2", rope_scaling={"type": "default", **axes})
+    with pytest.raises(CheckpointError, match=r"mrope_section.*expected a list"):
+        _config("qwen2_vl", rope_scaling={"type": "mrope", "mrope_section": 3})

@@ -27,6 +27,10 @@ GGUF_KEYS = [key.removeprefix("llama.") for key in GGUF_METADATA if key.startswi
     "rope.scaling.attn_factor",
     "rope.scaling.original_context_length",
     "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_log_multiplier",
+    "rope.dimension_sections",
+    "attention.temperature_scale",
+    "n_deepstack_layers",
     "logit_scale",
     "expert_count",
     "expert_used_count",
@@ -63,7 +67,16 @@ CONFIG_KEYS = [key for key in CONFIG if key != "model_type"] + [
     "text_config",
     "quantization_config",
 ]
-ROPE_KEYS = ("factor", "rope_theta", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate")
+ROPE_KEYS = (
+    "factor",
+    "rope_theta",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "truncate",
+    "mrope_section",
+)
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.integers(0, 64), st.floats(), st.text(max_size=4)
 )

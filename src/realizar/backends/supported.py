@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 from realizar.cache_kinds import CacheKind, kind_name
 from realizar.errors import UnsupportedModelError
-from realizar.models.spec import AnyFeedForward, Attention, Experts, FeedForward, Mixer, ModelSpec, ShortConvolution
+from realizar.models.spec import (
+    AnyFeedForward,
+    Attention,
+    Experts,
+    FeedForward,
+    Layer,
+    Mixer,
+    ModelSpec,
+    ShortConvolution,
+)
 
 _NAMES: dict[type[Mixer | AnyFeedForward], str] = {
     Attention: "attention",
@@ -18,6 +28,12 @@ _NAMES: dict[type[Mixer | AnyFeedForward], str] = {
 _MAX_LISTED = 8
 
 
+class Feature(Enum):
+    """Parts of a layer that a backend may lack, and their names in messages."""
+
+    QUERY_GROWTH = "queries that grow with the position"
+
+
 @dataclass(frozen=True, slots=True)
 class Supported:
     """The kinds that a backend runs.
@@ -26,12 +42,14 @@ class Supported:
         backend: its name in messages: `the CPU backend`.
         mixers, feed_forwards: of layers.
         caches: of cache groups.
+        features: that its layers may have.
     """
 
     backend: str
     mixers: frozenset[type[Mixer]]
     feed_forwards: frozenset[type[AnyFeedForward]]
     caches: frozenset[type[CacheKind]]
+    features: frozenset[Feature] = frozenset()
 
     def check(self, spec: ModelSpec) -> None:
         """Refuse a model with parts of other kinds.
@@ -44,6 +62,9 @@ class Supported:
             for part, known in ((layer.mixer, self.mixers), (layer.feed_forward, self.feed_forwards)):
                 if part is not None and type(part) not in known:
                     unknown.setdefault(f"{_NAMES[type(part)]}, which {self.backend} does not run", []).append(index)
+            for feature in _features(layer):
+                if feature not in self.features:
+                    unknown.setdefault(f"{feature.value}, which {self.backend} does not run", []).append(index)
         for group in spec.cache_groups():
             if type(group.kind) not in self.caches:
                 reason = f"a cache of {kind_name(group.kind)}, which {self.backend} does not keep"
@@ -52,6 +73,11 @@ class Supported:
             raise UnsupportedModelError(f"{spec.architecture}: {_listed(layers)} {reason}")
         if not spec.attentions():
             raise UnsupportedModelError(f"{spec.architecture}: no layer has attention, which {self.backend} needs")
+
+
+def _features(layer: Layer) -> Iterator[Feature]:
+    if isinstance(layer.mixer, Attention) and layer.mixer.query_growth is not None:
+        yield Feature.QUERY_GROWTH
 
 
 def _listed(layers: Iterable[int]) -> str:

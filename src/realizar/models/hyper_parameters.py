@@ -57,13 +57,18 @@ class HyperParameters:
         self._values: Mapping[str, Any] = checkpoint.metadata if self.is_gguf else (config or {})
         self._parent = ""
         self._read: set[str] = set()
-        self._nested: list[HyperParameters] = []
+        self._nested: dict[str, HyperParameters] = {}
 
     def nested(self, hf: str, values: Mapping[str, Any]) -> HyperParameters:
-        """Hyper-parameters in a dictionary found under the `config.json` key `hf`; errors name both keys."""
+        """Hyper-parameters in a dictionary found under the `config.json` key `hf`; errors name both keys.
+
+        The same key always gives the same object, which knows all that was read of it.
+        """
+        if hf in self._nested:
+            return self._nested[hf]
         inner = HyperParameters(self.checkpoint, self.architecture, values, self.requested_context_length)
         inner._parent = f"{self._parent}{hf}."
-        self._nested.append(inner)
+        self._nested[hf] = inner
         return inner
 
     @property
@@ -189,7 +194,7 @@ class HyperParameters:
                 f"{self.path}: key '{self._parent}{key}': unsupported value {_shorten(value)}: this architecture"
                 " does not know the key, which may change the result"
             )
-        for inner in self._nested:
+        for inner in self._nested.values():
             inner.refuse_unread()
 
     def _is_without_effect(self, name: str, value: Any) -> bool:

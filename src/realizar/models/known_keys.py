@@ -76,6 +76,7 @@ CONFIG_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 _OF_ROPE = """
     type rope_type factor original_max_position_embeddings long_factor short_factor low_freq_factor high_freq_factor
     beta_fast beta_slow mscale mscale_all_dim attention_factor rope_theta partial_rotary_factor truncate finetuned
+    max_position_embeddings
 """
 ROPE_WITHOUT_EFFECT = frozenset(_OF_ROPE.split())
 """Keys of `rope_parameters` and `rope_scaling`: each kind of scaling reads its own."""

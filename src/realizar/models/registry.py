@@ -15,6 +15,7 @@ from realizar.models.architectures import (
     granite,
     lfm2,
     llama,
+    mistral3,
     olmo2,
     olmoe,
     phi3,
@@ -46,14 +47,24 @@ _BY_EITHER_NAME: Mapping[str, BuildSpec] = {
     "seed_oss": seed_oss.build,
     "exaone4": exaone4.build,
     "ernie4_5": ernie.build,
+    "mistral3": mistral3.build,
 }
-_BY_GGUF_ARCHITECTURE: Mapping[str, BuildSpec] = {**_BY_EITHER_NAME, "qwen3moe": qwen_moe.build_qwen3}
+_BY_GGUF_ARCHITECTURE: Mapping[str, BuildSpec] = {
+    **_BY_EITHER_NAME,
+    "qwen3moe": qwen_moe.build_qwen3,
+    "qwen2vl": qwen.build_qwen2vl,
+    "qwen3vl": qwen.build_qwen3vl,
+}
 _BY_MODEL_TYPE: Mapping[str, BuildSpec] = {
     **_BY_EITHER_NAME,
     "qwen3_moe": qwen_moe.build_qwen3,
     "mistral": llama.build,
     "gemma3_text": gemma.build_gemma3,
     "olmo3": olmo2.build_olmo3,
+    "ministral3": mistral3.build,
+    "qwen2_vl": qwen.build_qwen2vl,
+    "qwen2_5_vl": qwen.build_qwen2vl,
+    "qwen3_vl": qwen.build_qwen3vl,
 }
 _MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",
@@ -75,6 +86,11 @@ _MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
     "SeedOssForCausalLM": "seed_oss",
     "Exaone4ForCausalLM": "exaone4",
     "Ernie4_5ForCausalLM": "ernie4_5",
+    "Mistral3ForConditionalGeneration": "mistral3",
+    "Ministral3ForCausalLM": "ministral3",
+    "Qwen2VLForConditionalGeneration": "qwen2_vl",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl",
 }
 
 

@@ -23,7 +23,7 @@ from realizar.models.rope import (
     plain_frequencies,
     yarn_magnitude,
 )
-from realizar.models.spec import Rope
+from realizar.models.spec import QueryGrowth, Rope
 
 Pairing = Literal["neox", "interleaved"]
 MAX_FACTOR = 1e6
@@ -38,6 +38,7 @@ def read_rope(
     config_pairing: Pairing = "neox",
     layer_type: str = "full_attention",
     default_base: float = 10000.0,
+    has_axes: bool = False,
 ) -> Rope:
     """The rotary embedding that a checkpoint describes.
 
@@ -46,6 +47,7 @@ def read_rope(
         config_pairing: pairing in Hugging Face's, which for nearly all architectures is `neox`.
         layer_type: the entry of `rope_parameters`, if these differ between kinds of layers.
         default_base: the base if the checkpoint gives none.
+        has_axes: True if the configuration may name the rope of three axes, which for text is plain.
 
     Raises:
         CheckpointError: a parameter is missing or out of range.
@@ -53,7 +55,7 @@ def read_rope(
     """
     if hparams.is_gguf:
         return _read_gguf(hparams, sizes, pairing, default_base)
-    return replace(_read_config(hparams, sizes, layer_type, default_base), pairing=config_pairing)
+    return replace(_read_config(hparams, sizes, layer_type, default_base, has_axes), pairing=config_pairing)
 
 
 def read_local_rope(hparams: HyperParameters, sizes: Dimensions, *, base_key: str, default_base: float) -> Rope:
@@ -69,6 +71,22 @@ def read_local_rope(hparams: HyperParameters, sizes: Dimensions, *, base_key: st
     if hparams.is_present(None, "rope_parameters"):
         return read_rope(hparams, sizes, layer_type="sliding_attention", default_base=default_base)
     return plain_rope(hparams.number(None, base_key, default=default_base, above=1.0), sizes.head_size)
+
+
+def read_query_growth(hparams: HyperParameters, sizes: Dimensions) -> QueryGrowth | None:
+    """The growth of queries with the position (llama 4, Ministral 3), in steps of the rope's original context.
+
+    None where the checkpoint has none, or where no position of the context is past the first step.
+    """
+    if hparams.is_gguf:
+        factor = hparams.optional_number("attention.temperature_scale", None)
+        key = "rope.scaling.original_context_length"
+        period = hparams.integer(key, None, high=MAX_CONTEXT, default=sizes.trained_context_length)
+    else:
+        rope = config_parameters(hparams)
+        factor = rope.optional_number(None, "llama_4_scaling_beta")
+        period = _config_original_context(hparams, rope, sizes)
+    return None if factor is None or sizes.context_length <= period else QueryGrowth(factor, period)
 
 
 def plain_rope(base: float, size: int, pairing: Pairing = "neox") -> Rope:
@@ -111,7 +129,7 @@ def _read_gguf(hparams: HyperParameters, sizes: Dimensions, pairing: Pairing, de
         yarn_factor = hparams.number("rope.scaling.factor", None, high=MAX_FACTOR)
         frequencies = _gguf_yarn(hparams, yarn_factor, original).frequencies(base, size)
         total = hparams.optional_number("rope.scaling.yarn_attn_factor", None)
-        return make_rope(frequencies, pairing, magnitude * (total or yarn_magnitude(yarn_factor)))
+        return make_rope(frequencies, pairing, magnitude * (total or _gguf_yarn_magnitude(hparams, yarn_factor)))
     if kind not in ("", "none", "linear"):
         raise hparams.unsupported("rope.scaling.type", None, kind)
     linear = factor if factor is not None and kind != "none" else 1.0
@@ -128,6 +146,12 @@ def _gguf_yarn(hparams: HyperParameters, factor: float, original: int) -> Yarn:
     fast = hparams.number("rope.scaling.yarn_beta_fast", None, default=32.0)
     slow = hparams.number("rope.scaling.yarn_beta_slow", None, default=1.0)
     return Yarn(factor, original, fast, slow)
+
+
+def _gguf_yarn_magnitude(hparams: HyperParameters, factor: float) -> float:
+    """As of `config.json` with `mscale` of 1 and `mscale_all_dim` of the key, which few files have."""
+    scale_all = hparams.optional_number("rope.scaling.yarn_log_multiplier", None)
+    return yarn_magnitude(factor) / (yarn_magnitude(factor, scale_all) if scale_all else 1.0)
 
 
 def _factor_tensor(hparams: HyperParameters, name: str, count: int) -> NDArray[np.float32] | None:
@@ -148,8 +172,10 @@ def _checked_divisors(values: NDArray[np.float32], error: CheckpointError) -> ND
     return values
 
 
-def _read_config(hparams: HyperParameters, sizes: Dimensions, layer_type: str, default_base: float) -> Rope:
-    rope = _config_parameters(hparams, layer_type)
+def _read_config(
+    hparams: HyperParameters, sizes: Dimensions, layer_type: str, default_base: float, has_axes: bool
+) -> Rope:
+    rope = config_parameters(hparams, layer_type)
     top_level_base = hparams.number(None, "rope_theta", default=default_base, above=1.0)
     base = rope.number(None, "rope_theta", default=top_level_base, above=1.0)
     partial = hparams.number(None, "partial_rotary_factor", default=1.0, high=1.0)
@@ -160,7 +186,7 @@ def _read_config(hparams: HyperParameters, sizes: Dimensions, layer_type: str, d
     if kind == "su" or (kind == "yarn" and hparams.architecture == "phi3"):
         kind = "longrope"  # the names that the first phi3 checkpoints used
     # "dynamic" changes frequencies only past max_position_embeddings, and no context here is longer.
-    if kind in ("default", "dynamic"):
+    if kind in ("default", "dynamic") or (kind == "mrope" and has_axes):
         return plain_rope(base, size)
     if kind == "linear":
         return make_rope(linear_frequencies(base, size, rope.number(None, "factor", high=MAX_FACTOR)))
@@ -206,7 +232,7 @@ def _config_longrope(rope: HyperParameters, base: float, size: int, original: in
     return make_rope(divided_frequencies(base, size, divisors), "neox", magnitude)
 
 
-def _config_parameters(hparams: HyperParameters, layer_type: str) -> HyperParameters:
+def config_parameters(hparams: HyperParameters, layer_type: str = "full_attention") -> HyperParameters:
     """`rope_parameters` (transformers 5), of one kind of layer if they differ, or the older `rope_scaling`."""
     for key in ("rope_parameters", "rope_scaling"):
         values: Any = hparams.raw(None, key)

@@ -99,6 +99,18 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries are multiplied by `1 + factor * ln(1 + floor(position / period))`, after rope.
+
+    Attributes:
+        period: tokens.
+    """
+
+    factor: float
+    period: int
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Causal self-attention with grouped queries.
 
@@ -109,6 +121,7 @@ class Attention:
         soft_cap: scores become `soft_cap * tanh(score / soft_cap)`.
         q_norm, k_norm: applied before rope; over each head, or over all heads of a token (`qk_norm_axis`).
         sinks: float32 [num_heads], a logit per head that takes part in the softmax and has no value.
+        query_growth: of queries with the position; None where they do not grow.
     """
 
     num_heads: int
@@ -126,6 +139,7 @@ class Attention:
     k_norm: Norm | None = None
     qk_norm_axis: Literal["head", "token"] = "head"
     sinks: TensorName | None = None
+    query_growth: QueryGrowth | None = None
 
     @property
     def cache_kind(self) -> CacheKind:

@@ -19,6 +19,7 @@ from realizar.models.spec import (
     Linear,
     ModelSpec,
     Norm,
+    QueryGrowth,
     Rope,
     TensorName,
     TensorSource,
@@ -147,6 +148,7 @@ class SpecBuilder:
         qkv_bias: bool = False,
         output_bias: bool = False,
         qk_norm: Literal["head", "token"] | None = None,
+        query_growth: QueryGrowth | None = None,
     ) -> Attention:
         """Attention of layer `index`; `scale` None is the inverse root of the head size."""
         sizes, base = self.sizes, f"model.layers.{index}.self_attn"
@@ -175,6 +177,7 @@ class SpecBuilder:
             q_norm=q_norm,
             k_norm=k_norm,
             qk_norm_axis=qk_norm or "head",
+            query_growth=query_growth,
         )
 
     def feed_forward(self, index: int, activation: Activation, *, bias: bool = False) -> FeedForward:

@@ -245,6 +245,7 @@ class Binder:
             slots=address(self.workspace.slots[self.kv.group_of(block.layer)]),
             cache=self.kv.address_of(block.layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
             plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=layout.block_size,
+            query_scales=self.ropes.query_scales(attention.query_growth),
         )  # fmt: skip
 
     def _attend(self, block: AttentionBlock) -> NDArray[np.int64]:

@@ -7,10 +7,10 @@ from typing import Literal
 
 from realizar.models.dimensions import Dimensions, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.multimodal import is_other_part, text_prefix
 from realizar.models.rope_parameters import plain_rope, read_local_rope, read_rope
 from realizar.models.spec import Layer, ModelSpec, Rope
 from realizar.models.spec_builder import SpecBuilder
-from realizar.models.tensor_names import is_unneeded
 
 # Gemma 3's configurations inside multi-modal ones name only what differs from these.
 _GEMMA3_DEFAULTS = {
@@ -24,8 +24,6 @@ _GEMMA3_DEFAULTS = {
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-6,
 }
-_VISION_PREFIXES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
-_TEXT_PREFIXES = (("language_model.model.", "language_model."), ("model.language_model.", ""))
 
 
 def build_gemma2(hparams: HyperParameters) -> ModelSpec:
@@ -51,7 +49,7 @@ def build_gemma3(hparams: HyperParameters) -> ModelSpec:
     """The text model of Gemma 3: five windowed layers, with a rope base of their own, to each full one."""
     sizes = read_dimensions(hparams, defaults=_GEMMA3_DEFAULTS)
     builder = SpecBuilder(
-        hparams, sizes, norm_weight_offset=1.0, norm_after_attention=True, prefix=_find_prefix(hparams)
+        hparams, sizes, norm_weight_offset=1.0, norm_after_attention=True, prefix=text_prefix(hparams)
     )
     highest = sizes.num_layers + 1024
     period = hparams.integer(None, "_sliding_window_pattern", high=highest, default=6)  # as transformers 5 writes it
@@ -71,7 +69,7 @@ def build_gemma3(hparams: HyperParameters) -> ModelSpec:
         tied_by_default=True,
         embedding_scale=math.sqrt(sizes.hidden_size),
         logit_soft_cap=final_soft_cap,
-        is_ignored=lambda name: is_unneeded(name) or name.startswith(_VISION_PREFIXES),
+        is_ignored=is_other_part,
     )
 
 
@@ -118,11 +116,3 @@ def _read_scale(hparams: HyperParameters, sizes: Dimensions, *, is_scaled_by_wid
 
 def _read_soft_cap(hparams: HyperParameters, key: str, default: float | None) -> float | None:
     return hparams.optional_number(key, key) if hparams.is_present(key, key) else default
-
-
-def _find_prefix(hparams: HyperParameters) -> tuple[str, str]:
-    """The prefixes of the text model inside a multi-modal checkpoint."""
-    for prefix in _TEXT_PREFIXES:
-        if f"{prefix[0]}embed_tokens.weight" in hparams.checkpoint.tensors:
-            return prefix
-    return ("model.", "")

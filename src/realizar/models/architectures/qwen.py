@@ -1,12 +1,27 @@
-"""Qwen2 (biases on Q, K and V) and Qwen3 (norms over each head of Q and K). Standard library only."""
+"""Qwen2 (biases on Q, K and V) and Qwen3 (norms over each head of Q and K), and the text models of their vision models.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
 from realizar.models.dimensions import MAX_LAYERS, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.rope_parameters import read_rope
+from realizar.models.multimodal import is_other_part, text_prefix
+from realizar.models.rope_parameters import config_parameters, read_rope
 from realizar.models.spec import Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
+from realizar.models.tensor_names import is_unneeded
+
+# Of configurations that hold the text model's keys beside those of vision.
+_VISION_KEYS = (
+    "image_token_id",
+    "video_token_id",
+    "vision_config",
+    "vision_end_token_id",
+    "vision_start_token_id",
+    "vision_token_id",
+)
 
 
 def build_qwen2(hparams: HyperParameters) -> ModelSpec:
@@ -19,10 +34,35 @@ def build_qwen3(hparams: HyperParameters) -> ModelSpec:
     return _build(hparams, qk_norm=True)
 
 
-def _build(hparams: HyperParameters, *, qk_norm: bool) -> ModelSpec:
+def build_qwen2vl(hparams: HyperParameters) -> ModelSpec:
+    """The text model of Qwen2-VL and Qwen2.5-VL."""
+    return _build_text(hparams, qk_norm=False)
+
+
+def build_qwen3vl(hparams: HyperParameters) -> ModelSpec:
+    """The text model of Qwen3-VL. What images add to its first layers (deepstack) is no part of it."""
+    hparams.integer("n_deepstack_layers", None, low=0, high=MAX_LAYERS, default=0)
+    return _build_text(hparams, qk_norm=True)
+
+
+def _build_text(hparams: HyperParameters, *, qk_norm: bool) -> ModelSpec:
+    """Text takes the same position on all three axes, so that how they share a head changes nothing."""
+    rope = hparams if hparams.is_gguf else config_parameters(hparams)
+    sections = rope.raw("rope.dimension_sections", "mrope_section")
+    if sections is not None and (isinstance(sections, str) or not hasattr(sections, "__len__")):
+        raise rope.malformed("rope.dimension_sections", "mrope_section", "expected a list")
+    rope.boolean(None, "mrope_interleaved", default=False)
+    for key in _VISION_KEYS:
+        hparams.raw(None, key)
+    return _build(hparams, qk_norm=qk_norm, is_part=True)
+
+
+def _build(hparams: HyperParameters, *, qk_norm: bool, is_part: bool = False) -> ModelSpec:
+    """A text model, which `is_part` of a multi-modal one or not."""
     sizes = read_dimensions(hparams, defaults={"head_dim": 128} if qk_norm else None)
-    builder = SpecBuilder(hparams, sizes)
-    rope = read_rope(hparams, sizes)
+    builder = SpecBuilder(hparams, sizes, prefix=text_prefix(hparams) if is_part else ("model.", ""))
+    default_base = 10000.0 if hparams.is_gguf or not is_part else 5e5 if qk_norm else 1e6
+    rope = read_rope(hparams, sizes, default_base=default_base, has_axes=is_part)
     windows = _read_windows(hparams, builder)
     activation = builder.activation()
     qkv_bias = builder.bias("attention_bias" if qk_norm else None, "self_attn.q_proj", default=not qk_norm)
@@ -43,7 +83,7 @@ def _build(hparams: HyperParameters, *, qk_norm: bool) -> ModelSpec:
         )
         for index in range(sizes.num_layers)
     ]
-    return builder.spec(layers, tied_by_default=False)
+    return builder.spec(layers, tied_by_default=False, is_ignored=is_other_part if is_part else is_unneeded)
 
 
 def _read_windows(hparams: HyperParameters, builder: SpecBuilder) -> list[int | None]:

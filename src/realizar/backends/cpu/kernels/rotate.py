@@ -13,21 +13,22 @@ from realizar.backends.cpu.codegen.emit import F16, I16, Emitter
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.normalize import normalize_row
 from realizar.backends.cpu.kv.layout import KV_DTYPES
-from realizar.backends.cpu.memory import inner, load_f32, load_i64, view
+from realizar.backends.cpu.memory import inner, load_f32, load_i64, read_f32, view
 from realizar.backends.cpu.records import Record
 from realizar.backends.cpu.weights.formats import GROUP
 
 # `value_stride` and `second_value` in bytes: where not 0, a value is the sum of two terms so far apart.
+# `query_scales`, where not 0: a factor of each token's queries, float32 [tokens].
 ROTATE = Record(
     "step query query_stride key key_stride value value_stride num_heads num_kv_heads head_size cosine sine rotary "
     "interleaved query_norm key_norm norm_kind eps query_norm_bias key_norm_bias slots cache block_bytes head_bytes "
-    "plane_bytes scale_bytes block_size second_value"
+    "plane_bytes scale_bytes block_size second_value query_scales"
 )
 (
     _STEP, _QUERY, _QUERY_STRIDE, _KEY, _KEY_STRIDE, _VALUE, _VALUE_STRIDE, _HEADS, _KV_HEADS, _HEAD_SIZE, _COSINE,
     _SINE, _ROTARY, _INTERLEAVED, _QUERY_NORM, _KEY_NORM, _NORM_KIND, _EPS, _QUERY_BIAS, _KEY_BIAS, _SLOTS, _CACHE,
-    _BLOCK_BYTES, _HEAD_BYTES, _PLANE_BYTES, _SCALE_BYTES, _BLOCK_SIZE, _SECOND,
-) = range(28)  # fmt: skip
+    _BLOCK_BYTES, _HEAD_BYTES, _PLANE_BYTES, _SCALE_BYTES, _BLOCK_SIZE, _SECOND, _QUERY_SCALES,
+) = range(29)  # fmt: skip
 
 
 @intrinsic(prefer_literal=True)
@@ -66,6 +67,13 @@ def rotate_head(x: Any, cosine: Any, sine: Any, interleaved: int) -> None:
         a, b = x[first], x[second]
         x[first] = a * cosine[i] - b * sine[i]
         x[second] = b * cosine[i] + a * sine[i]
+
+
+@inner
+def scale_head(x: Any, factor: float) -> None:
+    """Multiply one head in place."""
+    for i in range(x.size):
+        x[i] *= factor
 
 
 @inner
@@ -141,6 +149,7 @@ def make_rotate(dtype: int) -> Any:
         kind, eps = load_i64(arguments, _NORM_KIND), load_f32(arguments, _EPS)
         block_size, plane = load_i64(arguments, _BLOCK_SIZE), load_i64(arguments, _PLANE_BYTES)
         second = load_i64(arguments, _SECOND)
+        query_scales = load_i64(arguments, _QUERY_SCALES)
         slots = view(load_i64(arguments, _SLOTS), max(tokens, 1), np.int32)
         padded = (size + GROUP - 1) // GROUP * GROUP
         padded_row = np.zeros(padded, np.float32)
@@ -163,6 +172,8 @@ def make_rotate(dtype: int) -> Any:
                 normalize_row(x, x, kind, eps, view(norm, size, np.float32), view(bias, size, np.float32), bias != 0)
             rotate_head(x, cosine, sine, interleaved)
             if head < heads:
+                if query_scales != 0:
+                    scale_head(x, read_f32(query_scales, token))
                 continue
             head -= heads
             slot = slots[token]
