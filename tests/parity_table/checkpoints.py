@@ -49,7 +49,7 @@ def build(name: str, weights: Weights, folder: Path, num_tokens: int) -> BuiltCa
         path = path.with_suffix(".gguf")
         model, blocks = _quantised(model, weights)
         convert_to_gguf(model, path, blocks)
-    token_ids = np.random.default_rng(7).integers(0, model.config.vocab_size, num_tokens).tolist()
+    token_ids = np.random.default_rng(7).integers(0, model.config.get_text_config().vocab_size, num_tokens).tolist()
     return BuiltCase(path, model, token_ids, CASES[name].context_length)
 
 
@@ -71,7 +71,7 @@ def _quantised(
     values = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
     rng = np.random.default_rng(13)
     for stored, places in converted_tensors(model, numbers).items():
-        ggml_type = _type_of(stored, places.shape, weights, model.config.num_hidden_layers, model.config)
+        ggml_type = _type_of(stored, places.shape, weights, model.config)
         if ggml_type is None:
             continue
         cols = places.shape[-1]
@@ -94,11 +94,11 @@ def _write_back(model: Any, tensors: dict[str, Any], values: Any) -> None:
         first += tensor.numel()
 
 
-def _type_of(stored: str, shape: tuple[int, ...], weights: Weights, layers: int, config: Any) -> GGMLType | None:
+def _type_of(stored: str, shape: tuple[int, ...], weights: Weights, config: Any) -> GGMLType | None:
     """A tensor's type as llama.cpp's quantiser chooses it; None leaves it in float32."""
     if len(shape) < 2 or stored.endswith((*_NEVER_QUANTISED, ".bias")):
         return None
-    wanted = _four_bits(stored, layers, config) if weights == "Q4_K_M GGUF" else GGMLType.Q8_0
+    wanted = _four_bits(stored, config) if weights == "Q4_K_M GGUF" else GGMLType.Q8_0
     if weights == "MXFP4 GGUF" and "_exps" in stored:
         wanted = GGMLType.MXFP4
     if shape[-1] % wanted.block_size:
@@ -106,7 +106,8 @@ def _type_of(stored: str, shape: tuple[int, ...], weights: Weights, layers: int,
     return wanted if shape[-1] % wanted.block_size == 0 else GGMLType.F16
 
 
-def _four_bits(stored: str, layers: int, config: Any) -> GGMLType:
+def _four_bits(stored: str, config: Any) -> GGMLType:
+    layers = config.get_text_config().num_hidden_layers
     if stored == "output.weight" or (stored == "token_embd.weight" and config.tie_word_embeddings):
         return GGMLType.Q6_K
     if any(part in stored for part in ("attn_v.", "ffn_down.", "ffn_down_exps.")):

@@ -40,7 +40,7 @@ def measure(name: str, weights: Weights, device: DeviceKind) -> Figures:
     """Compare with transformers in float32. F32 weights beyond MAX_RELATIVE_ERROR at any token are an error."""
     with tempfile.TemporaryDirectory() as folder:
         built = build(name, weights, Path(folder), max(LENGTHS))
-        context = built.context_length or built.model.config.max_position_embeddings
+        context = built.context_length or built.model.config.get_text_config().max_position_embeddings
         errors = {}
         runner = _load(built, device, batch_invariant=False)
         for length in LENGTHS:
@@ -56,7 +56,7 @@ def measure(name: str, weights: Weights, device: DeviceKind) -> Figures:
 
 def _original_context(built: BuiltCase) -> int:
     """Tokens up to which transformers takes longrope's other table, where a model here takes that of its context."""
-    rope = built.model.config.rope_parameters
+    rope = built.model.config.get_text_config().rope_parameters
     opened_long = built.context_length is None and rope.get("rope_type") == "longrope"
     return int(rope["original_max_position_embeddings"]) if opened_long else 0
 
