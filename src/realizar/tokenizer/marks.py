@@ -14,6 +14,8 @@ DEEPSEEK_NAME_END = "<｜tool▁sep｜>"
 SEED_CALL, SEED_CALL_END = "<seed:tool_call>", "</seed:tool_call>"
 MINIMAX_CALLS, MINIMAX_CALLS_END = "<minimax:tool_call>", "</minimax:tool_call>"
 GLM_KEY, GLM_KEY_END, GLM_VALUE, GLM_VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+GEMMA_CHANNEL, GEMMA_CHANNEL_END = "<|channel>", "<channel|>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ REASONING_MARKS = (
     ReasoningMarks("<think>", "</think>"),
     ReasoningMarks("[THINK]", "[/THINK]"),
     ReasoningMarks("<seed:think>", "</seed:think>"),
+    ReasoningMarks(f"{GEMMA_CHANNEL}thought", GEMMA_CHANNEL_END),
 )
 
 # Control tokens with these texts are spelled out in an answer's text, so that the parsers find them.
@@ -54,6 +57,10 @@ MARKS = frozenset(
         GLM_KEY_END,
         GLM_VALUE,
         GLM_VALUE_END,
+        GEMMA_CALL,
+        GEMMA_CALL_END,
+        GEMMA_QUOTE,
+        GEMMA_CHANNEL,
         *(mark for marks in REASONING_MARKS for mark in (marks.start, marks.end)),
     }
 )

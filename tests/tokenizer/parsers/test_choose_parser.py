@@ -9,6 +9,7 @@ import pytest
 
 from realizar.errors import InvalidRequestError
 from realizar.tokenizer.parsers.choose import choose_parser, find_format
+from realizar.tokenizer.parsers.gemma import GEMMA
 from realizar.tokenizer.parsers.styles import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
@@ -61,6 +62,7 @@ def with_tools(text: str) -> str:
         ("<tool_call>\n<function=name>\n<parameter=key>\nvalue\n</parameter>\n</function>\n</tool_call>", QWEN3_CODER),
         ("<seed:tool_call>\n<function=name>\n<parameter=key>value</parameter>\n</function>", SEED_OSS),
         ('<minimax:tool_call>\n<invoke name="tool">\n<parameter name="key">value</parameter>', MINIMAX),
+        ('<|tool_call>call:name{key:<|"|>value<|"|>}<tool_call|>', GEMMA),
         ("answer in JSON", JSON),
     ],
 )

@@ -12,6 +12,7 @@ from realizar.tokenizer.marks import REASONING_MARKS
 from realizar.tokenizer.parsers import cursor as cursors
 from realizar.tokenizer.parsers import parser as answer_parsers
 from realizar.tokenizer.parsers.base import OutputParser
+from realizar.tokenizer.parsers.gemma import GEMMA
 from realizar.tokenizer.parsers.incremental import IncrementalParser
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.styles import DEEPSEEK, GRANITE, HERMES, JSON, LLAMA, MISTRAL
@@ -20,7 +21,7 @@ from tokenizer.parsers.parsed_answers import Answer, assemble
 
 STYLES = {
     style.name: style
-    for style in (HERMES, GRANITE, LLAMA, MISTRAL, DEEPSEEK, JSON, GLM, QWEN3_CODER, SEED_OSS, MINIMAX)
+    for style in (HERMES, GRANITE, LLAMA, MISTRAL, DEEPSEEK, JSON, GLM, QWEN3_CODER, SEED_OSS, MINIMAX, GEMMA)
 }
 # Texts that are read again as content, up to a bound.
 AGAIN = ("nested calls", "unknown keys in lines", "brackets in lines")
@@ -41,6 +42,9 @@ TEXTS = {
     "many parameters": ("<function=f>", "<parameter=s>\n\n</parameter>"),
     "a long parameter": ('<minimax:tool_call><invoke name="f"><parameter name="s">', "</paramete\n"),
     "open parameters": ("<tool_call><function=f>", "<parameter=s"),
+    "nested lists": ("<|tool_call>call:f{a:", "["),
+    "bare words": ("<|tool_call>call:f{a:", "<tool_cal"),
+    "quotes": ("<|tool_call>call:f{a:[", '<|"|><|"|>,'),
     "reasoning that does not end": ("<think>", "\n</think"),
 }
 

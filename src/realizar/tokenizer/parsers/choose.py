@@ -11,6 +11,7 @@ from realizar.errors import ChatTemplateError
 from realizar.tokenizer.marks import (
     DEEPSEEK_CALL,
     DEEPSEEK_NAME_END,
+    GEMMA_CALL,
     GLM_KEY,
     GLM_KEY_END,
     GLM_VALUE,
@@ -25,6 +26,7 @@ from realizar.tokenizer.marks import (
     ReasoningMarks,
 )
 from realizar.tokenizer.parsers.base import OutputParser
+from realizar.tokenizer.parsers.gemma import GEMMA
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.styles import (
     DEEPSEEK,
@@ -52,6 +54,7 @@ _STYLE_TEXTS = (
     (SEED_CALL, SEED_OSS),
     (f"{GLM_KEY_END}{GLM_VALUE}", GLM_DENSE),
     (GLM_KEY, GLM),
+    (GEMMA_CALL, GEMMA),
     ("<parameter=", QWEN3_CODER),
     (HERMES_CALL, HERMES),
     (LLAMA_CALL, LLAMA),

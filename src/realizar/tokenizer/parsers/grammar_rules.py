@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn, Protocol
 
 from realizar.errors import InvalidRequestError
@@ -11,6 +12,7 @@ from realizar.tokenizer.parsers.argument_types import resolve
 
 ANY_TEXT = r"/(.|\n)*/"
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+ANYTHING: Mapping[str, Any] = MappingProxyType({})  # the schema of any value
 _TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength", "not", "if")
 _OBJECT_KEYWORDS = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "minProperties", "maxProperties")
 
@@ -58,7 +60,7 @@ def members(parameters: Mapping[str, Any], strict: bool) -> list[tuple[str, Any,
     properties: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
     listed = parameters.get("required")
     required = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
-    properties.update({name: {} for name in required if name not in properties})
+    properties.update({name: ANYTHING for name in required if name not in properties})
     return [(name, schema, name in required) for name, schema in properties.items()]
 
 

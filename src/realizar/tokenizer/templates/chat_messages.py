@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from realizar.errors import ChatTemplateError, InvalidRequestError
+from realizar.tokenizer.templates.tool_responses import with_tool_responses
 
 Message = Mapping[str, Any]
 _NEEDLE = "needle7"
+_LEAD_CHARACTERS = 8  # of what a template writes before a result, to tell results from messages
 
 
 class TemplateBoundsError(ChatTemplateError):
@@ -32,6 +34,8 @@ class TemplateTraits:
         takes_parts: it shows the text of parts.
         takes_null: it accepts null content beside tool calls.
         needs_argument_text: it shows arguments of tool calls correctly only as text.
+        needs_tool_responses: it shows the results of calls in the message that made them, as `tool_responses`.
+        reasoning_is_thinking: its messages have their reasoning in the field `thinking`.
     """
 
     knows_developer: bool
@@ -39,6 +43,8 @@ class TemplateTraits:
     takes_parts: bool
     takes_null: bool
     needs_argument_text: bool
+    needs_tool_responses: bool
+    reasoning_is_thinking: bool
 
 
 def with_texts(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -70,6 +76,8 @@ def _checked(place: int, message: Any) -> dict[str, Any]:
 
 def adapt_messages(messages: Sequence[dict[str, Any]], traits: TemplateTraits) -> list[dict[str, Any]]:
     """Convert messages to the form that a template accepts."""
+    if traits.needs_tool_responses:
+        messages = with_tool_responses(messages)
     return [_adapt(message, traits) for message in messages]
 
 
@@ -83,9 +91,21 @@ def _adapt(message: dict[str, Any], traits: TemplateTraits) -> dict[str, Any]:
         message["content"] = "\n".join(part["text"] for part in content)
     elif content is None and not traits.takes_null:
         message["content"] = ""
+    if traits.reasoning_is_thinking and "reasoning_content" in message:
+        _move_reasoning(message)
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [_with_arguments(call, as_text=traits.needs_argument_text) for call in calls]
     return message
+
+
+def _move_reasoning(message: dict[str, Any]) -> None:
+    """Put reasoning into the field `thinking`. Beside calls, content goes there too: the template takes only one."""
+    thinking = message.pop("reasoning_content")
+    content = message.get("content")
+    if message.get("tool_calls") and isinstance(content, str) and content:
+        thinking, message["content"] = f"{thinking}\n\n{content}" if thinking else content, ""
+    if thinking:
+        message["thinking"] = thinking
 
 
 def _with_arguments(call: Any, *, as_text: bool) -> Any:
@@ -147,7 +167,19 @@ def find_traits(source: str, render: Callable[[Sequence[Message]], str]) -> Temp
         takes_parts=takes_parts,
         takes_null=takes_null,
         needs_argument_text=needs_text,
+        needs_tool_responses="tool_responses" in source and _shows_responses_alone(shown),
+        reasoning_is_thinking="message.thinking" in source and "reasoning_content" not in source,
     )
+
+
+def _shows_responses_alone(shown: Callable[..., str]) -> bool:
+    """True if a template shows a result as a result only in `tool_responses`, and not as a message of its own."""
+    result = "needle8"
+    question, call = {"role": "user", "content": "x"}, {**_call({"x": "y"}), "content": ""}
+    as_response = shown(question, {**call, "tool_responses": [{"name": "f", "response": result}]})
+    as_message = shown(question, call, {"role": "tool", "tool_call_id": "abcdefghi", "name": "f", "content": result})
+    before, found, _ = as_response.partition(result)
+    return bool(found) and before[-_LEAD_CHARACTERS:] + result not in as_message
 
 
 def _call(arguments: Any) -> Message:
