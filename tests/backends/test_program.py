@@ -64,16 +64,19 @@ def test_the_activation_may_be_the_epilogue_of_gate_and_up_alone() -> None:
 
 
 def test_a_norms_scale_may_be_folded_into_its_consumers_where_a_matmul_adds_before_an_rms_norm() -> None:
-    """A norm after the matmul, a LayerNorm, a norm with a bias, and none at all each forbid it; so does the end."""
+    """A norm after the matmul, a LayerNorm, a norm with a bias, and none at all each forbid it; so does the end.
+
+    What experts add, as in layer 1, may begin a norm as well.
+    """
     spec = hybrid_spec()
     folds = [block.join.folds_next_norm for block in build_program(spec).blocks]
-    assert folds == [False, True, True, False, True, True, True, False]
+    assert folds == [False, True, True, True, True, True, True, False]
     norm = spec.layers[3].input_norm
     assert norm is not None
     for other in (replace(norm, kind="layer"), replace(norm, bias="bias"), None):
         layers = (*spec.layers[:3], replace(spec.layers[3], input_norm=other), spec.layers[4])
         folds = [block.join.folds_next_norm for block in build_program(replace(spec, layers=layers)).blocks]
-        assert folds == [False, True, True, False, True, False, True, False]
+        assert folds == [False, True, True, True, True, False, True, False]
     last = build_program(replace(spec, layers=spec.layers[3:4])).blocks[-1]
     assert last.join.adds_directly
     assert not last.join.folds_next_norm

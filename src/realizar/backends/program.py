@@ -171,9 +171,9 @@ def _join(linear: Linear, norm: Norm | None, scale: float) -> Join:
 
 
 def _before(join: Join, following: Inputs | None) -> Join:
-    """The matmul that adds begins the norm that follows, where one factor for each token finishes that norm."""
+    """What adds to the stream begins the norm that follows, where one factor for each token finishes that norm."""
     norm = None if following is None else following.norm
-    folds = join.adds_directly and norm is not None and norm.kind == "rms" and norm.bias is None
+    folds = join.norm is None and norm is not None and norm.kind == "rms" and norm.bias is None
     return replace(join, next=following, folds_next_norm=folds)
 
 
