@@ -90,7 +90,6 @@ CASES: dict[str, Case] = {
             "moe_intermediate_size": 48,
             "norm_topk_prob": True,
         },
-        run_by=("cpu",),
     ),
     "qwen3moe-dense-layers": Case(
         "Qwen3Moe",
@@ -105,9 +104,8 @@ CASES: dict[str, Case] = {
             "tie_word_embeddings": True,
         },
         forms=("safetensors",),
-        run_by=("cpu",),
     ),
-    "olmoe": Case("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}, run_by=("cpu",)),
+    "olmoe": Case("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
     "olmoe-divided": Case(
         "Olmoe",
         {
@@ -118,7 +116,6 @@ CASES: dict[str, Case] = {
             "tie_word_embeddings": True,
         },
         forms=("safetensors",),
-        run_by=("cpu",),
     ),
     "lfm2": Case("Lfm2", {"full_attn_idxs": [1, 3]}, run_by=()),
     "lfm2-biases": Case(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,19 @@ from hybrid_spec import hybrid_spec
 from realizar.backends import select
 from realizar.backends.cpu.plan import plan_memory as plan_cpu_memory
 from realizar.backends.cpu.runner import CPUBackend
+from realizar.backends.cuda import supported
 from realizar.backends.devices import THE_CPU, ChosenDevice
 from realizar.bench.generate import generate_gguf
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import UnsupportedModelError
+from realizar.models.spec import FeedForward
 from resolving import resolved
 
 EMPTY = Checkpoint(Path("hybrid.gguf"), "gguf", {}, {})
 ON_CPU = "^hybrid: layer 2 has a short convolution, which the CPU backend does not run$"
-ON_CUDA = "^hybrid: layers 1, 4 have a mixture of experts, which the CUDA backend does not run$"
+ON_CUDA = "^hybrid: layer 2 has a short convolution, which the CUDA backend does not run$"
 
 
 def test_the_cpu_backend() -> None:
@@ -49,6 +52,8 @@ def test_auto_is_the_cpu_for_what_it_alone_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On a machine with a GPU, which keeps other models, and this one too where a GPU is asked for."""
+    without = replace(supported.SUPPORTED, feed_forwards=frozenset({FeedForward}))
+    monkeypatch.setattr(supported, "SUPPORTED", without)
     card = ChosenDevice("cuda", 0, "NVIDIA H200")
     monkeypatch.setattr(select, "choose_device", lambda wanted: card)
     for shape, device, chosen in (

@@ -75,6 +75,15 @@ class WeightTensors:
             raise ValueError(f"tensor '{name}' has {len(place.stack)} experts, and not number {expert}")
         return tensor_source(self._checkpoint, place.stack[expert])
 
+    def stack(self, name: TensorName) -> MatrixSource | None:
+        """The matrices of a stack one below the other; None where the checkpoint does not hold them so.
+
+        Raises:
+            UnsupportedModelError: weights can't have its type.
+        """
+        place = self._spec.tensors[name]
+        return None if place.stack or place.fused else tensor_source(self._checkpoint, place.name)
+
     def vector(self, name: TensorName) -> NDArray[np.float32]:
         """The values of a norm, a bias or sinks: float32 [size]."""
         values: NDArray[np.float32] = self._vector_source(name).dequantize()[0]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from realizar.backends.cuda.attention.bind import AttentionBinder
+from realizar.backends.cuda.bind_experts import ACTIVATIONS, ExpertsBinder
 from realizar.backends.cuda.kernel_sizes import activation_blocks, whole_width
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
@@ -21,11 +22,10 @@ from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
 from realizar.backends.parts import block_name, inputs_part, join_part
-from realizar.backends.program import AttentionBlock, Block, FeedForwardBlock, Join, Program, Tail
+from realizar.backends.program import AttentionBlock, Block, ExpertsBlock, FeedForwardBlock, Join, Program, Tail
 from realizar.errors import UnsupportedModelError
 from realizar.models.spec import FeedForward, ModelSpec
 
-_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 _EMBED_BLOCK = 1024
 
 
@@ -33,9 +33,10 @@ class Binder:
     """Binds a model's blocks to its weights and workspace."""
 
     def __init__(
-        self, spec: ModelSpec, weights: Weights, workspace: Workspace, attention: AttentionBinder, merger: Merger
-    ) -> None:
-        self._spec, self._weights, self._space = spec, weights, workspace
+        self, spec: ModelSpec, weights: Weights, workspace: Workspace, attention: AttentionBinder, merger: Merger,
+        experts: ExpertsBinder,
+    ) -> None:  # fmt: skip
+        self._spec, self._weights, self._space, self._experts = spec, weights, workspace, experts
         self._attention, self._merger = attention, merger
         self._norms = NormBinder(spec, weights, workspace)
         self._none = torch.zeros(1, device=workspace.hidden.device)
@@ -45,7 +46,7 @@ class Binder:
         launches, branch = [Launch("embed", self._embed())], None
         for block in program.blocks:
             launches += self._block(block, branch)
-            branch = self._branch(block.join)
+            branch = self._branch(block)
         if branch is not None:
             launches.append(Launch("norm", self._norms.bind_last(branch)))
         return launches
@@ -65,10 +66,14 @@ class Binder:
 
     def _block(self, block: Block, before: Branch | None) -> Iterator[Launch]:
         """A block's launches; the branch of the block before it is added to the stream by the first of them."""
+        if isinstance(block, ExpertsBlock):
+            yield from self._mixture(block, before)
+            return
         if not isinstance(block, AttentionBlock | FeedForwardBlock):
             raise UnsupportedModelError(f"layer {block.layer}: the CUDA backend has no kernels for {block_name(block)}")
-        inputs, branch = self._merger.merge(block.inputs.linears), self._branch(block.join)
-        output = branch.linear
+        assert block.join.linear is not None
+        inputs, output = self._merger.merge(block.inputs.linears), self._merger.merge((block.join.linear,))
+        branch = Branch(output, block.join)
         normalize, folded = self._norms.bind(before, block.inputs.norm, inputs)
         yield Launch("norm", normalize)
         consumer = output if isinstance(block, FeedForwardBlock) else None
@@ -81,13 +86,24 @@ class Binder:
         residual = self._norms.bind_residual_add(branch, self._next_consumer(block.join))
         yield Launch(join_part(block), self._project(output, residual=residual), output.weight_bytes)
 
+    def _mixture(self, block: ExpertsBlock, before: Branch | None) -> Iterator[Launch]:
+        """The launches of a mixture of experts, whose outputs are added to the stream by the norm after it."""
+        experts, router = block.experts, self._merger.merge(block.inputs.linears)
+        normalize, _ = self._norms.bind(before, block.inputs.norm, self._experts.input(experts))
+        yield Launch("norm", normalize)
+        yield Launch(inputs_part(block), self._project(router, normed=True), router.weight_bytes)
+        yield from self._experts.bind(experts, router)
+
     def _next_consumer(self, join: Join) -> MergedLinear | None:
         """The matmul that reads the stream after a residual add; None where the blocks end."""
         return None if join.next is None else self._merger.merge(join.next.linears)
 
-    def _branch(self, join: Join) -> Branch:
-        assert join.linear is not None
-        return Branch(self._merger.merge((join.linear,)), join)
+    def _branch(self, block: Block) -> Branch:
+        """What a block adds to the stream."""
+        if isinstance(block, ExpertsBlock):
+            return Branch(self._experts.output(block.experts), block.join)
+        assert block.join.linear is not None
+        return Branch(self._merger.merge((block.join.linear,)), block.join)
 
     def _embed(self) -> Callable[[StepShape], None]:
         space, table = self._space, self._weights.embedding
@@ -167,7 +183,7 @@ class Binder:
                     partials, partials.stride(0), partials.stride(1), self._none if up.bias is None else up.bias,
                     up_at, width, *target.pointers(), *space.token_state, SPLITS=splits,
                     BIAS=up.bias is not None,
-                    KIND=_ACTIVATIONS[feed_forward.activation], GATED=gated, INTERLEAVED=up.interleaved,
+                    KIND=ACTIVATIONS[feed_forward.activation], GATED=gated, INTERLEAVED=up.interleaved,
                     BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(shape.tokens),
                 )  # fmt: skip
 

@@ -16,12 +16,14 @@ class Launch:
     Attributes:
         name: what a profile calls it.
         weight_bytes: of the matrices that it reads.
+        share_of_token: of those bytes, that one token reads at most: of the matrices of experts.
         attention: of the layer whose cache it reads; None for what reads none.
     """
 
     name: str
     run: Callable[[StepShape], None]
     weight_bytes: int = 0
+    share_of_token: float = 1.0
     attention: Attention | None = None
 
 

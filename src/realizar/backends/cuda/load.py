@@ -13,11 +13,13 @@ from realizar.backends.cuda.attention.bind import AttentionBinder
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.bind import Binder
+from realizar.backends.cuda.bind_experts import ExpertsBinder
 from realizar.backends.cuda.device import DeviceProfile, free_bytes
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
 from realizar.backends.cuda.load_report import describe_card, describe_refused, describe_routes
+from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
 from realizar.backends.cuda.matmul.fp8_copies import check_device, sum_type
 from realizar.backends.cuda.matmul.linears import MergedLinear, copy_to_fp8, partial_floats
 from realizar.backends.cuda.matmul.merging import Merger
@@ -77,7 +79,14 @@ class LoadedModel:
 
     @property
     def capacity(self) -> Capacity:
-        return loaded_capacity(self.config, self.kv, self.weights.size_bytes, self.load_s, self.copy_bytes)
+        weights = self.weights
+        unread = sum(
+            weights.experts[one.gate.weight].size_bytes // one.num_experts * (one.num_experts - one.experts_per_token)
+            for _, one in self.spec.mixtures()
+        )
+        return loaded_capacity(
+            self.config, self.kv, weights.size_bytes, self.load_s, self.copy_bytes, weights.size_bytes - unread
+        )
 
     def close(self) -> None:
         """Free the graphs, whose memory is not that of tensors."""
@@ -141,10 +150,14 @@ def load_model(
     matmuls = _Matmuls(kernels, layers, head, *_token_counts(space.arrays.sizes))
     copy_bytes = _copy_to_fp8(matmuls, device, progress) if config.fp8_copies else 0
     _compile(matmuls, progress)
-    space.size_partials(matmuls.partial_floats)
+    mixtures = [(experts, weights.experts[experts.gate.weight]) for _, experts in spec.mixtures()]
+    expert_matmuls = ExpertMatmuls(kernels)
+    expert_matmuls.prepare(mixtures)
+    space.size_partials(max(matmuls.partial_floats, expert_floats(spec, space.arrays.sizes.tokens)))
     kv = KVMemory(spec, config, device, reserved)
     attention = AttentionBinder(weights, space, kv, ropes, device, context, config.batch_invariant)
-    binder = Binder(spec, weights, space, attention, merger)
+    experts = ExpertsBinder(weights.experts, space, expert_matmuls, spec.hidden_size)
+    binder = Binder(spec, weights, space, attention, merger, experts)
     graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), space, device)
     decodes = _decode_shapes(space, attention, context)
     attention.prepare([*decodes, *mixed_shapes(space.arrays.sizes)])

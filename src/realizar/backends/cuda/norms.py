@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 
 from realizar.backends.cuda.kernel_sizes import norm_blocks, norm_square_parts, whole_width
 from realizar.backends.cuda.kernels import store_inputs as formats
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block
+from realizar.backends.cuda.matmul.experts import ExpertsInput, ExpertsOutput
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
@@ -24,24 +26,26 @@ from realizar.models.spec import ModelSpec, Norm
 NORM_KINDS = {"rms": 1, "layer": 2}
 
 Run = Callable[[StepShape], None]
+Consumer: TypeAlias = MergedLinear | ExpertsInput
+"""What reads a norm."""
 Folded = Callable[[int], FoldedNorm | None]
 """The norm scale that the consuming matmul must still apply, by number of tokens; None when nothing is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A matmul whose output is added to the residual stream, with the norm and scale of `join`."""
+    """A matmul, or experts, whose output is added to the residual stream, with the norm and scale of `join`."""
 
-    linear: MergedLinear
+    linear: MergedLinear | ExpertsOutput
     join: Join
 
 
-def _is_folded(branch: Branch, consumer: MergedLinear) -> bool:
+def _is_folded(branch: Branch, consumer: Consumer) -> bool:
     """True if the consumer may apply the scale of the norm after a branch, in steps where its kernels can."""
     return branch.join.folds_next_norm and consumer.all_packed
 
 
-def _applies_scale(branch: Branch, consumer: MergedLinear, tokens: int) -> bool:
+def _applies_scale(branch: Branch, consumer: Consumer, tokens: int) -> bool:
     """True if the consumer applies it in a step of `tokens`: a residual-add epilogue begins norms in integers alone."""
     if not consumer.applies_norm_scale(tokens):
         return False
@@ -63,7 +67,7 @@ class NormBinder:
         self._none = torch.zeros(1, device=workspace.hidden.device)
         self._written = 0
 
-    def bind(self, branch: Branch | None, norm: Norm | None, consumer: MergedLinear) -> tuple[Run, Folded | None]:
+    def bind(self, branch: Branch | None, norm: Norm | None, consumer: Consumer) -> tuple[Run, Folded | None]:
         """Add a branch to the stream, norm it, and write the consumer's input; returns the folded scale as well.
 
         Blocks must be bound in the order of the program, each once: a norm reads the partial sums of squares that the
@@ -96,7 +100,7 @@ class NormBinder:
             return self._whole(branch, None, None)
         return self._blocks(branch, None, None, self._none, self._none)
 
-    def bind_residual_add(self, branch: Branch, consumer: MergedLinear | None) -> Callable[[int], Residual]:
+    def bind_residual_add(self, branch: Branch, consumer: Consumer | None) -> Callable[[int], Residual]:
         """The operands of a branch's residual-add epilogue, by number of tokens; it begins the norm where it can."""
         space, linear = self._space, branch.linear
         following = branch.join.next
@@ -112,7 +116,7 @@ class NormBinder:
 
         return residual
 
-    def bind_selected(self, norm: Norm | None, consumer: MergedLinear | None) -> Run:
+    def bind_selected(self, norm: Norm | None, consumer: Consumer | None) -> Run:
         """Norm the selected tokens, for the consumer or, without one, into `pooled`."""
         return self._whole(None, norm, consumer, gather=True)
 
@@ -120,7 +124,7 @@ class NormBinder:
         self,
         branch: Branch | None,
         norm: Norm | None,
-        consumer: MergedLinear | None,
+        consumer: Consumer | None,
         gather: bool = False,
         square_sums: torch.Tensor | None = None,
     ) -> Run:
@@ -135,7 +139,7 @@ class NormBinder:
         def start(shape: StepShape, added: Branch | None, target: ActivationBuffer | None) -> None:
             tokens = shape.tokens
             splits = added.linear.splits(tokens) if added else 0
-            partials = space.partials(splits, tokens, cols) if added else self._none.view(1, 1, 1)
+            partials = self._partials(added, tokens) if added else self._none.view(1, 1, 1)
             bias = added.linear.bias if added else None
             pointers = target.pointers() if target else to_pooled
             constants = target.constants() if target else {"FORMAT": unread.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
@@ -170,7 +174,7 @@ class NormBinder:
         return run
 
     def _blocks(
-        self, branch: Branch, norm: Norm | None, consumer: MergedLinear | None, square_sums: torch.Tensor,
+        self, branch: Branch, norm: Norm | None, consumer: Consumer | None, square_sums: torch.Tensor,
         before: torch.Tensor,
     ) -> Run:  # fmt: skip
         """Several programs per token; the scale is left to the consumer. None where the matmul adds to the stream."""
@@ -184,7 +188,7 @@ class NormBinder:
                 return
             tokens = shape.tokens
             splits, bias = branch.linear.splits(tokens), branch.linear.bias
-            partials = space.partials(splits, tokens, cols)
+            partials = self._partials(branch, tokens)
             target = space.activations.normed(consumer.input_formats(tokens)[0], cols) if consumer else None
             normalize_block[(tokens, cut.blocks)](
                 partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias,
@@ -195,6 +199,12 @@ class NormBinder:
             )  # fmt: skip
 
         return run
+
+    def _partials(self, branch: Branch, tokens: int) -> torch.Tensor:
+        """A branch's sums: float32 [splits, tokens, hidden_size]."""
+        if isinstance(branch.linear, ExpertsOutput):
+            return branch.linear.partials(self._space.partial_sums, tokens)
+        return self._space.partials(branch.linear.splits(tokens), tokens, self._cols)
 
     def _arguments(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, float]:
         """Weight, bias and epsilon."""

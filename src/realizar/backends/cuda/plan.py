@@ -16,11 +16,13 @@ from realizar.backends.cuda.attention.kv_memory import KVMemory, kv_limit_bytes
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, compute_type, fixed_parts, tile_tokens
 from realizar.backends.cuda.layouts.fragments import BLOCK, fragment_format
+from realizar.backends.cuda.matmul.experts import expert_floats
 from realizar.backends.cuda.matmul.fp8_copies import copy_bytes, is_copied
 from realizar.backends.cuda.sampling import native_buffers
 from realizar.backends.cuda.shapes import step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
+from realizar.backends.cuda.weights.experts import packed_bytes
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
 from realizar.backends.program import Program, build_program
@@ -28,8 +30,9 @@ from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
-from realizar.models.spec import ModelSpec, TensorName
-from realizar.quantization import WeightLayout
+from realizar.models.parameters import size_of_token
+from realizar.models.spec import ExpertLinear, ModelSpec, TensorName
+from realizar.quantization import FLOAT32_LAYOUT, WeightLayout
 
 _EVERYTHING = 1 << 60  # bytes: no limit
 _GRAPHS = 128 << 20  # bytes
@@ -48,12 +51,10 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     """
     SUPPORTED.check(spec)
     check_tensors(spec, checkpoint)
-    program, linears, tensors = build_program(spec), spec.linears(), WeightTensors(spec, checkpoint)
-    layouts = {linear.weight: tensors.layout(linear.weight) for linear in linears}
-    weight_bytes = 0
-    for linear in linears:
-        with naming_refusals(linear.weight):
-            weight_bytes += matrix_bytes(layouts[linear.weight], linear.out_features, linear.in_features)
+    program, tensors = build_program(spec), WeightTensors(spec, checkpoint)
+    layouts = {linear.weight: tensors.layout(linear.weight) for linear in spec.linears()}
+    matrices = _matrix_sizes(spec, layouts, tensors)
+    weight_bytes = sum(matrices.values())
     embedding = tensors.size_bytes(spec.embedding)
     kv_dtype = config.kv_dtype
     device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, _EVERYTHING)
@@ -83,8 +84,29 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
             ContextPlan(length, cache.size_bytes, limit // cache.size_bytes) for length, cache in caches.items()
         ),
         copy_bytes=copies,
+        token_weight_bytes=size_of_token(spec, matrices),
         reserved_bytes=reserved,
     )
+
+
+def _matrix_sizes(
+    spec: ModelSpec, layouts: Mapping[TensorName, WeightLayout], tensors: WeightTensors
+) -> dict[TensorName, int]:
+    """Bytes on the device of every matrix, of experts those of all together.
+
+    Raises:
+        UnsupportedModelError: no kernel expresses a matrix's layout.
+    """
+    routers = {experts.router.weight for _, experts in spec.mixtures()}
+    sizes = {}
+    for matrix in spec.matrices():
+        with naming_refusals(matrix.weight):
+            if isinstance(matrix, ExpertLinear):
+                sizes[matrix.weight] = _stack_bytes(tensors.layout(matrix.weight), matrix)
+            else:
+                layout = FLOAT32_LAYOUT if matrix.weight in routers else layouts[matrix.weight]
+                sizes[matrix.weight] = matrix_bytes(layout, matrix.out_features, matrix.in_features)
+    return sizes
 
 
 def _sampling_bytes(spec: ModelSpec, config: ResolvedConfig, sizes: StepSizes) -> int:
@@ -98,8 +120,16 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     """Estimated bytes of partial sums, inputs of matmuls, and graphs."""
     attention = max(one.num_heads * one.head_size for _, one in spec.attentions())
     widest = max((one.up.out_features for _, one in spec.feed_forwards()), default=0)
-    partials = 4 * max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size)
-    return partials + 4 * sizes.tokens * (spec.hidden_size + attention + widest) + _GRAPHS
+    pairs = max((one.experts_per_token * one.down.in_features for _, one in spec.mixtures()), default=0)
+    partials = max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size, expert_floats(spec, sizes.tokens))
+    return 4 * partials + 4 * sizes.tokens * (spec.hidden_size + attention + widest + pairs) + _GRAPHS
+
+
+def _stack_bytes(layout: WeightLayout, linear: ExpertLinear) -> int:
+    """Bytes of a matrix of every expert: in fragment order, or as stored where it is of floats."""
+    if layout.is_float:
+        return linear.num_experts * linear.out_features * layout.row_bytes(linear.in_features)
+    return packed_bytes(layout, linear)
 
 
 def _copy_bytes(program: Program, layouts: Mapping[TensorName, WeightLayout]) -> int:

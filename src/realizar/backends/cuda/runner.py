@@ -146,7 +146,7 @@ class CUDABackend:
 
     def _bytes_read(self, launch: Launch, step: ForwardInput) -> int:
         if launch.attention is None:
-            return launch.weight_bytes
+            return int(launch.weight_bytes * min(1.0, launch.share_of_token * len(step.token_ids)))
         return cached_tokens_read(launch.attention, step) * self.model.kv.token_bytes(launch.attention)
 
     @property

@@ -17,7 +17,7 @@ from realizar.batch import FROM_PREVIOUS_STEP
 
 Integers: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
-_HEADER = 16  # place 0: blocks per row of the block tables
+_HEADER = 16  # place 0: blocks per row of the block tables; 1: tokens of the step, without padding
 _FETCHED = 1024  # numbers of a block
 _RING = 3  # host copies: two steps in flight, and the one being filled
 
@@ -153,6 +153,7 @@ class StepArrays:
         views["starts"][:rows] = columns.starts[:-1]
         views["counts"][:rows] = columns.num_tokens
         views["contexts"][:rows] = columns.num_context_tokens
+        views["header"][1] = tokens
         self._fill_decodes(views, step, shape.decodes)
         tiles = list(tiles_of(step, self.sizes.tile_tokens)) if shape.tiles else []
         put("tile_rows", [row for row, _ in tiles], shape.tiles, -1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from realizar.backends.supported import Supported
 from realizar.cache_kinds import FullCache, WindowCache
-from realizar.models.spec import Attention, FeedForward
+from realizar.models.spec import Attention, Experts, FeedForward
 
 SUPPORTED = Supported(
-    "the CUDA backend", frozenset({Attention}), frozenset({FeedForward}), frozenset({FullCache, WindowCache})
+    "the CUDA backend", frozenset({Attention}), frozenset({FeedForward, Experts}), frozenset({FullCache, WindowCache})
 )

@@ -33,6 +33,9 @@ class Workspace:
         heads = max(a.num_heads for a in attentions)
         self.arrays = StepArrays(sizes, device)
         self.activations = ActivationBuffers(sizes.tokens, where)
+        pairs = sizes.tokens * max((experts.experts_per_token for _, experts in spec.mixtures()), default=0)
+        self.chosen = torch.full((max(pairs, 1),), -1, dtype=torch.int32, device=where)
+        self.expert_weights = torch.zeros(max(pairs, 1), device=where)
         self.hidden = torch.zeros((sizes.tokens, spec.hidden_size), device=where)
         self.square_sums = torch.zeros((2, sizes.tokens, norm_square_parts(spec.hidden_size)), device=where)
         self.epilogue_square_sums = torch.zeros(

@@ -14,6 +14,7 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 from backends.grouped_source import grouped_layout
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
+from realizar.backends.cuda.native.experts.source import expert_source
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sampling.source import sampling_source
 from realizar.backends.cuda.native.sources import (
@@ -116,6 +117,17 @@ def test_residual_epilogues_keep_their_sums_in_registers(ggml_type: GGMLType, ar
         MatvecTiles(1, 1, 16, 2, 1),
     )
     check_registers([matmul_source([form_of(ggml_type)], each, "residual") for each in tiles], tiles, arch, tmp_path)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize(
+    "ggml_type", [GGMLType.Q4_K, GGMLType.MXFP4, *(pytest.param(t, marks=pytest.mark.full) for t in FAMILIES[1:])],
+    ids=str,
+)  # fmt: skip
+def test_pairs_keep_their_sums_in_registers(ggml_type: GGMLType, arch: str, tmp_path: Path) -> None:
+    gated, plain = MatvecTiles(1, 2, 4, 2, 3), MatvecTiles(1, 1, 3, 2, 8)
+    sources = [expert_source(form_of(ggml_type), gated, "silu"), expert_source(form_of(ggml_type), plain, None)]
+    check_registers(sources, (gated, plain), arch, tmp_path)
 
 
 def check_registers(sources: list[Source], all_tiles: tuple[Tiles, ...], arch: str, tmp_path: Path) -> None:

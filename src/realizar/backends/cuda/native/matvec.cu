@@ -149,7 +149,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     float sum = 0.f;
 #pragma unroll
     for (int w = 0; w < PARTS; w++) sum += sums[w][m][i % (TILES * 16)];
-    if (norm.parts > 0) sum *= factors[m];
+    sum *= norm.parts > 0 ? factors[m] : matrix.factor;
     if (out < out_features) partials[(long)blockIdx.y * shape.split_stride + (long)m * shape.token_stride + out] = sum;
   }
 #endif

@@ -42,6 +42,12 @@ INLINE uint4 load16(const void* at) { uint4 r; asm volatile("ld.global.v4.u32 {%
 INLINE float2 load_float2(const void* at) { float2 r; asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "l"(at) : "memory"); return r; }
 INLINE float load_float(const void* at) { float r; asm volatile("ld.global.f32 %0, [%1];" : "=f"(r) : "l"(at) : "memory"); return r; }
 
+INLINE int load_int(const void* at) {
+  int r;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(r) : "l"(at) : "memory");
+  return r;
+}
+
 // Where weights are read from: global memory, each byte once, or shared memory. Fetched by 256 bytes instead of 128 a
 // step of one token took 1.5 % longer.
 struct Streamed {
@@ -81,6 +87,7 @@ struct Matrix {
                     // residual-add epilogue the stream
   int out_features;
   float* out_scales;  // with the gated epilogue: the next matmul's token scales, or its terms
+  float factor;       // of its sums, where no norm is folded
 };
 // A folded norm: tokens still lack their factor 1 / sqrt(mean of squares + eps). A token's sum of squares comes in
 // parts, a multiple of 8; zero parts: no norm is folded.

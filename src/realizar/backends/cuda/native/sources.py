@@ -170,23 +170,23 @@ def matmul_source(weight_formats: Sequence[FragmentFormat], tiles: Tiles, epilog
             mat-vec: in place of partials it gets the stream, and after all else the fields of `ResidualStream` in
             primitives.cu.
     """
-    names = "_".join(map(_format_name, weight_formats))
+    names = "_".join(map(format_name, weight_formats))
     name = f"{tiles.kind}_{names}{f'_{epilogue}' if epilogue else ''}_tokens{tiles.tokens}"
-    parts = [_defines([*tiles.defines(), *_epilogue_defines(epilogue)]), read("primitives.cu")]
+    parts = [define([*tiles.defines(), *epilogue_defines(epilogue)]), read("primitives.cu")]
     if tiles.kind == "wgmma":
         parts.append(read("bulk.cu"))
     if tiles.kind != "matvec":
         parts.append(read(f"{tiles.kind}_instructions.cu"))
-    parts.extend(read(name) for name in _epilogue_files(tiles.kind, epilogue))
+    parts.extend(read(name) for name in epilogue_files(tiles.kind, epilogue))
     for index, weight_format in enumerate(weight_formats):
-        defines = _format_defines(weight_format)
-        parts.append(f"namespace matrix{index} {{\n{_defines(defines)}")
+        defines = format_defines(weight_format)
+        parts.append(f"namespace matrix{index} {{\n{define(defines)}")
         parts.extend((read("weights.cu"), read(f"{tiles.kind}.cu")))
         parts.append("".join(f"#undef {key}\n" for key, _ in defines) + "}\n")
     return Source(name, "".join(parts) + _entry(name, len(weight_formats), tiles, epilogue))
 
 
-def _format_name(weight_format: FragmentFormat) -> str:
+def format_name(weight_format: FragmentFormat) -> str:
     """A short name of a format, not of it alone."""
     if weight_format.is_float:
         return "floats"
@@ -194,14 +194,14 @@ def _format_name(weight_format: FragmentFormat) -> str:
     return f"{kind}_{weight_format.small}"
 
 
-def _epilogue_files(kind: KernelKind, epilogue: Epilogue | None) -> list[str]:
+def epilogue_files(kind: KernelKind, epilogue: Epilogue | None) -> list[str]:
     if epilogue is None:
         return []
     own = [f"{kind}_residual.cu"] if epilogue == "residual" else ["gated_epilogue.cu", f"{kind}_gated.cu"]
     return ["codes.cu", *own] if kind == "matvec" else own
 
 
-def _epilogue_defines(epilogue: Epilogue | None) -> list[tuple[str, str]]:
+def epilogue_defines(epilogue: Epilogue | None) -> list[tuple[str, str]]:
     if epilogue is None:
         return []
     return [("RESIDUAL", "1")] if epilogue == "residual" else [("ACTIVATION", str(_ACTIVATIONS[epilogue]))]
@@ -230,28 +230,28 @@ def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> st
     lines.append(f"  const Shape shape{{tokens, chunks, splits, token_stride, split_stride, norm{stream}}};")
     for i in reversed(range(count)):
         condition = f"if ((int)blockIdx.x >= f{i}) " if i else ""
-        matrix = f"Matrix{{w{i}, b{i}, t{i}, p{i}, n{i}, {out_scales}}}"
+        matrix = f"Matrix{{w{i}, b{i}, t{i}, p{i}, n{i}, {out_scales}, 1.f}}"
         lines.append(f"  {condition}return matrix{i}::multiply_matrix({matrix}, shape, blockIdx.x - f{i}, x, scales);")
     return "\n".join(lines) + "\n}\n"
 
 
 def activations_source() -> Source:
     """Float activations to both formats of activations."""
-    names = _defines([("NAME_INT8", "to_int8"), ("NAME_HALF", "to_half")])
+    names = define([("NAME_INT8", "to_int8"), ("NAME_HALF", "to_half")])
     return Source("activations", names + "".join(map(read, ("primitives.cu", "codes.cu", "activations.cu"))))
 
 
 def repack_source(layout: WeightLayout, weight_format: FragmentFormat) -> Source:
     """Raw blocks of a layout to its format: two kernels, `scale_tops` and `pack_blocks`."""
     names = [("NAME_TOPS", "scale_tops"), ("NAME_PACK", "pack_blocks"), (f"TYPE_{layout.name}", "1")]
-    return Source(f"repack_{layout.name.lower()}", _defines(_format_defines(weight_format) + names) + read("repack.cu"))
+    return Source(f"repack_{layout.name.lower()}", define(format_defines(weight_format) + names) + read("repack.cu"))
 
 
-def _defines(values: Iterable[tuple[str, str]]) -> str:
+def define(values: Iterable[tuple[str, str]]) -> str:
     return "".join(f"#define {key} {value}\n" for key, value in values)
 
 
-def _format_defines(weight_format: FragmentFormat) -> list[tuple[str, str]]:
+def format_defines(weight_format: FragmentFormat) -> list[tuple[str, str]]:
     values: dict[str, int | str] = {
         "BITS": weight_format.bits,
         "VECTOR": weight_format.vector,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeAlias
@@ -16,6 +14,8 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.device_errors import translate
+from realizar.backends.cuda.weights.experts import ExpertLoader, ExpertMatrices
+from realizar.backends.cuda.weights.finite import check_finite
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_floats import FLOAT_TYPES
 from realizar.backends.cuda.weights.pack_raw import Packer, memory_bytes
@@ -31,7 +31,6 @@ from realizar.quantization import MatrixSource, WeightLayout
 Matrix: TypeAlias = PackedMatrix | PlainMatrix | torch.Tensor
 Group: TypeAlias = tuple[TensorName, ...]
 
-_CHECKED_BYTES = 4 << 20  # of a matrix, by one thread at a time
 _MERGED_OUT_FEATURES = 64  # matrices lie one below the other at multiples of this many output features
 
 
@@ -44,6 +43,7 @@ class Weights:
     Attributes:
         groups: the matrices of matmuls that share an input, in order; those of one layout may lie in one. A float
             matrix that is not packed is a tensor [out_features, cols] of its own type.
+        experts: the matrices of mixtures, by the name of their gate.
         gated: feed-forwards whose activation may end a matmul, by the group of their gate and up.
         embedding: of its own, row by row.
     """
@@ -60,6 +60,8 @@ class Weights:
             tuple(linear.weight for linear in each.linears): each.gated for each in inputs if each.gated is not None
         }
         self._vectors: dict[tuple[TensorName, float], torch.Tensor] = {}
+        self.experts: dict[TensorName, ExpertMatrices] = {}
+        self._routers = {experts.router.weight for _, experts in spec.mixtures()}
         self._packer: Packer | None = None
         self._tables: dict[WeightLayout, torch.Tensor | None] = {}
         self._stores: dict[TensorName, Store] = {}
@@ -76,8 +78,7 @@ class Weights:
             key = tuple(linear.weight for linear in linears)
             if key not in self.groups:
                 sources = [self._tensors.matrix(name) for name in key]
-                for source in sources:
-                    _check(source)
+                check_finite(sources)
                 with naming(*key):
                     self._make_store(key[0])
                     self.groups[key] = tuple(self._pack_group(linears, self._stores.get(key[0])))
@@ -91,9 +92,13 @@ class Weights:
         else:
             source = self._tensors.matrix(embedding)
             if not own:
-                _check(source)
+                check_finite([source])
             with naming(embedding):
                 self.embedding = self._pack_plain(source)
+        loader = ExpertLoader(self._tensors, self._device.torch_device, self._packer, progress)
+        for _, experts in self._spec.mixtures():
+            with naming(*(linear.weight for linear in experts.expert_linears())):
+                self.experts[experts.gate.weight] = loader.load(experts)
         self._packer = None
 
     def vector(self, name: TensorName, offset: float = 0.0) -> torch.Tensor:
@@ -124,7 +129,8 @@ class Weights:
     @property
     def size_bytes(self) -> int:
         """Packed bytes of all matrices."""
-        return sum(matrix_bytes(matrix) for group in self.groups.values() for matrix in group)
+        dense = sum(matrix_bytes(matrix) for group in self.groups.values() for matrix in group)
+        return dense + sum(experts.size_bytes for experts in self.experts.values())
 
     def _make_store(self, weight: TensorName) -> None:
         """Allocate the memory of the layer that has this matrix, once; the head is in no layer and has its own."""
@@ -146,7 +152,9 @@ class Weights:
         linears = layer.linears()
         for linear in linears:
             source = self._tensors.matrix(linear.weight)
-            if self._is_packed(source.layout):
+            if linear.weight in self._routers:
+                yield 4 * linear.out_features * linear.in_features
+            elif self._is_packed(source.layout):
                 with naming_refusals(linear.weight):
                     size = memory_bytes([source])
                 yield size
@@ -158,7 +166,14 @@ class Weights:
             yield 4 * self._spec.tensors[name].shape[0]
 
     def _pack_group(self, linears: Sequence[Linear], store: Store | None) -> Iterable[Matrix]:
-        """Pack matrices side by side; neighbours of one layout are packed as one where the CUDA matmuls allow it."""
+        """Pack matrices side by side; neighbours of one layout are packed as one where the CUDA matmuls allow it.
+
+        Routers become float32: a score decides which experts a token goes through.
+        """
+        if linears[0].weight in self._routers:
+            values = self._tensors.matrix(linears[0].weight).dequantize()
+            yield self._send(values.reshape(-1), store).view(values.shape)
+            return
         for layout, run in itertools.groupby(linears, lambda linear: self._tensors.layout(linear.weight)):
             part = list(run)
             sources = [self._tensors.matrix(linear.weight) for linear in part]
@@ -201,17 +216,6 @@ class Weights:
         """uint8 [size in bytes] on the device."""
         host = torch.from_numpy(np.array(data, copy=True))
         return host.to(self._device.torch_device) if store is None else store.take(data.size).copy_(host)
-
-
-def _check(source: MatrixSource) -> None:
-    """Refuse a matrix with weights that are not finite. Several threads also bring its pages in."""
-    step = max(1, _CHECKED_BYTES // source.row_bytes)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(
-            lambda start: source.check_finite(start, min(start + step, source.out_features)),
-            range(0, source.out_features, step),
-        ):
-            pass
 
 
 @contextmanager

@@ -32,6 +32,7 @@ _PIECE_BYTES = 32 << 20
 _RUN_OUT_FEATURES = 4 * BLOCK  # packed by one thread at a time
 
 
+Memory: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 _Run: TypeAlias = tuple[MatrixSource, int, torch.Tensor, torch.Tensor]
 """A matrix, the first out_feature of the run, and where its strips and scales land."""
 
@@ -51,7 +52,7 @@ def _memory_bytes(weight_format: FragmentFormat, out_features: int, cols: int) -
 
 
 def pack_by_threads(
-    parts: Sequence[MatrixSource], device: torch.device | str, into: torch.Tensor | None = None,
+    parts: Sequence[MatrixSource], device: torch.device | str, into: Memory | None = None,
     uploaded: Callable[[int], None] | None = None, interleaved: bool = False,
 ) -> PackedMatrix:  # fmt: skip
     """The result of `Packer.pack`, made on the host from `Planes` of some strips at a time, a thread for each core."""
@@ -85,14 +86,18 @@ def pack_by_threads(
 
 
 def _allocate(
-    weight_format: FragmentFormat, out_features: int, cols: int, device: torch.device | str, into: torch.Tensor | None
+    weight_format: FragmentFormat, out_features: int, cols: int, device: torch.device | str, into: Memory | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate memory for weights and block scales, one behind the other."""
-    if into is None:
-        into = torch.empty(_memory_bytes(weight_format, out_features, cols), dtype=torch.uint8, device=device)
-    return into[: weight_format.size_bytes(out_features, cols)], into[
-        aligned(weight_format.size_bytes(out_features, cols)) :
-    ].view(torch.float32)
+    """Allocate memory for weights and block scales, one behind the other, unless it is given."""
+    if isinstance(into, tuple):
+        return into
+    memory: torch.Tensor = (
+        torch.empty(_memory_bytes(weight_format, out_features, cols), dtype=torch.uint8, device=device)
+        if into is None
+        else into
+    )
+    size = weight_format.size_bytes(out_features, cols)
+    return memory[:size], memory[aligned(size) :].view(torch.float32)
 
 
 def _table_of(layout: WeightLayout, device: torch.device | str) -> torch.Tensor | None:
@@ -113,14 +118,15 @@ class Packer:
         self._staging = 0
 
     def pack(
-        self, parts: Sequence[MatrixSource], into: torch.Tensor | None = None,
+        self, parts: Sequence[MatrixSource], into: Memory | None = None,
         uploaded: Callable[[int], None] | None = None, interleaved: bool = False,
     ) -> PackedMatrix:  # fmt: skip
         """Pack one matrix, or several of one layout one below the other or interleaved.
 
         Args:
             parts: matrices of one layout and width; all but the last have a multiple of 64 out_features.
-            into: uint8 [memory_bytes(parts)], 256-byte aligned, for weights and block scales; allocated if None.
+            into: memory for weights and block scales, 256-byte aligned: uint8 [memory_bytes(parts)], or both apart;
+                allocated if None.
             uploaded: called with the number of raw bytes of each run that is on its way.
             interleaved: True if blocks of 64 out_features of two matrices alternate.
 

@@ -8,7 +8,7 @@ that holds it exactly.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +70,18 @@ def pack_plain(source: MatrixSource, device: torch.device) -> PlainMatrix:
         arrays[name] = np.zeros(1, np.int8) if joined is None else np.ascontiguousarray(joined)
     store = Store((array.nbytes for array in arrays.values()), device)
     return PlainMatrix(out_features, cols, {name: _send(array, store) for name, array in arrays.items()}, parts[0][1])
+
+
+def stack_plain(matrices: Sequence[PlainMatrix]) -> PlainMatrix:
+    """Matrices of one layout and width, one below the other."""
+    first = matrices[0]
+    if len(matrices) == 1:
+        return first
+    arrays = {
+        name: array if array.numel() == 1 or name == "codebook" else torch.cat([each.arrays[name] for each in matrices])
+        for name, array in first.arrays.items()
+    }
+    return PlainMatrix(sum(each.out_features for each in matrices), first.in_features, arrays, first.constants)
 
 
 def _arrays(planes: Planes) -> tuple[dict[str, NDArray[Any] | None], dict[str, Any]]:

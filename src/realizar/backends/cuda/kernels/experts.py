@@ -1,0 +1,111 @@
+"""A mixture's choice of experts, and matmuls of pairs with experts that are not in fragment order.
+
+A pair is a token and one expert that it goes through; its number is token * PER_TOKEN + slot.
+"""
+
+import triton
+import triton.language as tl
+
+from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.plain_weights import load_weights
+
+
+@triton.jit
+def choose_experts(
+    scores, scores_stride, header, chosen, weights, scale, experts,
+    PER_TOKEN: tl.constexpr, NORMALIZED: tl.constexpr, DEPENDENT: tl.constexpr, SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Softmax over all experts, then the highest, of equal ones the first. Grid: tokens.
+
+    chosen int32, weights float32 [tokens, PER_TOKEN], the highest score first; a token of padding, from header[1] on,
+    chooses -1. Scores that are NaN choose the first experts, with weights that are NaN.
+    """
+    begin(DEPENDENT)
+    token = tl.program_id(0)
+    live = token < tl.load(header + 1)
+    expert = tl.arange(0, BLOCK)
+    inside = expert < experts
+    x = tl.load(scores + token.to(tl.int64) * scores_stride + expert, mask=inside, other=float("-inf"))
+    power = tl.where(inside, tl.exp(x - tl.max(x, axis=0)), 0.0)
+    share = power / tl.sum(power, axis=0)
+    left = tl.where(inside, tl.where(share == share, share, 0.0), -1.0)
+    slot = tl.arange(0, SLOTS)
+    ids = tl.zeros([SLOTS], tl.int32)
+    parts = tl.zeros([SLOTS], tl.float32)
+    total = 0.0
+    for i in tl.static_range(PER_TOKEN):
+        best = tl.min(tl.where(left == tl.max(left, axis=0), expert, 2147483647), axis=0)
+        part = tl.sum(tl.where(expert == best, share, 0.0), axis=0)
+        ids = tl.where(slot == i, best, ids)
+        parts = tl.where(slot == i, part, parts)
+        total += part
+        left = tl.where(expert == best, -1.0, left)
+    if NORMALIZED:
+        parts = parts / total
+    at = token * PER_TOKEN + slot
+    tl.store(chosen + at, tl.where(live, ids, -1), mask=slot < PER_TOKEN)
+    tl.store(weights + at, parts * scale, mask=slot < PER_TOKEN)
+
+
+@triton.jit
+def store_pair(sums, pair, feature, inside, factors, out, out_stride, WEIGHED: tl.constexpr):
+    """out[pair, feature] = sums, times the pair's factor where WEIGHED."""
+    if WEIGHED:
+        sums *= tl.load(factors + pair)
+    tl.store(out + pair.to(tl.int64) * out_stride + feature, sums, mask=inside)
+
+
+@triton.jit
+def multiply_float_pairs(
+    x, x_stride, chosen, factors, out, out_stride, weights, out_features, cols,
+    PER_INPUT: tl.constexpr, WEIGHED: tl.constexpr, DEPENDENT: tl.constexpr, OUT_FEATURES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """out [pairs, out_features] = x [pairs / PER_INPUT, cols] times the chosen experts of float matrices.
+
+    Grid: pairs, blocks of out_features. Pairs of no expert are left as they are.
+    """
+    begin(DEPENDENT)
+    pair = tl.program_id(0)
+    expert = tl.load(chosen + pair).to(tl.int64)
+    if expert >= 0:
+        feature = tl.program_id(1) * OUT_FEATURES + tl.arange(0, OUT_FEATURES)
+        inside = feature < out_features
+        row = weights + (expert * out_features + feature)[:, None] * cols
+        values = x + (pair // PER_INPUT).to(tl.int64) * x_stride
+        sums = tl.zeros([OUT_FEATURES, COLUMNS], tl.float32)
+        for block in tl.range(0, (cols + COLUMNS - 1) // COLUMNS):
+            column = block * COLUMNS + tl.arange(0, COLUMNS)
+            w = tl.load(row + column[None, :], mask=inside[:, None] & (column < cols)[None, :], other=0.0)
+            a = tl.load(values + column, mask=column < cols, other=0.0)
+            sums += w.to(tl.float32) * a[None, :]
+        store_pair(tl.sum(sums, axis=1), pair, feature, inside, factors, out, out_stride, WEIGHED)
+
+
+@triton.jit
+def multiply_plain_pairs(
+    x, x_stride, chosen, factors, out, out_stride, out_features, cols, low, high, small, small_minima, supers,
+    super_minima, codebook, signs,
+    LOW: tl.constexpr, HIGH: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr,
+    MINIMA: tl.constexpr, VECTOR: tl.constexpr, CODEBOOK: tl.constexpr, SIGNS: tl.constexpr, PER_INPUT: tl.constexpr,
+    WEIGHED: tl.constexpr, DEPENDENT: tl.constexpr, OUT_FEATURES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """As `multiply_float_pairs`, of quantised matrices row by row."""
+    begin(DEPENDENT)
+    pair = tl.program_id(0)
+    expert = tl.load(chosen + pair).to(tl.int64)
+    if expert >= 0:
+        feature = tl.program_id(1) * OUT_FEATURES + tl.arange(0, OUT_FEATURES)
+        inside = feature < out_features
+        values = x + (pair // PER_INPUT).to(tl.int64) * x_stride
+        sums = tl.zeros([OUT_FEATURES, COLUMNS], tl.float32)
+        for block in tl.range(0, (cols + COLUMNS - 1) // COLUMNS):
+            column = block * COLUMNS + tl.arange(0, COLUMNS)
+            w = load_weights(
+                low, high, small, small_minima, supers, super_minima, codebook, signs,
+                expert * out_features + feature, column, cols, inside, LOW, HIGH, OFFSET, GROUP, SUPER, MINIMA, VECTOR,
+                CODEBOOK, SIGNS,
+            )  # fmt: skip
+            sums += w * tl.load(values + column, mask=column < cols, other=0.0)[None, :]
+        store_pair(tl.sum(sums, axis=1), pair, feature, inside, factors, out, out_stride, WEIGHED)

@@ -1,0 +1,213 @@
+"""Matmuls of pairs with the experts that tokens chose: a token and one expert that it goes through make a pair.
+
+Each matmul is one launch for all pairs of a step, whose experts it reads on the device. Matrices in fragment order have
+the mat-vec of integers, whatever the number of tokens; others have a kernel in Triton that reads float32. A pair's sums
+have one order, so they have the same bits in any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from realizar.backends.cuda.kernels.experts import multiply_float_pairs, multiply_plain_pairs
+from realizar.backends.cuda.layouts.fragments import FragmentFormat
+from realizar.backends.cuda.matmul.folded_norm import NO_NORM, FoldedNorm
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
+from realizar.backends.cuda.matmul.quantized import MatmulKernels
+from realizar.backends.cuda.native.compiler import compile_sources
+from realizar.backends.cuda.native.experts.source import EXPERT_SIZES, expert_source
+from realizar.backends.cuda.native.launcher import Kernel
+from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles
+from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts, Stack
+from realizar.backends.cuda.weights.plain import PlainMatrix
+from realizar.models.spec import Experts, ModelSpec
+
+INTEGERS, FLOATS = InputFormat("int8"), InputFormat("f32")
+_WARPS, _MOST_PARTS = 24, 6  # of a multiprocessor, by registers; that share a tile's columns
+_OUT_FEATURES, _COLUMNS = 16, 128  # of a block of Triton's kernels
+
+Key = tuple[FragmentFormat, MatvecTiles, GatedActivation | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The pairs of a step: number token * per_token + slot.
+
+    Attributes:
+        chosen: int32 [>= tokens * per_token], the expert of each, or -1.
+        weights: float32, of as many, by which the outputs of experts are multiplied.
+        per_token: experts that a token goes through.
+    """
+
+    chosen: torch.Tensor
+    weights: torch.Tensor
+    per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsInput:
+    """What reads the norm before a mixture: its router, in float32, and its experts."""
+
+    formats: tuple[InputFormat, ...]
+    all_packed: bool = False
+
+    def input_formats(self, tokens: int) -> tuple[InputFormat, ...]:
+        """Formats that the norm must write."""
+        return self.formats
+
+    def applies_norm_scale(self, tokens: int) -> bool:
+        """False: the router takes a norm that is finished."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsOutput:
+    """The outputs of a token's experts, which the norm after them adds up in the order of slots, as it does splits.
+
+    Attributes:
+        per_token: experts that a token goes through. width: of an output.
+    """
+
+    per_token: int
+    width: int
+    bias: None = None
+
+    def splits(self, tokens: int) -> int:
+        """Outputs that make up a token's."""
+        return self.per_token
+
+    def adds_residual(self, tokens: int) -> bool:
+        """False: no single kernel has a token's whole sums."""
+        return False
+
+    def partials(self, memory: torch.Tensor, tokens: int) -> torch.Tensor:
+        """float32 [slots, tokens, width], a view of `memory`, which has the pairs one after the other."""
+        return memory[: tokens * self.per_token * self.width].view(tokens, self.per_token, -1).transpose(0, 1)
+
+
+class ExpertMatmuls:
+    """Multiplies pairs; compiles kernels of matrices in fragment order.
+
+    Args:
+        matmuls: of dense matrices, on the same device; None where Triton's kernels run alone.
+    """
+
+    def __init__(self, matmuls: MatmulKernels | None) -> None:
+        self._matmuls = matmuls
+        self._kernels: dict[Key, Kernel] = {}
+
+    def ends_with_activation(self, matrices: ExpertMatrices) -> bool:
+        """True if the launch of gate and up applies the activation, and writes what down reads."""
+        return len(matrices.gate_up) == 1 and isinstance(matrices.down, PackedExperts)
+
+    def prepare(self, mixtures: Iterable[tuple[Experts, ExpertMatrices]]) -> None:
+        """Compile and load the kernels of mixtures.
+
+        Raises:
+            KernelError: one does not compile or does not fit the device.
+        """
+        keys = {key: None for experts, matrices in mixtures for key in self._keys(experts, matrices)}
+        missing = [key for key in keys if key not in self._kernels]
+        if self._matmuls is None or not missing:
+            return
+        sources = [expert_source(*key) for key in missing]
+        for key, source, cubin in zip(missing, sources, compile_sources(sources, self._matmuls.arch), strict=True):
+            self._kernels[key] = Kernel(cubin, source.name, 0)
+
+    def _keys(self, experts: Experts, matrices: ExpertMatrices) -> Iterable[Key]:
+        activation = experts.activation if self.ends_with_activation(matrices) else None
+        for stack, gated in (*((each, activation) for each in matrices.gate_up), (matrices.down, None)):
+            if isinstance(stack, PackedExperts):
+                yield self._key(stack, experts.experts_per_token, gated)
+
+    def _key(self, stack: PackedExperts, per_token: int, activation: GatedActivation | None) -> Key:
+        """Tiles depend on shapes alone. With one token all warps of the device have work, and none waits for another.
+
+        Gate and up that end with the activation are two tiles of a block.
+        """
+        assert self._matmuls is not None
+        tiles = 1 if activation is None else 2
+        blocks = -(-stack.out_features // (16 * tiles)) * per_token
+        at_once = -(-blocks // self._matmuls.tuning.processors)
+        chunks = stack.format.chunks(stack.in_features)
+        parts = max(1, min(_WARPS // (tiles * at_once), _MOST_PARTS, chunks // 2))
+        resident = max(1, min(at_once, _WARPS // (tiles * parts)))
+        return stack.format, MatvecTiles(1, tiles, parts, 2, resident), activation
+
+    def activate(
+        self, stack: PackedExperts, activation: GatedActivation, source: ActivationBuffer, pairs: Pairs,
+        target: ActivationBuffer, tokens: int, norm: FoldedNorm | None = None,
+    ) -> None:  # fmt: skip
+        """Start target [pairs] = activation(gate) * up, of gate and up = source [tokens] times the pairs' experts.
+
+        Args:
+            stack: gate and up, interleaved.
+            target: codes and terms of as many columns as gate has.
+            norm: of `source`, where its scale is still missing.
+        """
+        self._launch(
+            stack, activation, source, pairs, (target.codes.data_ptr(), target.terms.data_ptr(), 0), tokens,
+            pairs.per_token, norm,
+        )  # fmt: skip
+
+    def multiply(
+        self, stack: Stack, source: ActivationBuffer, pairs: Pairs, out: torch.Tensor, tokens: int, *,
+        of_pairs: bool = False,
+    ) -> None:  # fmt: skip
+        """Start out [pairs] = source times the pairs' experts.
+
+        Args:
+            source: a row for each token, in the format of `input_format`.
+            out: float32 [pairs, >= out_features], contiguous; gets columns from 0 on.
+            of_pairs: True if `source` has a row for each pair; then the outputs are multiplied by the pairs' weights.
+        """
+        per_input, stride = 1 if of_pairs else pairs.per_token, out.stride(0)
+        if isinstance(stack, PackedExperts):
+            assert stride == stack.out_features
+            factors = pairs.weights.data_ptr() if of_pairs else 0
+            self._launch(stack, None, source, pairs, (out.data_ptr(), 0, factors), tokens, per_input, None)
+            return
+        width, cols = out.shape[1], int(stack.shape[1]) if isinstance(stack, torch.Tensor) else stack.in_features
+        grid = tokens * pairs.per_token, -(-width // _OUT_FEATURES)
+        shared = source.values, source.cols, pairs.chosen, pairs.weights, out, stride
+        constants = {
+            "PER_INPUT": per_input, "WEIGHED": of_pairs, "DEPENDENT": False, "OUT_FEATURES": _OUT_FEATURES,
+            "COLUMNS": _COLUMNS,
+        }  # fmt: skip
+        if isinstance(stack, PlainMatrix):
+            multiply_plain_pairs[grid](*shared, width, cols, **stack.arrays, **stack.constants, **constants)
+        else:
+            multiply_float_pairs[grid](*shared, stack, width, cols, **constants)
+
+    def _launch(
+        self, stack: PackedExperts, activation: GatedActivation | None, source: ActivationBuffer, pairs: Pairs,
+        target: tuple[int, int, int], tokens: int, per_input: int, norm: FoldedNorm | None,
+    ) -> None:  # fmt: skip
+        """Start the mat-vec; `target` has the addresses of output, its terms and factors."""
+        assert self._matmuls is not None
+        key = self._key(stack, pairs.per_token, activation)
+        tiles, table = key[1], stack.weights if stack.table is None else stack.table
+        blocks = tiles.grid(stack.out_features, 1, 1)[0]
+        arguments = [
+            stack.weights.data_ptr(), stack.block_scales.data_ptr(), table.data_ptr(), *target,
+            pairs.chosen.data_ptr(), source.codes.data_ptr(), source.terms.data_ptr(), stack.stride,
+            stack.strips, stack.out_features, stack.format.chunks(stack.in_features), blocks, per_input,
+            *(NO_NORM if norm is None else norm.arguments()),
+        ]  # fmt: skip
+        grid, dependent = (blocks * tokens * pairs.per_token, 1, 1), self._matmuls.is_dependent(tokens)
+        stream = self._matmuls.stream(None)
+        self._kernels[key].launch(grid, tiles.threads, arguments, EXPERT_SIZES, stream, dependent)
+
+
+def input_format(stack: Stack) -> InputFormat:
+    """The format of the activations that a stack's kernel reads."""
+    return INTEGERS if isinstance(stack, PackedExperts) else FLOATS
+
+
+def expert_floats(spec: ModelSpec, tokens: int) -> int:
+    """float32 of the largest sums of a step's pairs: gate's and up's, or the last matrix's."""
+    sizes = (one.experts_per_token * max(2 * one.up.out_features, one.down.out_features) for _, one in spec.mixtures())
+    return tokens * max(sizes, default=0)

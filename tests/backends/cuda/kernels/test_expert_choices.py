@@ -1,0 +1,58 @@
+"""The choice of experts beside numpy: ties, scores that are not finite, padding, divided weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+
+from realizar.backends.cuda.kernels.experts import choose_experts  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def choose(
+    scores: NDArray[np.float32], per_token: int, live: int, normalized: bool = True, scale: float = 1.0
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    tokens, experts = scores.shape
+    header = torch.zeros(16, dtype=torch.int32, device=DEVICE)
+    header[1] = live
+    chosen = torch.full((tokens, per_token), -9, dtype=torch.int32, device=DEVICE)
+    weights = torch.zeros((tokens, per_token), device=DEVICE)
+    padded, slots = 1 << (experts - 1).bit_length(), 1 << (per_token - 1).bit_length()
+    choose_experts[(tokens,)](
+        torch.from_numpy(scores).to(DEVICE), experts, header, chosen, weights, scale, experts, PER_TOKEN=per_token,
+        NORMALIZED=normalized, DEPENDENT=False, SLOTS=slots, BLOCK=padded,
+    )  # fmt: skip
+    return chosen.cpu().numpy(), weights.cpu().numpy()
+
+
+@pytest.mark.parametrize(("experts", "per_token"), [(128, 8), (6, 3), (5, 5), (1, 1)])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_highest_scores(experts: int, per_token: int, normalized: bool) -> None:
+    rng = np.random.default_rng(experts)
+    scores = rng.integers(-3, 4, (9, experts)).astype(np.float32)  # many are equal
+    scores[0] = 1.0
+    scores[1] += 80.0
+    chosen, weights = choose(scores, per_token, 7, normalized, 2.5)
+    powers = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
+    shares = powers / powers.sum(axis=1, keepdims=True)
+    expected = np.argsort(-scores, axis=1, kind="stable")[:, :per_token]  # of equal ones the first
+    assert np.array_equal(chosen[:7], expected[:7])
+    assert (chosen[7:] == -1).all(), "tokens of padding choose none"
+    found = np.take_along_axis(shares, expected, axis=1)
+    wanted = 2.5 * (found / found.sum(axis=1, keepdims=True) if normalized else found)
+    np.testing.assert_allclose(weights[:7], wanted[:7], rtol=1e-5)
+
+
+def test_scores_that_are_not_a_number_choose_experts_that_exist() -> None:
+    scores = np.zeros((2, 6), np.float32)
+    scores[0, 4] = np.nan
+    scores[1, 5] = 1.0
+    chosen, weights = choose(scores, 2, 2)
+    assert chosen.tolist() == [[0, 1], [5, 0]]
+    assert np.isnan(weights[0]).all()
+    assert np.isfinite(weights[1]).all()

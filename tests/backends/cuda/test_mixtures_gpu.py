@@ -1,0 +1,222 @@
+"""Mixtures of experts on a GPU: matmuls of pairs in every weight type, random models, and a row in any batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
+from random_models import Recipe, random_model, random_tokens  # noqa: E402
+from realizar.backends.cuda.matmul.experts import FLOATS, INTEGERS, ExpertMatmuls, Pairs, input_format  # noqa: E402
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers  # noqa: E402
+from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
+from realizar.backends.cuda.weights.experts import ExpertLoader  # noqa: E402
+from realizar.backends.cuda.weights.pack_raw import Packer  # noqa: E402
+from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
+from realizar.bench.generate import generate_gguf  # noqa: E402
+from realizar.checkpoint.open import open_checkpoint  # noqa: E402
+from realizar.config import EngineConfig  # noqa: E402
+from realizar.models.spec import Experts  # noqa: E402
+from realizar.quantization import QUANTIZED_TYPES  # noqa: E402
+from reference_model import ReferenceModel  # noqa: E402
+from reference_tensors import load_tensors  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda")
+Array = NDArray[np.float64]
+
+
+def stored(values: Array, kind: str) -> tuple[ActivationBuffer, Array]:
+    """Rows as a stack's kernel reads them, and the numbers that are then in them."""
+    x = torch.from_numpy(values.astype(np.float32)).cuda()
+    if kind == "f32":
+        buffer = ActivationBuffers(len(values), DEVICE).get(FLOATS, values.shape[1])
+        buffer.values[:] = x
+        return buffer, x.double().cpu().numpy()
+    made, none = MatmulKernels(DEVICE).to_int8(x), torch.zeros(1, device=DEVICE)
+    buffer = ActivationBuffer(INTEGERS, values.shape[1], none, none, made.codes, made.terms)
+    return buffer, read_integers(buffer)
+
+
+def read_integers(buffer: ActivationBuffer) -> Array:
+    codes, terms = buffer.codes.double().cpu().numpy(), buffer.terms.double().cpu().numpy()
+    return (codes.reshape(len(codes), -1, 16) * terms[:, :, :1]).reshape(len(codes), -1)[:, : buffer.cols]
+
+
+def choices(count: int, rows: int, per_token: int, kind: str) -> NDArray[np.int32]:
+    """int32 [rows, per_token]: at random with rows that route nowhere, or all of one expert; some get no token."""
+    rng = np.random.default_rng(rows)
+    if kind == "one":
+        return np.tile(np.arange(per_token, dtype=np.int32)[::-1], (rows, 1))
+    found = np.stack([rng.permutation(count - 1)[:per_token] for _ in range(rows)]).astype(np.int32)
+    found[3::5] = -1
+    return found
+
+
+SHAPES = {  # hidden, width, experts, per token
+    "a strip": (256, 64, 5, 2),
+    "a part of a strip": (256, 96, 4, 3),
+    "a tail": (2880, 192, 3, 2),
+    "long": (512, 1024, 9, 8),
+}
+
+
+def recipe_of(weights: str, shape: str, **options: object) -> Recipe:
+    hidden, width, count, per_token = SHAPES[shape]
+    return Recipe(
+        hidden_size=hidden, feed_forward_size=width, windows=(None,), weights=weights, experts=count,
+        per_token=per_token, **options,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+CASES = [
+    *((ggml_type.name, "long") for ggml_type in QUANTIZED_TYPES),
+    *((name, shape) for name in ("Q8_0", "MXFP4", "F32", "BF16", "F16") for shape in list(SHAPES)[:3]),
+]
+
+
+@pytest.mark.parametrize(("weights", "shape"), CASES, ids=lambda value: value)
+def test_pairs(weights: str, shape: str) -> None:
+    """Gate and up, with the activation or without, and down times the pairs' weights: as in exact arithmetic."""
+    recipe = recipe_of(weights, shape)
+    hidden, width, count, per_token = SHAPES[shape]
+    spec, checkpoint = random_model(recipe)
+    part = spec.layers[0].feed_forward
+    assert isinstance(part, Experts)
+    tensors, done = WeightTensors(spec, checkpoint), []
+    matrices = ExpertLoader(tensors, DEVICE, Packer(DEVICE), done.append).load(part)
+    assert sum(done) == sum(tensors.size_bytes(linear.weight) for linear in part.expert_linears())
+    matmuls = ExpertMatmuls(MatmulKernels(DEVICE))
+    matmuls.prepare([(part, matrices)])
+    gate, up, down = (
+        np.stack([tensors.expert(linear.weight, e).dequantize() for e in range(count)]).astype(np.float64)
+        for linear in part.expert_linears()
+    )
+    rng = np.random.default_rng(3)
+    for rows, kind in ((1, "random"), (5, "one"), (37, "random")):
+        chosen, factors = choices(count, rows, per_token, kind), rng.random((rows, per_token)).astype(np.float32)
+        pairs = Pairs(
+            torch.from_numpy(chosen.reshape(-1)).cuda(), torch.from_numpy(factors.reshape(-1)).cuda(), per_token
+        )
+        live = chosen >= 0
+        source, x = stored(rng.standard_normal((rows, hidden)), input_format(matrices.gate_up[0]).kind)
+        sums = [np.einsum("rsoi,ri->rso", matrix[np.maximum(chosen, 0)], x) for matrix in (gate, up)]
+        expected = (sums[0] / (1 + np.exp(-sums[0])) * sums[1])[live]
+        if matmuls.ends_with_activation(matrices):
+            target, _ = stored(np.zeros((rows * per_token, width)), "int8")
+            matmuls.activate(matrices.gate_up[0], "silu", source, pairs, target, rows)
+            near(read_integers(target).reshape(rows, per_token, width)[live], expected, 8e-3)
+        else:
+            for stack, wanted in zip(matrices.gate_up, sums, strict=True):
+                out = torch.zeros((rows * per_token, width), device=DEVICE)
+                matmuls.multiply(stack, source, pairs, out, rows)
+                near(out.cpu().numpy().reshape(rows, per_token, width)[live], wanted[live], 2e-3)
+        source, x = stored(rng.standard_normal((rows * per_token, width)), input_format(matrices.down).kind)
+        out = torch.full((rows * per_token, hidden), 7.0, device=DEVICE)
+        matmuls.multiply(matrices.down, source, pairs, out, rows, of_pairs=True)
+        found = out.cpu().numpy().reshape(rows, per_token, hidden)
+        wanted = np.einsum("rsoi,rsi->rso", down[np.maximum(chosen, 0)], x.reshape(rows, per_token, width))
+        near(found[live], (wanted * factors[:, :, None])[live], 2e-3)
+        assert (found[~live] == 7.0).all(), "pairs of no expert are left as they are"
+
+
+def near(found: NDArray[np.floating], expected: Array, limit: float) -> None:
+    assert np.linalg.norm(found - expected) <= limit * np.linalg.norm(expected)
+
+
+RECIPES = {
+    "q4_k": recipe_of("Q4_K", "long", down_weights="Q6_K"),
+    "q8_0, two layers": replace(recipe_of("Q8_0", "a part of a strip"), windows=(None, None, None)),
+    "q4_0, down f16": recipe_of("Q4_0", "a strip", down_weights="F16", router_weights="F16"),
+    "bf16": recipe_of("BF16", "a strip", router_weights="BF16"),
+    "mxfp4, a tail": recipe_of("MXFP4", "a tail", parts=("undivided", "post_norms")),
+}
+
+
+def errors(found: NDArray[np.float32], expected: Array) -> Array:
+    return np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_random_models(name: str) -> None:
+    """Prompts of several lengths side by side, in chunks and token by token; where a router has two experts that are
+    nearly equal, rounding may choose the other one."""
+    recipe = RECIPES[name]
+    spec, checkpoint = random_model(recipe)
+    config = EngineConfig(max_running=6, max_step_tokens=320, kv_cache_bytes=64 << 20, kv_cache_dtype="f16")
+    runner = GPURunner(spec, checkpoint, config)
+    reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
+    prompts = [random_tokens(recipe, length, seed) for seed, length in enumerate((3, 37, 200))]
+    rng = np.random.default_rng(5)
+    requests = [runner.request(row, ids, rng, first=20 * row) for row, ids in enumerate(prompts)]
+    while left := [request for request in requests if request.computed < len(request.token_ids)]:
+        chosen = [left[i] for i in rng.permutation(len(left))]
+        runner.step([(r, int(min(len(r.token_ids) - r.computed, rng.choice([1, 2, 5, 33, 100])))) for r in chosen])
+    found = np.concatenate(
+        [errors(r.values(), reference.logits(ids)) for r, ids in zip(requests, prompts, strict=True)]
+    )
+    runner.close()
+    assert np.isfinite(found).all()
+    assert np.quantile(found, 0.9) <= 0.03, np.quantile(found, [0.5, 0.9, 1.0])
+    assert found.max() <= 0.5
+
+
+def test_a_file_runs(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    generate_gguf("tiny-moe", path, "q4_k_m")
+    runner = load_gpu_runner(path, EngineConfig(max_running=2, context_length=128))
+    ids = np.random.default_rng(7).integers(0, 512, 61).tolist()
+    found = runner.logits(ids, (14, 1, 5, 41))
+    expected = ReferenceModel(runner.spec, load_tensors(runner.spec, open_checkpoint(path)), np.float64).logits(ids)
+    runner.close()
+    assert np.quantile(errors(found, expected), 0.8) <= 0.04
+
+
+@pytest.mark.parametrize("name", ["q4_k", "bf16"])
+def test_batch_invariant(name: str) -> None:
+    """A row's logits have the same bits alone and in any batch, experts included."""
+    recipe = RECIPES[name]
+    config = EngineConfig(max_running=8, max_step_tokens=320, kv_cache_bytes=64 << 20, batch_invariant=True)
+    runner = GPURunner(*random_model(recipe), config)
+    prompts = [random_tokens(recipe, 40, seed) for seed in range(6)]
+    alone = []
+    for ids in prompts:
+        request = runner.request(0, ids)
+        runner.step([(request, 33)])
+        while request.computed < 40:
+            runner.step([(request, 1)])
+        alone.append(request.values())
+    requests = [runner.request(row, ids, first=10 * row) for row, ids in enumerate(prompts)]
+    for count in (2, 5, 6):
+        runner.step([(request, 33) for request in requests[:count] if not request.computed])
+    for _ in range(7):
+        runner.step([(request, 1) for request in requests])
+    for request, values in zip(requests, alone, strict=True):
+        assert np.array_equal(request.values().view(np.uint32), values.view(np.uint32))
+    runner.close()
+
+
+def test_graphs_give_what_launches_give() -> None:
+    """Logits of the same steps by graphs and launch by launch, bit for bit."""
+    found = []
+    for graphs in (True, False):
+        recipe = RECIPES["q4_k"]
+        config = EngineConfig(max_running=4, max_step_tokens=64, kv_cache_bytes=64 << 20, graphs=graphs)
+        runner = GPURunner(*random_model(recipe), config)
+        requests = [runner.request(row, random_tokens(recipe, 20, row), first=10 * row) for row in range(3)]
+        runner.step([(request, 17) for request in requests])
+        for _ in range(3):
+            runner.step([(request, 1) for request in requests])
+        found.append(np.concatenate([request.values() for request in requests]))
+        runner.close()
+    assert np.array_equal(found[0].view(np.uint32), found[1].view(np.uint32))
