@@ -10,7 +10,8 @@ from realizar.models.spec import ModelSpec
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 _TOKEN_STEP = 64
-_GRAPH_TOKENS = 512  # with more tokens in a step the device is busy for longer than the host takes to launch it
+_COARSE_STEPS = ((1024, 128), (1536, 256))  # of more tokens than 512, up to each; as few more graphs as that takes
+_GRAPH_TOKENS = 1536  # with more in a step the device is busy for longer than the host takes to launch it
 _GRAPH_CHUNKS = 16  # rows with chunks that a graph has room for, at least: a tile that is dead still costs a little
 
 
@@ -27,8 +28,11 @@ def padded_rows(count: int, most: int) -> int:
 
 
 def padded_tokens(count: int, most: int) -> int:
-    """The padded number of tokens of a step with chunks: 16, 32, or a multiple of 64."""
-    padded = next((size for size in (16, 32) if size >= count), -(-count // _TOKEN_STEP) * _TOKEN_STEP)
+    """The padded number of tokens of a step with chunks: 16, 32, or a multiple of 64, 128 or 256."""
+    step = _TOKEN_STEP
+    if count > 512:
+        step = next((step for end, step in _COARSE_STEPS if count <= end), _TOKEN_STEP)
+    padded = next((size for size in (16, 32) if size >= count), -(-count // step) * step)
     return min(padded, most)
 
 
@@ -40,14 +44,14 @@ def token_counts(most: int) -> list[int]:
 def chunk_shapes(sizes: StepSizes) -> list[StepShape]:
     """The shapes with chunks that have a graph: for each padded number of tokens a few numbers of decodes.
 
-    Few, since each is run and captured at load: with 64 rows at most 30, with any number at most 37. A context is cut
+    Few, since each is run and captured at load: with 64 rows at most 42, with any number at most 55. A context is cut
     into fewer parts the more decodes there may be: marks lie at most 8 times apart, so that what runs in a shape with
     room to spare still occupies a good part of the device.
     """
     shapes = []
     for tokens in token_counts(min(_GRAPH_TOKENS, sizes.tokens)):
         most = min(tokens, sizes.rows)
-        marks = (8,) if tokens <= 64 else (8, 64) if tokens <= 256 else (16, 64)
+        marks = (8,) if tokens <= 64 else (8, 64) if tokens <= 256 else (16, 64) if tokens <= 512 else (64,)
         tiles = min(sizes.tiles, tokens // sizes.tile_tokens + _GRAPH_CHUNKS)
         shapes += [StepShape(tokens, decodes, tiles) for decodes in (0, *(n for n in marks if n < most), most)]
     return shapes
