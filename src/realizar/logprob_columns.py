@@ -133,7 +133,13 @@ class LogprobColumns(Sequence[TokenLogprobs]):
         """The tokens at these places, in their order."""
         if len(places) == len(self) and all(map(operator.eq, places, range(len(self)))):
             return self
-        return LogprobColumns.joined([self.between(place, place + 1) for place in places])
+        ids, values = self.width * _ID_BYTES, self.width * _VALUE_BYTES
+        return LogprobColumns(
+            self.width,
+            b"".join([self.ids[place * ids : (place + 1) * ids] for place in places]),
+            b"".join([self.values[place * values : (place + 1) * values] for place in places]),
+            b"".join([self.ranks[place * _RANK_BYTES : (place + 1) * _RANK_BYTES] for place in places]),
+        )
 
     def __iter__(self) -> Iterator[TokenLogprobs]:
         width, ids, values = self.width, self.id_list(), self.value_list()

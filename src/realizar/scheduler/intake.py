@@ -80,6 +80,7 @@ class Intake:
             if found is not None and found.error is not None:
                 failed[found.request_id] = index
         outputs: list[TokenOutput] = []
+        others = output.others
         for index in is_open.nonzero()[0].tolist():
             owner = owners[index]
             if index in settled:
@@ -87,10 +88,12 @@ class Intake:
                 if found is not None:
                     outputs.append(found)
             elif owner is not None and not (failed and failed.get(owner.request.request_id, index) < index):
-                result = output.others.get(index)
+                gained, result = choices.gained[index], others.get(index)
                 if result is None:
-                    outputs.append(plain_output(owner, choices.gained[index], now_s))
-                elif (found := token_output(owner, Gain(choices.gained[index]), result, now_s)) is not None:
+                    outputs.append(plain_output(owner, gained, now_s))
+                elif len(result.logprobs) == len(gained) and not result.queried:
+                    outputs.append(plain_output(owner, gained, now_s, result.logprobs))
+                elif (found := token_output(owner, Gain(gained), result, now_s)) is not None:
                     outputs.append(found)
         return outputs
 

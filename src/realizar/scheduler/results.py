@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as ListOf
+
 from realizar.batch import RowOutput
-from realizar.outputs import RowError, TokenOutput
+from realizar.outputs import RowError, TokenLogprobs, TokenOutput
 from realizar.scheduler.sequence import Gain, Sequence
 
 
@@ -27,10 +29,12 @@ def token_output(sequence: Sequence, gain: Gain, result: RowOutput, now_s: float
     )
 
 
-def plain_output(sequence: Sequence, token_ids: tuple[int, ...], now_s: float) -> TokenOutput:
-    """The output of a step that gave a sequence tokens and nothing else."""
+def plain_output(
+    sequence: Sequence, token_ids: tuple[int, ...], now_s: float, logprobs: ListOf[TokenLogprobs] = ()
+) -> TokenOutput:
+    """The output of a step that gave a sequence tokens, maybe their log-probabilities, and nothing else."""
     started_s = now_s if sequence.scheduled_s is None else sequence.scheduled_s
-    output = TokenOutput(sequence.request.request_id, sequence.choice, token_ids, started_s, now_s)
+    output = TokenOutput(sequence.request.request_id, sequence.choice, token_ids, started_s, now_s, logprobs)
     output.num_cached_tokens = sequence.num_cached_tokens
     return output
 

@@ -92,7 +92,7 @@ class PendingResult:
     """
 
     choices: torch.Tensor
-    logprobs: list[tuple[Sequence[int], PendingLogprobs]]
+    logprobs: list[tuple[Sequence[int] | NDArray[np.integer[Any]], PendingLogprobs]]
     pooled: dict[int, torch.Tensor]
     errors: dict[int, RowError]
     done: torch.cuda.Event | None
@@ -157,13 +157,9 @@ class CUDAStep:
         """The step's columns, and by themselves the rows that have more than choices, or that failed."""
         columns = self.forward_input.columns
         choices, faults = self._standing(pending)
-        found: dict[int, StepEntry] = {}
-        for places, logprobs in pending.logprobs:
-            found.update(zip(places, logprobs.read(), strict=True))
         others: dict[int, RowOutput] = {}
-        if columns.only_decodes and not pending.errors:
-            self._take_logprobs(found, choices, others)
-        logprobs_of = self._by_rows(found)
+        found = self._take_logprobs(pending, choices, others)
+        logprobs_of = self._by_rows(found) if found else {}
         for index in sorted({*pending.errors, *pending.pooled, *logprobs_of, *faults} - others.keys()):
             others[index] = self._row_alone(index, pending, choices, faults, logprobs_of.get(index, ((), ())))
             if others[index].error is not None:
@@ -194,17 +190,32 @@ class CUDAStep:
         return choices, {index: int(after[index]) for index in failed.nonzero()[0].tolist()}
 
     def _take_logprobs(
-        self, found: dict[int, StepEntry], choices: NDArray[np.int32], others: dict[int, RowOutput]
-    ) -> None:
-        """Write outputs of rows with a choice and its log-probability, which leave `found`.
+        self, pending: PendingResult, choices: NDArray[np.int32], others: dict[int, RowOutput]
+    ) -> dict[int, StepEntry]:
+        """Write outputs of rows that have a choice with its log-probability, and nothing else.
 
-        In a step of decodes alone a row's index is also that of its choice. Rows whose numbers can't be used stay.
+        Returns:
+            All other log-probabilities, by the index of their wanted token.
         """
-        numbers, made = self.forward_input.columns.numbers.tolist(), choices[:, 0].tolist()
-        for index, logprobs in list(found.items()):
-            if made[index] >= 0 and not math.isnan(logprobs.logprob):
-                others[index] = RowOutput(numbers[index], (made[index],), logprobs)
-                del found[index]
+        found: dict[int, StepEntry] = {}
+        columns, wanted = self.forward_input.columns, self.wanted
+        alone = choices[:, 0] >= 0
+        if wanted.num_drafts:
+            alone[:] = False
+        alone[[*pending.errors, *pending.pooled, *columns.logprob_queries]] = False
+        rows = np.arange(len(columns)) if columns.only_decodes else np.array(wanted.rows, np.intp)
+        for indices, logprobs in pending.logprobs:
+            of_rows = rows[indices]
+            for places, entries, are_usable in logprobs.groups():
+                owners = of_rows[places]
+                plain = alone[owners] & are_usable
+                numbers, made = columns.numbers[owners].tolist(), choices[owners, 0].tolist()
+                for place, (row, is_plain) in enumerate(zip(owners.tolist(), plain.tolist(), strict=True)):
+                    if is_plain:
+                        others[row] = RowOutput(numbers[place], (made[place],), StepEntry(entries, place))
+                    else:
+                        found[int(indices[places[place]])] = StepEntry(entries, place)
+        return found
 
     def _row_alone(
         self, index: int, pending: PendingResult, choices: NDArray[np.int32], faults: Mapping[int, int],

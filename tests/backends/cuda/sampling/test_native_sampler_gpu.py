@@ -233,6 +233,29 @@ def test_graphs_choose_what_launches_do() -> None:
     assert len({flags & 39 for flags in replayed}) == 7  # sets of kernels
 
 
+def test_graphs_of_logprobs_find_what_launches_do() -> None:
+    """Lists of several lengths, rows that want none, and rows that change from step to step, in steps of all kinds."""
+    vocab, rows = 20_011, 40
+    graphs, launches = SampledSteps(rows, vocab, graphs=True), SampledSteps(rows, vocab)
+    rng = np.random.default_rng(3)
+    for row in range(rows):
+        sampling = SamplingParams(seed=row, temperature=row % 2, logprobs=(None, 0, 3, 20)[row % 4])
+        for each in (graphs, launches):
+            each.open(row, sampling, [1, 2, 3])
+    for number in range(12):
+        numbers = (
+            sorted(rng.permutation(rows)[: (40, 17, 3, 1)[number % 4]].tolist()) if number % 3 else list(range(rows))
+        )
+        logits = random_logits(len(numbers), vocab, number)
+        steps = [scheduled_row(row, (1,), 2, True) for row in numbers]
+        if number % 2:
+            one, other = (each.step(steps, logits) for each in (graphs, launches))
+        else:
+            one, other = (each.decode(numbers, [3] * len(numbers), logits) for each in (graphs, launches))
+        assert one == other
+        assert any(output.logprobs for output in one) or len(numbers) == 1
+
+
 def test_graphs_of_rows_whose_logits_can_not_be_used() -> None:
     native = SampledSteps(3, 5000, graphs=True)
     logits = random_logits(3, 5000, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,18 +30,27 @@ class PendingLogprobs:
         lines: float64 [rows, 3 + 2 * most]: id, rank, log-probability, the most probable ids, theirs.
     """
 
-    top_n: Sequence[int]
+    top_n: Sequence[int] | NDArray[np.integer[Any]]
     lines: torch.Tensor
 
+    def groups(self) -> list[tuple[NDArray[np.intp], LogprobColumns, NDArray[np.bool_]]]:
+        """Rows that list equally many ids, intp [some], their columns, and true for rows whose numbers can be used.
+
+        The copy must be done.
+        """
+        lines, counts = self.lines.numpy(), np.asarray(self.top_n, np.intp)
+        if len(counts) and counts.min() == counts.max():
+            every = np.arange(len(counts))
+            return [(every, _columns(lines, int(counts[0])), ~np.isnan(lines[:, 2]))]
+        groups = [(counts == count).nonzero()[0] for count in np.unique(counts)]
+        return [(rows, _columns(lines[rows], int(counts[rows[0]])), ~np.isnan(lines[rows, 2])) for rows in groups]
+
     def read(self) -> list[StepEntry]:
-        """The log-probabilities of each row, rows that list equally many in columns together. The copy must be done."""
-        lines, counts = self.lines.numpy(), np.array(self.top_n, np.intp)
+        """The log-probabilities of each row. The copy must be done."""
         entries: dict[int, StepEntry] = {}
-        for count in sorted(set(self.top_n)):
-            rows = (counts == count).nonzero()[0]
-            columns = _columns(lines[rows], count)
+        for rows, columns, _ in self.groups():
             entries.update({row: StepEntry(columns, place) for place, row in enumerate(rows.tolist())})
-        return [entries[row] for row in range(len(counts))]
+        return [entries[row] for row in range(len(self.top_n))]
 
 
 def _columns(lines: NDArray[np.float64], count: int) -> LogprobColumns:

@@ -11,10 +11,12 @@ from realizar.backends.cuda.sampling.native_rows import NativeRows
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
 
 _CHOICE, _DRAFTED, _QUERY = 8, 4, 4  # integers of a record
+MOST_IN_GRAPH = 20  # most probable ids that a query of a graph can list, as many as OpenAI's API
 _MOST_DRY = 192 << 20
 _BIN_BYTES = (8 + 4 + 4) * BINS  # of a place whose logits are kept
 _TILE_BYTES = 8 + 3 * 8 + 8 + 12  # sums and moments of a tile, its top, its share of a span
-_PLACE_BYTES = 40 + 8 + 4 * (_CHOICE + _DRAFTED + _QUERY) + 8 * ROOM + 16
+_LINE = 3 + 2 * MOST_IN_GRAPH
+_PLACE_BYTES = 40 + 8 + 4 * (_CHOICE + _DRAFTED + _QUERY) + 8 * (ROOM + _LINE) + 16
 
 
 class NativeBuffers:
@@ -23,6 +25,7 @@ class NativeBuffers:
     Adjusted logits and masks are made when they are first needed; the KV cache leaves them room.
 
     Attributes:
+        lines: float64 [selected, 3 + 2 * MOST_IN_GRAPH], the log-probabilities that graphs find.
         choices, queries: int32 [selected, fields], records of a step. drafted: the same of rows, in a step with drafts.
         draft_table: int32 [rows, 1 + drafts], room for the choices that stand.
         tables: uint8, `Tables` of sampling/rows.cu.
@@ -43,6 +46,8 @@ class NativeBuffers:
         self.queries = zeros((count, _QUERY), torch.int32)
         self.drafted = zeros((sizes.rows, _DRAFTED), torch.int32)
         self.draft_table = zeros((count,), torch.int32)
+        self.queries.fill_(-1)
+        self.lines = zeros((count, _LINE), torch.float64)
         self._next_mu = zeros((count,), torch.float64)
         self._sums = zeros((count, self.tiles), torch.int64)
         self._weights = zeros((count, BINS), torch.int64)

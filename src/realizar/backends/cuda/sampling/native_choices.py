@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.native.sampling.source import MOST_LISTED
 from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
-from realizar.backends.cuda.sampling.native_buffers import NativeBuffers
+from realizar.backends.cuda.sampling.native_buffers import MOST_IN_GRAPH, NativeBuffers
 from realizar.backends.cuda.sampling.native_graphs import SamplerGraphs
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.native_rows import ADJUST, CUT, DRAW, DRY, MIROSTAT, NativeRows
@@ -24,10 +24,13 @@ from realizar.outputs import RowError
 
 _NO_MASK = -1
 _HELD = -1  # in place of a row's number: it chose nothing, and keeps its state
+_NO_SLOT = -1  # of a query: it wants nothing
+_AS_CHOSEN = -1  # in place of a query's target
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
-Asked: TypeAlias = tuple[int, int, int]
-"""Log-probabilities wanted: index of the token in the step, target or -1 for what is chosen, length of the list."""
+Asked: TypeAlias = tuple[Integers, Integers, Integers]
+"""Log-probabilities wanted: index of each token in the step, target or -1 for what is chosen, length of the list."""
+_NOTHING_ASKED: Asked = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
 class NativeChoiceMaker:
@@ -35,7 +38,8 @@ class NativeChoiceMaker:
 
     A step of plain greedy rows launches nothing: the head's kernel has chosen. A step of other decodes replays a graph,
     for which everything is on the device. Any other step sends records of its choices, and launches what their kinds
-    need, each kernel over all of them. No row can fail on the host.
+    need, each kernel over all of them. Log-probabilities are a graph too, in steps of any rows, whose records are sent
+    where they are not those of the step before. No row can fail on the host.
 
     Args:
         context_length: of a row.
@@ -46,14 +50,18 @@ class NativeChoiceMaker:
         self._space, self._kernels = space, kernels
         self._rows = NativeRows(space.arrays.sizes.rows, space.logits.shape[1], context_length, device)
         self._buffers = NativeBuffers(space, self._rows)
-        self._graphs = SamplerGraphs(row_counts(space.arrays.sizes.rows))
+        counts = row_counts(space.arrays.sizes.rows)
+        self._graphs, self._logprob_graphs = SamplerGraphs(counts), SamplerGraphs(counts, (0,))
+        self._queries = np.zeros((0, 4), np.int32)  # the records that were sent last, if it was for a graph
         self.errors: dict[int, RowError] = {}
 
     def capture(self) -> None:
         self._graphs.capture(self._launch, self._space.logits.device)
+        self._logprob_graphs.capture(self._launch_logprobs, self._space.logits.device)
 
     def free_graphs(self) -> None:
         self._graphs.free()
+        self._logprob_graphs.free()
 
     def open(self, opened: OpenedRow) -> None:
         self._rows.open(opened, self._kernels.count_history)
@@ -113,28 +121,37 @@ class NativeChoiceMaker:
         self._finish(count, flags)
 
     def start_logprobs(self, step: CUDAStep, part: range) -> list[RowLogprobs]:
-        asked = [*self._asked_of_choices(step, part), *self._asked_of_queries(step, part)]
-        listed = [each for each in asked if min(each[2], self._buffers.vocab) <= MOST_LISTED]
-        found = [self._logprobs(part.start, listed)] if listed else []
-        if len(listed) < len(asked):
-            found += [self._long_logprobs(part.start, *each) for each in asked if each not in listed]
-        return found
+        indices, targets, top_n = self._asked_of_choices(step, part)
+        if part.stop > step.wanted.num_choices:
+            of_queries = self._asked_of_queries(step, part)
+            indices, targets, top_n = (
+                np.concatenate(both) for both in zip((indices, targets, top_n), of_queries, strict=True)
+            )
+        top_n = np.minimum(top_n, self._buffers.vocab)
+        if top_n.max(initial=0) <= MOST_LISTED:
+            return [self._logprobs(part.start, (indices, targets, top_n))] if len(indices) else []
+        listed = top_n <= MOST_LISTED
+        found = [self._logprobs(part.start, (indices[listed], targets[listed], top_n[listed]))] if listed.any() else []
+        long = zip(indices[~listed].tolist(), targets[~listed].tolist(), top_n[~listed].tolist(), strict=True)
+        return found + [self._long_logprobs(part.start, *each) for each in long]
 
-    def _asked_of_choices(self, step: CUDAStep, part: range) -> list[Asked]:
-        wanted = step.wanted
-        chosen = wanted.rows[part.start : min(part.stop, wanted.num_choices)]
-        if not chosen or not self._rows.wants_logprobs:
-            return []
-        top_n = self._rows.logprobs[step.forward_input.columns.numbers[chosen]]
+    def _asked_of_choices(self, step: CUDAStep, part: range) -> Asked:
+        wanted, numbers = step.wanted, step.forward_input.columns.numbers
+        if not self._rows.wants_logprobs or part.start >= wanted.num_choices:
+            return _NOTHING_ASKED
+        if not step.forward_input.columns.only_decodes:
+            numbers = numbers[wanted.rows[: wanted.num_choices]]
+        top_n = self._rows.logprobs[numbers[part.start : part.stop]]
         places = (top_n >= 0).nonzero()[0]
-        return [(part.start + at, -1, n) for at, n in zip(places.tolist(), top_n[places].tolist(), strict=True)]
+        return part.start + places, np.full(len(places), _AS_CHOSEN), top_n[places]
 
-    def _asked_of_queries(self, step: CUDAStep, part: range) -> list[Asked]:
+    def _asked_of_queries(self, step: CUDAStep, part: range) -> Asked:
         wanted, asked = step.wanted, []
         for index in range(max(part.start, wanted.num_choices), part.stop):
             query = step.forward_input.columns.logprob_queries[wanted.rows[index]][wanted.places[index]]
-            asked.append((index, -1 if query.target is None else query.target, query.top_n))
-        return asked
+            asked.append((index, _AS_CHOSEN if query.target is None else query.target, query.top_n))
+        indices, targets, top_n = np.array(asked, np.int64).T
+        return indices, targets, top_n
 
     def _make_with_drafts(self, step: CUDAStep) -> torch.Tensor:
         """The table of choices that stand, int32 [rows, 1 + drafts]."""
@@ -220,17 +237,28 @@ class NativeChoiceMaker:
         if flags & DRY:
             self._kernels.extend(self._buffers, count)
 
-    def _logprobs(self, first: int, asked: Sequence[Asked]) -> RowLogprobs:
+    def _logprobs(self, first: int, asked: Asked) -> RowLogprobs:
         """Start log-probabilities of tokens whose logits lie from those of `first` on."""
-        vocab = self._buffers.vocab
-        top_n = [min(each[2], vocab) for each in asked]
-        most = max(top_n)
-        indices, targets, _ = zip(*asked, strict=True)
-        slots = np.array(indices) - first
-        self._send((slots, np.array(targets), np.array(top_n), np.zeros_like(slots)), self._buffers.queries)
-        lines = torch.empty((len(asked), 3 + 2 * most), dtype=torch.float64, device=self._space.logits.device)
-        self._kernels.logprobs(self._buffers, lines, most)
+        indices, targets, top_n = asked
+        most = int(top_n.max())
+        padded = self._logprob_graphs.padded(len(indices)) if most <= MOST_IN_GRAPH else 0
+        queries = np.full((padded or len(indices), 4), _NO_SLOT, np.int32)
+        for field, column in enumerate((indices - first, targets, top_n)):
+            queries[: len(indices), field] = column
+        if not padded or not np.array_equal(queries, self._queries):
+            self._send(queries.T, self._buffers.queries)
+        self._queries = queries
+        if graph := self._logprob_graphs.find(len(indices)) if padded else None:
+            graph.replay()
+            lines = self._buffers.lines[: len(indices)]
+        else:
+            lines = torch.empty((len(indices), 3 + 2 * most), dtype=torch.float64, device=self._space.logits.device)
+            self._kernels.logprobs(self._buffers, lines, most)
         return indices, PendingLogprobs(top_n, lines.to("cpu", non_blocking=True))
+
+    def _launch_logprobs(self, count: int, _flags: int) -> None:
+        """Start the kernels of so many queries; what is captured."""
+        self._kernels.logprobs(self._buffers, self._buffers.lines[:count], MOST_IN_GRAPH)
 
     def _long_logprobs(self, first: int, index: int, target: int, top_n: int) -> RowLogprobs:
         """The same for a list longer than the kernel's."""
@@ -238,7 +266,7 @@ class NativeChoiceMaker:
         asked = [LogprobsAsked(None if target < 0 else target, top_n)]
         return [index], start_logprobs(self._space.logits[at], asked, self._space.choices[at].long())
 
-    def _send(self, columns: Sequence[Integers], where: torch.Tensor) -> None:
+    def _send(self, columns: Sequence[Integers] | Integers, where: torch.Tensor) -> None:
         """Send records, a column for each field, to the first lines of a buffer; the host need not wait."""
         pinned = self._pinned((len(columns[0]), len(columns)))
         lines = pinned.numpy()

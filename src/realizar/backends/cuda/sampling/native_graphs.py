@@ -1,4 +1,4 @@
-"""`SamplerGraphs`: the sampler of decodes as device graphs, by padded number of rows and set of kernels. torch."""
+"""`SamplerGraphs`: the sampler's kernels as device graphs, by padded number of rows and set of kernels. torch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _LAUNCHED = ADJUST | CUT | DRAW | DRY  # flags on which it depends which kernels
 
 
 class SamplerGraphs:
-    """Captured at load, replayed with one call. Steps of other rows than decodes launch kernel by kernel.
+    """Captured at load, replayed with one call. What has no graph is launched kernel by kernel.
 
     Args:
         counts: padded numbers of rows, ascending.
+        variants: sets of kernels, the cheapest first; the default has those of choices.
     """
 
-    def __init__(self, counts: Sequence[int]) -> None:
-        self._counts = list(counts)
+    def __init__(self, counts: Sequence[int], variants: Sequence[int] = VARIANTS) -> None:
+        self._counts, self._variants = list(counts), variants
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
     def capture(self, launch: Callable[[int, int], None], device: torch.device) -> None:
@@ -40,10 +41,10 @@ class SamplerGraphs:
             DeviceLostError: the device failed, not the capture.
         """
         recorder = GraphRecorder(device)
-        for flags in VARIANTS:
+        for flags in self._variants:
             launch(self._counts[-1], flags)  # loads its kernels
         for count in self._counts:
-            for flags in VARIANTS:
+            for flags in self._variants:
                 try:
                     self._graphs[count, flags] = recorder.record(partial(launch, count, flags))
                 except Exception as error:  # noqa: BLE001 - raised again where the device failed
@@ -51,14 +52,19 @@ class SamplerGraphs:
                     self._graphs.clear()
                     return
 
-    def find(self, count: int, flags: int) -> torch.cuda.CUDAGraph | None:
-        """The graph that samples so many rows whose choices have these flags together; None where there is none."""
+    def padded(self, count: int) -> int:
+        """The rows of the graph for so many; 0 where there is none."""
         at = bisect_left(self._counts, count)
-        if not self._graphs or at == len(self._counts):
+        return self._counts[at] if self._graphs and at < len(self._counts) else 0
+
+    def find(self, count: int, flags: int = 0) -> torch.cuda.CUDAGraph | None:
+        """The graph of so many rows whose choices have these flags together; None where there is none."""
+        padded = self.padded(count)
+        if not padded:
             return None
         wanted = flags & _LAUNCHED
-        variant = next(variant for variant in VARIANTS if not wanted & ~variant)
-        return self._graphs[self._counts[at], variant]
+        variant = next(variant for variant in self._variants if not wanted & ~variant)
+        return self._graphs[padded, variant]
 
     def free(self) -> None:
         """Free the graphs, whose memory is not that of tensors."""

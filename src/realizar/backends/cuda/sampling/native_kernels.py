@@ -78,7 +78,10 @@ class SamplingKernels:
         self._run("count_history", grid, 256, counts, tokens, num_prompt_tokens, size, counts.numel())
 
     def logprobs(self, buffers: NativeBuffers, lines: torch.Tensor, most: int) -> None:
-        """Write log-probabilities of as many queries as `lines`, float64 [queries, 3 + 2 * most], has rows."""
+        """Write log-probabilities of as many queries as `lines`, float64 [queries, 3 + 2 * most], has rows.
+
+        A query of slot -1 wants nothing, and its line stays as it is.
+        """
         count = lines.shape[0]
         self._run("survey_ids", (buffers.spans, count), 512, buffers.tables, buffers.queries)
         self._run("report_logprobs", (count, 1), 1024, buffers.tables, buffers.queries, lines, most)

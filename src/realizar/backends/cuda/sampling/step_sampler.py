@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from realizar.backends.cuda.step import CUDAStep
 from realizar.batch import OpenedRow
 from realizar.outputs import RowError
 
-RowLogprobs: TypeAlias = tuple[Sequence[int], PendingLogprobs]
+RowLogprobs: TypeAlias = tuple[Sequence[int] | NDArray[np.integer[Any]], PendingLogprobs]
 """Log-probabilities of some wanted tokens of a step, and their indices there."""
 
 

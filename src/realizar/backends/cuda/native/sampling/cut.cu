@@ -232,6 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) report_logprobs(
   extern __shared__ __align__(16) char memory[];
   Room& s = *(Room*)memory;
   const Query q = queries[blockIdx.x];
+  if (q.slot < 0) return;
   const Tables& t = *tables;
   const long tops = (long)q.slot * t.tiles;
   const u64 best = best_of(t.tops + tops, t.top_ids + tops, t.tiles);

@@ -53,7 +53,7 @@ struct Choice { int index, row, place, position, num_output, mask, draft_token, 
 // A row of a step with drafts.
 struct Drafted { int row, first, drafts, draft_token; };
 // Log-probabilities wanted of the logits `slot`; target -1: of the id chosen there.
-struct Query { int slot, target, top_n, padding; };
+struct Query { int slot, target, top_n, padding; };  // slot -1: nothing is wanted
 // Ids that stay: low <= (key, id) <= high, and (|distance - mean|, id) <= typical; `summed` where `sums` are theirs.
 struct Cut { u64 low, high, typical; float mean; int summed; };
 // The bin in which a row's first truncation by mass or count ends; the ids that gather_ids lists, 0, WHOLE or BIN, and

@@ -173,6 +173,7 @@ extern "C" __global__ void __launch_bounds__(512) weigh_left(const Tables* table
 extern "C" __global__ void __launch_bounds__(512) survey_ids(const Tables* tables, const Query* queries) {
   begin();
   const Query q = queries[blockIdx.y];
+  if (q.slot < 0) return;
   const Tables& t = *tables;
   const long tops = (long)q.slot * t.tiles;
   const u64 best = best_of(t.tops + tops, t.top_ids + tops, t.tiles);

@@ -1,0 +1,123 @@
+"""The records of log-probabilities: sent where they changed, read by a graph or by launches. No GPU is needed."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+
+from backends.cuda.sampling.test_native_records import space_of  # noqa: E402
+from realizar.backends.base import ForwardInput  # noqa: E402
+from realizar.backends.cuda.sampling.native_buffers import MOST_IN_GRAPH  # noqa: E402
+from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker  # noqa: E402
+from realizar.backends.cuda.step import wanted_tokens  # noqa: E402
+from realizar.batch import LogprobQuery, StepRows  # noqa: E402
+from realizar.sampling_params import SamplingParams  # noqa: E402
+from step_inputs import opened_row, scheduled_row  # noqa: E402
+
+ROWS, VOCAB = 8, 9000
+
+
+class Kernels:
+    """Writes each query's slot, target and length in place of its numbers."""
+
+    def __init__(self) -> None:
+        self.launched = 0
+        self.count_history = None  # no row has penalties
+
+    def logprobs(self, buffers: Any, lines: torch.Tensor, most: int) -> None:
+        self.launched += 1
+        assert lines.shape[1] == 3 + 2 * most
+        for query, line in zip(buffers.queries[: len(lines), :3].tolist(), lines, strict=True):
+            if query[0] >= 0:
+                line[:3] = torch.tensor(query, dtype=torch.float64)
+
+
+class Asking:
+    """Open rows of a sampler whose log-probabilities have graphs, and counts of what it sends and starts."""
+
+    def __init__(self) -> None:
+        self.kernels = Kernels()
+        self.maker = NativeChoiceMaker(space_of(ROWS, ROWS, VOCAB), 64, self.kernels)  # type: ignore[arg-type]
+        graphs: Any = self.maker._logprob_graphs
+        graphs._graphs = {(count, 0): SimpleNamespace(replay=partial(self._replay, count)) for count in graphs._counts}
+        self.replayed: list[int] = []
+        self.sent = 0
+        send: Any = self.maker._send
+
+        def counted(*arguments: Any) -> None:
+            self.sent += 1
+            send(*arguments)
+
+        self.maker._send = counted  # type: ignore[method-assign]
+
+    def _replay(self, count: int) -> None:
+        self.replayed.append(count)
+        self.maker._launch_logprobs(count, 0)
+
+    def open(self, row: int, logprobs: int | None) -> None:
+        self.maker.open(opened_row(row, SamplingParams(temperature=0.0, logprobs=logprobs), [1]))
+
+    def asked(self, columns: StepRows) -> dict[int, tuple[float, ...]]:
+        """Slot, target and length of each wanted token, as the kernels read them."""
+        positions = np.zeros(len(columns.token_ids), np.int32)
+        given = ForwardInput(columns, positions, (), ())
+        step: Any = SimpleNamespace(wanted=wanted_tokens(given), forward_input=given)
+        parts = self.maker.start_logprobs(step, range(len(step.wanted.tokens)))
+        found: dict[int, tuple[float, ...]] = {}
+        for indices, pending in parts:
+            assert len(indices) == len(pending.top_n) == len(pending.lines)
+            found.update(zip(list(indices), map(tuple, pending.lines[:, :3].tolist()), strict=True))
+        return found
+
+    def decode(self, *numbers: int) -> dict[int, tuple[float, ...]]:
+        rows, ones = np.array(numbers), np.ones(len(numbers), np.int32)
+        return self.asked(StepRows.of_decodes(rows, rows, ones, ones))
+
+
+def test_records_are_sent_where_they_changed() -> None:
+    asking = Asking()
+    for row, logprobs in ((0, 5), (1, None), (2, 0), (3, 5)):
+        asking.open(row, logprobs)
+    assert asking.decode(1) == {}
+    assert (asking.sent, asking.replayed) == (0, [])
+    expected = {0: (0, -1, 5), 2: (2, -1, 0), 3: (3, -1, 5)}
+    assert asking.decode(0, 1, 2, 3) == expected
+    assert asking.decode(0, 1, 2, 3) == expected
+    assert (asking.sent, asking.replayed) == (1, [4, 4])  # three queries, padded
+    assert asking.decode(3, 2, 0) == {0: (0, -1, 5), 1: (1, -1, 0), 2: (2, -1, 5)}
+    assert asking.decode(0) == {0: (0, -1, 5)}
+    assert asking.decode(0, 1, 2, 3) == expected
+    assert (asking.sent, asking.replayed) == (4, [4, 4, 4, 1, 4])
+
+
+def test_a_long_list_is_launched() -> None:
+    """So is what follows it, whose records are sent again."""
+    asking = Asking()
+    asking.open(0, 3)
+    asking.open(1, MOST_IN_GRAPH + 1)
+    assert asking.decode(0) == {0: (0, -1, 3)}
+    assert asking.decode(0, 1) == {0: (0, -1, 3), 1: (1, -1, MOST_IN_GRAPH + 1)}
+    assert (asking.sent, asking.replayed, asking.kernels.launched) == (2, [1], 2)
+    assert asking.decode(0) == {0: (0, -1, 3)}
+    assert (asking.sent, asking.replayed) == (3, [1, 1])
+
+
+def test_queries_beside_choices() -> None:
+    """Prompt scoring in a step whose other rows want log-probabilities of their choices."""
+    asking = Asking()
+    for row, logprobs in ((0, 2), (1, 1), (2, None)):
+        asking.open(row, logprobs)
+    queries = LogprobQuery(0, 77, 4), LogprobQuery(1, None, 0)
+    rows = (
+        scheduled_row(0, (1,), 3, True), scheduled_row(1, (1,), 3, True),
+        scheduled_row(2, (1, 2, 3), 0, False, logprob_queries=queries),
+    )  # fmt: skip
+    expected = {0: (0, -1, 2), 1: (1, -1, 1), 2: (2, 77, 4), 3: (3, -1, 0)}
+    assert asking.asked(StepRows.of(rows)) == expected
+    assert asking.replayed == [4]
