@@ -2,14 +2,15 @@
 
     python scripts/cuda_mix.py --seconds 10 --mixed-seconds 60 --out /tmp/mix
     python scripts/cuda_mix.py --seconds 4 --kinds greedy,temperature,dry,json-schema --mixed-seconds 0
+    python scripts/cuda_mix.py --kinds greedy,logprobs --api-processes 1,2,4
     python scripts/cuda_mix.py --shape llama-8b --in-flight 64,256 --words 128 --kinds greedy,temperature-top-p
     python scripts/cuda_mix.py --device cpu --model smollm2:135m --in-flight 16 --tokens 64 --mixed-seconds 0
 
 A server of a model with random weights is loaded by processes of its own. First each kind alone, 64 requests in flight
 (or each number of --in-flight) of 64 words and 256 tokens, the kinds in turn and several rounds; the table has the
 medians, their ratios to greedy and what is aimed for. Then 160 clients of all kinds, 1 to 6,000 words in and 1 to 400
-tokens out; 45 % leave early. The run takes about kinds x rounds x seconds and the mixed seconds, and a minute for the
-model and the start.
+tokens out; 45 % leave early. With several numbers of API processes a server of each is loaded in turn. The run takes
+about kinds x rounds x seconds and the mixed seconds, and a minute for the model and the start.
 """
 
 from __future__ import annotations
@@ -113,6 +114,8 @@ class ProcessorTimes:
 def _name_of(command: bytes) -> str:
     if b"fork_server" in command:
         return "grammars"
+    if b"cli.api_process" in command:
+        return "API processes"
     return "engine" if b"engine.process" in command else "API"
 
 
@@ -154,7 +157,8 @@ def _run(
     print(as_markdown([result]), flush=True)
     if arguments.out is not None:
         record = as_record([result], {**asdict(work), "rounds": rounds, "options": vars(arguments)}, requests=False)
-        name = f"kinds-{work.concurrency}.json" if kinds else "mixed.json"
+        name = f"kinds-{work.concurrency}" if kinds else "mixed"
+        name += f"-{arguments.api_processes}.json"
         (arguments.out / name).write_text(json.dumps(record, default=str), encoding="utf-8")
     return result
 
@@ -228,6 +232,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--leave", type=float, default=0.45)
     parser.add_argument("--generators", type=int, default=default_generators())
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--api-processes", default="1", help="numbers of them, each a server, with commas between")
     parser.add_argument("--serve", default="", help="further options of realizar serve, in one text")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=8793)
@@ -281,10 +286,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = arguments.keep or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
-        path = model_path(arguments, folder)
-        with served(path, arguments.port, options, folder / "cache") as running:
-            print(f"ready after {running.ready_s:.1f} s", flush=True)
-            lines = measure(arguments, ProcessorTimes(running.pid))
+        path, lines = model_path(arguments, folder), list[str]()
+        for processes in arguments.api_processes.split(","):
+            arguments.api_processes = int(processes)
+            with served(path, arguments.port, [*options, "--api-processes", processes], folder / "cache") as running:
+                print(f"ready after {running.ready_s:.1f} s, API processes: {processes}", flush=True)
+                lines += [f"API processes: {processes}", *measure(arguments, ProcessorTimes(running.pid))]
     print("\n".join(["", *lines]))
     if arguments.out is not None:
         (arguments.out / "summary.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

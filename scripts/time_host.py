@@ -5,6 +5,7 @@ thread that drives the engine, the median over the steps of all rows, since othe
 
     python scripts/time_host.py 1 16 64 256
     python scripts/time_host.py 64 --drafts 4
+    python scripts/time_host.py 64 --logprobs 5
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence as ListOf
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,6 +25,8 @@ from cuda_bench import random_checkpoint
 from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.sampling.ends import OutputEnds
+from realizar.backends.cuda.sampling.logprobs import PendingLogprobs
+from realizar.backends.cuda.sampling.step_sampler import RowLogprobs
 from realizar.backends.cuda.sampling.verify import NOT_REACHED
 from realizar.backends.cuda.shapes import padded_rows, step_sizes
 from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens
@@ -33,6 +37,7 @@ from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
+from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.engine.core.engine_core import EngineCore
 from realizar.models.spec import ModelSpec
 from realizar.request import Request
@@ -65,7 +70,8 @@ class Drafts:
 class AtOnce:
     """A backend that fills a step's arrays as the GPU's does, and computes nothing."""
 
-    def __init__(self, spec: ModelSpec, config: ResolvedConfig) -> None:
+    def __init__(self, spec: ModelSpec, config: ResolvedConfig, logprobs: int | None) -> None:
+        self._logprobs = logprobs
         self._config, self._sizes = config, step_sizes(spec, config, TILE)
         self._arrays = StepArrays(self._sizes, interpreter_device())
         self._pending: CUDAStep | None = None
@@ -108,37 +114,45 @@ class AtOnce:
         self._pending = CUDAStep(
             step,
             wanted,
-            _answer,
+            partial(_answer, logprobs=self._logprobs),
             lambda numbers, choices: self._ends.up_to_end(numbers, choices, np.zeros(len(numbers), np.int64)),
             torch.device("cpu"),
         )
         return self._pending
 
 
-def _answer(step: CUDAStep) -> PendingResult:
-    """The same choice for each row; of a row's drafts the first half is right."""
+def _answer(step: CUDAStep, logprobs: int | None) -> PendingResult:
+    """The same choice for each row, and as many ids in its list; of a row's drafts the first half is right."""
     wanted = step.wanted
+    found: list[RowLogprobs] = []
+    if logprobs is not None:
+        lines = torch.arange(wanted.num_choices * (3 + 2 * logprobs), dtype=torch.float64)
+        pending = PendingLogprobs([logprobs] * wanted.num_choices, lines.reshape(wanted.num_choices, -1))
+        found.append((np.arange(wanted.num_choices), pending))
     if not wanted.num_drafts:
-        return PendingResult(torch.full((wanted.num_choices, 1), RIGHT, dtype=torch.int32), [], {}, {}, None)
+        return PendingResult(torch.full((wanted.num_choices, 1), RIGHT, dtype=torch.int32), found, {}, {}, None)
     right = (step.forward_input.columns.num_drafts[wanted.choosing] // 2)[:, None]
     places = np.arange(1 + wanted.num_drafts)
     made = np.where(places < right, RIGHT, np.where(places == right, WRONG, NOT_REACHED))
-    return PendingResult(torch.from_numpy(made.astype(np.int32)), [], {}, {}, None)
+    return PendingResult(torch.from_numpy(made.astype(np.int32)), found, {}, {}, None)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Times the host's share of a step of decodes; needs no GPU.")
     parser.add_argument("rows", type=int, nargs="*", default=[256], help="sequences that decode together (default 256)")
     parser.add_argument("--drafts", type=int, default=0, help="drafts of each, half of which are right (default 0)")
+    parser.add_argument("--logprobs", type=int, help="most probable ids that each choice lists; without it none")
     given = parser.parse_args()
     for rows in given.rows:
-        found = [step_s(rows, given.drafts, prefix_cache=prefix_cache) for prefix_cache in (False, True)]
+        found = [
+            step_s(rows, given.drafts, given.logprobs, prefix_cache=prefix_cache) for prefix_cache in (False, True)
+        ]
         plain, cached = (f"{1e3 * seconds:.3f}" for seconds in found)
         print(f"{rows} rows: {plain} ms of the host's a step, {cached} with the prefix cache", flush=True)
     return 0
 
 
-def step_s(rows: int, drafts: int, *, prefix_cache: bool) -> float:
+def step_s(rows: int, drafts: int, logprobs: int | None, *, prefix_cache: bool) -> float:
     """Processor seconds of a step in which `rows` rows decode, with stop ids; the median of all such steps."""
     config = EngineConfig(
         max_running=rows, max_step_tokens=2048, context_length=PROMPT + STEPS + 1, prefix_cache=prefix_cache,
@@ -146,15 +160,17 @@ def step_s(rows: int, drafts: int, *, prefix_cache: bool) -> float:
     )  # fmt: skip
     spec, resolved = resolve_model(random_checkpoint("tiny", "q8_0"), config, ChosenDevice("cuda"))
     drafter = Drafts(drafts) if drafts else None
-    core = EngineCore(AtOnce(spec, resolved), spec, resolved, policy=Policy("prefill"), drafter=drafter)
-    rng, sampling = random.Random(rows), SamplingParams(temperature=0.0, stop_token_ids=(1, 2, 3))
+    core = EngineCore(AtOnce(spec, resolved, logprobs), spec, resolved, policy=Policy("prefill"), drafter=drafter)
+    rng, sampling = random.Random(rows), SamplingParams(temperature=0.0, stop_token_ids=(1, 2, 3), logprobs=logprobs)
     for row in range(rows):
         prompt = tuple(rng.randrange(spec.vocab_size) for _ in range(PROMPT))
         core.add(Request(str(row), prompt, sampling, STEPS))
     times_s: list[float] = []
+    columns = DeltaColumns()
     while core.has_work:
         started_s = time.thread_time()
         outputs = core.step()
+        columns.columns(outputs)  # what the client's process gets
         if len(outputs) == rows:
             times_s.append(time.thread_time() - started_s)
     core.close()

@@ -29,12 +29,14 @@ class ServerSize:
         context_length: tokens that each of them may hold.
         threads: CPU threads; None leaves them to the server.
         start_timeout_s: that loading may take.
+        api_processes: of realizar's own.
     """
 
     parallel: int
     context_length: int
     threads: int | None = None
     start_timeout_s: float = 300.0
+    api_processes: int = 1
 
 
 @contextmanager
@@ -65,6 +67,8 @@ def realizar_server(model: str, size: ServerSize) -> Iterator[str]:
     options = ["--max-running", str(size.parallel), "--context-length", str(size.context_length)]
     if size.threads is not None:
         options += ["--threads", str(size.threads)]
+    if size.api_processes > 1:
+        options += ["--api-processes", str(size.api_processes)]
     command = [sys.executable, "-m", "realizar", "serve", model, *options]
     with _running(command, "/ready", None, size.start_timeout_s) as url:
         yield url

@@ -57,6 +57,7 @@ def bench_serve_command(
     parallel: Annotated[Integer, Parameter(help="Requests at a time of started servers.")] = 16,
     context_length: _Context = None,
     threads: _Threads = None,
+    api_processes: Annotated[Integer, Parameter(help="API processes of the server of --model-file.")] = 1,
     temperature: Annotated[float | None, Parameter(help="Temperature of every request; default 0.")] = None,
     goodput: _Goodput = (),
     warmup: Annotated[Integer, Parameter(help="Requests sent first and not counted.")] = 2,
@@ -70,10 +71,10 @@ def bench_serve_command(
     from realizar.bench.serve_report import parse_objectives
 
     context_length = context_length if context_length is not None else _CONTEXTS[mixed.is_wanted]
-    _check_counts(("context-length", context_length), ("parallel", parallel))
+    _check_counts(("context-length", context_length), ("parallel", parallel), ("api-processes", api_processes))
     load.check()
     check_folder(picture)
-    size = ServerSize(parallel, context_length, threads)
+    size = ServerSize(parallel, context_length, threads, api_processes=api_processes)
     asked = Target("", url or "", model or "", api_key, load.chat)
     if mixed.is_wanted:
         _refuse_in_mixes(("goodput", goodput), ("temperature", temperature), ("picture", picture))
