@@ -35,4 +35,4 @@ class Policy:
 
     first: Literal["decode", "prefill"] = "decode"
     stretch: float = 2.5
-    least_step_s: float = 0.008
+    least_step_s: float = 0.012
