@@ -12,8 +12,8 @@ from realizar.models.spec import (
     ModelSpec,
     Norm,
     ShortConvolution,
-    TensorSource,
 )
+from realizar.models.tensor_source import TensorSource
 
 HIDDEN, WIDTH, EXPERTS, LENGTH, VOCAB = 8, 16, 4, 3, 32
 

@@ -22,8 +22,8 @@ from realizar.models.spec import (
     ModelSpec,
     Norm,
     Rope,
-    TensorSource,
 )
+from realizar.models.tensor_source import TensorSource
 from realizar.quantization.random_blocks import random_blocks
 
 _PATH = Path("random.gguf")
@@ -37,7 +37,8 @@ class Recipe:
         windows: one layer each.
         weights: ggml type of all matrices but the embedding, which is F16 and not tied.
         parts: of the architecture: `biases`, `layer_norm`, `qk_norm`, `token_norm`, `sinks`, `soft_cap`, `post_norms`,
-            `ungated`, `partial_rope`, `interleaved`, `no_rope`, `undivided`.
+            `ungated`, `partial_rope`, `interleaved`, `no_rope`, `undivided`. Of mixtures: `expert_biases`, `sigmoid`,
+            `selection_bias`, `groups` (2 of 4), `shared`, `shared_gate`, `clamped`.
         lacking: what each of the first layers does not have, a `mixer` or a `feed_forward`; None has both.
         experts: of every layer but the last of several, in place of its feed-forward, whose size one expert then has.
             The part `undivided` leaves their weights as the softmax has them. per_token: experts of a token.
@@ -126,17 +127,30 @@ class _Maker:
         count, ggml_type = self.recipe.experts, GGMLType[kind or self.recipe.weights]
         self.matrix(name, count * rows, cols, ggml_type.name)
         self.stored[name] = replace(self.stored[name], shape=(count, rows, cols))
-        return ExpertLinear(name, count, rows, cols)
+        if "expert_biases" not in self.recipe.parts:
+            return ExpertLinear(name, count, rows, cols)
+        bias = self.vector(f"{name}.bias", count * rows, 0.0)
+        self.stored[bias] = replace(self.stored[bias], shape=(count, rows))
+        return ExpertLinear(name, count, rows, cols, bias)
 
     def mixture(self, name: str) -> Experts:
-        recipe = self.recipe
+        recipe, parts = self.recipe, self.recipe.parts
         hidden, width = recipe.hidden_size, recipe.feed_forward_size
         weight = self.matrix(f"{name}.router", recipe.experts, hidden, recipe.router_weights)
-        router = Linear(weight, recipe.experts, hidden)
+        bias = self.vector(f"{name}.router.bias", recipe.experts, 0.0) if "expert_biases" in parts else None
+        router = Linear(weight, recipe.experts, hidden, bias)
         gate, up = (self.expert_linear(f"{name}.{part}_experts", width, hidden) for part in ("gate", "up"))
         down = self.expert_linear(f"{name}.down_experts", hidden, width, recipe.down_weights)
-        divided = "undivided" not in recipe.parts
-        return Experts(router, recipe.per_token, recipe.activation, gate, up, down, divided, 1.0 if divided else 2.5)
+        divided = "undivided" not in parts
+        return Experts(
+            router, recipe.per_token, recipe.activation, gate, up, down, divided, 1.0 if divided else 2.5,
+            scoring="sigmoid" if "sigmoid" in parts else "softmax",
+            selection_bias=self.vector(f"{name}.selection", recipe.experts, 0.0) if "selection_bias" in parts else None,
+            num_groups=4 if "groups" in parts else 1, groups_per_token=2 if "groups" in parts else 1,
+            shared=self.feed_forward(f"{name}.shared") if "shared" in parts else None,
+            clamped="clamped" in parts,
+            shared_gate=self.linear(f"{name}.shared_gate", 1, hidden) if "shared_gate" in parts else None,
+        )  # fmt: skip
 
     def layer(self, index: int, window: int | None) -> Layer:
         name, recipe = f"layers.{index}", self.recipe
@@ -161,7 +175,10 @@ def random_model(recipe: Recipe) -> tuple[ModelSpec, Checkpoint]:
     embedding = maker.matrix("embedding", recipe.vocab_size, hidden, "F16")
     layers = tuple(maker.layer(index, window) for index, window in enumerate(recipe.windows))
     final, head = maker.norm("final_norm", hidden), maker.linear("head", recipe.vocab_size, hidden)
-    tensors = {name: TensorSource(name, tensor.shape) for name, tensor in maker.stored.items()}
+    tensors = {
+        name: TensorSource(name, tensor.shape, per_expert=name.endswith("experts.bias"))
+        for name, tensor in maker.stored.items()
+    }
     spec = ModelSpec(
         "random", recipe.vocab_size, hidden, recipe.context_length, embedding, layers, final, head,
         embedding_scale=4.0, tensors=tensors,

@@ -14,7 +14,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from realizar.models.spec import (
+    SWIGLU_ALPHA,
+    SWIGLU_LIMIT,
     Attention,
+    ExpertLinear,
     Experts,
     FeedForward,
     Layer,
@@ -163,11 +166,12 @@ class ReferenceModel:
         up = self._linear(part.up, x)
         if part.gate is None:
             return self._linear(part.down, _activate(part.activation, up))
-        return self._linear(part.down, _activate(part.activation, self._linear(part.gate, x)) * up)
+        return self._linear(part.down, _gated(part.activation, self._linear(part.gate, x), up))
 
     def _experts(self, part: Experts, x: Array) -> Array:
-        scores = _softmax(self._linear(part.router, x))
-        chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : part.experts_per_token]  # of equals the lower index
+        logits = self._linear(part.router, x)
+        scores = _softmax(logits) if part.scoring == "softmax" else _sigmoid(logits)
+        chosen = self._choose(part, scores)
         weights = np.take_along_axis(scores, chosen, axis=-1)
         if part.normalized:
             weights = weights / weights.sum(axis=-1, keepdims=True)
@@ -175,10 +179,31 @@ class ReferenceModel:
         output = np.zeros_like(x)
         for expert in range(part.num_experts):
             tokens, slots = np.nonzero(chosen == expert)
-            gate, up, down = (self._tensors[stack.weight][expert] for stack in (part.gate, part.up, part.down))
-            activated = _activate(part.activation, x[tokens] @ gate.T) * (x[tokens] @ up.T)
-            output[tokens] += weights[tokens, slots, None] * (activated @ down.T)
+            gate, up = (self._expert_linear(stack, expert, x[tokens]) for stack in (part.gate, part.up))
+            down = self._expert_linear(
+                part.down, expert, _gated("clamped" if part.clamped else part.activation, gate, up)
+            )
+            output[tokens] += weights[tokens, slots, None] * down
+        if part.shared is not None:
+            shared = self._feed_forward(part.shared, x)
+            output += shared if part.shared_gate is None else _sigmoid(self._linear(part.shared_gate, x)) * shared
         return output
+
+    def _choose(self, part: Experts, scores: Array) -> NDArray[np.int64]:
+        """[tokens, experts per token]: of equal ranks the lower index."""
+        ranks = scores if part.selection_bias is None else scores + self._tensors[part.selection_bias]
+        if part.num_groups > 1:
+            grouped = ranks.reshape(len(ranks), part.num_groups, -1)
+            sums = np.sort(grouped, axis=-1)[..., -2:].sum(axis=-1)
+            order = np.argsort(-sums, axis=-1, kind="stable")[:, part.groups_per_token :]
+            left = np.ones(sums.shape, bool)
+            np.put_along_axis(left, order, values=False, axis=-1)
+            ranks = np.where(left[..., None], grouped, self.dtype.type(-np.inf)).reshape(ranks.shape)
+        return np.argsort(-ranks, axis=-1, kind="stable")[:, : part.experts_per_token]
+
+    def _expert_linear(self, stack: ExpertLinear, expert: int, x: Array) -> Array:
+        y = x @ self._tensors[stack.weight][expert].T
+        return y if stack.bias is None else y + self._tensors[stack.bias][expert]
 
 
 def _visible(first: int, tokens: int, window: int | None) -> NDArray[np.bool_]:
@@ -192,6 +217,20 @@ def _softmax(scores: Array) -> Array:
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     total: Array = weights.sum(axis=-1, keepdims=True)
     return weights / total
+
+
+def _sigmoid(x: Array) -> Array:
+    result: Array = x.dtype.type(1) / (x.dtype.type(1) + np.exp(-x))
+    return result
+
+
+def _gated(name: str, gate: Array, up: Array) -> Array:
+    if name == "clamped":
+        kind = gate.dtype.type
+        gate = np.minimum(gate, kind(SWIGLU_LIMIT))
+        up = np.clip(up, kind(-SWIGLU_LIMIT), kind(SWIGLU_LIMIT))
+        return gate * _sigmoid(kind(SWIGLU_ALPHA) * gate) * (up + kind(1))
+    return _activate(name, gate) * up
 
 
 def _activate(name: str, x: Array) -> Array:

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.models.spec import ModelSpec, TensorSource, out_feature_axis
+from realizar.models.spec import ModelSpec
+from realizar.models.tensor_source import TensorSource
 from realizar.quantization import tensor_shape, tensor_source
 
 
@@ -22,8 +23,11 @@ def load_tensor(source: TensorSource, checkpoint: Checkpoint) -> NDArray[np.floa
     values = _values(checkpoint, source.name)
     if source.stored_shape is not None:
         return values.reshape(source.shape)
-    axis = out_feature_axis(source.shape)
-    part = values.take(range(source.first_out_feature, source.first_out_feature + source.shape[axis]), axis)
+    if source.transposed:
+        values = values.swapaxes(-1, -2)
+    part = values.take(
+        range(source.first_out_feature, source.last_out_feature, source.step), source.out_feature_axis
+    )  # fmt: skip
     assert part.shape == source.shape
     return part
 

@@ -14,7 +14,8 @@ from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CheckpointError
 from realizar.models.check_tensors import check_tensors
-from realizar.models.spec import CacheGroup, TensorSource
+from realizar.models.spec import CacheGroup
+from realizar.models.tensor_source import TensorSource
 
 PATH = Path("experts.safetensors")
 

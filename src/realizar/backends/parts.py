@@ -20,6 +20,8 @@ _NAMES: dict[type[Block], str] = {
     FeedForwardBlock: "feed-forward",
     ExpertsBlock: "experts",
 }
+SHARED_PART = "shared expert"
+"""All matmuls of an expert that every token goes through."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,10 @@ class FeedForwardBlock(_BlockEnds):
 
 @dataclass(frozen=True, slots=True)
 class ExpertsBlock(_BlockEnds):
-    """Scores from the inputs; the chosen experts, which read the norm too, and the sum of their outputs."""
+    """Scores from the inputs; the chosen experts, which read the norm too, and the sum of their outputs.
+
+    A shared expert and its gate read the norm as well.
+    """
 
     experts: Experts
 
@@ -178,4 +181,9 @@ def _before(join: Join, following: Inputs | None) -> Join:
 
 
 def _matmuls(block: Block) -> list[tuple[Linear, ...]]:
-    return [block.inputs.linears, *([] if block.join.linear is None else [(block.join.linear,)])]
+    groups = [block.inputs.linears]
+    if isinstance(block, ExpertsBlock):
+        shared, gate = block.experts.shared, block.experts.shared_gate
+        groups += [] if gate is None else [(gate,)]
+        groups += [] if shared is None else [shared.linears()[:-1], (shared.down,)]
+    return groups if block.join.linear is None else [*groups, (block.join.linear,)]

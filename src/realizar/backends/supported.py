@@ -32,6 +32,13 @@ class Feature(Enum):
     """Parts of a layer that a backend may lack, and their names in messages."""
 
     QUERY_GROWTH = "queries that grow with the position"
+    CLAMPED_EXPERTS = "experts with a clamped SwiGLU"
+    EXPERT_BIASES = "experts with biases"
+    ROUTER_BIAS = "a router with a bias"
+    SIGMOID_ROUTER = "a router of sigmoids"
+    SELECTION_BIAS = "a selection bias of experts"
+    EXPERT_GROUPS = "groups of experts"
+    SHARED_EXPERT = "a shared expert"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,19 @@ class Supported:
 def _features(layer: Layer) -> Iterator[Feature]:
     if isinstance(layer.mixer, Attention) and layer.mixer.query_growth is not None:
         yield Feature.QUERY_GROWTH
+    experts = layer.feed_forward
+    if not isinstance(experts, Experts):
+        return
+    found = {
+        Feature.CLAMPED_EXPERTS: experts.clamped,
+        Feature.EXPERT_BIASES: any(each.bias is not None for each in experts.expert_linears()),
+        Feature.ROUTER_BIAS: experts.router.bias is not None,
+        Feature.SIGMOID_ROUTER: experts.scoring == "sigmoid",
+        Feature.SELECTION_BIAS: experts.selection_bias is not None,
+        Feature.EXPERT_GROUPS: experts.num_groups > 1,
+        Feature.SHARED_EXPERT: experts.shared is not None,
+    }
+    yield from (feature for feature, is_there in found.items() if is_there)
 
 
 def _listed(layers: Iterable[int]) -> str:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import UnsupportedModelError
-from realizar.models.spec import ExpertLinear, Linear, ModelSpec, TensorName
+from realizar.models.spec import ExpertLinear, Linear, ModelSpec
+from realizar.models.tensor_source import TensorName
 from realizar.quantization import MatrixSource, WeightLayout, expert_source, stack_layout, tensor_source
 
 
@@ -65,12 +66,10 @@ class WeightTensors:
         """
         place = self._spec.tensors[name]
         if not place.stack:
-            whole = expert_source(self._checkpoint, place.name, expert)
-            return (
-                whole.slice_out_features(place.first_out_feature, place.first_out_feature + place.shape[1])
-                if place.fused
-                else whole
-            )
+            whole = expert_source(self._checkpoint, place.name, expert, transposed=place.transposed)
+            if place.step > 1:
+                return whole.every(place.first_out_feature, place.step)
+            return whole.slice_out_features(place.first_out_feature, place.last_out_feature) if place.fused else whole
         if not 0 <= expert < len(place.stack):
             raise ValueError(f"tensor '{name}' has {len(place.stack)} experts, and not number {expert}")
         return tensor_source(self._checkpoint, place.stack[expert])
@@ -89,24 +88,30 @@ class WeightTensors:
         values: NDArray[np.float32] = self._vector_source(name).dequantize()[0]
         return values
 
+    def expert_vectors(self, name: TensorName) -> NDArray[np.float32]:
+        """A vector for each expert: float32 [experts, out_features]."""
+        place = self._spec.tensors[name]
+        whole = tensor_source(self._checkpoint, place.name).dequantize()
+        return whole[:, place.first_out_feature : place.last_out_feature : place.step]
+
     def check_vectors(self) -> None:
         """Refuse a norm, bias, sink or convolution that is not finite: they are small, and steps read some first.
 
         Raises:
             CheckpointError: a value is NaN or infinite.
         """
-        biases = (linear.bias for linear in self._spec.linears() if linear.bias is not None)
+        biases = (matrix.bias for matrix in self._spec.matrices() if matrix.bias is not None)
         for name in dict.fromkeys((*self._spec.vectors(), *biases)):
             source = self._vector_source(name)
             source.check_finite(0, source.out_features)
 
     def _vector_source(self, name: TensorName) -> MatrixSource:
-        """A vector as a matrix of one out_feature; a convolution as one with an out_feature for each channel."""
+        """A vector as a matrix of one out_feature; a convolution, and a vector for each expert, as one of several."""
         place = self._spec.tensors[name]
         whole = tensor_source(self._checkpoint, place.name)
         return (
-            whole.slice_columns(place.first_out_feature, place.first_out_feature + place.shape[0])
-            if place.fused
+            whole.slice_columns(place.first_out_feature, place.last_out_feature)
+            if place.fused and not place.per_expert
             else whole
         )
 

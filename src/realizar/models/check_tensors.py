@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError
 from realizar.models.registry import require_weights
-from realizar.models.spec import ModelSpec, TensorSource, out_feature_axis
+from realizar.models.spec import ModelSpec
+from realizar.models.tensor_source import TensorSource
 from realizar.quantization import matrix_format, stack_layout, stored_names, tensor_layout, tensor_shape
 
 _MAX_LISTED = 8
@@ -65,11 +66,11 @@ def _stored_shape(parts: Sequence[TensorSource]) -> tuple[int, ...]:
     first = parts[0]
     if first.stack:
         return first.shape[1:]
-    if first.stored_shape is not None or not first.fused:
-        return first.stored_shape or first.shape
-    axis = out_feature_axis(first.shape)
-    out_features = max(part.first_out_feature + part.shape[axis] for part in parts)
-    return (*first.shape[:axis], out_features, *first.shape[axis + 1 :])
+    if first.stored_shape is not None:
+        return first.stored_shape
+    axis = first.out_feature_axis
+    shape = (*first.shape[:axis], max(part.last_out_feature for part in parts), *first.shape[axis + 1 :])
+    return (shape[0], shape[2], shape[1]) if first.transposed else shape
 
 
 def _list(names: Sequence[str]) -> str:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from realizar.models.spec import ModelSpec, TensorName
+from realizar.models.spec import ModelSpec
+from realizar.models.tensor_source import TensorName
 
 
 @dataclass(frozen=True, slots=True)

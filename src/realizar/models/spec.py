@@ -11,41 +11,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from realizar.cache_kinds import CacheKind, StateCache, attention_cache
+from realizar.models.tensor_source import TensorName, TensorSource
 
-TensorName = str
 Activation = Literal["silu", "gelu_tanh", "gelu"]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSource:
-    """The place of a canonical tensor: a checkpoint tensor, a range of its out_features, or a stack.
-
-    Attributes:
-        name: in the checkpoint; the first of `stack` where there is one.
-        shape: expected shape of the canonical tensor, slowest dimension first.
-        first_out_feature: of the checkpoint tensor, at which it starts; of each of its matrices where it is a stack.
-        fused: True if the checkpoint tensor (QKV, gate and up) has more out_features than these.
-        stack: checkpoint tensors of shape `shape[1:]`, one for each index of the first dimension, where the checkpoint
-            keeps experts apart; empty where one tensor holds all.
-        stored_shape: shape in the checkpoint where that has dimensions of one beside `shape`; else None.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    first_out_feature: int = 0
-    fused: bool = False
-    stack: tuple[str, ...] = ()
-    stored_shape: tuple[int, ...] | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All checkpoint tensors that this one is read from."""
-        return self.stack or (self.name,)
-
-
-def out_feature_axis(shape: tuple[int, ...]) -> int:
-    """The dimension of out_features: the second last of matrices and of stacks of them, the only one of vectors."""
-    return max(len(shape) - 2, 0)
+Scoring = Literal["softmax", "sigmoid"]
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+"""The numbers of `Experts.clamped`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,26 +185,39 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLinear:
-    """A matrix for each expert: `y = x @ weight[expert].T`.
+    """A matrix for each expert: `y = x @ weight[expert].T + bias[expert]`.
 
     Attributes:
         weight: [num_experts, out_features, in_features].
+        bias: [num_experts, out_features], or None.
     """
 
     weight: TensorName
     num_experts: int
     out_features: int
     in_features: int
+    bias: TensorName | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     """Mixture of experts: each token goes through few of many gated feed-forwards.
 
-    scores = softmax(router(x)), over all experts, in float32
-    chosen = the `experts_per_token` experts with the highest scores; of equal scores the lower index
+    scores = softmax(router(x)), over all experts, or sigmoid(router(x)), in float32
+    ranks = scores + selection_bias
+    chosen = the `experts_per_token` experts with the highest ranks; of equal ranks the lower index
     weights = scores[chosen], divided by their sum if `normalized`, times `scale`
     output = sum over the chosen of weights[e] * down[e](activation(gate[e](x)) * up[e](x))
+             + shared(x), times sigmoid(shared_gate(x)) where there is one
+
+    A softmax over the chosen alone is one over all with `normalized`. With `clamped`, as in gpt-oss, the product of
+    activation(gate) and up is g * sigmoid(1.702 * g) * (clip(up, -7, 7) + 1) instead, with g = min(gate, 7).
+
+    Attributes:
+        selection_bias: float32 [num_experts], which weighs nothing; None is zero.
+        num_groups: experts are in so many runs of one length. Where there are several, a token chooses from the
+            `groups_per_token` of them whose two highest ranks have the highest sums; of equal sums the earlier one.
+        shared: a feed-forward that every token goes through. shared_gate: of one out_feature.
     """
 
     router: Linear
@@ -244,6 +228,13 @@ class Experts:
     down: ExpertLinear
     normalized: bool = True
     scale: float = 1.0
+    scoring: Scoring = "softmax"
+    selection_bias: TensorName | None = None
+    num_groups: int = 1
+    groups_per_token: int = 1
+    shared: FeedForward | None = None
+    shared_gate: Linear | None = None
+    clamped: bool = False
 
     @property
     def num_experts(self) -> int:
@@ -251,12 +242,18 @@ class Experts:
         return self.router.out_features
 
     def linears(self) -> tuple[Linear, ...]:
-        """The matrix that every token is multiplied with."""
-        return (self.router,)
+        """The matrices that every token is multiplied with."""
+        gate = () if self.shared_gate is None else (self.shared_gate,)
+        return (self.router, *gate, *(() if self.shared is None else self.shared.linears()))
 
     def expert_linears(self) -> tuple[ExpertLinear, ...]:
         """The matrices of the experts, in the order in which they are multiplied."""
         return self.gate, self.up, self.down
+
+    def vectors(self) -> Iterator[TensorName]:
+        """Its tensors other than matrices and the biases of matrices."""
+        if self.selection_bias is not None:
+            yield self.selection_bias
 
 
 Mixer = Attention | ShortConvolution
@@ -291,12 +288,14 @@ class Layer:
         )
 
     def vectors(self) -> Iterator[TensorName]:
-        """Norms, sinks and convolution kernels, but no biases of matrices."""
+        """Norms, sinks, selection biases and convolution kernels, but no biases of matrices."""
         for norm in (self.input_norm, self.post_mixer_norm, self.pre_feedforward_norm, self.post_feedforward_norm):
             if norm is not None:
                 yield from norm.vectors()
         if self.mixer is not None:
             yield from self.mixer.vectors()
+        if isinstance(self.feed_forward, Experts):
+            yield from self.feed_forward.vectors()
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +345,7 @@ class ModelSpec:
         )
 
     def feed_forwards(self) -> tuple[tuple[int, FeedForward], ...]:
-        """Layers with a dense feed-forward: index and feed-forward."""
+        """Layers with a dense feed-forward: index and feed-forward. Those that experts share are not among them."""
         parts = ((index, layer.feed_forward) for index, layer in enumerate(self.layers))
         return tuple((index, part) for index, part in parts if isinstance(part, FeedForward))
 
@@ -369,7 +368,7 @@ class ModelSpec:
         return (*(linear for layer in self.layers for linear in layer.linears()), self.head)
 
     def vectors(self) -> tuple[TensorName, ...]:
-        """Norms, sinks and convolution kernels of all layers, and the final norm, but no biases of matrices."""
+        """The vectors of all layers, as `Layer.vectors`, and the final norm, but no biases of matrices."""
         return (*(name for layer in self.layers for name in layer.vectors()), *self.final_norm.vectors())
 
     def cache_groups(self) -> tuple[CacheGroup, ...]:

@@ -21,10 +21,9 @@ from realizar.models.spec import (
     Norm,
     QueryGrowth,
     Rope,
-    TensorName,
-    TensorSource,
 )
 from realizar.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, gguf_name, is_unneeded, renamed
+from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization import is_stored
 
 _ACTIVATIONS: dict[str, Activation] = {

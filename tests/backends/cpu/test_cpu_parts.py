@@ -39,6 +39,29 @@ RECIPES = {
         weights="F32",
         activation="gelu_tanh",
     ),
+    "experts-gpt-oss": Recipe(
+        64,
+        4,
+        2,
+        experts=5,
+        per_token=3,
+        feed_forward_size=80,
+        parts=("expert_biases", "clamped", "biases", "sinks"),
+        weights="F32",
+    ),
+    "experts-groups-shared": Recipe(
+        experts=8,
+        per_token=3,
+        feed_forward_size=80,
+        parts=("sigmoid", "selection_bias", "groups", "shared", "undivided"),
+        weights="F32",
+    ),
+    "experts-shared-gate": Recipe(
+        experts=6,
+        feed_forward_size=96,
+        parts=("shared", "shared_gate", "post_norms"),
+        weights="F32",
+    ),
     "head-256": Recipe(256, 3, 1, windows=(None, 257), parts=("sinks", "soft_cap"), weights="F32"),
 }
 

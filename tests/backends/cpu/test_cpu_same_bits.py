@@ -29,6 +29,25 @@ RECIPES = {
     "experts-bf16": Recipe(
         64, 4, 4, weights="BF16", experts=5, per_token=3, feed_forward_size=80, parts=("undivided",)
     ),
+    "experts-mxfp4-gpt-oss": Recipe(
+        64,
+        8,
+        1,
+        weights="MXFP4",
+        experts=5,
+        per_token=3,
+        feed_forward_size=288,
+        windows=(40, None, 40),
+        parts=("expert_biases", "clamped", "biases", "sinks"),
+    ),
+    "experts-groups-shared": Recipe(
+        weights="Q8_0",
+        experts=8,
+        per_token=3,
+        feed_forward_size=96,
+        windows=(None, None),
+        parts=("sigmoid", "selection_bias", "groups", "shared", "shared_gate"),
+    ),
     "bf16-64-gqa6": Recipe(64, 6, 1, weights="BF16", parts=("layer_norm", "ungated"), activation="gelu"),
 }
 

@@ -27,7 +27,7 @@ from realizar.backends.cpu.weights.pack import PackedMatrix
 from realizar.backends.cpu.weights.pack_floats import FloatMatrix
 from realizar.backends.cpu.workspace import RecordBuffer, Workspace, written_records
 from realizar.backends.machine import read_machine
-from realizar.backends.parts import block_name, inputs_part, join_part
+from realizar.backends.parts import SHARED_PART, block_name, inputs_part, join_part
 from realizar.backends.program import AttentionBlock, Block, ExpertsBlock, FeedForwardBlock, Join, Program, Tail
 from realizar.errors import UnsupportedModelError
 from realizar.models.spec import Attention, FeedForward, Linear, Norm
@@ -90,18 +90,28 @@ class Binder:
         yield from self._join(block.join, "attended", join_part(block))
 
     def _feed_forward_block(self, block: FeedForwardBlock) -> Iterator[BoundOperation]:
-        feed_forward, part, together = block.feed_forward, inputs_part(block), self._tiles_together(block)
         yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
+        yield from self._activated(block.feed_forward, inputs_part(block), self._tiles_together(block.inputs.gated))
+        yield from self._join(block.join, "activated", join_part(block))
+
+    def _activated(self, feed_forward: FeedForward, part: str, together: int) -> Iterator[BoundOperation]:
+        """From `normed` to `activated`; `together` as `_tiles_together` gives it."""
         if feed_forward.gate is not None:
             yield self._project(feed_forward.gate, "normed", "gate", part, barrier=False, together=together)
         yield self._project(feed_forward.up, "normed", "up", part, barrier=not together, together=together)
         yield self._activate(feed_forward)
-        yield from self._join(block.join, "activated", join_part(block))
 
     def _experts_block(self, block: ExpertsBlock) -> Iterator[BoundOperation]:
         (router,), join = block.inputs.linears, block.join
         yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
         yield self._project(router, "normed", "scores", inputs_part(block))
+        shared, gate = block.experts.shared, block.experts.shared_gate
+        if gate is not None:
+            yield self._project(gate, "normed", "shared gate", SHARED_PART)
+        if shared is not None:
+            gated = shared if shared.gate is not None else None
+            yield from self._activated(shared, SHARED_PART, self._tiles_together(gated))
+            yield self._project(shared.down, "activated", "shared", SHARED_PART)
         # The sum over experts adds to the stream itself where no norm lies between.
         added = None if join.norm is not None else join.scale
         experts = ExpertsBinder(self.instructions, self.kernels, self.weights, self.workspace, self._block_bytes)
@@ -136,16 +146,19 @@ class Binder:
     def _pack(self, record: Record, **values: float) -> NDArray[np.int64]:
         return record.pack({"step": address(self.workspace.step), **values})
 
-    def _tiles_together(self, block: FeedForwardBlock) -> int:
+    def _tiles_together(self, gated: FeedForward | None) -> int:
         """Tiles of a group of the activation that follows, which then needs no barrier; else 0.
 
-        Each thread goes on with what it computed, where the block lets its activation follow at once and both matmuls
-        are quantised and of whole groups.
+        Each thread goes on with what it computed, where the activation of gate and up may follow at once and both
+        matmuls are quantised and of whole groups.
+
+        Args:
+            gated: as in `Inputs`.
         """
-        if block.inputs.gated is None:
+        if gated is None:
             return 0
-        packed = all(isinstance(self.weights.matrices[one.weight], PackedMatrix) for one in block.inputs.linears)
-        whole = block.feed_forward.up.out_features % GROUP == 0
+        packed = all(isinstance(self.weights.matrices[one.weight], PackedMatrix) for one in gated.linears()[:-1])
+        whole = gated.up.out_features % GROUP == 0
         return GROUP // self.instructions.lanes if packed and whole else 0
 
     def _project(

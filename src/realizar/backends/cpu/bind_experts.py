@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from realizar.backends.cpu.codegen.vector_math import CLAMPED
 from realizar.backends.cpu.instruction_set import InstructionSet
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.attention import STEP_TOKENS
@@ -36,7 +37,10 @@ class ExpertsBinder:
     block_bytes: int
 
     def bind(self, experts: Experts, add_scale: float | None) -> Iterator[BoundOperation]:
-        """From the buffers `scores` and `normed` to hidden += add_scale * output, or branch = output with None."""
+        """From the buffers `scores` and `normed` to hidden += add_scale * output, or branch = output with None.
+
+        A shared expert's output and gate lie in `shared` and `shared gate`.
+        """
         matrices = [self.weights.matrices[each.weight] for each in experts.expert_linears()]
         together = self._tiles_together(experts, matrices)
         yield self._choose(experts)
@@ -64,6 +68,9 @@ class ExpertsBinder:
             "scores_stride": scores.stride, "experts": experts.num_experts, "per_token": experts.experts_per_token,
             "normalized": int(experts.normalized), "scale": float(experts.scale),
             "chosen": address(routing.chosen), "weights": address(routing.weights),
+            "sigmoid": int(experts.scoring == "sigmoid"), "groups": experts.num_groups,
+            "groups_per_token": experts.groups_per_token,
+            "bias": address(self.weights.vector(experts.selection_bias)) if experts.selection_bias else 0,
         })  # fmt: skip
         return BoundOperation("choice of experts", self.kernels.choose, record)
 
@@ -103,8 +110,11 @@ class ExpertsBinder:
         read, written = self.workspace.buffers[source], self.workspace.buffers[target]
         shared = {
             "counts": address(routing.counts), "items": address(routing.items), "tiles": matrix.tiles,
-            "out": written.at, "out_stride": written.stride,
+            "out": written.at, "out_stride": written.stride, "bias": 0, "bias_stride": 0,
         }  # fmt: skip
+        if linear.bias is not None:
+            biases = self.weights.expert_biases(linear.bias)
+            shared |= {"bias": address(biases), "bias_stride": int(biases.strides[0])}
         if isinstance(matrix, FloatMatrix):
             record = EXPERT_FLOAT_LINEAR.pack({
                 **shared, "weights": address(matrix.weights), "tile_stride": matrix.tile_bytes,
@@ -130,15 +140,21 @@ class ExpertsBinder:
             "out": 0 if quantised else out.at, "out_stride": out.stride,
             **written_records(out.records if quantised else None),
         })  # fmt: skip
-        return BoundOperation("expert activation", self.kernels.expert_activate(experts.activation), record)
+        activation = CLAMPED if experts.clamped else experts.activation
+        return BoundOperation("expert activation", self.kernels.expert_activate(activation), record)
 
     def _sum(self, experts: Experts, add_scale: float | None) -> BoundOperation:
         routing, add = self.workspace.routing, add_scale is not None
-        read, written = self.workspace.buffers["routed"], self.workspace.buffers["hidden" if add else "branch"]
+        buffers = self.workspace.buffers
+        read, written = buffers["routed"], buffers["hidden" if add else "branch"]
+        shared = buffers["shared"] if experts.shared is not None else None
+        gate = buffers["shared gate"] if experts.shared_gate is not None else None
         record = SUM.pack({
             "step": address(self.workspace.step), "count_field": STEP_TOKENS, "per_token": experts.experts_per_token,
             "positions": address(routing.positions), "weights": address(routing.weights), "input": read.at,
             "input_stride": read.stride, "width": experts.down.out_features, "out": written.at,
             "out_stride": written.stride, "add": int(add), "scale": float(add_scale or 0.0),
+            "shared": shared.at if shared else 0, "shared_stride": shared.stride if shared else 0,
+            "shared_gate": gate.at if gate else 0, "shared_gate_stride": gate.stride if gate else 0,
         })  # fmt: skip
         return BoundOperation("sum over experts", self.kernels.sum_experts, record)

@@ -11,5 +11,5 @@ SUPPORTED = Supported(
     frozenset({Attention}),
     frozenset({FeedForward, Experts}),
     frozenset({FullCache, WindowCache}),
-    frozenset({Feature.QUERY_GROWTH}),
+    frozenset(Feature),
 )

@@ -72,7 +72,10 @@ def written_records(buffer: RecordBuffer | None) -> dict[str, int]:
 def buffer_widths(spec: ModelSpec) -> dict[str, int]:
     """Width of every buffer of `program`; those of experts are there if the model has any."""
     attentions = [attention for _, attention in spec.attentions()]
-    widest = max((one.up.out_features for _, one in spec.feed_forwards()), default=0)
+    mixtures = [experts for _, experts in spec.mixtures()]
+    shared = [one.shared for one in mixtures if one.shared is not None]
+    dense = [*(one for _, one in spec.feed_forwards()), *shared]
+    widest = max((one.up.out_features for one in dense), default=0)
     query = max(a.num_heads * a.head_size for a in attentions)
     key = max(a.num_kv_heads * a.head_size for a in attentions)
     hidden = spec.hidden_size
@@ -82,10 +85,10 @@ def buffer_widths(spec: ModelSpec) -> dict[str, int]:
         "attended": query, "gate": widest, "up": widest, "activated": widest, "selected": hidden,
         "logits": spec.vocab_size,
     }  # fmt: skip
-    mixtures = [experts for _, experts in spec.mixtures()]
     if mixtures:
         widest = max(one.up.out_features for one in mixtures)
         widths |= {"scores": max(one.num_experts for one in mixtures), "routed": hidden}
+        widths |= {"shared": hidden, "shared gate": 1} if shared else {}
         widths |= {"expert gate": widest, "expert up": widest, "expert activated": widest}
     return widths
 

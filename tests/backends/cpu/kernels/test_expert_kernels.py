@@ -20,7 +20,15 @@ from reference_tensors import load_tensors
 
 
 def run_choose(
-    scores: NDArray[np.float32], per_token: int, *, normalized: bool = True, scale: float = 1.0, threads: int = 2
+    scores: NDArray[np.float32],
+    per_token: int,
+    *,
+    normalized: bool = True,
+    scale: float = 1.0,
+    threads: int = 2,
+    sigmoid: bool = False,
+    bias: NDArray[np.float32] | None = None,
+    groups: tuple[int, int] = (1, 1),
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     tokens, experts = scores.shape
     rows = np.full((tokens, experts + 5), np.nan, np.float32)
@@ -30,7 +38,8 @@ def run_choose(
     record = CHOOSE.pack({
         "step": address(step), "count_field": 0, "scores": address(rows), "scores_stride": rows.strides[0],
         "experts": experts, "per_token": per_token, "normalized": int(normalized), "scale": scale,
-        "chosen": address(chosen), "weights": address(weights),
+        "chosen": address(chosen), "weights": address(weights), "sigmoid": int(sigmoid), "bias": address(bias),
+        "groups": groups[0], "groups_per_token": groups[1],
     })  # fmt: skip
     for thread in range(threads):
         choose.ctypes(address(record), thread, threads)
@@ -55,6 +64,51 @@ def test_choice_is_numpys(experts: int, per_token: int, normalized: bool) -> Non
         alone, own = run_choose(scores[:count], per_token, normalized=normalized, scale=2.5, threads=3)
         np.testing.assert_array_equal(alone, chosen[:count])
         np.testing.assert_array_equal(own.view(np.uint32), weights[:count].view(np.uint32))
+
+
+@pytest.mark.parametrize("sigmoid", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("groups", [(1, 1), (4, 2), (12, 5), (2, 2)])
+def test_ranks_and_groups_choose_and_scores_weigh(sigmoid: bool, biased: bool, groups: tuple[int, int]) -> None:
+    """Against sums in float64, one token after the other. A bias may be below zero, and weighs nothing."""
+    rng, (count, kept) = np.random.default_rng(groups[0]), groups
+    logits = rng.standard_normal((40, 24)).astype(np.float32)
+    bias = rng.standard_normal(24).astype(np.float32) if biased else None
+    chosen, weights = run_choose(logits, 4, sigmoid=sigmoid, bias=bias, groups=groups, scale=1.5)
+    for token, row in enumerate(logits.astype(np.float64)):
+        scores = 1 / (1 + np.exp(-row)) if sigmoid else np.exp(row) / np.exp(row).sum()
+        ranks = scores + (0 if bias is None else bias)
+        size = 24 // count
+        sums = [sum(sorted(ranks[group * size : (group + 1) * size])[-2:]) for group in range(count)]
+        best = sorted(range(count), key=lambda group, sums=sums: -sums[group])[:kept]
+        allowed = [expert for expert in range(24) if expert // size in best]
+        want = sorted(allowed, key=lambda expert, ranks=ranks: -ranks[expert])[:4]
+        assert chosen[token].tolist() == want
+        np.testing.assert_allclose(weights[token], 1.5 * scores[want] / scores[want].sum(), rtol=3e-6)
+    alone = run_choose(logits[7:8], 4, sigmoid=sigmoid, bias=bias, groups=groups, scale=1.5, threads=3)
+    np.testing.assert_array_equal(alone[0][0], chosen[7])
+    np.testing.assert_array_equal(alone[1][0].view(np.uint32), weights[7].view(np.uint32))
+
+
+def test_of_groups_with_equal_sums_the_earlier_are_kept() -> None:
+    chosen, _ = run_choose(np.zeros((2, 12), np.float32), 4, sigmoid=True, groups=(4, 2))
+    assert chosen.tolist() == [[0, 1, 2, 3]] * 2
+    bias = np.repeat(np.array([-3, 2, 2, 2], np.float32), 3)
+    assert run_choose(np.zeros((1, 12), np.float32), 4, bias=bias, groups=(4, 2))[0].tolist() == [[3, 4, 5, 6]]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_groups_of_scores_that_are_no_numbers_choose_experts_that_exist(bad: float) -> None:
+    scores = np.array([[1, bad, 2, 0, 1, bad], [bad] * 6], np.float32)
+    for sigmoid in (True, False):
+        for row in run_choose(scores, 3, sigmoid=sigmoid, groups=(3, 2))[0].tolist():
+            assert len(set(row)) == 3
+            assert set(row) <= set(range(6))
+
+
+def test_sigmoids_that_are_all_zero_weigh_nothing() -> None:
+    _, weights = run_choose(np.full((1, 4), -200, np.float32), 2, sigmoid=True)
+    np.testing.assert_array_equal(weights, 0.0)
 
 
 def test_ties_choose_the_lowest_ids() -> None:
@@ -160,6 +214,34 @@ def test_widths_that_are_no_whole_tiles(width: int) -> None:
     stacks = tuple(tensors[each.weight].astype(np.float64) for each in mixture.experts.expert_linears())
     want = expected(stacks, x.astype(np.float64), chosen, weights.astype(np.float64))
     assert np.abs(mixture.run(x, chosen, weights) - want).max() <= 2e-6 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("weights", ["F32", "MXFP4"])
+def test_biases_and_the_clamped_activation(weights: str) -> None:
+    """Biases of all three matrices, and gates and ups on both sides of the clamp."""
+    spec, checkpoint = model(
+        "plain", weights, parts=("expert_biases", "clamped"), head_size=32
+    )  # fmt: skip
+    tensors = {name: values.astype(np.float64) for name, values in load_tensors(spec, checkpoint).items()}
+    mixture, rng = Mixture.load(spec, checkpoint), np.random.default_rng(12)
+    part = mixture.experts
+    x = (6 * rng.standard_normal((30, spec.hidden_size))).astype(np.float32)
+    chosen, factors = routes("any", 30, 6, 2, rng), rng.random((30, 2)).astype(np.float32)
+    want, clamped = np.zeros(x.shape), 0
+    for token, row in enumerate(x.astype(np.float64)):
+        for expert, factor in zip(chosen[token], factors[token], strict=True):
+            gate, up = (
+                tensors[one.weight][expert] @ row + tensors[one.bias or ""][expert] for one in (part.gate, part.up)
+            )
+            clamped += int((gate > 7).sum() + (np.abs(up) > 7).sum())
+            gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+            fed = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+            want[token] += factor * (tensors[part.down.weight][expert] @ fed + tensors[part.down.bias or ""][expert])
+    assert clamped > 100
+    tolerance = 2e-6 if weights == "F32" else 2e-2
+    got = mixture.run(x, chosen, factors, 2)
+    assert np.linalg.norm(got - want) <= tolerance * np.linalg.norm(want)
+    np.testing.assert_array_equal(mixture.run(x[4:5], chosen[4:5], factors[4:5])[0], got[4])
 
 
 TYPES = [("Q4_K", "Q6_K"), ("Q8_0", "F32"), ("MXFP4", "IQ4_NL"), ("F16", "Q4_0")]

@@ -9,7 +9,9 @@ from __future__ import annotations
 from llvmlite import ir
 
 from realizar.backends.cpu.codegen.emit import F32, I32, Emitter, Value
+from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
 
+CLAMPED = "clamped"  # the activation of `models.spec.Experts.clamped`
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.428606765330187e-06
 _EXP_TERMS = (
@@ -85,6 +87,15 @@ class VectorMath(Emitter):
 
     def gelu(self, x: Value) -> Value:
         return self._half_one_plus(x, self.erf(self.b.fmul(x, self.const_f32(0.7071067811865476))))
+
+    def gated(self, name: str, gate: Value, up: Value) -> Value:
+        """An activation of gate, times up; or what `Experts.clamped` makes of both."""
+        if name != CLAMPED:
+            return self.b.fmul(getattr(self, name)(gate), up)
+        one, limit = self.const_f32(1.0), self.const_f32(SWIGLU_LIMIT)
+        gate, up = self.minimum(gate, limit), self.maximum(self.minimum(up, limit), self.const_f32(-SWIGLU_LIMIT))
+        divisor = self.b.fadd(one, self.exp(self.b.fmul(gate, self.const_f32(-SWIGLU_ALPHA))))
+        return self.b.fmul(self.b.fdiv(gate, divisor), self.b.fadd(up, one))
 
     def _half_one_plus(self, x: Value, value: Value) -> Value:
         half = self.b.fmul(x, self.const_f32(0.5))

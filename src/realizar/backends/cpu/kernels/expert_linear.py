@@ -14,7 +14,7 @@ from numba import cfunc, types
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.float_linear import WIDTHS, multiply_float_tile
-from realizar.backends.cpu.kernels.linear import multiply_tile, tile_widths
+from realizar.backends.cpu.kernels.linear import add_bias, multiply_tile, tile_widths
 from realizar.backends.cpu.kernels.quantize import activate_group, offset_of, quantize_group
 from realizar.backends.cpu.kernels.routing import (
     COUNT_ITEMS,
@@ -30,10 +30,10 @@ from realizar.backends.cpu.weights.formats import GROUP
 
 EXPERT_LINEAR = Record(
     "counts items codes scales supers table codes_stride scales_stride supers_stride tiles groups "
-    "activations activation_groups out out_stride together"
+    "activations activation_groups out out_stride together bias bias_stride"
 )
 _COUNTS, _ITEMS, _CODES, _SCALES, _SUPERS, _TABLE, _CODES_STRIDE, _SCALES_STRIDE, _SUPERS_STRIDE = range(9)
-_TILES, _GROUPS, _ACTIVATIONS, _ACTIVATION_GROUPS, _OUT, _OUT_STRIDE, _TOGETHER = range(9, 16)
+_TILES, _GROUPS, _ACTIVATIONS, _ACTIVATION_GROUPS, _OUT, _OUT_STRIDE, _TOGETHER, _BIAS, _BIAS_STRIDE = range(9, 18)
 
 
 @inner
@@ -83,13 +83,21 @@ def make_expert_linear(instruction_set: int, weight_format: int) -> Any:
                     table, groups, activations, record_groups, load_i64(arguments, _OUT) + each * row_bytes,
                     load_i64(arguments, _OUT_STRIDE), position, stop, np.float32(1.0),
                 )  # fmt: skip
+                if load_i64(arguments, _BIAS) != 0:
+                    add_bias(load_i64(arguments, _BIAS) + expert * load_i64(arguments, _BIAS_STRIDE),
+                             load_i64(arguments, _OUT) + position * load_i64(arguments, _OUT_STRIDE),
+                             load_i64(arguments, _OUT_STRIDE), stop - position, each * row_bytes // 4,
+                             (each + 1) * row_bytes // 4, np.float32(1.0))  # fmt: skip
             item, tile = item + 1, 0
 
     return expert_linear
 
 
-EXPERT_FLOAT_LINEAR = Record("counts items weights tile_stride tiles columns input input_stride out out_stride")
+EXPERT_FLOAT_LINEAR = Record(
+    "counts items weights tile_stride tiles columns input input_stride out out_stride bias bias_stride"
+)
 _, _, _WEIGHTS, _TILE_STRIDE, _F_TILES, _COLUMNS, _IN, _IN_STRIDE, _F_OUT, _F_OUT_STRIDE = range(10)
+_F_BIAS, _F_BIAS_STRIDE = 10, 11
 
 
 def make_expert_float_linear(instruction_set: int, weight_type: int) -> Any:
@@ -115,6 +123,11 @@ def make_expert_float_linear(instruction_set: int, weight_type: int) -> Any:
                     load_i64(arguments, _F_OUT) + each * row_bytes, load_i64(arguments, _F_OUT_STRIDE),
                     position, stop, np.float32(1.0),
                 )  # fmt: skip
+                if load_i64(arguments, _F_BIAS) != 0:
+                    add_bias(load_i64(arguments, _F_BIAS) + expert * load_i64(arguments, _F_BIAS_STRIDE),
+                             load_i64(arguments, _F_OUT) + position * load_i64(arguments, _F_OUT_STRIDE),
+                             load_i64(arguments, _F_OUT_STRIDE), stop - position, each * row_bytes // 4,
+                             (each + 1) * row_bytes // 4, np.float32(1.0))  # fmt: skip
             item, tile = item + 1, 0
 
     return expert_float_linear

@@ -10,10 +10,10 @@ from numba.extending import intrinsic
 
 from realizar.backends.cpu.codegen import activation_layout as layout
 from realizar.backends.cpu.codegen.emit import F32, I8, I32, Value
-from realizar.backends.cpu.codegen.vector_math import VectorMath
+from realizar.backends.cpu.codegen.vector_math import CLAMPED, VectorMath
 from realizar.backends.cpu.weights.formats import GROUP
 
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", CLAMPED)
 
 offset_of = njit(layout.record_offset)
 
@@ -71,7 +71,10 @@ def quantize_residual(typing_context: Any, values: Any, record: Any, second: Any
 
 @intrinsic(prefer_literal=True)
 def activate_group(typing_context: Any, kind: Any, gated: Any, gate: Any, up: Any, out: Any) -> Any:
-    """out = activation(gate) * up for 32 float32, or activation(up) where not gated. Addresses."""
+    """out = activation(gate) * up, or what else it makes of both, for 32 float32; activation(up) where not gated.
+
+    Addresses.
+    """
     if not isinstance(kind, types.IntegerLiteral) or not isinstance(gated, types.IntegerLiteral):
         return None
     name, with_gate = ACTIVATIONS[kind.literal_value], bool(gated.literal_value)
@@ -79,11 +82,7 @@ def activate_group(typing_context: Any, kind: Any, gated: Any, gate: Any, up: An
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         e = VectorMath(builder, GROUP)
         second = e.load(arguments[3], e.f32, 4)
-        function = getattr(e, name)
-        if with_gate:
-            value = builder.fmul(function(e.load(arguments[2], e.f32, 4)), second)
-        else:
-            value = function(second)
+        value = e.gated(name, e.load(arguments[2], e.f32, 4), second) if with_gate else getattr(e, name)(second)
         e.store(value, arguments[4])
         return context.get_dummy_value()
 

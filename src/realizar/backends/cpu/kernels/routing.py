@@ -6,13 +6,15 @@ a new block of activation records, so that the tiles of dense matmuls read them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import cfunc, types
 
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.normalize import copy_record
 from realizar.backends.cpu.kernels.quantize import offset_of
-from realizar.backends.cpu.memory import load_f32, load_i64, view
+from realizar.backends.cpu.memory import inner, load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
 
 ITEM_FIELDS = 4
@@ -23,45 +25,98 @@ COUNT_ITEMS, COUNT_EXPERTS = range(2)
 """Fields of `counts`: items, and experts that at least one token chose."""
 LEAST_COST = 8  # reading a tile of weights takes as long as multiplying it with some tokens
 
-# chosen int32, weights float32 [tokens, per_token]
-CHOOSE = Record("step count_field scores scores_stride experts per_token normalized scale chosen weights")
+# chosen int32, weights float32 [tokens, per_token]; bias float32 [experts], or 0
+CHOOSE = Record(
+    "step count_field scores scores_stride experts per_token normalized scale chosen weights sigmoid bias groups "
+    "groups_per_token"
+)
 _STEP, _COUNT, _SCORES, _SCORES_STRIDE, _EXPERTS, _PER_TOKEN, _NORMALIZED, _SCALE, _CHOSEN, _WEIGHTS = range(10)
+_SIGMOID, _BIAS, _GROUPS_OF_EXPERTS, _GROUPS_PER_TOKEN = range(10, 14)
+_TAKEN = -1.0  # less than any score
+
+
+@inner
+def _score(scores: Any, sigmoid: int) -> None:
+    """Logits to scores, in place."""
+    if sigmoid != 0:
+        for i in range(scores.size):
+            scores[i] = np.float32(1.0) / (np.float32(1.0) + np.exp(-scores[i]))
+        return
+    largest, total = scores[0], np.float32(0.0)
+    for i in range(1, scores.size):
+        largest = max(largest, scores[i])
+    for i in range(scores.size):
+        scores[i] = np.exp(scores[i] - largest)
+        total += scores[i]
+    for i in range(scores.size):
+        scores[i] /= total
+
+
+@inner
+def _rank(scores: Any, bias: int, i: int) -> float:
+    """What an expert is chosen by."""
+    return scores[i] if bias == 0 else scores[i] + view(bias, scores.size, np.float32)[i]
+
+
+@inner
+def _limit_groups(scores: Any, bias: int, sums: Any, kept: int) -> None:
+    """Take the experts of all groups but the `kept` whose two highest ranks have the highest sums. sums: scratch."""
+    size = scores.size // sums.size
+    for group in range(sums.size):
+        first, second = np.float32(-np.inf), np.float32(-np.inf)
+        for i in range(group * size, (group + 1) * size):
+            rank = _rank(scores, bias, i)
+            if rank > first:
+                first, second = rank, first
+            elif rank > second:
+                second = rank
+        sums[group] = first if size == 1 else first + second
+    for _ in range(sums.size - kept):
+        worst = -1
+        for group in range(sums.size - 1, -1, -1):  # of equal sums the later group is left out
+            if not np.isnan(sums[group]) and (worst < 0 or sums[group] < sums[worst]):
+                worst = group
+        if worst < 0:
+            return
+        sums[worst] = np.nan
+        for i in range(worst * size, (worst + 1) * size):
+            scores[i] = _TAKEN
 
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
 def choose(arguments: int, thread: int, threads: int) -> None:
-    """The kernel of `CHOOSE`: softmax over all experts, then the highest scores; tokens are divided among threads.
+    """The kernel of `CHOOSE`: scores, then the highest ranks; tokens are divided among threads.
 
-    Of equal scores the expert with the lowest index goes first. Scores that are NaN choose the first experts.
+    Of equal ranks the expert with the lowest index goes first. Scores that are NaN choose the first experts.
     """
     tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
     experts, per_token = load_i64(arguments, _EXPERTS), load_i64(arguments, _PER_TOKEN)
-    scale = load_f32(arguments, _SCALE)
+    scale, bias, groups = (
+        load_f32(arguments, _SCALE),
+        load_i64(arguments, _BIAS),
+        load_i64(arguments, _GROUPS_OF_EXPERTS),
+    )
+    sums = np.empty(groups, np.float32)
     for token in range(tokens * thread // threads, tokens * (thread + 1) // threads):
         row = load_i64(arguments, _SCORES) + token * load_i64(arguments, _SCORES_STRIDE)
         scores = view(row, experts, np.float32)
         chosen = view(load_i64(arguments, _CHOSEN) + token * per_token * 4, per_token, np.int32)
         weights = view(load_i64(arguments, _WEIGHTS) + token * per_token * 4, per_token, np.float32)
-        largest, total = scores[0], np.float32(0.0)
-        for i in range(1, experts):
-            largest = max(largest, scores[i])
-        for i in range(experts):
-            scores[i] = np.exp(scores[i] - largest)
-            total += scores[i]
-        for i in range(experts):
-            scores[i] /= total
+        _score(scores, load_i64(arguments, _SIGMOID))
+        if groups > 1:
+            _limit_groups(scores, bias, sums, load_i64(arguments, _GROUPS_PER_TOKEN))
         total = np.float32(0.0)
         for slot in range(per_token):
             best = -1
             for i in range(experts):
-                if not scores[i] < 0 and (best < 0 or scores[i] > scores[best]):
+                if not scores[i] < 0 and (best < 0 or _rank(scores, bias, i) > _rank(scores, bias, best)):
                     best = i
             chosen[slot], weights[slot] = best, scores[best]
             total += scores[best]
-            scores[best] = np.float32(-1.0)  # taken
+            scores[best] = np.float32(_TAKEN)
         for slot in range(per_token):
             if load_i64(arguments, _NORMALIZED) != 0:
-                weights[slot] /= total
+                weights[slot] /= total + np.float32(1e-20)  # sigmoids may all be zero
             weights[slot] *= scale
 
 
@@ -140,17 +195,20 @@ def gather(arguments: int, thread: int, threads: int) -> None:
                     )
 
 
-# out = the sum, or out += scale * the sum where `add`
-SUM = Record("step count_field per_token positions weights input input_stride width out out_stride add scale")
+# out = the sum, or out += scale * the sum where `add`; `shared` and `shared_gate` are 0 where there are none
+SUM = Record(
+    "step count_field per_token positions weights input input_stride width out out_stride add scale shared "
+    "shared_stride shared_gate shared_gate_stride"
+)
 _, _, _P_PER_TOKEN, _P_POSITIONS, _P_WEIGHTS, _P_IN, _P_IN_STRIDE, _P_WIDTH = range(8)
-_P_OUT, _P_OUT_STRIDE, _P_ADD, _P_SCALE = range(8, 12)
+_P_OUT, _P_OUT_STRIDE, _P_ADD, _P_SCALE, _P_SHARED, _P_SHARED_STRIDE, _P_GATE, _P_GATE_STRIDE = range(8, 16)
 
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
 def sum_experts(arguments: int, thread: int, threads: int) -> None:
-    """The kernel of `SUM`: a token's pairs times their weights, the highest score first; tokens are divided.
+    """The kernel of `SUM`: a token's pairs times their weights, the highest rank first, then the shared expert's.
 
-    The sum is made in the row of the token's first pair, which nothing reads afterwards.
+    Tokens are divided. The sum is made in the row of the token's first pair, which nothing reads afterwards.
     """
     tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
     per_token, width = load_i64(arguments, _P_PER_TOKEN), load_i64(arguments, _P_WIDTH)
@@ -166,6 +224,16 @@ def sum_experts(arguments: int, thread: int, threads: int) -> None:
             values = view(at + positions[pair + slot] * stride, width, np.float32)
             for i in range(width):
                 total[i] += weights[pair + slot] * values[i]
+        if load_i64(arguments, _P_SHARED) != 0:
+            factor, gate = np.float32(1.0), load_i64(arguments, _P_GATE)
+            if gate != 0:
+                logit = view(gate + token * load_i64(arguments, _P_GATE_STRIDE), 1, np.float32)[0]
+                factor /= np.float32(1.0) + np.exp(-logit)
+            values = view(
+                load_i64(arguments, _P_SHARED) + token * load_i64(arguments, _P_SHARED_STRIDE), width, np.float32
+            )
+            for i in range(width):
+                total[i] += factor * values[i]
         out = view(load_i64(arguments, _P_OUT) + token * load_i64(arguments, _P_OUT_STRIDE), width, np.float32)
         if load_i64(arguments, _P_ADD) != 0:
             for i in range(width):

@@ -15,7 +15,8 @@ from realizar.backends.cpu.weights.pack_floats import FloatMatrix, allocate_floa
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.parameters import size_of_token
-from realizar.models.spec import ExpertLinear, Linear, ModelSpec, Norm, TensorName
+from realizar.models.spec import ExpertLinear, Linear, ModelSpec, Norm
+from realizar.models.tensor_source import TensorName
 from realizar.quantization import MatrixSource, float32_source
 
 Matrix = PackedMatrix | FloatMatrix
@@ -36,6 +37,7 @@ class Weights:
         self._routers = {experts.router.weight for _, experts in spec.mixtures()}
         self.matrices: dict[TensorName, Matrix] = {}
         self._halves: dict[TensorName, NDArray[np.float32]] = {}
+        self._expert_biases: dict[TensorName, NDArray[np.float32]] = {}
         self._vectors: dict[tuple[TensorName, float], NDArray[np.float32]] = {}
         self._embedding = EmbeddingRows(self._tensors.matrix(spec.embedding))
 
@@ -104,6 +106,16 @@ class Weights:
             self._halves[name] = aligned_zeros(self.vector(name).size, np.float32)  # type: ignore[assignment]
             np.multiply(self.vector(name), np.float32(0.5), out=self._halves[name])
         return self._halves[name]
+
+    def expert_biases(self, name: TensorName) -> NDArray[np.float32]:
+        """A vector for each expert, float32 [experts, out_features padded with zeros to whole tiles]; kept here."""
+        if name not in self._expert_biases:
+            values = self._tensors.expert_vectors(name)
+            shape = len(values), -(-values.shape[1] // 16) * 16
+            padded = aligned_zeros(shape[0] * shape[1], np.float32).reshape(shape)
+            padded[:, : values.shape[1]] = values
+            self._expert_biases[name] = padded
+        return self._expert_biases[name]
 
     def length(self, name: TensorName) -> int:
         """Values of a vector."""

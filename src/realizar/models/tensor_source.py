@@ -1,0 +1,50 @@
+"""`TensorSource`: the place of a canonical tensor in a checkpoint. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TensorName = str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """The place of a canonical tensor: a checkpoint tensor, a range of its out_features, or a stack.
+
+    Attributes:
+        name: in the checkpoint; the first of `stack` where there is one.
+        shape: expected shape of the canonical tensor, slowest dimension first.
+        first_out_feature: of the checkpoint tensor, at which it starts; of each of its matrices where it is a stack.
+        fused: True if the checkpoint tensor (QKV, gate and up) has more out_features than these.
+        stack: checkpoint tensors of shape `shape[1:]`, one for each index of the first dimension, where the checkpoint
+            keeps experts apart; empty where one tensor holds all.
+        stored_shape: shape in the checkpoint where that has dimensions of one beside `shape`; else None.
+        step: out_features of the checkpoint tensor from one of these to the next: 2 where gate's and up's alternate.
+        transposed: True if the checkpoint holds a stack as [experts, in_features, out_features].
+        per_expert: True for a vector for each expert, [experts, out_features].
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    first_out_feature: int = 0
+    fused: bool = False
+    stack: tuple[str, ...] = ()
+    stored_shape: tuple[int, ...] | None = None
+    step: int = 1
+    transposed: bool = False
+    per_expert: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All checkpoint tensors that this one is read from."""
+        return self.stack or (self.name,)
+
+    @property
+    def out_feature_axis(self) -> int:
+        """The dimension of out_features in `shape`: the last of vectors, the one before it of matrices and stacks."""
+        return len(self.shape) - 1 if self.per_expert else max(len(self.shape) - 2, 0)
+
+    @property
+    def last_out_feature(self) -> int:
+        """One more than the checkpoint tensor's last out_feature that is one of these."""
+        return self.first_out_feature + (self.shape[self.out_feature_axis] - 1) * self.step + 1
