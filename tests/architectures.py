@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from architecture_case import Case, DeviceKind, Form
 from dense_architectures import DENSE
+from models.mixture_architectures import MIXTURES
 
 MAX_RELATIVE_ERROR = 1e-4
 
@@ -196,6 +197,7 @@ CASES: dict[str, Case] = {
         forms=("safetensors",),
     ),
     **DENSE,
+    **MIXTURES,
 }
 ROWS = [(name, form) for name, case in CASES.items() for form in case.forms]
 
@@ -263,7 +265,7 @@ def make_model(name: str, wide: bool = False) -> Any:
                 width = 1.0 if "embed_tokens" in path else parameter.shape[-1] ** 0.5
                 parameter.copy_(noise / width)
             else:
-                centre = 0.0 if path.endswith("bias") or case.family in ("Gemma2", "Gemma3") else 1.0
+                centre = 0.0 if path.endswith(("bias", "sinks")) or case.family in ("Gemma2", "Gemma3") else 1.0
                 parameter.copy_(centre + 0.2 * noise)
     return model
 

@@ -14,13 +14,16 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from models.gguf_experts import MIXTURES, add_experts, with_split_experts
+
 Array = NDArray[np.float32]
 
-_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "olmo3": "olmo2"} | {
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"} | {
     "ministral3": "mistral3",
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",
+    **MIXTURES,
 }
 PERMUTED = ("llama", "granite", "smollm3", "mistral3")  # the architectures whose rows of Q and K the converter reorders
 INTERLEAVED = ("ernie4_5",)  # those whose pairs are neighbours before it too
@@ -60,7 +63,7 @@ def converted_tensors(model: Any, tensors: Mapping[str, Any]) -> dict[str, Array
     architecture = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[name]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     converted: dict[str, Array] = {}
-    for hf_name, tensor in _split_experts(_text_tensors(tensors)).items():
+    for hf_name, tensor in with_split_experts(_text_tensors(tensors), name).items():
         if hf_name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         stored = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
@@ -74,19 +77,6 @@ def _text_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
     others = ("model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
     own = {name: tensor for name, tensor in tensors.items() if not name.startswith(others)}
     return {name.replace("model.language_model.", "model."): tensor for name, tensor in own.items()}
-
-
-def _split_experts(tensors: Mapping[str, Any]) -> dict[str, Array]:
-    """Tensors by name; experts' gate and up, which transformers 5 holds as one tensor, apart."""
-    split: dict[str, Array] = {}
-    for hf_name, tensor in tensors.items():
-        values = tensor.detach().numpy()
-        if hf_name.endswith(".experts.gate_up_proj"):
-            base = hf_name.removesuffix("gate_up_proj")
-            split[f"{base}gate_proj.weight"], split[f"{base}up_proj.weight"] = np.split(values, 2, axis=1)
-        else:
-            split[f"{hf_name}.weight" if hf_name.endswith(".experts.down_proj") else hf_name] = values
-    return split
 
 
 def _converted(hf_name: str, values: Array, config: Any, name: str) -> Array:
@@ -119,11 +109,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
     else:
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_feed_forward_length(config.intermediate_size)
-    if name in ("qwen3moe", "olmoe"):
-        writer.add_expert_count(config.num_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-    if name == "qwen3moe":
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    add_experts(writer, config, name)
     writer.add_vocab_size(config.vocab_size)
     if name == "starcoder2":
         writer.add_layer_norm_eps(config.norm_epsilon)
@@ -161,6 +147,8 @@ def _add_rope(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
             writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
         if "beta_fast" in rope:
             writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        if "beta_slow" in rope:
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
         if name == "mistral3":
             writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])

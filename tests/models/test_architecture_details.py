@@ -48,12 +48,18 @@ _GGUF_KEYS: dict[str, dict[str, Any]] = {
         "qwen3moe.expert_feed_forward_length": WIDTH,
     },
     "olmoe": {"olmoe.expert_count": 4, "olmoe.expert_used_count": 2},
+    "gpt-oss": {
+        "gpt-oss.expert_count": 4,
+        "gpt-oss.expert_used_count": 2,
+        "gpt-oss.expert_feed_forward_length": WIDTH,
+    },
 }
 _CONFIG_KEYS: dict[str, dict[str, Any]] = {
     "starcoder2": {"norm_epsilon": 1e-5},
     "lfm2": {"conv_L_cache": 3, "full_attn_idxs": [1]},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": HIDDEN // HEADS},
 }
 
 

@@ -54,6 +54,8 @@ CONFIG_KEYS = [key for key in CONFIG if key != "model_type"] + [
     "num_local_experts",
     "num_experts_per_tok",
     "moe_intermediate_size",
+    "experts_per_token",
+    "swiglu_limit",
     "mlp_only_layers",
     "decoder_sparse_step",
     "conv_L_cache",

@@ -181,6 +181,36 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "router_aux_loss_coef": 0.01,
         },
     ),
+    "gpt-oss 20b": (
+        "gpt_oss",
+        {
+            "attention_bias": True,
+            "attention_dropout": 0.0,
+            "experts_per_token": 4,
+            "head_dim": 4,
+            "initial_context_length": 4096,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_experts_per_tok": 4,
+            "num_local_experts": 32,
+            "output_router_logits": False,
+            "quantization_config": {
+                "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+                "quant_method": "mxfp4",
+            },
+            "rope_scaling": {
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "rope_type": "yarn",
+                "truncate": False,
+            },
+            "rope_theta": 150000,
+            "router_aux_loss_coef": 0.9,
+            "sliding_window": 128,
+            "swiglu_limit": 7.0,
+        },
+    ),
     "lfm2": (
         "lfm2",
         {

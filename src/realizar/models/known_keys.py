@@ -52,8 +52,8 @@ _OF_NUMBERS = """
 """
 # Read only where another key asks for them, and else without effect in transformers too.
 _CONDITIONAL = """
-    hidden_act activation_function layer_types max_window_layers original_max_position_embeddings rope_local_base_freq
-    rope_scaling sliding_window sliding_window_pattern sliding_window_size use_sliding_window
+    hidden_act activation_function initial_context_length layer_types max_window_layers original_max_position_embeddings
+    rope_local_base_freq rope_scaling sliding_window sliding_window_pattern sliding_window_size use_sliding_window
 """
 
 CONFIG_WITHOUT_EFFECT = frozenset(

@@ -12,6 +12,7 @@ from realizar.models.architectures import (
     ernie,
     exaone4,
     gemma,
+    gpt_oss,
     granite,
     lfm2,
     llama,
@@ -51,12 +52,14 @@ _BY_EITHER_NAME: Mapping[str, BuildSpec] = {
 }
 _BY_GGUF_ARCHITECTURE: Mapping[str, BuildSpec] = {
     **_BY_EITHER_NAME,
+    "gpt-oss": gpt_oss.build,
     "qwen3moe": qwen_moe.build_qwen3,
     "qwen2vl": qwen.build_qwen2vl,
     "qwen3vl": qwen.build_qwen3vl,
 }
 _BY_MODEL_TYPE: Mapping[str, BuildSpec] = {
     **_BY_EITHER_NAME,
+    "gpt_oss": gpt_oss.build,
     "qwen3_moe": qwen_moe.build_qwen3,
     "mistral": llama.build,
     "gemma3_text": gemma.build_gemma3,
@@ -77,6 +80,7 @@ _MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
     "Gemma3ForCausalLM": "gemma3_text",
     "Gemma3ForConditionalGeneration": "gemma3",
     "Phi3ForCausalLM": "phi3",
+    "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",

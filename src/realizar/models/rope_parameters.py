@@ -39,6 +39,7 @@ def read_rope(
     layer_type: str = "full_attention",
     default_base: float = 10000.0,
     has_axes: bool = False,
+    yarn_truncate: bool = True,
 ) -> Rope:
     """The rotary embedding that a checkpoint describes.
 
@@ -48,13 +49,14 @@ def read_rope(
         layer_type: the entry of `rope_parameters`, if these differ between kinds of layers.
         default_base: the base if the checkpoint gives none.
         has_axes: True if the configuration may name the rope of three axes, which for text is plain.
+        yarn_truncate: `Yarn.truncate` in the GGUF format, which has no key for it.
 
     Raises:
         CheckpointError: a parameter is missing or out of range.
         UnsupportedModelError: an unknown kind of scaling.
     """
     if hparams.is_gguf:
-        return _read_gguf(hparams, sizes, pairing, default_base)
+        return _read_gguf(hparams, sizes, pairing, default_base, yarn_truncate)
     return replace(_read_config(hparams, sizes, layer_type, default_base, has_axes), pairing=config_pairing)
 
 
@@ -99,7 +101,9 @@ def make_rope(frequencies: Frequencies, pairing: Pairing = "neox", magnitude: fl
     return Rope(pairing, tuple(frequencies.tolist()), magnitude)
 
 
-def _read_gguf(hparams: HyperParameters, sizes: Dimensions, pairing: Pairing, default_base: float) -> Rope:
+def _read_gguf(
+    hparams: HyperParameters, sizes: Dimensions, pairing: Pairing, default_base: float, yarn_truncate: bool
+) -> Rope:
     size = hparams.integer("rope.dimension_count", None, low=2, high=sizes.head_size, default=sizes.head_size)
     if size % 2:
         raise hparams.malformed("rope.dimension_count", None, f"{size} is odd")
@@ -127,7 +131,7 @@ def _read_gguf(hparams: HyperParameters, sizes: Dimensions, pairing: Pairing, de
         if divisors is not None:
             raise UnsupportedModelError(f"{hparams.path}: tensor 'rope_freqs.weight': unsupported together with YaRN")
         yarn_factor = hparams.number("rope.scaling.factor", None, high=MAX_FACTOR)
-        frequencies = _gguf_yarn(hparams, yarn_factor, original).frequencies(base, size)
+        frequencies = _gguf_yarn(hparams, yarn_factor, original, yarn_truncate).frequencies(base, size)
         total = hparams.optional_number("rope.scaling.yarn_attn_factor", None)
         return make_rope(frequencies, pairing, magnitude * (total or _gguf_yarn_magnitude(hparams, yarn_factor)))
     if kind not in ("", "none", "linear"):
@@ -138,14 +142,14 @@ def _read_gguf(hparams: HyperParameters, sizes: Dimensions, pairing: Pairing, de
     return make_rope(linear_frequencies(base, size, linear), pairing, magnitude)
 
 
-def _gguf_yarn(hparams: HyperParameters, factor: float, original: int) -> Yarn:
+def _gguf_yarn(hparams: HyperParameters, factor: float, original: int, truncate: bool) -> Yarn:
     if hparams.number("rope.scaling.yarn_ext_factor", None, default=1.0) != 1.0:
         raise hparams.unsupported(
             "rope.scaling.yarn_ext_factor", None, hparams.raw("rope.scaling.yarn_ext_factor", None)
         )
     fast = hparams.number("rope.scaling.yarn_beta_fast", None, default=32.0)
     slow = hparams.number("rope.scaling.yarn_beta_slow", None, default=1.0)
-    return Yarn(factor, original, fast, slow)
+    return Yarn(factor, original, fast, slow, truncate)
 
 
 def _gguf_yarn_magnitude(hparams: HyperParameters, factor: float) -> float:

@@ -25,6 +25,7 @@ _IN_LAYER = {
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps",
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
@@ -49,14 +50,16 @@ def gguf_name(canonical: str, *, norm_after_attention: bool, names: Mapping[str,
 
     Args:
         norm_after_attention: True if `post_attention_layernorm` is applied to attention's output.
-        names: GGUF names of this architecture that differ from the usual ones, by canonical name without `.weight`.
+        names: GGUF names of this architecture that differ from the usual ones, by canonical name without `.weight`, and
+            within a layer without `model.layers.0.` and `blk.0.` too.
     """
     layer = _LAYER.fullmatch(canonical)
     if layer is None:
         base, _, kind = canonical.rpartition(".")
         return f"{names.get(base) or _GLOBAL[base]}.{kind}"
     index, base, kind = layer.groups()
-    name = _POST_ATTENTION_NORM if norm_after_attention and base == "post_attention_layernorm" else _IN_LAYER[base]
+    after = norm_after_attention and base == "post_attention_layernorm"
+    name = names.get(base) or (_POST_ATTENTION_NORM if after else _IN_LAYER[base])
     return f"blk.{index}.{name}.{kind}"
 
 

@@ -7,7 +7,8 @@ Read in this order:
 1. `layout.py`, `source.py`: `WeightLayout` and `MatrixSource`, on which backends depend.
 2. `planes.py`: `Planes`, the numbers of any layout in one form.
 3. `block_source.py`, `planes_source.py`: the sources of ggml blocks and plain numbers, and of matrices made in memory.
-4. `matrix_formats.py`, `tensors.py`: matrices that a checkpoint stores as several tensors; its tensors as sources.
+4. `matrix_formats.py`, `mxfp4_tensors.py`, `transposed.py`, `tensors.py`: matrices that a checkpoint stores as several
+   tensors, or transposed; its tensors as sources.
 5. `ggml_layouts.py`, `convert.py`: the layout of each ggml type, and the function that reads its blocks.
 6. `legacy.py`, `k_quants.py`, `iq_linear.py`, `iq_vector.py` with `iq_grids.py`, `ternary.py`, `microscaling.py`: one
    family of ggml types each; `fields.py` reads the fields of their blocks.
@@ -19,6 +20,7 @@ from realizar.quantization.convert import FLOAT_TYPES, QUANTIZED_TYPES, dequanti
 from realizar.quantization.finite import find_not_finite
 from realizar.quantization.layout import Codebook, WeightLayout
 from realizar.quantization.matrix_formats import MATRIX_FORMATS, MatrixFormat, matrix_format
+from realizar.quantization.mxfp4_tensors import Mxfp4Tensors
 from realizar.quantization.planes import Planes
 from realizar.quantization.planes_source import PlanesSource, random_source
 from realizar.quantization.quantize import QUANTIZABLE_TYPES, quantize
@@ -26,6 +28,7 @@ from realizar.quantization.random_blocks import random_blocks
 from realizar.quantization.source import MatrixSource
 from realizar.quantization.tensors import (
     expert_source,
+    is_packed,
     is_stored,
     stack_layout,
     stored_names,
@@ -44,6 +47,7 @@ __all__ = [
     "Codebook",
     "MatrixFormat",
     "MatrixSource",
+    "Mxfp4Tensors",
     "Planes",
     "PlanesSource",
     "WeightLayout",
@@ -52,6 +56,7 @@ __all__ = [
     "expert_source",
     "find_not_finite",
     "float32_source",
+    "is_packed",
     "is_stored",
     "matrix_format",
     "quantize",

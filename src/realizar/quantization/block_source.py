@@ -92,6 +92,11 @@ class BlockSource(MatrixSource):
         pages = None if self._pages is None else self._pages.after(start)
         return BlockSource(self._type, self._raw[start:stop], self.path, self.name, first, pages)
 
+    def every(self, first: int, step: int) -> BlockSource:
+        """As in `MatrixSource`; errors of such a source count its own blocks."""
+        pages = None if self._pages is None else replace(self._pages.after(first), stride=step * self._pages.stride)
+        return BlockSource(self._type, self._raw[first::step], self.path, self.name, 0, pages)
+
     def slice_columns(self, start: int, stop: int) -> BlockSource:
         """As in `MatrixSource`; errors of such a slice count its own blocks."""
         check_columns(self, start, stop)

@@ -45,7 +45,7 @@ _EXPONENTS: dict[GGMLType, tuple[str, int]] = {
     GGMLType.BF16: ("<u2", 0x7F80),
 }
 _HALF = _EXPONENTS[GGMLType.F16]
-_LEAST_INFINITE_E8M0 = 253  # times the largest code it is beyond float32; 255 is NaN by the standard
+LEAST_INFINITE_E8M0 = 253  # times the largest code beyond float32; 255 is NaN by the standard
 _AT_ONCE = 1 << 15  # numbers, so that what is made of them stays in the cache
 
 
@@ -68,7 +68,7 @@ def find_not_finite(ggml_type: GGMLType, data: NDArray[np.uint8], first_block: i
             return f"the {what} of block {first_block + place} is not finite"
     place = None
     if ggml_type is GGMLType.MXFP4:
-        found = np.flatnonzero(blocks[:, 0] >= _LEAST_INFINITE_E8M0)
+        found = np.flatnonzero(blocks[:, 0] >= LEAST_INFINITE_E8M0)
         place = int(found[0]) if found.size else None
     elif ggml_type is GGMLType.IQ1_M:
         place = _first_iq1_m(blocks)

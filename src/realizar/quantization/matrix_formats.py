@@ -41,6 +41,15 @@ class MatrixFormat(ABC):
         A name that the checkpoint lacks is reported as missing.
         """
 
+    def shape(self, checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
+        """The shape of the weights: of a matrix, or of a stack whose matrices lie one below the other in the source.
+
+        Raises:
+            CheckpointError: as of `source`.
+        """
+        source = self.source(checkpoint, name)
+        return source.out_features, source.in_features
+
     @abstractmethod
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
         """The matrix `name`, whose tensors are all there; its shape is that of the weights, not of the tensors.

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.checkpoint.naming import shown
-from realizar.errors import CheckpointError
+from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.planes import Planes
 
@@ -117,6 +117,14 @@ class MatrixSource(ABC):
         """
         check_columns(self, start, stop)
         return Slice(self, 0, self.out_features, start, stop)
+
+    def every(self, first: int, step: int) -> MatrixSource:
+        """Every `step`th out_feature from `first` on as a source.
+
+        Raises:
+            UnsupportedModelError: the source has no road to them.
+        """
+        raise UnsupportedModelError(f"tensor {shown(self.name)}: out_features of {self.layout.name} can't alternate")
 
     def prefetch(self) -> None:
         """Ask the system to read the bytes ahead, without waiting for them."""

@@ -10,6 +10,7 @@ from realizar.quantization.block_source import BlockSource, Pages, ggml_layout
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.matrix_formats import MatrixFormat, matrix_format
 from realizar.quantization.source import MatrixSource
+from realizar.quantization.transposed import transposed_source
 
 
 def stored_names(checkpoint: Checkpoint, name: str) -> Sequence[str]:
@@ -23,6 +24,11 @@ def is_stored(checkpoint: Checkpoint, name: str) -> bool:
     return any(each in checkpoint.tensors for each in stored_names(checkpoint, name))
 
 
+def is_packed(checkpoint: Checkpoint, name: str) -> bool:
+    """True if a format makes the tensor `name` of others."""
+    return _packed(checkpoint, name) is not None
+
+
 def tensor_shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
     """The shape of a tensor's numbers, however they are stored.
 
@@ -32,8 +38,7 @@ def tensor_shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
     packed = _packed(checkpoint, name)
     if packed is None:
         return checkpoint.tensors[name].shape
-    source = packed.source(checkpoint, name)
-    return source.out_features, source.in_features
+    return packed.shape(checkpoint, name)
 
 
 def tensor_layout(checkpoint: Checkpoint, name: str) -> WeightLayout:
@@ -85,11 +90,14 @@ def tensor_source(checkpoint: Checkpoint, name: str) -> MatrixSource:
     return BlockSource(stored.ggml_type, raw, stored.path, name, 0, Pages(checkpoint, stored, 0, row_bytes))
 
 
-def expert_source(checkpoint: Checkpoint, name: str, expert: int) -> MatrixSource:
+def expert_source(checkpoint: Checkpoint, name: str, expert: int, *, transposed: bool = False) -> MatrixSource:
     """One matrix of a stacked tensor [experts, out_features, in_features].
 
+    Args:
+        transposed: True if the tensor is [experts, in_features, out_features].
+
     Raises:
-        UnsupportedModelError: weights can't have its type.
+        UnsupportedModelError: weights can't have its type, or not lie transposed.
         ValueError: the tensor is not a stack, or has no such expert.
     """
     shape = tensor_shape(checkpoint, name)
@@ -97,6 +105,8 @@ def expert_source(checkpoint: Checkpoint, name: str, expert: int) -> MatrixSourc
         raise ValueError(f"tensor '{name}' of shape {shape} is not a stack of matrices")
     if not 0 <= expert < shape[0]:
         raise ValueError(f"tensor '{name}' has {shape[0]} experts, and not number {expert}")
+    if transposed:
+        return transposed_source(checkpoint, checkpoint.tensors[name], expert)
     return tensor_source(checkpoint, name).slice_out_features(expert * shape[1], (expert + 1) * shape[1])
 
 

@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 
 from architecture_case import Form
-from architectures import build_case, check_logits, rows_run_by
-from cpu_runs import load_runner
+from architectures import build_case, check_logits, expected_logits, rows_run_by
+from cpu_runs import Runner, load_runner
 from dense_architectures import DENSE
+from models.mxfp4_checkpoints import with_mxfp4_experts
+from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
+from realizar.models.registry import build_spec
+from reference_model import ReferenceModel
+from reference_tensors import load_tensor
 
-pytest.importorskip("torch", reason="parity is against transformers, which needs torch")
+torch = pytest.importorskip("torch", reason="parity is against transformers, which needs torch")
 pytest.importorskip("transformers", reason="parity is against transformers")
 
 
@@ -21,7 +26,7 @@ pytest.importorskip("transformers", reason="parity is against transformers")
 def test_cpu_logits_agree_with_transformers(name: str, form: Form, tmp_path: Path) -> None:
     """Chunks of 5, 1 and 7 tokens, then token by token, past windows and rope switches."""
     built = build_case(name, tmp_path, form)
-    config = EngineConfig(threads=2, block_size=32, max_step_tokens=64, max_running=2)
+    config = EngineConfig(threads=2, block_size=32, max_step_tokens=64, max_running=8)
     runner = load_runner(built.path, config, built.context_length)
     assert runner.capacity.kv_cache_dtype == "f32"
     check_logits(built, lambda ids: runner.logits(ids, (5, 1, 7)))
@@ -52,3 +57,24 @@ def test_experts_saved_as_one_tensor(tmp_path: Path) -> None:
     runner = load_runner(fused.path, config, built.context_length)
     check_logits(fused, runner.logits)
     runner.close()
+
+
+def test_experts_of_mxfp4_in_safetensors(tmp_path: Path) -> None:
+    """Codes and scales in tensors of their own, as gpt-oss is published."""
+    built = build_case("gpt-oss", tmp_path, "safetensors")
+    config = EngineConfig(threads=2, block_size=32, max_step_tokens=64, max_running=8, device="cpu")
+    checkpoint, values = with_mxfp4_experts(open_checkpoint(built.path), np.random.default_rng(9))
+    spec = build_spec(checkpoint)
+    runner = Runner(spec, checkpoint, config)
+    found = runner.logits(built.token_ids[:60])
+    runner.close()
+    plain = {name: load_tensor(source, checkpoint) for name, source in spec.tensors.items()}
+    reference = ReferenceModel(spec, plain).logits(built.token_ids[:60])
+    errors = np.linalg.norm(found - reference, axis=-1) / np.linalg.norm(reference, axis=-1)
+    assert np.median(errors) <= 6e-2, "int8 activations; some tokens choose other experts for them"
+    with torch.no_grad():
+        for name, parameter in built.model.named_parameters():
+            if name in values:
+                parameter.copy_(torch.from_numpy(values[name].copy()))
+    exact = expected_logits(built)[:60]
+    assert (np.linalg.norm(reference - exact, axis=-1) <= 1e-4 * np.linalg.norm(exact, axis=-1)).all()

@@ -1,0 +1,64 @@
+"""gpt-oss: experts with biases and a clamped SwiGLU, attention sinks, and a window on every second layer.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from realizar.models.dimensions import MAX_FEED_FORWARD, read_dimensions
+from realizar.models.experts import Joined, build_experts, read_expert_count
+from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.rope_parameters import read_rope
+from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT, Attention, Layer, ModelSpec, Rope
+from realizar.models.spec_builder import SpecBuilder
+from realizar.models.tensor_source import TensorSource
+
+_WINDOW = 128
+_NAMES = {"mlp.gate": "mlp.router"}
+_GGUF_NAMES = {"post_attention_layernorm": "post_attention_norm"}
+
+
+def build(hparams: HyperParameters) -> ModelSpec:
+    """gpt-oss.
+
+    Its frequencies come from YaRN without rounding, as in OpenAI's own code and by `truncate` of its configuration. A
+    GGUF file can't say so, and llama.cpp rounds: the model was trained without.
+    """
+    sizes = read_dimensions(hparams, defaults={"rms_norm_eps": 1e-5, "head_dim": 64})
+    builder = SpecBuilder(hparams, sizes, names=_GGUF_NAMES if hparams.is_gguf else _NAMES)
+    rope = read_rope(hparams, sizes, default_base=150000.0, yarn_truncate=False)
+    windows = builder.windows(lambda index: index % 2 == 0, default=None if hparams.is_gguf else _WINDOW)
+    count = read_expert_count(hparams)
+    per_token = hparams.integer("expert_used_count", "num_experts_per_tok", high=count)
+    if hparams.integer(None, "experts_per_token", high=count, default=per_token) != per_token:
+        raise hparams.malformed(None, "experts_per_token", f"num_experts_per_tok says {per_token}")
+    width = hparams.integer("expert_feed_forward_length", "intermediate_size", high=MAX_FEED_FORWARD)
+    for key, value in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
+        if hparams.number(None, key, default=value) != value:
+            raise hparams.unsupported(None, key, hparams.raw(None, key))
+    activation = builder.activation()
+    bias = hparams.boolean(None, "attention_bias", default=True)
+    joined = Joined(transposed=True, alternating=True, bias="_bias")
+    layers = [
+        Layer(
+            mixer=_attention(builder, index, rope, windows[index], bias=bias),
+            feed_forward=build_experts(
+                builder, index, activation, count=count, per_token=per_token, width=width, normalized=True,
+                router_bias=True, clamped=True, joined=joined,
+            ),
+            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
+            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
+        )
+        for index in range(sizes.num_layers)
+    ]  # fmt: skip
+    return builder.spec(layers, tied_by_default=False)
+
+
+def _attention(builder: SpecBuilder, index: int, rope: Rope, window: int | None, *, bias: bool) -> Attention:
+    """Attention with a sink for each head."""
+    attention = builder.attention(index, rope=rope, window=window, qkv_bias=bias, output_bias=bias)
+    name = f"model.layers.{index}.self_attn.sinks"
+    stored = f"blk.{index}.attn_sinks.weight" if builder.hparams.is_gguf else builder.stored_name(name)
+    return replace(attention, sinks=builder.note(name, TensorSource(stored, (attention.num_heads,))))

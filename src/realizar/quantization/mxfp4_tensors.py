@@ -1,0 +1,156 @@
+"""MXFP4 as safetensors files of gpt-oss store it: codes and scales in tensors of their own. numpy only.
+
+`NAME_blocks`, uint8 [experts, out_features, groups, 16], has the codes of 32 columns a group, byte j those of columns
+2 j (low bits) and 2 j + 1; `NAME_scales`, uint8 [experts, out_features, groups], an exponent each. ggml's blocks hold
+the same numbers in another order: byte j has columns j and j + 16. Sources give these, so that all else is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.checkpoint.naming import shown
+from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.quantization.block_source import BlockSource, ggml_layout
+from realizar.quantization.finite import LEAST_INFINITE_E8M0
+from realizar.quantization.matrix_formats import MATRIX_FORMATS, MatrixFormat
+from realizar.quantization.planes import Planes
+from realizar.quantization.source import MatrixSource, check_run
+
+_LAYOUT = ggml_layout(GGMLType.MXFP4)
+_HALF = _LAYOUT.block_size // 2
+_KEYS = frozenset({"quant_method", "modules_to_not_convert", "dequantize"})
+
+
+class Mxfp4Tensors(MatrixFormat):
+    """The method `mxfp4`: stacks of experts, whose matrices lie one below the other in a source."""
+
+    def __init__(self, config: Mapping[str, Any], path: Path) -> None:
+        super().__init__(config, path)
+        unknown = sorted(set(config) - _KEYS)
+        if unknown:
+            raise UnsupportedModelError(f"{path}: key 'quantization_config.{unknown[0]}': unknown for mxfp4")
+
+    def tensors(self, checkpoint: Checkpoint, name: str) -> Sequence[str]:
+        both = f"{name}_blocks", f"{name}_scales"
+        return both if any(each in checkpoint.tensors for each in both) else ()
+
+    def shape(self, checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
+        blocks, _ = self._stored(checkpoint, name)
+        experts, out_features, groups, _ = blocks.shape
+        return experts, out_features, groups * _LAYOUT.block_size
+
+    def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
+        blocks, scales = self._stored(checkpoint, name)
+        groups = blocks.shape[2]
+        codes = blocks.data.reshape(-1, groups, _HALF)
+        return Mxfp4Source(codes, scales.data.reshape(-1, groups), blocks.path, name, (checkpoint, blocks), 0, 1)
+
+    def _stored(self, checkpoint: Checkpoint, name: str) -> tuple[StoredTensor, StoredTensor]:
+        """Codes and scales, which fit together.
+
+        Raises:
+            CheckpointError: they do not.
+        """
+        blocks, scales = (checkpoint.tensors[each] for each in self.tensors(checkpoint, name))
+        for stored in (blocks, scales):
+            if stored.type_name != "U8":
+                reason = f"is of type {stored.type_name}, and codes of MXFP4 are of U8"
+                raise CheckpointError(stored.path, f"tensor {shown(stored.name)}", reason)
+        if len(blocks.shape) != 4 or blocks.shape[3] != _HALF:
+            reason = f"has the shape {blocks.shape}, and not [experts, out_features, groups, {_HALF}]"
+            raise CheckpointError(blocks.path, f"tensor {shown(blocks.name)}", reason)
+        if scales.shape != blocks.shape[:3]:
+            reason = f"has the shape {scales.shape}, and the codes are of {blocks.shape}"
+            raise CheckpointError(scales.path, f"tensor {shown(scales.name)}", reason)
+        return blocks, scales
+
+
+class Mxfp4Source(MatrixSource):
+    """Some out_features of such tensors, as ggml blocks of MXFP4.
+
+    Args:
+        codes: uint8 [out_features, groups, 16]. scales: uint8 [out_features, groups].
+        path, name: as in `MatrixSource`.
+        whole: the checkpoint and its tensor of codes. first: its out_feature that is the first here. step: its
+            out_features from one of these to the next.
+    """
+
+    def __init__(
+        self, codes: NDArray[np.uint8], scales: NDArray[np.uint8], path: Path, name: str,
+        whole: tuple[Checkpoint, StoredTensor], first: int, step: int,
+    ) -> None:  # fmt: skip
+        super().__init__(_LAYOUT, codes.shape[0], codes.shape[1] * _LAYOUT.block_size, path, name)
+        self._codes, self._scales, self._whole, self._first, self._step = codes, scales, whole, first, step
+
+    @cached_property
+    def _blocks(self) -> BlockSource:
+        return self._converted(0, self.out_features)
+
+    @property
+    def raw(self) -> NDArray[np.uint8]:
+        return self._blocks.raw
+
+    def planes(self, start: int, stop: int) -> Planes:
+        return self._converted(start, stop).planes(0, stop - start)
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        return self._converted(start, stop).read(0, stop - start)
+
+    def find_not_finite(self, start: int, stop: int) -> str | None:
+        found = np.argwhere(self._scales[start:stop] >= LEAST_INFINITE_E8M0)
+        if not len(found):
+            return None
+        out_feature, group = found[0].tolist()
+        place = self._first + (start + out_feature) * self._step
+        return f"the scale of group {group} of out_feature {place} is not finite"
+
+    def slice_out_features(self, start: int, stop: int) -> Mxfp4Source:
+        check_run(self, start, stop)
+        return self._part(slice(start, stop), start, 1)
+
+    def every(self, first: int, step: int) -> Mxfp4Source:
+        return self._part(slice(first, None, step), first, step)
+
+    def prefetch(self) -> None:
+        checkpoint, _ = self._whole
+        checkpoint.prefetch(self._pages(0, self.out_features))
+
+    def release(self, start: int, stop: int) -> None:
+        if start < stop:
+            checkpoint, _ = self._whole
+            checkpoint.release(self._pages(start, stop))
+
+    def _part(self, part: slice, first: int, step: int) -> Mxfp4Source:
+        at = self._first + first * self._step
+        return Mxfp4Source(
+            self._codes[part], self._scales[part], self.path, self.name, self._whole, at, self._step * step
+        )
+
+    def _converted(self, start: int, stop: int) -> BlockSource:
+        codes = self._codes[start:stop]
+        nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], 2, _HALF)  # [..., half, column]
+        blocks = np.empty((*codes.shape[:2], _LAYOUT.block_bytes), np.uint8)
+        blocks[..., 0] = self._scales[start:stop]
+        blocks[..., 1:] = nibbles[..., 0, :] | nibbles[..., 1, :] << 4
+        return BlockSource(GGMLType.MXFP4, blocks.reshape(stop - start, -1), self.path, self.name)
+
+    def _pages(self, start: int, stop: int) -> StoredTensor:
+        """The codes of a run of out_features, and of those between them, as a tensor."""
+        _, stored = self._whole
+        row_bytes = stored.shape[2] * _HALF
+        first, last = self._first + start * self._step, self._first + (stop - 1) * self._step + 1
+        data = stored.data[first * row_bytes : last * row_bytes]
+        return replace(stored, data=data, offset=stored.offset + first * row_bytes)
+
+
+MATRIX_FORMATS["mxfp4"] = Mxfp4Tensors
