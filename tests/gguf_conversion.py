@@ -111,6 +111,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
         writer.add_feed_forward_length(config.intermediate_size)
     add_experts(writer, config, name)
     writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("no_vocab")  # llama.cpp reads the file too
     if name == "starcoder2":
         writer.add_layer_norm_eps(config.norm_epsilon)
     else:

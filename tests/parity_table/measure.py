@@ -44,7 +44,7 @@ def measure(name: str, weights: Weights, device: DeviceKind) -> Figures:
         errors = {}
         runner = _load(built, device, batch_invariant=False)
         for length in LENGTHS:
-            if _original_context(built) < length <= context:
+            if first_length(built) <= length <= context:
                 part = built._replace(token_ids=built.token_ids[:length])
                 errors[str(length)] = _error(part, runner.logits(part.token_ids), weights)
         runner.close()
@@ -54,11 +54,11 @@ def measure(name: str, weights: Weights, device: DeviceKind) -> Figures:
     return Figures(errors, equals)
 
 
-def _original_context(built: BuiltCase) -> int:
-    """Tokens up to which transformers takes longrope's other table, where a model here takes that of its context."""
+def first_length(built: BuiltCase) -> int:
+    """The shortest prompt that is compared: transformers takes longrope's other table for shorter ones."""
     rope = built.model.config.get_text_config().rope_parameters
     opened_long = built.context_length is None and rope.get("rope_type") == "longrope"
-    return int(rope["original_max_position_embeddings"]) if opened_long else 0
+    return int(rope["original_max_position_embeddings"]) + 1 if opened_long else 1
 
 
 def _load(built: BuiltCase, device: DeviceKind, *, batch_invariant: bool) -> BackendRunner[Any]:

@@ -13,6 +13,18 @@ from parity_table.checkpoints import forms_of
 FIGURES = Path(__file__).parents[1] / "data" / "parity.json"
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 DEVICES = ("cpu", "cuda")
+DIFFERENCES = {
+    "exaone4": "it knows windows by the number of layers of the published model",
+    "exaone4-without-windows": "it expects heads that are together as wide as the hidden size",
+    "mistral": "it has no window in a llama",
+    "olmoe": "it expects as many KV heads as heads",
+    "phi3": "it turns the window off",
+    "phi3-short": "it pads the context to 256 tokens, and so takes the long factors",
+    "qwen2": "it has no window in a qwen2",
+    "seed_oss": "it knows no bias after attention and in the feed-forward",
+    "starcoder2": "it has no window in a starcoder2",
+}
+"""Why llama.cpp (its sources of late 2026) computes another thing, or does not read the file: by its sources."""
 
 _HEAD = """\
 # Parity
@@ -55,7 +67,7 @@ def render(figures: dict[str, Any]) -> str:
             row = figures["rows"].get(f"{name} {form}", {})
             cells = [cell for device in DEVICES for cell in _cells(row.get(device), device in case.run_by)]
             lines.append(f"| {name} | {form} | {' | '.join(cells)} |")
-    lines += ["", *_vocabularies(figures["vocabularies"])]
+    lines += ["", *_llama_cpp(figures.get("llama.cpp", {})), "", *_vocabularies(figures["vocabularies"])]
     return "\n".join(lines) + "\n"
 
 
@@ -66,6 +78,24 @@ def _cells(found: dict[str, Any] | None, runs: bool) -> list[str]:
         return ["not measured"] * 3
     errors = [f"{found['errors'][length]:.1e}" if length in found["errors"] else "-" for length in ("8", "600")]
     return [*errors, {True: "equal", False: "differs", None: "refused"}[found["batch_equals_alone"]]]
+
+
+def _llama_cpp(found: dict[str, dict[str, float | None]]) -> list[str]:
+    lines = [
+        "llama.cpp reads the same F32 files, with a cache in float32 and on a CPU. Its own errors to transformers, by",
+        "`python -m parity_table.llama_cpp`. Its GELU is a table in float16, which gemma and starcoder2 show:",
+        "",
+        "| model | 8 | 600 | where it differs |",
+        "|---|---|---|---|",
+    ]
+    for name, errors in sorted(found.items()):
+        cells = [_peer_cell(errors[length]) if length in errors else "-" for length in ("8", "600")]
+        lines.append(f"| {name} | {' | '.join(cells)} | {DIFFERENCES.get(name, '')} |")
+    return lines
+
+
+def _peer_cell(error: float | None) -> str:
+    return "not read" if error is None else f"{error:.1e}"
 
 
 def _vocabularies(found: dict[str, dict[str, int]]) -> list[str]:
