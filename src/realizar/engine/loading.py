@@ -70,7 +70,7 @@ def _new_grammars(checkpoint: Checkpoint, vocab_size: int, tokenizer: Tokenizer 
     tokenizer = tokenizer or load_tokenizer(checkpoint)
     encode = partial(tokenizer.encode, add_special=False, parse_special=False)
     source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path.absolute()))
-    words, special_ids = tokenizer.vocabulary_bytes(), tokenizer.special_ids()
+    words, special_ids = tokenizer.vocabulary_bytes(), tokenizer.special_ids().union(tokenizer.mark_ids.values())
     return GrammarService(GrammarTokens(words, special_ids, tokenizer.eos_ids, vocab_size, encode, source))
 
 

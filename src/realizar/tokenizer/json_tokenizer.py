@@ -13,7 +13,7 @@ from realizar.errors import CheckpointError, InvalidRequestError
 from realizar.models.dimensions import MAX_VOCABULARY
 from realizar.tokenizer import library_errors
 from realizar.tokenizer.byte_alphabet import spelled_bytes
-from realizar.tokenizer.special_tokens import END_OF_GENERATION, SpecialTokenFinder
+from realizar.tokenizer.special_tokens import SpecialTokenFinder, end_texts
 from realizar.tokenizer.templates.stored_templates import stored_templates
 from realizar.tokenizer.tokenizer import Tokenizer
 from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, library_ids
@@ -80,7 +80,8 @@ class JSONTokenizer(Tokenizer):
         return before, after
 
     def _ends(self, path: Path, metadata: Mapping[str, Any]) -> frozenset[int]:
-        ends = {index for index, text in self._added.items() if text in END_OF_GENERATION and index in self._special}
+        by_text = end_texts({self._added[index] for index in self._special})
+        ends = {index for index in self._special if self._added[index] in by_text}
         if self.eos_id is not None:
             ends.add(self.eos_id)
         for file in ("generation_config", "config"):

@@ -7,12 +7,13 @@ metadata.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.tokenizer.marks import HARMONY_MARKS
 from realizar.tokenizer.vocabulary import TokenType, Vocabulary
 
 END_OF_GENERATION = (
@@ -75,9 +76,11 @@ _FILL_IN_MIDDLE: Mapping[str, tuple[str, ...]] = {
     "fim_separator": ("<|file_sep|>",),
 }
 # gpt-oss writes its channels with these tokens, so they are text of the answer.
-_HARMONY_MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+_TEXT_MARKS = HARMONY_MARKS - {"<|end|>"}
 # Models with one of these pairs end a channel with <|end|>, and not the answer.
 _CHANNEL_MODELS = tuple({end, call} for end in ("<|return|>", "<|flush|>") for call in ("<|call|>", "<|calls|>"))
+# Ends that some models use within an answer, and the type that their tokens then have.
+_WITHIN_ANSWERS: Mapping[str, TokenType] = {"<|end|>": TokenType.USER_DEFINED, "</s>": TokenType.NORMAL}
 _DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "bert": {"bos": 101, "unknown": 100, "separator": 102, "padding": 0, "mask": 103},
@@ -116,26 +119,25 @@ def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
             types[found] = TokenType.CONTROL
     by_text = [known[text] for text in END_OF_GENERATION if text in known]
     types[by_text] = TokenType.CONTROL
-    types[[known[text] for text in _HARMONY_MARKS if text in known]] = TokenType.USER_DEFINED
+    types[[known[text] for text in _TEXT_MARKS if text in known]] = TokenType.USER_DEFINED
     roles = ("fim_pad", "fim_repo", "fim_separator", "eos", "eot", "eom")
     ends = {*by_text, *(ids[role] for role in roles if role in ids)}
-    _drop(ends, types, known, "<|end|>", TokenType.USER_DEFINED, _CHANNEL_MODELS)
-    _drop(ends, types, known, "</s>", TokenType.NORMAL, ({"<|tool_response>"},))
+    found_texts = {text for text in END_OF_GENERATION if known.get(text) in ends}
+    for text, kind in _WITHIN_ANSWERS.items():
+        if text in found_texts - end_texts(found_texts):
+            ends.discard(known[text])
+            types[known[text]] = kind
     return SpecialTokens(types, ids, frozenset(ends))
 
 
-def _drop(
-    ends: set[int],
-    types: NDArray[np.int32],
-    known: Mapping[str, int],
-    text: str,
-    kind: TokenType,
-    witnesses: Iterable[set[str]],
-) -> None:
-    """Remove `text` from the ends if a set of witnesses shows that the model uses it within an answer."""
-    if known.get(text) in ends and any(all(known.get(witness) in ends for witness in group) for group in witnesses):
-        ends.discard(known[text])
-        types[known[text]] = kind
+def end_texts(texts: Collection[str]) -> frozenset[str]:
+    """Those texts of special tokens that end an answer; not those that a model with such tokens uses within one."""
+    ends = {text for text in END_OF_GENERATION if text in texts}
+    if any(group <= ends for group in _CHANNEL_MODELS):
+        ends.discard("<|end|>")
+    if "<|tool_response>" in ends:
+        ends.discard("</s>")
+    return frozenset(ends)
 
 
 class SpecialTokenFinder:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
 from realizar.errors import InvalidRequestError
-from realizar.tokenizer.marks import MARKS
+from realizar.tokenizer.marks import HARMONY_MARKS, MARKS
 
 _LONGEST_UNKNOWN = 128
 
@@ -42,7 +42,13 @@ class Tokenizer(ABC):
     def mark_ids(self) -> Mapping[str, int]:
         """Control tokens that mark tool calls or reasoning, by text; an answer's text contains them."""
         found = {text: self._encode(text, False, True) for text in sorted(MARKS & self.control_texts())}
-        return {text: ids[0] for text, ids in found.items() if len(ids) == 1}
+        return {text: ids[0] for text, ids in found.items() if len(ids) == 1} | self._harmony_ids()
+
+    def _harmony_ids(self) -> dict[str, int]:
+        """The marks of answers in channels, if the vocabulary has all of them as tokens, whatever their type."""
+        found = {text: self._encode(text, False, True) for text in sorted(HARMONY_MARKS)}
+        whole = all(len(ids) == 1 and self.token_text(ids[0]) == text for text, ids in found.items())
+        return {text: ids[0] for text, ids in found.items()} if whole else {}
 
     @functools.cached_property
     def answer_bytes(self) -> TokenBytes:

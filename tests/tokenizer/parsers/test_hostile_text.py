@@ -13,6 +13,7 @@ from realizar.tokenizer.parsers import cursor as cursors
 from realizar.tokenizer.parsers import parser as answer_parsers
 from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.gemma import GEMMA
+from realizar.tokenizer.parsers.harmony import HarmonyParser
 from realizar.tokenizer.parsers.incremental import IncrementalParser
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.styles import DEEPSEEK, GRANITE, HERMES, JSON, LLAMA, MISTRAL
@@ -23,6 +24,7 @@ STYLES = {
     style.name: style
     for style in (HERMES, GRANITE, LLAMA, MISTRAL, DEEPSEEK, JSON, GLM, QWEN3_CODER, SEED_OSS, MINIMAX, GEMMA)
 }
+TOOLS = {"f": {"properties": {"s": {"type": "string"}}}}
 # Texts that are read again as content, up to a bound.
 AGAIN = ("nested calls", "unknown keys in lines", "brackets in lines")
 # A text is a beginning and a part that repeats.
@@ -45,6 +47,11 @@ TEXTS = {
     "nested lists": ("<|tool_call>call:f{a:", "["),
     "bare words": ("<|tool_call>call:f{a:", "<tool_cal"),
     "quotes": ("<|tool_call>call:f{a:[", '<|"|><|"|>,'),
+    "channels": ("", "<|channel|>"),
+    "starts": ("", "<|start|>"),
+    "messages": ("", "<|start|>assistant<|channel|>final<|message|>"),
+    "a long header": ("<|channel|>", "a"),
+    "a call in a channel": ('<|channel|>commentary to=f<|message|>{"a":"', "<|end"),
     "reasoning that does not end": ("<think>", "\n</think"),
 }
 
@@ -59,7 +66,8 @@ def small_bounds(monkeypatch: pytest.MonkeyPatch) -> int:
 
 def parsers() -> Iterator[tuple[str, IncrementalParser]]:
     for name, style in STYLES.items():
-        yield name, AnswerParser(REASONING_MARKS[0], style, {"f": {"properties": {"s": {"type": "string"}}}})
+        yield name, AnswerParser(REASONING_MARKS[0], style, TOOLS)
+    yield "harmony", HarmonyParser(TOOLS)
 
 
 def _pieces(text: str, size: int) -> Iterator[str]:

@@ -21,10 +21,11 @@ from realizar.server.protocol.neutral import check_neutral
 from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, find_format, opens_reasoning
 from realizar.tokenizer.parsers.grammar import call_grammar
+from realizar.tokenizer.parsers.harmony import final_start
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.templates.chat_template import ChatTemplate
 
-_PROMPT_END_TOKENS = 16
+_PROMPT_END_TOKENS = 32
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _MAX_KWARGS_CHARACTERS = 64 << 10
 _RESERVED = ("messages", "tools", "add_generation_prompt", "self")  # the last is the template's own
@@ -95,6 +96,11 @@ def plan_chat(api: Api, request: ChatCompletionRequest, stop: Stop) -> ChatPlan:
     with about("messages"):
         token_ids = template.encode(messages, shown, add_prompt, **variables)
     prompt_end = api.model.tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
+    if answer_format.in_channels and sampling.structured is not None:
+        # The grammar has room for the text alone, so the channel is written for the model.
+        start = final_start(prompt_end)
+        token_ids = [*token_ids, *tokenizer.encode(start, add_special=False)]
+        prompt_end += start
     if tools.tools:
         sampling = replace(sampling, structured=_tool_grammar(api, tools, answer_format, prompt_end))
     return ChatPlan(

@@ -76,11 +76,11 @@ class Calls:
             raise AnswerEndedError
 
 
-def read_arguments(cursor: Cursor, calls: Calls, name: str, end: str) -> Reading[None]:
+def read_arguments(cursor: Cursor, calls: Calls, name: str, ends: tuple[str, ...]) -> Reading[None]:
     """Parse a call's arguments, an object, and emit them as they arrive.
 
-    Arguments that turn out not to be JSON are emitted as they are, up to `end`, because their beginning has already
-    been emitted. The client can check the whole.
+    Arguments that turn out not to be JSON are emitted as they are, up to one of `ends`, because their beginning has
+    already been emitted. The client can check the whole.
 
     Raises:
         MismatchError: the next text is not an object, or no tool has this name.
@@ -93,7 +93,7 @@ def read_arguments(cursor: Cursor, calls: Calls, name: str, end: str) -> Reading
     try:
         yield from pass_value(cursor, calls.give)
     except MismatchError:
-        yield from pass_until(cursor, (end,) if end else (), calls.give)
+        yield from pass_until(cursor, ends, calls.give)
     cursor.undecided = True
     cursor.save()
     calls.close()
@@ -184,7 +184,7 @@ class CallReader:
         char = yield from cursor.peek()
         if char == "{" and self._name is not None:
             self._given = True
-            yield from read_arguments(cursor, self._calls, self._name, self._end)
+            yield from read_arguments(cursor, self._calls, self._name, (self._end,) if self._end else ())
         elif char == "{":
             yield from pass_value(cursor, texts.append)
             self._arguments = "".join(texts)

@@ -16,6 +16,8 @@ from realizar.tokenizer.marks import (
     GLM_KEY_END,
     GLM_VALUE,
     GRANITE_CALLS,
+    HARMONY_CHANNEL,
+    HARMONY_MESSAGE,
     HERMES_CALL,
     LLAMA_CALL,
     MINIMAX_CALLS,
@@ -27,6 +29,7 @@ from realizar.tokenizer.marks import (
 )
 from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.gemma import GEMMA
+from realizar.tokenizer.parsers.harmony import HARMONY, HarmonyParser
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.styles import (
     DEEPSEEK,
@@ -66,10 +69,17 @@ _STYLE_TEXTS = (
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The style of a model's calls, and the marks of its reasoning; `reasoning` is None if it has none."""
+    """The format of a model's answers.
+
+    Attributes:
+        style: the style of its calls.
+        reasoning: the marks of its reasoning; None if it has none, or has channels.
+        in_channels: True if answers are messages in channels.
+    """
 
     style: ToolStyle
     reasoning: ReasoningMarks | None
+    in_channels: bool = False
 
 
 @functools.lru_cache(maxsize=64)
@@ -81,6 +91,8 @@ def find_format(template: str | None) -> AnswerFormat:
     """
     if template is None:
         return AnswerFormat(JSON, None)
+    if HARMONY_CHANNEL in template and HARMONY_MESSAGE in template:
+        return AnswerFormat(HARMONY, None, in_channels=True)
     reasoning = next((marks for marks in REASONING_MARKS if marks.start in template or marks.end in template), None)
     try:
         takes_tools = template_takes_tools(template)
@@ -112,6 +124,9 @@ def choose_parser(
         parallel: True if several calls are allowed.
         prompt_end: the last words of the prompt, with control tokens spelled out; a dozen tokens are enough.
     """
+    if form.in_channels:
+        known = {tool_name(tool): tool_parameters(tool) for tool in tools or ()}
+        return HarmonyParser(known, prompt_end, parallel=parallel)
     return AnswerParser(
         form.reasoning,
         form.style if tools else None,

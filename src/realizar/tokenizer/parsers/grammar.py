@@ -14,7 +14,14 @@ from typing import Any
 
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
-from realizar.tokenizer.marks import ReasoningMarks
+from realizar.tokenizer.marks import (
+    HARMONY_CHANNEL,
+    HARMONY_END,
+    HARMONY_MARKS,
+    HARMONY_MESSAGE,
+    HARMONY_START,
+    ReasoningMarks,
+)
 from realizar.tokenizer.parsers.choose import AnswerFormat, tool_name, tool_parameters
 from realizar.tokenizer.parsers.grammar_rules import ANY_TEXT, json_rule
 from realizar.tokenizer.parsers.styles import CallForm
@@ -45,7 +52,7 @@ def call_grammar(
         reasoning_open: True if the prompt ends inside reasoning.
 
     Raises:
-        InvalidRequestError: no tool has this name.
+        InvalidRequestError: no tool has this name, or a strict tool's schema can't be enforced.
     """
     if name is not None:
         tools = [tool for tool in tools if tool_name(tool) == name]
@@ -54,10 +61,15 @@ def call_grammar(
     forced = required or name is not None
     if not forced and not any(_is_strict(tool) for tool in tools):
         return None
+    if form.in_channels and not (mark_ids or {}).keys() >= HARMONY_MARKS:
+        raise InvalidRequestError("calls can't be enforced: the vocabulary lacks the marks of the template", "tools")
     writer = _Writer(form, tools, parallel, mark_ids or {})
     rules = writer.forced() if forced else writer.free()
     prefix = ""
-    if form.reasoning is not None:
+    if form.in_channels:
+        rules += writer.earlier_messages()
+        prefix = "earlier* "
+    elif form.reasoning is not None:
         rules += writer.reasoning(form.reasoning)
         prefix = "reasoning " if reasoning_open else "(reasoning_start reasoning)? "
     return StructuredOutput("lark", "\n".join([f"start: {prefix}answer", *rules, ""]))
@@ -70,17 +82,20 @@ class _Writer:
         self, form: AnswerFormat, tools: Sequence[Mapping[str, Any]], parallel: bool, mark_ids: Mapping[str, int]
     ) -> None:
         self._style, self._tools, self._parallel, self._ids = form.style, tools, parallel, mark_ids
-        self._reasoning = form.reasoning
+        self._reasoning, self._in_channels = form.reasoning, form.in_channels
         marks = sorted(mark_ids, key=len, reverse=True)
         self._marks = re.compile("(" + "|".join(map(re.escape, marks)) + ")") if marks else None
 
     def forced(self) -> list[str]:
         """Rules for calls only."""
-        return ["answer: calls", *self._calls(self._style.form, self._parallel)]
+        several = self._parallel and not self._in_channels  # a call in a channel ends the answer
+        return ["answer: calls", *self._calls(self._style.form, several)]
 
     def free(self) -> list[str]:
         """Rules for text in which calls may start."""
         form = self._style.form
+        if self._in_channels:
+            return ["answer: calls | said", self._said(), *self._calls(form, parallel=False)]
         if self._style.first_marks or self._style.line_marks:
             return ["answer: calls | FREE", f"FREE: {self._free_text()}", *self._calls(form, self._parallel)]
         mark = self._style.marks[0]
@@ -92,6 +107,17 @@ class _Writer:
         if form.first:
             return [*rules, *self._calls(replace(form, first=form.first.removeprefix(mark)), self._parallel)]
         return [*rules, *self._calls(replace(form, before_name=form.before_name.removeprefix(mark)), parallel=False)]
+
+    def earlier_messages(self) -> list[str]:
+        """The rule `earlier` of a message in a channel before the last one: reasoning, or words before a call."""
+        end = self._text(f"{HARMONY_END}{HARMONY_START}assistant")
+        start = f'{self._text(HARMONY_CHANNEL)} ("analysis" | "commentary") {self._text(HARMONY_MESSAGE)}'
+        return [f"earlier: {start} {ANY_TEXT} {end}"]
+
+    def _said(self) -> str:
+        """The rule `said` of the last message in a channel, if it is no call."""
+        channels = '("final" | "commentary" | "analysis")'
+        return f"said: {self._text(HARMONY_CHANNEL)} {channels} {self._text(HARMONY_MESSAGE)} {ANY_TEXT}"
 
     def _free_text(self) -> str:
         """Text whose lines (or whose beginning) do not start like a call, and whose beginning does not start reasoning.

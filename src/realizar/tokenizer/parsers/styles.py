@@ -29,7 +29,18 @@ from realizar.tokenizer.parsers.cursor import Cursor, Reading
 from realizar.tokenizer.parsers.grammar_rules import ArgumentRules
 
 StyleName = Literal[
-    "hermes", "llama3", "mistral", "deepseek", "granite", "json", "glm", "qwen3_coder", "seed_oss", "minimax", "gemma4"
+    "hermes",
+    "llama3",
+    "mistral",
+    "deepseek",
+    "granite",
+    "json",
+    "glm",
+    "qwen3_coder",
+    "seed_oss",
+    "minimax",
+    "gemma4",
+    "harmony",
 ]
 Reader = Callable[[Cursor, Calls, str], Reading[None]]
 
@@ -159,7 +170,7 @@ def _read_mistral(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
     else:
         yield from cursor.optional(MISTRAL_ARGUMENTS)
     yield from cursor.space()
-    yield from read_arguments(cursor, calls, name, MISTRAL_CALLS)
+    yield from read_arguments(cursor, calls, name, (MISTRAL_CALLS,))
 
 
 def _read_deepseek(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
@@ -170,13 +181,13 @@ def _read_deepseek(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
     head = yield from cursor.until(DEEPSEEK_NAME_END, _NAME_LIMIT)
     if (yield from cursor.peek()) in ("{", " ", "\n"):
         yield from cursor.space()
-        yield from read_arguments(cursor, calls, head.strip(), DEEPSEEK_CALL_END)
+        yield from read_arguments(cursor, calls, head.strip(), (DEEPSEEK_CALL_END,))
     else:
         name = yield from cursor.until("\n", _NAME_LIMIT)
         yield from cursor.space()
         yield from cursor.expect(_FENCED_JSON)
         yield from cursor.space()
-        yield from read_arguments(cursor, calls, name.strip(), DEEPSEEK_CALL_END)
+        yield from read_arguments(cursor, calls, name.strip(), (DEEPSEEK_CALL_END,))
     for end in (_FENCE, DEEPSEEK_CALL_END, DEEPSEEK_CALLS_END):
         yield from cursor.space()
         yield from cursor.optional(end)

@@ -117,7 +117,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def _hider(self) -> ControlTextHider:
-        return ControlTextHider(self._tokenizer.control_texts())
+        return ControlTextHider(self._tokenizer.control_texts().union(self._tokenizer.mark_ids))
 
     def _chosen_name(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
