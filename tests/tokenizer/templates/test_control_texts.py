@@ -47,6 +47,13 @@ def test_a_text_of_every_mark_is_refused() -> None:
         hide([EVERY_PRIVATE_CHARACTER + "<s>"], "<s>")
 
 
+def test_a_token_that_begins_within_itself() -> None:
+    """The ends `aa` and `a` of a text are both beginnings of `aab`; the next text may complete either."""
+    safe, restore = hide(["aa", "ab"], "aab")
+    assert "aab" not in "".join(safe)
+    assert [text.translate(restore) for text in safe] == ["aa", "ab"]
+
+
 def test_keys_of_objects_are_texts_too() -> None:
     value = {"properties": {"<s> x": 1, "role": 2}}
     safe, restore = hide(value, "<s>", "role")

@@ -97,8 +97,7 @@ class ControlTextHider:
         return self._marked(key, mark, stand_ins) if _is_text_key(key) else key
 
     def _mark(self, text: str, mark: str) -> str:
-        start = self._open_end(text)
-        if start is not None:
+        while (start := self._open_end(text)) is not None:  # a token's end may begin the token again
             text = text[: start + 1] + mark + text[start + 1 :]
         # No control token contains the mark, so each pass leaves fewer tokens: those that overlapped the broken ones.
         while True:
