@@ -102,6 +102,17 @@ def test_reasoning_of_a_template() -> None:
     assert parse(choose_parser(find_format(None), None), ["a"]) == Answer("a")
 
 
+def test_content_between_marks() -> None:
+    """Marks around an assistant's content in the prompt are looked for in answers; others are not."""
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}<response>\n{{ m.content }}\n</response>\n{% endif %}"
+    )
+    answer = "<response>\na\n</response>"
+    assert parse(choose_parser(find_format(source + "{% endfor %}"), None), [answer]) == Answer("a")
+    results = TURNS + "{% for m in messages %}{% if m.role == 'tool' %}<response>x</response>{% endif %}{% endfor %}"
+    assert parse(choose_parser(find_format(results), None), [answer]) == Answer(answer)
+
+
 def test_tools_decide_whether_calls_are_looked_for() -> None:
     call = '{"name": "f", "arguments": {}}'
     assert parse(choose_parser(find_format(TURNS), TOOLS), [call]) == Answer(names=["f"], arguments=["{}"])

@@ -185,6 +185,42 @@ def test_reasoning_only_at_the_beginning() -> None:
     assert parse(AnswerParser(THINK, None), [" \n x"]) == Answer(" \n x")
 
 
+@settings(max_examples=150)
+@given(text=soups.filter(lambda text: "<think>" not in text), places=cuts, with_tools=st.booleans())
+def test_content_between_marks(text: str, places: list[int], with_tools: bool) -> None:
+    """The marks around content are not part of it, and calls may follow them."""
+    answer = f"<think>\nhm\n</think>\n\n<response>\n{text}\n</response>\n"
+    call = '\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+
+    def fed(answer: str, pieces: list[str]) -> Answer:
+        return parse(AnswerParser(THINK, HERMES if with_tools else None, TOOLS, in_response=True), pieces)
+
+    found = fed(answer, cut(answer, places))
+    assert found == fed(answer, [answer]) == fed(answer, list(answer))
+    if "<tool_call>" not in text:
+        assert (found.content, found.reasoning) == (text.strip(" \n") if text.strip(" \n") else found.content, "hm")
+        called = fed(answer + call, cut(answer + call, places))
+        assert called.names == (["f"] if with_tools else [])
+    assert "response>" not in found.content
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hi", Answer("Hi")),
+        ("<response>\nHi", Answer("Hi")),
+        ("<response>Hi</response>", Answer("Hi")),
+        ("Say <response>Hi</response>", Answer("Say <response>Hi</response>")),
+        ("<response>a</response>\nb</response>", Answer("a\nb</response>")),
+        ("<resp", Answer("<resp")),
+    ],
+)
+def test_content_with_and_without_its_marks(text: str, expected: Answer) -> None:
+    for style in (None, HERMES):
+        assert parse(AnswerParser(None, style, TOOLS, in_response=True), [text]) == expected
+        assert parse(AnswerParser(None, style, TOOLS, in_response=True), list(text)) == expected
+
+
 def test_arguments_come_as_they_are_written() -> None:
     stream = parser(HERMES)
     assert stream.feed('<tool_call>{"name": "f", "arg') == []

@@ -24,6 +24,8 @@ from realizar.tokenizer.marks import (
     MISTRAL_ARGUMENTS,
     MISTRAL_CALLS,
     REASONING_MARKS,
+    RESPONSE,
+    RESPONSE_END,
     SEED_CALL,
     ReasoningMarks,
 )
@@ -44,7 +46,7 @@ from realizar.tokenizer.parsers.styles import (
     json_or,
 )
 from realizar.tokenizer.parsers.tagged_styles import GLM, GLM_DENSE, MINIMAX, QWEN3_CODER, SEED_OSS
-from realizar.tokenizer.templates.chat_template import template_takes_tools
+from realizar.tokenizer.templates.chat_template import template_encloses_content, template_takes_tools
 
 # A template may contain several of these texts; the more specific ones come first.
 _STYLE_TEXTS = (
@@ -75,11 +77,13 @@ class AnswerFormat:
         style: the style of its calls.
         reasoning: the marks of its reasoning; None if it has none, or has channels.
         in_channels: True if answers are messages in channels.
+        in_response: True if their content stands between `<response>` and `</response>`.
     """
 
     style: ToolStyle
     reasoning: ReasoningMarks | None
     in_channels: bool = False
+    in_response: bool = False
 
 
 @functools.lru_cache(maxsize=64)
@@ -96,12 +100,13 @@ def find_format(template: str | None) -> AnswerFormat:
     reasoning = next((marks for marks in REASONING_MARKS if marks.start in template or marks.end in template), None)
     try:
         takes_tools = template_takes_tools(template)
+        in_response = RESPONSE in template and template_encloses_content(template, RESPONSE, RESPONSE_END)
     except ChatTemplateError:
-        takes_tools = False
+        takes_tools = in_response = False
     style = next((known for text, known in _STYLE_TEXTS if text in template), JSON)
     if not takes_tools:
         style = json_or(style)
-    return AnswerFormat(style, reasoning)
+    return AnswerFormat(style, reasoning, in_response=in_response)
 
 
 def opens_reasoning(marks: ReasoningMarks | None, prompt_end: str) -> bool:
@@ -133,6 +138,7 @@ def choose_parser(
         {tool_name(tool): tool_parameters(tool) for tool in tools or ()},
         reasoning_open=opens_reasoning(form.reasoning, prompt_end),
         parallel=parallel,
+        in_response=form.in_response,
     )
 
 

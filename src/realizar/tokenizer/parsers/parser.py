@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from realizar.tokenizer.marks import ReasoningMarks
+from realizar.tokenizer.marks import RESPONSE, RESPONSE_END, ReasoningMarks
 from realizar.tokenizer.parsers.cursor import MismatchError, Reading, overlap
 from realizar.tokenizer.parsers.deltas import HeldSpace
 from realizar.tokenizer.parsers.incremental import IncrementalParser
@@ -29,6 +29,7 @@ class AnswerParser(IncrementalParser):
         style: style of the calls; None if no tools were given.
         tools: the parameters' JSON schema of each tool, by name.
         parallel: True if several calls are allowed; otherwise the answer ends with the first.
+        in_response: True if the content may stand between `<response>` and `</response>`, which are not part of it.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class AnswerParser(IncrementalParser):
         *,
         reasoning_open: bool = False,
         parallel: bool = True,
+        in_response: bool = False,
     ) -> None:
         new_id = style.new_id if style is not None else str
         super().__init__(tools, new_id, parallel=parallel)
@@ -47,15 +49,23 @@ class AnswerParser(IncrementalParser):
         self._has_content = False
         self._num_reread = 0
         self._style, self._reasoning_marks, self._reasoning_open = style, reasoning, reasoning_open
-        self._opening = None if style is None else _opening(style)
-        self._literals: Sequence[str] = () if style is None else (*style.marks, *style.line_marks)
+        self._in_response = in_response
+        self._look_for(())
+
+    def _look_for(self, others: tuple[str, ...]) -> None:
+        """Look for the marks of calls, and for others."""
+        style = self._style
+        self._literals = (*others, *(() if style is None else (*style.marks, *style.line_marks)))
+        self._opening = _opening(style, others) if self._literals else None
         self._longest = max(map(len, self._literals), default=0)
         self._firsts = re.compile("|".join(re.escape(literal[0]) for literal in self._literals))
 
     def _answer(self) -> Reading[None]:
         if self._reasoning_marks is not None:
             yield from self._reasoning(self._reasoning_marks, self._reasoning_open)
-        if self._opening is None:
+        if self._in_response:
+            yield from self._response()
+        if self._opening is None and self._style is None:
             yield from self._plain()
             return
         yield from self._first_call()
@@ -88,6 +98,17 @@ class AnswerParser(IncrementalParser):
                 self._deltas.reasoning(space.take() + cursor.text[cursor.position :])
                 cursor.position = len(cursor.text)
                 return
+
+    def _response(self) -> Reading[None]:
+        """Read the mark before the content, if it is there; then the mark after it is looked for too."""
+        cursor = self._cursor
+        before = yield from cursor.space()
+        if not (yield from cursor.optional(RESPONSE)):
+            self._space.hold(before)
+            return
+        self._space.take()
+        yield from cursor.space()
+        self._look_for((RESPONSE_END,))
 
     def _plain(self) -> Reading[None]:
         """Treat the rest as content, which `feed` returns as it arrives."""
@@ -133,6 +154,12 @@ class AnswerParser(IncrementalParser):
     def _region(self, mark: str, start: int) -> Reading[None]:
         """Parse the text after a mark: calls, or content that looked like a call."""
         cursor = self._cursor
+        if mark == RESPONSE_END:
+            self._space.take()
+            self._look_for(())
+            self._space.hold((yield from cursor.space()))
+            self._space_is_calls = True
+            return
         if self._style is None:
             return
         cursor.begin(start)
@@ -164,8 +191,9 @@ class AnswerParser(IncrementalParser):
         self._deltas.content(text)
 
 
-def _opening(style: ToolStyle) -> re.Pattern[str]:
-    """A pattern of a style's marks; of two marks at one place it matches the longer."""
-    anywhere = [re.escape(mark) for mark in sorted(style.marks, key=len, reverse=True)]
-    at_lines = [f"^{re.escape(mark)}" for mark in sorted(style.line_marks, key=len, reverse=True)]
+def _opening(style: ToolStyle | None, others: tuple[str, ...]) -> re.Pattern[str]:
+    """A pattern of a style's marks and others; of two marks at one place it matches the longer."""
+    marks, line_marks = (style.marks, style.line_marks) if style is not None else ((), ())
+    anywhere = [re.escape(mark) for mark in sorted((*marks, *others), key=len, reverse=True)]
+    at_lines = [f"^{re.escape(mark)}" for mark in sorted(line_marks, key=len, reverse=True)]
     return re.compile("|".join([*anywhere, *at_lines]), re.MULTILINE)

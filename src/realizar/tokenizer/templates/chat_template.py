@@ -149,6 +149,19 @@ def template_takes_tools(source: str) -> bool:
     return _Compiled(source, {}).takes_tools
 
 
+@functools.lru_cache(maxsize=16)
+def template_encloses_content(source: str, start: str, end: str) -> bool:
+    """True if a template writes the content of an assistant's message between two texts.
+
+    Raises:
+        ChatTemplateError: the template is malformed, too large, or fails on a short conversation.
+    """
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "needle"}]
+    text = _Compiled(source, {}).render(turns, None, False, {})
+    before, found, after = text.partition("needle")
+    return bool(found) and before.rstrip().endswith(start) and after.lstrip().startswith(end)
+
+
 class _Compiled:
     """A compiled template, with the traits that were found by rendering."""
 
