@@ -1,129 +1,121 @@
-"""Times attention of single tokens alone: the CUDA kernel on the 8B shape, layer after layer in one graph.
+"""Times attention of single tokens alone: the CUDA kernel of a model's shape, layer after layer in one graph.
 
-python scripts/cuda_attention.py
-ncu --set full -k regex:attend --launch-count 1 python scripts/cuda_attention.py --only 256x192
+    python scripts/cuda_attention.py --shape qwen3-0.6b --rows 256 --context 192
+    ncu --clock-control none -k regex:attend --launch-count 1 python scripts/cuda_attention.py --rows 256 --only 0
+
+Blocks of one context each; keys and values are random, and every layer has its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from realizar.backends.cuda.attention.native_decode import DecodeAttention
 from realizar.backends.cuda.native.attend_source import AttendKernel
 from realizar.backends.cuda.tuning.measure import replay_ms
+from realizar.bench import generate
 
-HEADS, KV_HEADS, HEAD, BLOCK = 32, 8, 128, 16
-LAYERS, MOST_PARTS = 16, 64
-WIDTH, COLS = (HEADS + 2 * KV_HEADS) * HEAD, HEADS * HEAD
+BLOCK, MOST_PARTS = 16, 64
 LIMIT_GB_PER_S = 4400.0  # of an H200, for the column of what bytes alone take
-
-
-@dataclass(frozen=True)
-class Case:
-    """Rows of one context each; the matmul's splits, parts of the grid, kernels as (warps, resident, stages)."""
-
-    rows: int
-    context: int
-    element: str
-    splits: int
-    parts: tuple[int, ...]
-    sizes: tuple[tuple[int, int, int], ...]
-
-
-CASES = (
-    Case(1, 150, "bf16", 1, (1, 2), ((4, 16, 2), (8, 16, 1), (8, 16, 2))),
-    Case(8, 192, "bf16", 8, (1, 2), ((4, 12, 1), (8, 16, 2))),
-    Case(16, 192, "bf16", 5, (1, 2), ((4, 12, 1), (8, 16, 2))),
-    Case(64, 192, "bf16", 2, (1,), ((2, 16, 1), (4, 16, 1), (4, 20, 1))),
-    Case(256, 192, "bf16", 1, (1,), ((2, 16, 1), (4, 16, 1), (4, 20, 1))),
-    Case(64, 2000, "bf16", 2, (1, 2), ((2, 16, 1), (4, 16, 1))),
-    Case(1, 16384, "bf16", 1, (32, 33, 64), ((4, 16, 1), (8, 16, 1))),
-    Case(1, 16384, "int8", 1, (32, 33, 64), ((4, 16, 1), (8, 16, 1))),
-)
+SIZES = ((2, 16, 1, False), (2, 16, 1, True), (2, 12, 1, False), (2, 8, 2, True), (4, 16, 1, False), (8, 16, 1, False))
+"""Warps, those resident on a multiprocessor, tiles that a warp has asked for, whether the copy engine fetches them."""
 
 
 class Inputs:
-    """Inputs and outputs of a case's kernel; each layer has a cache of its own."""
+    """Inputs and outputs of a step's attention; each layer has a cache of its own."""
 
-    def __init__(self, case: Case, device: torch.device) -> None:
-        self.case, rows, per_row = case, case.rows, -(-case.context // BLOCK)
-        shape = rows * per_row, KV_HEADS, BLOCK, HEAD
+    def __init__(self, shape: generate.Shape, rows: int, context: int, element: str, layers: int) -> None:
+        self.shape, self.rows, self.context, self.element = shape, rows, context, element
+        per_row, head, kv_heads = -(-context // BLOCK), shape.head_size, shape.num_kv_heads
+        device = torch.device("cuda", torch.cuda.current_device())
+        cache = rows * per_row, kv_heads, BLOCK, head
 
         def ints(values: torch.Tensor) -> torch.Tensor:
             return values.to(device, torch.int32).contiguous()
 
-        def cache() -> torch.Tensor:
-            if case.element == "int8":
-                return torch.randint(-100, 100, shape, dtype=torch.int8, device=device)
-            return torch.randn(shape, device=device).to(torch.bfloat16)
+        def entries() -> torch.Tensor:
+            if element == "int8":
+                return torch.randint(-100, 100, cache, dtype=torch.int8, device=device)
+            return torch.randn(cache, device=device).to(torch.bfloat16)
 
         def scales() -> torch.Tensor:
-            return torch.rand((*shape[:3], HEAD // 32), device=device).half() / 100
+            return torch.rand((*cache[:3], head // 32), device=device).half() / 100
 
-        self.layers = [(cache(), cache(), scales(), scales()) for _ in range(LAYERS)]
+        self.layers = [(entries(), entries(), scales(), scales()) for _ in range(layers)]
         table = ints(torch.randperm(rows * per_row)).view(rows, per_row)
-        last = case.context - 1
-        self.partials = torch.randn(case.splits, rows, WIDTH, device=device)
-        angles = torch.rand(case.context, HEAD // 2, device=device)
-        numbers, contexts = ints(torch.arange(rows)), ints(torch.full((rows,), case.context))
-        self.before = [self.partials, None, contexts - 1, angles, angles, None, None, None, None]
-        half = case.rows > 2
-        out = torch.zeros((rows + 128) * COLS, dtype=torch.float16 if half else torch.int8, device=device)
+        numbers, last = torch.arange(rows), context - 1
+        decodes = torch.stack([numbers, numbers, torch.full((rows,), context), torch.full((rows,), last)], dim=1)
+        self.heads, self.cols = shape.num_heads, shape.num_heads * head
+        self.partials = torch.randn(1, rows, self.cols + 2 * kv_heads * head, device=device)
+        angles, norm = torch.rand(context, head // 2, device=device), torch.ones(head, device=device)
+        self.before = [self.partials, None, angles, angles, norm, norm, None, None]
         self.after = [
             ints(table[:, last // BLOCK] * BLOCK + last % BLOCK), None,
-            torch.zeros(rows * MOST_PARTS * COLS, device=device),
-            torch.zeros(rows * MOST_PARTS * HEADS * 2, device=device), ints(torch.zeros(rows * KV_HEADS)), numbers,
-            numbers, contexts, table, ints(torch.full((1,), per_row)), out, torch.zeros(rows + 128, device=device),
-            torch.zeros((rows + 128) * COLS // 8, device=device),
+            torch.zeros(rows * MOST_PARTS * self.cols, device=device),
+            torch.zeros(rows * MOST_PARTS * self.heads * 2, device=device), ints(torch.zeros(rows * kv_heads)),
+            ints(decodes), table, ints(torch.full((1,), per_row)),
+            torch.zeros((rows + 128) * self.cols, dtype=torch.float16, device=device),
+            torch.zeros(rows + 128, device=device), torch.zeros((rows + 128) * self.cols // 8, device=device),
         ]  # fmt: skip
 
-    def kernel(self, warps: int, resident: int, stages: int) -> AttendKernel:
-        rows = self.case.rows
-        out, block_tokens = ("int8", 1) if rows <= 2 else ("half", min(128, max(8, rows)))
+    def kernel(self) -> AttendKernel:
+        """As a layer of the shape has it, for results in halves."""
+        shape, block_tokens = self.shape, min(128, max(8, self.rows))
+        norm = int(shape.architecture.startswith("qwen3"))
         return AttendKernel(
-            HEAD, HEADS // KV_HEADS, self.case.splits, False, 0, False, HEAD, False, self.case.element, BLOCK, out,
-            block_tokens, warps, resident, stages,
+            shape.head_size, shape.num_heads // shape.num_kv_heads, 1, False, norm, False, shape.head_size, False,
+            self.element, BLOCK, "half", block_tokens, least=4, runs=1 if self.element == "int8" else 4,
         )  # fmt: skip
 
-    def start(self, attention: Any, kernel: AttendKernel, parts: int) -> None:
+    def start(self, attention: DecodeAttention, kernel: AttendKernel, dependent: bool) -> None:
         """All layers, one after the other."""
-        strides = self.partials.stride(0), self.partials.stride(1)
-        integers = [*strides, COLS, COLS + KV_HEADS * HEAD, KV_HEADS, 0, 0, COLS]
+        shape = self.shape
+        strides, kv_columns = self.partials.stride(), shape.num_kv_heads * shape.head_size
+        integers = [*strides[:2], self.cols, self.cols + kv_columns, shape.num_kv_heads, 0, 0, self.cols]
         for caches in self.layers:
             tensors = [*self.before, *caches, *self.after]
-            attention.launch(kernel, (self.case.rows, KV_HEADS, parts), tensors, [0.0, 0.088, 0.0], integers, True)
+            grid, numbers = (shape.num_kv_heads, self.rows, 1), [1e-6, 0.088, 0.0]
+            attention.launch(kernel, grid, tensors, numbers, integers, dependent)
 
     @property
     def read_bytes(self) -> float:
         """Keys and values of one layer, with their scales."""
-        each = 2.0 if self.case.element == "bf16" else 1.0 + 2.0 / 32
-        return 2 * self.case.rows * self.case.context * KV_HEADS * HEAD * each
+        each = 2.0 if self.element == "bf16" else 1.0 + 2.0 / 32
+        return 2 * self.rows * self.context * self.shape.num_kv_heads * self.shape.head_size * each
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", help="rows x context of the cases to run, such as 256x192")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="llama-8b", choices=sorted(generate.SHAPES))
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--context", type=int, default=192)
+    parser.add_argument("--kv-cache-dtype", default="bf16", choices=("bf16", "int8"))
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--only", type=int, help="index of the one size to run")
     arguments = parser.parse_args()
-    device = torch.device("cuda", torch.cuda.current_device())
-    attention = DecodeAttention(device)
-    for case in CASES:
-        if arguments.only not in (None, f"{case.rows}x{case.context}"):
-            continue
-        inputs = Inputs(case, device)
-        bound = inputs.read_bytes / LIMIT_GB_PER_S / 1e3
-        print(f"{case.rows} rows, {case.context} tokens, {case.element}: {bound:.1f} us for the bytes", flush=True)
-        kernels = [inputs.kernel(*each) for each in case.sizes]
-        attention.prepare(kernels)
-        for kernel in kernels:
-            for parts in case.parts:
-                us = replay_ms(lambda: inputs.start(attention, kernel, parts)) / LAYERS * 1e3  # noqa: B023
-                size = f"{kernel.warps} warps, {kernel.resident} resident, {kernel.stages} stages"
-                print(f"  {size}, {parts} parts: {us:.2f} us", flush=True)
+    inputs = Inputs(
+        generate.SHAPES[arguments.shape], arguments.rows, arguments.context, arguments.kv_cache_dtype, arguments.layers
+    )
+    bound = inputs.read_bytes / LIMIT_GB_PER_S / 1e3
+    print(f"{arguments.shape}, {arguments.rows} rows of {arguments.context} tokens: {bound:.1f} us for the bytes")
+    sizes = SIZES if arguments.only is None else SIZES[arguments.only : arguments.only + 1]
+    kernels = [
+        replace(inputs.kernel(), warps=warps, resident=resident, stages=stages, bulk=bulk)
+        for warps, resident, stages, bulk in sizes
+    ]
+    attention = DecodeAttention(torch.device("cuda", torch.cuda.current_device()))
+    attention.prepare(kernels)
+    for kernel in kernels:
+        for dependent in (False, True):
+            run = lambda: inputs.start(attention, kernel, dependent)  # noqa: B023, E731
+            us = replay_ms(run) / arguments.layers * 1e3
+            size = f"{kernel.warps} warps, {kernel.resident} resident, {kernel.stages} stages"
+            size += ", copy engine" if kernel.bulk else ", lanes"
+            print(f"  {size}{', dependent' * dependent}: {us:.2f} us", flush=True)
     return 0
 
 
