@@ -45,8 +45,8 @@ class DecodeTwin:
         call = _Call(
             kernel, dict(zip(_TENSORS, tensors, strict=True)), *numbers, **dict(zip(_INTEGERS, integers, strict=True))
         )
-        assert grid[1] == call.kv_heads
-        for decode in range(grid[0]):
+        assert grid[0] == call.kv_heads
+        for decode in range(grid[1]):
             call.run(decode)
 
 

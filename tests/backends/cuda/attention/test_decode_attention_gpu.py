@@ -14,7 +14,9 @@ from realizar.backends.cuda.attention.native_decode import DecodeAttention  # no
 from realizar.backends.cuda.native.attend_source import AttendKernel  # noqa: E402
 from realizar.backends.cuda.native.compiler import compile_sources  # noqa: E402
 
-PLAIN = AttendKernel(128, 4, 3, False, 0, False, 128, False, "bf16", 16, "f32", 1)
+PLAIN = AttendKernel(128, 4, 3, False, 0, False, 128, False, "bf16", 16, "f32", 1, bulk=False)
+INT8 = replace(PLAIN, element="int8", runs=1, bulk=True)
+LONG = replace(PLAIN, splits=1, runs=1, bulk=True)
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ class Case:
 CASES = {
     "bf16-128-gqa4": Case(PLAIN, (1, 2, 64, 0, 65, 300)),
     "parts": Case(PLAIN, (1, 500, 129, 128, 1000), parts=7),
-    "64 parts-int8 rows": Case(replace(PLAIN, splits=1, out="int8"), (9000, 3), parts=64),
+    "64 parts-int8 rows": Case(replace(LONG, out="int8"), (9000, 3), parts=64),
     "half rows": Case(replace(PLAIN, out="half", block_tokens=8), (40, 0, 700, 7, 64, 63, 1, 2, 3), parts=3),
-    "int8-window-sinks": Case(replace(PLAIN, element="int8", runs=1), (500, 20, 333), 4, window=130, sinks=True),
+    "int8-window-sinks": Case(INT8, (500, 20, 333), 4, window=130, sinks=True),
     "f16-64-gqa3-cap-norm": Case(
         replace(PLAIN, head=64, group=3, rotary=64, norm=1, bias=True, element="f16", interleaved=True, cap=True),
         (77, 1, 260), parts=2, soft_cap=8.0,
@@ -48,23 +50,36 @@ CASES = {
         replace(PLAIN, warps=8, resident=16, stages=2, block_size=32, out="int8"), (1, 16, 17, 33, 200, 700)
     ),
     "8 warps-parts": Case(
-        replace(PLAIN, warps=8, resident=16, splits=1, out="half", block_tokens=8, runs=1), (1100, 3), parts=9
+        replace(LONG, warps=8, resident=16, out="half", block_tokens=8), (1100, 3), parts=9
     ),
-    "8 warps-64 parts": Case(replace(PLAIN, warps=8, resident=16, splits=1, out="int8"), (9000, 3), parts=64),
+    "8 warps-64 parts": Case(replace(LONG, warps=8, resident=16, out="int8"), (9000, 3), parts=64),
     "8 warps-gqa1-parts": Case(replace(PLAIN, group=1, warps=8, resident=16), (700, 90), parts=5),
-    "int8-4 runs": Case(replace(PLAIN, head=96, rotary=64, group=5, element="int8"), (300, 18), parts=2),
+    "int8-4 runs": Case(replace(INT8, head=96, rotary=64, group=5, runs=4), (300, 18), parts=2),
     "2 warps-window": Case(replace(PLAIN, warps=2, resident=16, block_size=64), (95, 300, 60), parts=2, window=77),
     "int8-2 stages": Case(
-        replace(PLAIN, head=96, rotary=64, group=5, element="int8", warps=8, resident=16, stages=2, runs=1),
+        replace(INT8, head=96, rotary=64, group=5, warps=8, resident=16, stages=2),
         (40, 530), parts=3, window=400,
     ),
-    "int8-64-gqa1": Case(replace(PLAIN, head=64, group=1, rotary=64, element="int8", out="int8"), (90, 1, 64)),
+    "copy engine-4 runs": Case(replace(PLAIN, warps=2, resident=16, bulk=True), (1, 2, 64, 0, 65, 300)),
+    "copy engine-96-parts-window": Case(
+        replace(PLAIN, head=96, rotary=96, group=3, bulk=True, block_size=32), (95, 900), parts=3, window=700
+    ),
+    "int8 by lanes-64-gqa8-sinks": Case(
+        replace(PLAIN, element="int8", head=64, group=8, rotary=64, runs=1, stages=2), (500, 20), sinks=True
+    ),
+    "64-gqa8-window-sinks": Case(
+        replace(PLAIN, head=64, group=8, rotary=64, warps=2, resident=16, out="half", block_tokens=16),
+        (500, 20, 129, 128, 0, 127), window=128, sinks=True,
+    ),
+    "int8-64-gqa1": Case(replace(INT8, head=64, group=1, rotary=64, out="int8"), (90, 1, 64)),
 }  # fmt: skip
 
 
 def test_kernels_compile(tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernels = [CASES[name].kernel for name in ("half rows", "int8-2 stages", "f16-64-gqa3-cap-norm")]
+    kernels = [
+        CASES[name].kernel for name in ("half rows", "int8-2 stages", "f16-64-gqa3-cap-norm", "copy engine-4 runs")
+    ]
     assert all(kernel.supported for kernel in kernels)
     for arch in ("sm_80", "sm_90a", "sm_100a"):
         for cubin in compile_sources([kernel.source() for kernel in kernels], arch):
@@ -178,7 +193,7 @@ class Device:
             self.partials.stride(0), self.partials.stride(1), twin.heads * head, (twin.heads + case.kv_heads) * head,
             case.kv_heads, case.window, 0, twin.heads * head,
         ]  # fmt: skip
-        grid = len(case.contexts), case.kv_heads, case.parts
+        grid = case.kv_heads, len(case.contexts), case.parts
         attention.launch(kernel, grid, tensors, [1e-5, 0.1, case.soft_cap], integers, dependent=False)
         torch.cuda.synchronize()
 

@@ -1,4 +1,4 @@
-// Attention of one token of a row against one part of its context; grid: decodes, KV heads, parts. A block sums, norms
+// Attention of one token of a row against one part of its context; grid: KV heads, decodes, parts. A block sums, norms
 // and rotates the queries of one KV head. The block of the last part also makes the new key and value, writes them to
 // the cache and reads them from shared memory. Warps take tiles of 16 keys alternately, on the tensor cores: scores are
 // queries x keys and the result is values^T x weights^T, so that both read what lies side by side in memory. A warp
@@ -7,8 +7,8 @@
 // Defined around it: NAME WARPS RESIDENT (warps of a multiprocessor) STAGES (tiles of a warp on their way) LEAST (64s
 // of keys that a part has at least) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the matmul) BIAS NORM (0
 // none, 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8) BLOCK_SIZE FORM (0 float32, 1
-// int8, 2 half) BLOCK_TOKENS RUNS (of a tile: 1, 4) STAGE_BYTES (of a warp and a stage) CAP (whether scores are
-// capped).
+// int8, 2 half) BLOCK_TOKENS RUNS (of a tile: 1, 4) BULK (whether the copy engine fetches tiles, where there is one; else
+// lanes copy 16 bytes each) STAGE_BYTES (of a warp and a stage) CAP (whether scores are capped).
 // Before it: primitives.cu, bulk.cu, attend_heads.cu, attend_results.cu.
 
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD <= 128 ? RESIDENT / WARPS : 1)
@@ -22,7 +22,7 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
   __shared__ __align__(16) float heads[(GROUP + 2) * HEAD_PITCH];
   __shared__ float tops[WARPS + 1][GROUP], totals[WARPS + 1][GROUP], part_weights[GROUP][MAX_PARTS];
   __shared__ int last;
-  const int decode = blockIdx.x, kv_head = blockIdx.y, part = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int decode = blockIdx.y, kv_head = blockIdx.x, part = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int4 step = decodes[decode];  // row, token, length of the context, position
   const int row = step.x, token = step.y, length = row >= 0 ? step.z : 0, seen = window > 0 && length > window ? length - window : 0, low = seen / CUT * CUT;
   const int cuts = (length - low + CUT - 1) / CUT, even = (cuts + (int)gridDim.z - 1) / (int)gridDim.z, each = even > LEAST ? even : LEAST;
@@ -40,7 +40,7 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
   };
   char* own = ring + warp * STAGES * STAGE_BYTES;
   const u32 own_at = (u32)__cvta_generic_to_shared(own);
-#if __CUDA_ARCH__ >= 900
+#if COPIES_BULK
   __shared__ __align__(8) u64 barriers[WARPS][STAGES][2];  // of keys and of values
   const u32 barriers_at = (u32)__cvta_generic_to_shared(barriers[warp]);
   if (lane == 0) {
@@ -54,7 +54,7 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
   auto fetch = [&](int which, int tile, int place, int stage) {
     const char *from = (which ? values : keys) + (long)place * HEAD * BYTES, *scales = (which ? value_scales : key_scales) + (long)place * SCALE_GROUPS * 2;
     const u32 to = own_at + stage * STAGE_BYTES + which * TILE_BYTES, scales_to = own_at + stage * STAGE_BYTES + 2 * TILE_BYTES + which * SCALES_BYTES;
-#if __CUDA_ARCH__ >= 900
+#if COPIES_BULK
     if (tile < tiles && lane < RUNS) {
       const u32 barrier = barriers_at + (stage * 2 + which) * 8;
       if (lane == 0) {
@@ -72,7 +72,7 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
 #endif
   };
   auto wait_for = [&](int which, int stage, int parity) {
-#if __CUDA_ARCH__ >= 900
+#if COPIES_BULK
     barrier_wait(barriers_at + (stage * 2 + which) * 8, parity);
 #else
     wait_for_copies<2 * STAGES - 1>();

@@ -62,9 +62,15 @@ INLINE void unpack(u32 (&x)[4], const Vector& raw, u32 scale) {
 INLINE void unpack(u32 (&x)[4], const Vector& raw, u32) { x[0] = raw.x; x[1] = raw.y; x[2] = raw.z; x[3] = raw.w; }
 #endif
 
-#if __CUDA_ARCH__ < 900
-// Copies that a thread waits for by number: all but the newest N groups.
-INLINE void copy_async16(u32 to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
+#define COPIES_BULK (BULK && __CUDA_ARCH__ >= 900)
+#if !COPIES_BULK
+// Copies that a thread waits for by number: all but the newest N groups. What is read once leaves the second-level cache
+// first.
+INLINE void copy_async16(u32 to, const void* from) {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
+}
 INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> INLINE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 #endif

@@ -25,6 +25,7 @@ class AttendKernel:
         warps: of a block: 2, 4 or 8. resident: of a multiprocessor, that registers must allow.
         stages: tiles of 16 keys that a warp has asked for.
         runs: 4 or 1: copies that a tile comes by, apart so that they are read without bank conflicts where there are 4.
+        bulk: True if the copy engine fetches tiles, where there is one; else each lane asks for 16 bytes at once.
         least: parts of a context are no shorter than `least` times 64 keys.
         cap: True if scores are capped.
     """
@@ -45,6 +46,7 @@ class AttendKernel:
     resident: int = 12
     stages: int = 1
     runs: int = 4
+    bulk: bool = True
     least: int = 2
     cap: bool = False
 
@@ -74,7 +76,8 @@ class AttendKernel:
             "INTERLEAVED": int(self.interleaved), "ELEMENT": _ELEMENTS.index(self.element),
             "BLOCK_SIZE": self.block_size, "FORM": _FORMS.index(self.out),
             "BLOCK_TOKENS": self.block_tokens, "WARPS": self.warps,
-            "RESIDENT": self.resident, "STAGES": self.stages, "RUNS": self.runs, "STAGE_BYTES": self.stage_bytes,
+            "RESIDENT": self.resident, "STAGES": self.stages,
+            "RUNS": self.runs, "BULK": int(self.bulk), "STAGE_BYTES": self.stage_bytes,
             "LEAST": self.least, "CAP": int(self.cap),
         }  # fmt: skip
         defines = "".join(f"#define {key} {value}\n" for key, value in values.items())
