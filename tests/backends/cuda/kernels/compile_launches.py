@@ -112,7 +112,7 @@ def run_backend(recipes: Sequence[str] = tuple(RECIPES), formats: int = len(FORM
             made.step([(first, 20)])
             made.step([(first, 1), (second, 20)])
             made.step([(first, 1), (second, 1)])
-            if activation_format is None:
+            if activation_format is None or activation_format.kind == "half":
                 fixed = GPURunner(*random_model(recipe), dataclasses.replace(config, batch_invariant=True))
                 fixed.step([(fixed.request(0, ids), 1), (fixed.request(1, ids, first=8), 20)])
     integers = torch.zeros(4, dtype=torch.int32)

@@ -34,17 +34,17 @@ class AttentionArguments:
     """Finds a layer's arguments among weights, workspace, cache and rope tables.
 
     Args:
-        converts: True if results are always converted by a kernel of their own.
+        batch_invariant: True if results are written alike by all kernels, whatever the step.
 
     Attributes:
         none: stands for a tensor that a kernel does not read.
     """
 
     def __init__(
-        self, weights: Weights, workspace: Workspace, kv: KVMemory, ropes: RopeTables, converts: bool = False
+        self, weights: Weights, workspace: Workspace, kv: KVMemory, ropes: RopeTables, batch_invariant: bool = False
     ) -> None:
         self._weights, self._space, self._kv, self._ropes = weights, workspace, kv, ropes
-        self._converts = converts
+        self._batch_invariant = batch_invariant
         self.none = torch.zeros(1, device=workspace.hidden.device)
 
     def rotated(self, attention: Attention, linear: MergedLinear, shape: StepShape) -> list[Any]:
@@ -93,11 +93,26 @@ class AttentionArguments:
         }  # fmt: skip
 
     def direct(self, attention: Attention, consumer: MergedLinear, shape: StepShape) -> ActivationBuffer | None:
-        """The output projection's input, if `attend_decode` can write it; None where the result must be converted."""
+        """The output projection's input, if attention can write it; None where the result must be converted.
+
+        Kernels of decodes alone write all formats, and beside chunks none; with `batch_invariant` all write halves.
+        """
         formats, width = consumer.input_formats(shape.tokens), attention.num_heads * attention.head_size
         group = width // attention.num_kv_heads
         own = formats[0].kind in ("int8", "half")
         whole = attention.head_size == padded_head(attention) and group % CHUNK == 0
-        if self._converts or shape.tiles or len(formats) > 1 or not (whole if own else formats[0].kind == "f32"):
-            return None
-        return self._space.activations.get(formats[0], width)
+        if self._batch_invariant:
+            writes = whole and formats[0].kind == "half"
+        else:
+            writes = not shape.tiles and (whole if own else formats[0].kind == "f32")
+        return self._space.activations.get(formats[0], width) if writes and len(formats) == 1 else None
+
+    def halves(self, attention: Attention, consumer: MergedLinear, shape: StepShape) -> dict[str, Any]:
+        """The arguments of `write_result` for halves, of the Triton kernels with `batch_invariant`, and of chunks."""
+        target = self.direct(attention, consumer, shape) if self._batch_invariant else None
+        if target is None:
+            return {"values_out": self.none, "value_scale": self.none, "block_tokens": 1, "chunks": 1, "HALVES": False}
+        return {
+            "values_out": target.values, "value_scale": target.scales, "block_tokens": target.format.block_tokens,
+            "chunks": target.chunks, "HALVES": True,
+        }  # fmt: skip

@@ -45,7 +45,7 @@ class AttentionBinder:
     ) -> None:  # fmt: skip
         self._weights, self._space, self._kv = weights, workspace, kv
         self._part = part_keys(context_length) if batch_invariant else 0
-        self._arguments = AttentionArguments(weights, workspace, kv, ropes, converts=batch_invariant)
+        self._arguments = AttentionArguments(weights, workspace, kv, ropes, batch_invariant)
         self._decodes: PartBinder | DecodeBinder = (
             PartBinder(self._arguments, workspace, kv, device, context_length)
             if batch_invariant
@@ -76,7 +76,7 @@ class AttentionBinder:
             if shape.decodes:
                 start_decodes(shape)
             if shape.tiles:
-                self._attend_tiles(block, shape)
+                self._attend_tiles(block, consumer, shape)
 
         yield Launch("attention", run, attention=attention)
         yield Launch("attention output", self._convert(attention, consumer))
@@ -125,7 +125,7 @@ class AttentionBinder:
 
         return run
 
-    def _attend_tiles(self, block: AttentionBlock, shape: StepShape) -> None:
+    def _attend_tiles(self, block: AttentionBlock, consumer: MergedLinear, shape: StepShape) -> None:
         attention, space = block.attention, self._space
         arrays, tokens = space.arrays, space.arrays.sizes.tile_tokens
         queries, warps = chunk_queries(attention, tokens, space.query.dtype)
@@ -136,7 +136,7 @@ class AttentionBinder:
             space.query.stride(0), space.attended.stride(0), HEADS=attention.num_heads, KV_HEADS=attention.num_kv_heads,
             HEAD=attention.head_size, PADDED_HEAD=padded_head(attention), BLOCK_SIZE=self._kv.block_size,
             INT8=self._kv.dtype == "int8", QUERIES=queries, TOKENS=tokens, PART=self._part, num_warps=warps,
-            **self._arguments.shared(block),
+            **self._arguments.shared(block), **self._arguments.halves(attention, consumer, shape),
             **space.launching(shape.tokens),
         )  # fmt: skip
 

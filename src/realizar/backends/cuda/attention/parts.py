@@ -45,7 +45,7 @@ class PartBinder:
                 INT8=self._kv.dtype == "int8", QUERIES=queries,
                 SHARED=triton.next_power_of_2(attention.num_heads // attention.num_kv_heads),
                 PART=part_keys(self._context), PARTS=parts, num_warps=warps, **self._arguments.shared(decode.block),
-                **space.launching(shape.tokens),
+                **self._arguments.halves(attention, decode.consumer, shape), **space.launching(shape.tokens),
             )  # fmt: skip
 
         return run

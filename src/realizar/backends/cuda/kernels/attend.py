@@ -10,6 +10,7 @@ import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.heads import GROUP
+from realizar.backends.cuda.kernels.store_inputs import half_places
 
 
 @triton.jit
@@ -110,19 +111,44 @@ def before_parts(sinks, head, own, SINKS: tl.constexpr, QUERIES: tl.constexpr, P
 
 
 @triton.jit
+def write_result(
+    total, sums, token, head, own, out, out_stride, values, value_scale, block_tokens, chunks, HEAD: tl.constexpr,
+    PADDED_HEAD: tl.constexpr, HALVES: tl.constexpr,
+):  # fmt: skip
+    """Divide, and write the queries that are `own`, each a head of a token: [queries], sums [queries, head size].
+
+    To float32 out [tokens, heads * head size]; or HALVES, for which the head size is a power of two: to `values` in the
+    order that matmuls read, as they are. They are means of the cache's values, and are cut to what a half can hold in
+    place of becoming infinite.
+    """
+    result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
+    dims = tl.arange(0, PADDED_HEAD)
+    inside = own[:, None] & (dims < HEAD)[None, :]
+    if HALVES:
+        result = tl.where(result > 65504.0, 65504.0, tl.where(result < -65504.0, -65504.0, result))  # a NaN stays one
+        at = half_places(token, head * HEAD, dims, block_tokens, chunks)
+        tl.store(values + at, result.to(tl.float16), mask=inside)
+        tl.store(value_scale + token, 1.0, mask=own & (head == 0))
+    else:
+        tl.store(
+            out + token.to(tl.int64)[:, None] * out_stride + head[:, None] * HEAD + dims[None, :], result, mask=inside
+        )
+
+
+@triton.jit
 def attend_chunk(
     query, keys, values, key_scales, value_scales, sinks, out, tile_rows, tile_firsts, starts, counts, contexts,
-    tables, table_stride, scale, soft_cap, query_stride, out_stride,
+    tables, table_stride, scale, soft_cap, query_stride, out_stride, values_out, value_scale, block_tokens, chunks,
     TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr,
-    QUERIES: tl.constexpr, TOKENS: tl.constexpr, PART: tl.constexpr, DEPENDENT: tl.constexpr,
+    QUERIES: tl.constexpr, TOKENS: tl.constexpr, PART: tl.constexpr, HALVES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A tile of a row's tokens, each with all heads of one KV head. Grid: tiles, KV heads.
 
     A tile holds TOKENS tokens, TOKENS * group queries padded to QUERIES; `tile_rows` is -1 for a dead tile.
-    Writes float32 out [tokens, heads * head size]. PART: keys of a part of the context, as in `attend_parts`; 0: the
-    context is one.
+    Writes the result as `write_result`. PART: keys of a part of the context, as in `attend_parts`; 0: the context is
+    one.
     """
     begin(DEPENDENT)
     tile, kv_head = tl.program_id(0), tl.program_id(1)
@@ -171,5 +197,7 @@ def attend_chunk(
                 kept = tl.exp(top - higher)
                 total = total * kept + tl.exp(sink - higher)
                 sums = sums * kept[:, None]
-        result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
-        tl.store(out + tokens[:, None] * out_stride + head[:, None] * HEAD + dims[None, :], result, mask=inside)
+        write_result(
+            total, sums, tokens, head, own, out, out_stride, values_out, value_scale, block_tokens, chunks, HEAD,
+            PADDED_HEAD, HALVES,
+        )  # fmt: skip

@@ -8,17 +8,8 @@ in a chunk, however many programs share its context.
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.attend import absorb_blocks, before_parts, join_part
+from realizar.backends.cuda.kernels.attend import absorb_blocks, before_parts, join_part, write_result
 from realizar.backends.cuda.kernels.dependent import begin
-
-
-@triton.jit
-def write_result(out, total, sums, heads, group: tl.constexpr, HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr):
-    """Divide and write the first `group` of `heads` to float32 out [group, head size]."""
-    result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
-    dims = tl.arange(0, PADDED_HEAD)
-    inside = (heads < group)[:, None] & (dims < HEAD)[None, :]
-    tl.store(out + heads[:, None] * HEAD + dims[None, :], result, mask=inside)
 
 
 @triton.jit
@@ -43,42 +34,44 @@ def join_parts(
 @triton.jit
 def attend_parts(
     query, keys, values, key_scales, value_scales, sinks, out, partial, state, arrivals, decodes, tables, table_stride,
-    scale, soft_cap, query_stride, out_stride,
+    scale, soft_cap, query_stride, out_stride, values_out, value_scale, block_tokens, chunks,
     TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     HEAD: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, INT8: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr,
-    QUERIES: tl.constexpr, SHARED: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, DEPENDENT: tl.constexpr,
+    QUERIES: tl.constexpr, SHARED: tl.constexpr, PART: tl.constexpr, PARTS: tl.constexpr, HALVES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One token of a row, whose key and value the cache has. Grid: decodes, KV heads, programs that share a context.
 
     `decodes` int32 [decodes, 4]: row (-1 is none), token, length of the context, position. QUERIES: those of a KV head,
     padded as a matrix unit takes them; SHARED: to a power of two. Through float32 `partial` [decodes, PARTS, heads,
     head size] (not divided) and `state` [decodes, PARTS, heads, 2] (largest score, sum of weights) go the parts of a
-    context that has several; `arrivals` int32 [decodes, KV heads] counts programs, is 0 and left so. Writes float32 out
-    [tokens, heads * head size].
+    context that has several; `arrivals` int32 [decodes, KV heads] counts programs, is 0 and left so. Writes the result
+    as `write_result`.
     """
     begin(DEPENDENT)
     decode, kv_head, own_part, programs = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     group: tl.constexpr = HEADS // KV_HEADS
     row = tl.load(decodes + decode * 4)
     length = tl.where(row >= 0, tl.load(decodes + decode * 4 + 2), 0)
+    token, stride = tl.load(decodes + decode * 4 + 1), tl.load(table_stride)
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0)
     before = first // PART
     parts = (length + PART - 1) // PART - before
     if own_part < parts:
-        token, stride = tl.load(decodes + decode * 4 + 1).to(tl.int64), tl.load(table_stride)
         index, dims, head0 = tl.arange(0, QUERIES), tl.arange(0, PADDED_HEAD), kv_head * group
         own = index < group
         inside = own[:, None] & (dims < HEAD)[None, :]
         position = index * 0 + length - 1
         q = tl.load(
-            query + token * query_stride + (head0 + index)[:, None] * HEAD + dims[None, :], mask=inside, other=0
+            query + token.to(tl.int64) * query_stride + (head0 + index)[:, None] * HEAD + dims[None, :],
+            mask=inside,
+            other=0,
         )
         q = q.to(COMPUTE)
         table = tables + (CACHE_GROUP * TABLE_ROWS + row) * stride
-        to = out + token * out_stride + head0 * HEAD
         at = decode * PARTS * HEADS + head0
         for i in tl.range(0, (parts - own_part + programs - 1) // programs):
             part = own_part + i * programs
@@ -93,7 +86,10 @@ def attend_parts(
             if parts == 1:
                 top, total, sums = before_parts(sinks, head0 + index, own, SINKS, QUERIES, PADDED_HEAD)
                 top, total, sums = join_part(top, total, sums, part_top, part_total, part_sums)
-                write_result(to, total, sums, index, group, HEAD, PADDED_HEAD)
+                write_result(
+                    total, sums, index * 0 + token, head0 + index, own, out, out_stride, values_out, value_scale,
+                    block_tokens, chunks, HEAD, PADDED_HEAD, HALVES,
+                )  # fmt: skip
             else:
                 place = at + part * HEADS + index
                 tl.store(state + place * 2, part_top, mask=own)
@@ -107,4 +103,8 @@ def attend_parts(
                 total, sums = join_parts(
                     partial, state, sinks, at, head0, parts, group, HEADS, HEAD, PADDED_HEAD, SINKS, SHARED
                 )
-                write_result(to, total, sums, tl.arange(0, SHARED), group, HEAD, PADDED_HEAD)
+                shared = tl.arange(0, SHARED)
+                write_result(
+                    total, sums, shared * 0 + token, head0 + shared, shared < group, out, out_stride, values_out,
+                    value_scale, block_tokens, chunks, HEAD, PADDED_HEAD, HALVES,
+                )  # fmt: skip

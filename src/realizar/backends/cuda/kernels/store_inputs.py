@@ -65,6 +65,19 @@ def store_half(
 
 
 @triton.jit
+def half_places(token, column, dims, block_tokens, chunks):
+    """Where the columns column + dims of tokens lie among halves in the tensor cores' order: int32 [tokens, dims].
+
+    token, column: [tokens]; `column` and the number of dims are multiples of 64, or powers of two below.
+    """
+    token = token.to(tl.int32)
+    first = (token // block_tokens * chunks + column // 64) * 8 * (block_tokens // 8) + token % block_tokens // 8
+    first = first * 64 + token % 8 * 8 + column % 64 // 16 * 2
+    core = dims // 64 * 8 + dims % 16 // 4 * 2 + dims % 2
+    return first[:, None] + (core * (block_tokens // 8) * 64 + dims % 64 // 16 * 2 + dims % 4 // 2)[None, :]
+
+
+@triton.jit
 def store_values(
     x, token, first, width, values, value_stride, codes, terms, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
