@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.attend import absorb_blocks, before_parts, join_part, write_result
-from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.dependent import let_next_start, wait_for_previous
 
 
 @triton.jit
@@ -49,12 +49,13 @@ def attend_parts(
     context that has several; `arrivals` int32 [decodes, KV heads] counts programs, is 0 and left so. Writes the result
     as `write_result`.
     """
-    begin(DEPENDENT)
+    let_next_start(DEPENDENT)
     decode, kv_head, own_part, programs = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     group: tl.constexpr = HEADS // KV_HEADS
     row = tl.load(decodes + decode * 4)
     length = tl.where(row >= 0, tl.load(decodes + decode * 4 + 2), 0)
     token, stride = tl.load(decodes + decode * 4 + 1), tl.load(table_stride)
+    wait_for_previous(DEPENDENT)
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0)

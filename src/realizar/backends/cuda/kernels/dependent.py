@@ -11,6 +11,19 @@ def begin(DEPENDENT: tl.constexpr):
 
     The next may ask for weights meanwhile; whatever another kernel writes it reads after its own wait.
     """
+    let_next_start(DEPENDENT)
+    wait_for_previous(DEPENDENT)
+
+
+@triton.jit
+def let_next_start(DEPENDENT: tl.constexpr):
+    """Lets the next kernel start."""
     if DEPENDENT:
         gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_previous(DEPENDENT: tl.constexpr):
+    """Waits until the kernel before has written all. Only the step's own arrays may be read before."""
+    if DEPENDENT:
         gdc_wait()
