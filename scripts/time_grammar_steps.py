@@ -73,12 +73,12 @@ class ImaginedStep:
     def __init__(self, step: ForwardInput, starts_s: float, step_s: float, words: int, rng: random.Random) -> None:
         self._step, self._rng, self._words = step, rng, words
         self._done_s = max(starts_s, time.perf_counter()) + step_s
-        self._masks: dict[int, NDArray[np.uint32]] = {}
+        self._masks: Mapping[int, NDArray[np.uint32]] = {}
         self._held: frozenset[int] = frozenset()
         self._choices: NDArray[np.int32] | None = None
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
-        self._masks.update(masks)
+        self._masks = masks
 
     def hold(self, rows: Collection[int]) -> None:
         self._held = frozenset(rows)

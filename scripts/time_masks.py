@@ -44,7 +44,7 @@ def outside(service: GrammarService, grammars: Sequence[StructuredOutput]) -> tu
     for structured in grammars:
         service.prepare(structured)
     rows = [service.open_row(structured, ()) for structured in grammars]
-    return lambda: service.masks([(row, ()) for row in rows]), lambda place, id_: rows[place].advance([id_])
+    return lambda: service.masks([(row, ()) for row in rows]), lambda place, id_: service.advance(rows[place], [id_])
 
 
 def step_ms(masks: Masks, advance: Advance, steps: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +54,14 @@ class Follower:
 
     def __init__(self, service: GrammarService, structured: StructuredOutput, seed: int = 0) -> None:
         service.prepare(structured)
+        self._service = service
         self.row = service.open_row(structured, ())
         self._matcher = FACTORY.compile(structured).start()
         self._rng = np.random.default_rng(seed)
 
-    def expected(self) -> Any:
-        """Its next mask, uint32 [1, words]."""
-        return FACTORY.masks([(self._matcher, ())])[0]
+    def expected(self, drafts: Sequence[int] = ()) -> Any:
+        """Its next masks, uint32 [drafts + 1, words]."""
+        return FACTORY.masks([(self._matcher, drafts)])[0]
 
     def check(self, mask: Any) -> None:
         """Compare a mask, and choose one of its ids."""
@@ -69,9 +70,30 @@ class Follower:
         assert np.array_equal(mask, expected)
         if self._matcher.ended:
             return
-        chosen = int(self._rng.choice(allowed_ids(expected[0])))
-        self._matcher.advance([chosen])
-        self.row.advance([chosen])
+        self.choose(int(self._rng.choice(allowed_ids(expected[0]))))
+
+    def choose(self, *token_ids: int) -> None:
+        """Choose ids that are allowed."""
+        self._matcher.advance(token_ids)
+        self._service.advance(self.row, token_ids)
+
+
+def slots_of(*followers: Follower) -> Any:
+    """Their slots, intp [followers]."""
+    return np.array([each.row.slot for each in followers], np.intp)
+
+
+def ask(service: GrammarService, *followers: Follower) -> Any:
+    """Ask for their masks; returns their slots."""
+    slots = slots_of(*followers)
+    service.rows.ask(slots, {})
+    return slots
+
+
+def finish(service: GrammarService, slots: Any) -> None:
+    """Wait until masks that were asked for are there."""
+    while not service.rows.are_done(slots).all():
+        service.rows.wait(HANG_S)
 
 
 def step(service: GrammarService, *followers: Follower) -> None:

@@ -81,7 +81,7 @@ def test_killed_processes_change_no_text(options: dict[str, Any]) -> None:
     def disturb(step: int) -> None:
         if step in (4, 9):
             while any(grammar.waiting is not None for grammar in SERVICE._known._grammars.values()):
-                SERVICE.wait(HANG_S)  # for the processes that replace the first ones
+                SERVICE.rows.wait(HANG_S)  # for the processes that replace the first ones
             for grammar in SERVICE._known._grammars.values():
                 if grammar.num_rows and grammar.worker is not None:
                     killed.append(grammar.worker.pid)

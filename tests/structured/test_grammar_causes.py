@@ -109,8 +109,10 @@ def test_a_row_that_the_clock_ends_is_not_the_requests_fault(
     service: GrammarService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = start(service)
+    assert row.worker is not None
+    os.kill(row.worker.pid, signal.SIGKILL)
     with monkeypatch.context() as patch:
-        patch.setattr(GrammarWorker, "receive_step", _late_step)
+        patch.setattr(GrammarWorker, "follow", _late)
         service.masks([(row, ())])
     assert row.error is not None
     assert "took longer" in row.error
@@ -121,16 +123,18 @@ def test_a_row_that_the_clock_ends_is_not_the_requests_fault(
     start(service)
 
 
-def _late_step(worker: GrammarWorker, timeout_s: float) -> NoReturn:
-    raise worker._death(ChannelTimeoutError("it does not answer"), timeout_s)
+def _late(worker: GrammarWorker, *_: object) -> NoReturn:
+    raise worker.late(10.0)
 
 
 def test_a_row_that_crashes_its_process_twice_is_the_requests_fault(
     service: GrammarService, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = start(service)
+    assert row.worker is not None
+    os.kill(row.worker.pid, signal.SIGKILL)
     with monkeypatch.context() as patch:
-        patch.setattr(GrammarWorker, "receive_step", _crashed_step)
+        patch.setattr(GrammarWorker, "follow", _crashed)
         service.masks([(row, ())])
     assert (row.error, row.cause) == ("following it crashed (SIGKILL)", "request")
     clock.now_s += 1e9
@@ -138,9 +142,9 @@ def test_a_row_that_crashes_its_process_twice_is_the_requests_fault(
         service.prepare(LETTERS)
 
 
-def _crashed_step(worker: GrammarWorker, timeout_s: float) -> NoReturn:
+def _crashed(worker: GrammarWorker, *_: object) -> NoReturn:
     os.kill(worker.pid, signal.SIGKILL)
-    raise worker._death(ChannelError("it has ended"), timeout_s)
+    raise worker._death(ChannelError("it has ended"), 10.0)
 
 
 def test_one_crash_is_no_proof_against_a_grammar(
@@ -151,7 +155,7 @@ def test_one_crash_is_no_proof_against_a_grammar(
     service.forget(LETTERS)
     row = service.open_row(LETTERS, ())
     with monkeypatch.context() as patch:
-        patch.setattr(GrammarWorker, "receive_step", _crashed_step)
+        patch.setattr(GrammarWorker, "follow", _crashed)
         service.masks([(row, ())])
     assert (row.error, row.cause) == ("following it crashed (SIGKILL)", "engine")
     clock.now_s += MINUTES_S

@@ -6,21 +6,23 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from realizar.errors import InvalidRequestError
+from realizar.errors import InvalidRequestError, RequestFailedError
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.workers import spread
 from realizar.structured.workers.followed import FollowedGrammar
-from realizar.structured.workers.messages import Step
+from realizar.structured.workers.mask_memory import MOST_TOKENS
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
 from structured.grammar_followers import (
     DIGITS,
     LETTERS,
     Follower,
+    ask,
+    finish,
     is_alive,
     make_service,
     step,
@@ -57,27 +59,23 @@ def test_stopped_processes_delay_nobody_and_are_replaced(
     workers = [each.row.worker for each in stopped]
     beside = other.row.worker
     skipped_s = 0.0
-    monkeypatch.setattr(service._masks, "_clock", lambda: time.monotonic() + skipped_s)
+    monkeypatch.setattr(service.rows, "_clock", lambda: time.monotonic() + skipped_s)
     for worker in workers:
         assert worker is not None
         os.kill(worker.pid, signal.SIGSTOP)
-    asked = service.ask([(each.row, ()) for each in (*stopped, other)])
-    while not asked[3].done:
-        service.wait(HANG_S)
-    assert [each.done for each in asked[:3]] == [False] * 3
-    other.check(service.read(asked[3]))
+    asked = ask(service, *stopped, other)
+    finish(service, asked[3:])
+    assert not service.rows.are_done(asked[:3]).any()
+    other.check(service.rows.memory.of(asked[3], 0))
     skipped_s = WorkerLimits().step_s
-    service.wait(0)
+    service.rows.wait(0)
     for worker in workers:
         assert worker is not None
         assert not is_alive(worker.pid)
-    while not all(each.done for each in asked):
-        service.wait(HANG_S)
-    for each, masks, worker in zip(stopped, asked, workers, strict=False):
-        each.check(service.read(masks))
+    finish(service, asked)
+    for each, slot, worker in zip(stopped, asked, workers, strict=False):
+        each.check(service.rows.memory.of(slot, 0))
         assert each.row.worker is not worker
-    for masks in asked:
-        service.drop(masks)
     assert other.row.worker is beside
     step(service, other, *stopped)
     for each in (*stopped, other):
@@ -85,96 +83,139 @@ def test_stopped_processes_delay_nobody_and_are_replaced(
 
 
 def test_a_row_is_asked_for_again_while_its_masks_are_due(service: GrammarService) -> None:
-    """What was dropped is computed, and nobody reads it; the places of masks are used again."""
+    """What is wanted no more is computed, and then what is wanted now."""
     row = Follower(service, LETTERS)
     step(service, row)
-    num_places = service._masks._places.num_places
+    assert row.row.worker is not None
     for drafts in ((TOKENS.index(b"a"),), (), (TOKENS.index(b"b"), TOKENS.index(b"c"))):
-        dropped = service.ask([(row.row, drafts)])
-        service.drop(dropped[0])
-        (asked,) = service.ask([(row.row, drafts)])
-        while not asked.done:
-            service.wait(HANG_S)
-        assert service.read(asked).shape[0] == len(drafts) + 1
-        assert np.array_equal(service.read(asked)[0], row.expected()[0])
-        service.drop(asked)
-    for _ in range(5):
+        os.kill(row.row.worker.pid, signal.SIGSTOP)
+        slots = ask(service, row)
+        service.rows.wanted[slots] = False
+        service.rows.ask(slots, {row.row.slot: drafts})
+        assert not service.rows.are_done(slots).any()
+        os.kill(row.row.worker.pid, signal.SIGCONT)
+        finish(service, slots)
+        found = service.rows.memory.of(row.row.slot, len(drafts))
+        assert found.shape[0] == len(drafts) + 1
+        assert np.array_equal(found, row.expected(drafts))
+    step(service, row)
+    service.close_row(row.row)
+
+
+def test_choices_that_come_while_masks_are_due_are_not_lost(service: GrammarService) -> None:
+    """As of a step that was given up: the row is followed anew from its history."""
+    row = Follower(service, LETTERS)
+    step(service, row)
+    assert row.row.worker is not None
+    os.kill(row.row.worker.pid, signal.SIGSTOP)
+    slots = ask(service, row)
+    row.choose(TOKENS.index(b"a"))
+    service.rows.ask(slots, {})
+    os.kill(row.row.worker.pid, signal.SIGCONT)
+    finish(service, slots)
+    assert np.array_equal(service.rows.memory.of(row.row.slot, 0), row.expected())
+    for _ in range(3):
         step(service, row)
-    assert service._masks._places.num_places <= num_places + 12
+    service.close_row(row.row)
+
+
+def test_many_choices_at_once_are_taken_in(service: GrammarService) -> None:
+    """More than there is room for in a question, and several as with drafts."""
+    row = Follower(service, StructuredOutput("regex", "[a-f]{3,200}x"))
+    for count in (1, 3, MOST_TOKENS, MOST_TOKENS + 5, 2):
+        row.choose(*[TOKENS.index(b"a")] * count)
+        assert np.array_equal(service.masks([(row.row, ())])[0], row.expected())
     service.close_row(row.row)
 
 
 def test_a_row_that_is_closed_while_its_masks_are_due_is_forgotten(service: GrammarService) -> None:
-    """Also if its process ends meanwhile; others of the same grammar go on."""
+    """Its slot stays its own until then; also if its process ends meanwhile. Others of the same grammar go on."""
     closed, staying = Follower(service, LETTERS, 1), Follower(service, LETTERS, 2)
     step(service, closed, staying)
     assert closed.row.worker is not None
     os.kill(closed.row.worker.pid, signal.SIGSTOP)
-    asked = service.ask([(closed.row, ()), (staying.row, ())])
+    slots = ask(service, closed, staying)
     service.close_row(closed.row)
-    service.drop(asked[0])
+    other = Follower(service, DIGITS)
+    assert other.row.slot != closed.row.slot
+    step(service, other)
     os.kill(closed.row.worker.pid, signal.SIGKILL)
-    while not asked[1].done:
-        service.wait(HANG_S)
-    staying.check(service.read(asked[1]))
-    service.drop(asked[1])
-    step(service, staying)
-    service.close_row(staying.row)
+    finish(service, slots[1:])
+    staying.check(service.rows.memory.of(staying.row.slot, 0))
+    service.rows.wanted[slots] = False
+    step(service, staying, other)
+    for each in (staying, other):
+        service.close_row(each.row)
+    late = Follower(service, DIGITS)
+    assert late.row.slot in (closed.row.slot, staying.row.slot, other.row.slot)
+    service.close_row(late.row)
 
 
-def test_a_row_that_is_closed_before_its_masks_are_asked_for_costs_nothing(service: GrammarService) -> None:
-    """Its process, which is told to forget it with the next question, has another one when it is asked for."""
-    closed, staying = Follower(service, LETTERS, 1), Follower(service, LETTERS, 2)
-    step(service, closed, staying)
-    worker = staying.row.worker
-    assert worker is not None
-    os.kill(worker.pid, signal.SIGSTOP)
-    (first,), (later,) = service.ask([(staying.row, ())]), service.ask([(closed.row, ())])
-    service.drop(later)
-    service.close_row(closed.row)
-    os.kill(worker.pid, signal.SIGCONT)
-    while not first.done:
-        service.wait(HANG_S)
-    staying.check(service.read(first))
-    service.drop(first)
-    assert later.done
-    assert worker.num_rows == 1
-    step(service, staying)
-    assert staying.row.worker is worker
-    service.close_row(staying.row)
-
-
-def test_places_of_a_row_in_error_are_free_once(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if its masks are dropped while other rows are still followed anew."""
-    poisonous = StructuredOutput("regex", "[a-f]{3,43}x")
-    bad, *good = rows = [Follower(service, poisonous, seed) for seed in range(3)]
+def test_rows_beyond_all_slots_are_refused() -> None:
+    service = make_service(WorkerLimits(slots=2))
+    rows = [Follower(service, LETTERS, seed) for seed in range(2)]
+    with pytest.raises(RequestFailedError, match="2 rows follow grammars"):
+        Follower(service, LETTERS)
     step(service, *rows)
-    send, may_go_on = GrammarWorker.send_step, threading.Event()
+    service.close_row(rows[0].row)
+    rows[0] = Follower(service, DIGITS)
+    step(service, *rows)
+    assert [grammar.num_rows for grammar in service._known._grammars.values()] == [1, 1]
+    service.close()
 
-    def deadly(self: GrammarWorker, message: Step, timeout_s: float) -> None:
-        if any(row.key == bad.row.key for row in message.rows):
+
+def test_without_a_bell_processes_get_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on systems that have no eventfd."""
+    monkeypatch.delattr(os, "eventfd")
+    service = make_service()
+    rows = [Follower(service, structured, seed) for structured in (LETTERS, DIGITS) for seed in range(3)]
+    for _ in range(3):
+        step(service, *rows)
+    assert rows[0].row.worker is not None
+    os.kill(rows[0].row.worker.pid, signal.SIGKILL)
+    for _ in range(3):
+        step(service, *rows)
+    service.close()
+
+
+def deadly_follow(monkeypatch: pytest.MonkeyPatch, bad: Follower, may_go_on: threading.Event) -> None:
+    """A process that is to follow this row from now on is killed; other rows wait."""
+    follow = GrammarWorker.follow
+
+    def deadly(self: GrammarWorker, key: int, slot: int, token_ids: Sequence[int]) -> None:
+        if slot == bad.row.slot:
             os.kill(self.pid, signal.SIGKILL)
         else:
             may_go_on.wait(HANG_S)
-        send(self, message, timeout_s)
+        follow(self, key, slot, token_ids)
 
-    monkeypatch.setattr(GrammarWorker, "send_step", deadly)
-    asked = service.ask([(each.row, ()) for each in rows])
+    monkeypatch.setattr(GrammarWorker, "follow", deadly)
+
+
+def end_process(follower: Follower) -> None:
+    assert follower.row.worker is not None
+    os.kill(follower.row.worker.pid, signal.SIGKILL)
+
+
+def test_slots_of_rows_in_error_are_free_once(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the row ends while others are still followed anew."""
+    poisonous = StructuredOutput("regex", "[a-f]{3,43}x")
+    bad, *good = rows = [Follower(service, poisonous, seed) for seed in range(3)]
+    step(service, *rows)
+    may_go_on = threading.Event()
+    deadly_follow(monkeypatch, bad, may_go_on)
+    num_free = len(service.rows._free)
+    end_process(bad)
+    slots = ask(service, *rows)
     while bad.row.error is None:
-        service.wait(0.01)
-    service.drop(asked[0])
+        service.rows.wait(0.01)
     service.close_row(bad.row)
     may_go_on.set()
-    while not all(each.done for each in asked[1:]):
-        service.wait(HANG_S)
-    again = service.ask([(each.row, ()) for each in good])
-    assert len({each.place for each in (*asked[1:], *again)}) == 4
-    for masks in (*asked[1:], *again):
-        while not masks.done:
-            service.wait(HANG_S)
-        service.drop(masks)
+    finish(service, slots[1:])
     for each in good:
         service.close_row(each.row)
+    service.rows.wait(0)
+    assert len(service.rows._free) == len(set(service.rows._free)) == num_free + 3
 
 
 def test_the_row_that_ends_its_process_is_in_error(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,14 +225,10 @@ def test_the_row_that_ends_its_process_is_in_error(service: GrammarService, monk
     bad, good = rows[1], [rows[0], *rows[2:]]
     for _ in range(3):
         step(service, *rows)
-    send = GrammarWorker.send_step
-
-    def deadly(self: GrammarWorker, message: Step, timeout_s: float) -> None:
-        if any(row.key == bad.row.key for row in message.rows):
-            os.kill(self.pid, signal.SIGKILL)
-        send(self, message, timeout_s)
-
-    monkeypatch.setattr(GrammarWorker, "send_step", deadly)
+    may_go_on = threading.Event()
+    may_go_on.set()
+    deadly_follow(monkeypatch, bad, may_go_on)
+    end_process(bad)
     masks = service.masks([(each.row, ()) for each in rows])
     assert bad.row.error == "following it crashed (SIGKILL)"
     assert not masks[1].any()
@@ -209,17 +246,15 @@ def test_the_row_that_ends_its_process_is_in_error(service: GrammarService, monk
         service.close_row(row)
 
 
-def test_many_rows_of_a_slow_grammar_get_more_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_of_a_slow_grammar_get_more_processes() -> None:
     """Rows move to them from their histories, and back when one dies; texts stay the same."""
-    monkeypatch.setattr(spread, "_SLOW_S", 0.0)
-    monkeypatch.setattr(spread, "_ENOUGH", 2)
-    service = make_service(WorkerLimits(more_processes=2))
+    service = make_service(WorkerLimits(more_processes=2, slow_s=0.0, slow_answers=2))
     rows = [Follower(service, LETTERS, seed) for seed in range(9)]
     grammar = rows[0].row.grammar
     deadline_s = time.monotonic() + HANG_S
     while len(grammar.more) < 2 and time.monotonic() < deadline_s:
         step(service, *rows)
-        service.wait(0.01)
+        service.rows.wait(0.01)
     assert len(grammar.workers) == 3
     step(service, *rows)
     counts = [sum(each.row.worker is worker for each in rows) for worker in grammar.workers]
@@ -241,11 +276,10 @@ def test_many_rows_of_a_slow_grammar_get_more_processes(monkeypatch: pytest.Monk
 
 
 def test_a_process_that_comes_after_the_rows_have_ended_ends_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spread, "_SLOW_S", 0.0)
-    monkeypatch.setattr(spread, "_ENOUGH", 1)
-    service, may_come, pids = make_service(WorkerLimits(more_processes=1, idle=0)), threading.Event(), []
+    limits = WorkerLimits(more_processes=1, idle=0, slow_s=0.0, slow_answers=1)
+    service, may_come, pids = make_service(limits), threading.Event(), list[int]()
     rows = [Follower(service, LETTERS, seed) for seed in range(2)]
-    compiled = service._masks._repair._revive
+    compiled = service.rows._repair._revive
 
     def late(given: FollowedGrammar) -> GrammarWorker:
         worker = compiled(given)
@@ -253,15 +287,16 @@ def test_a_process_that_comes_after_the_rows_have_ended_ends_with_the_others(mon
         may_come.wait(HANG_S)
         return worker
 
-    monkeypatch.setattr(service._masks._repair, "_revive", late)
-    step(service, *rows)
-    wait_for(lambda: bool(pids))
+    monkeypatch.setattr(service.rows._repair, "_revive", late)
+    while not pids:
+        step(service, *rows)
+        service.rows.wait(0.01)
     for each in rows:
         service.close_row(each.row)
     service.prepare(StructuredOutput("regex", "another"))
     may_come.set()
-    while service._masks._repairs:
-        service.wait(HANG_S)
+    while service.rows.num_repairs:
+        service.rows.wait(HANG_S)
     service.prepare(StructuredOutput("regex", "yet another"))
     wait_for(lambda: not is_alive(pids[0]))
     service.close()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import make_backend, plan_load, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
@@ -19,6 +20,7 @@ from realizar.hub.pull import resolve
 from realizar.scheduler.policy import Policy
 from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.structured.workers.service import GrammarService
+from realizar.structured.workers.worker import WorkerLimits
 from realizar.tokenizer.load import load_tokenizer, plain_encoder
 from realizar.tokenizer.tokenizer import Tokenizer
 
@@ -59,19 +61,23 @@ def load_core(
     backend = make_backend(resolved.chosen, progress)
     try:
         backend.load(spec, checkpoint, resolved)
-        new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer)
+        new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer, resolved)
         return EngineCore(backend, spec, resolved, policy=policy, new_grammars=new_grammars)
     except BaseException:
         backend.shutdown()
         raise
 
 
-def _new_grammars(checkpoint: Checkpoint, vocab_size: int, tokenizer: Tokenizer | None) -> GrammarService:
+def _new_grammars(
+    checkpoint: Checkpoint, vocab_size: int, tokenizer: Tokenizer | None, resolved: ResolvedConfig
+) -> GrammarService:
     tokenizer = tokenizer or load_tokenizer(checkpoint)
     encode = partial(tokenizer.encode, add_special=False, parse_special=False)
     source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path.absolute()))
     words, special_ids = tokenizer.vocabulary_bytes(), tokenizer.special_ids().union(tokenizer.mark_ids.values())
-    return GrammarService(GrammarTokens(words, special_ids, tokenizer.eos_ids, vocab_size, encode, source))
+    tokens = GrammarTokens(words, special_ids, tokenizer.eos_ids, vocab_size, encode, source)
+    limits = WorkerLimits(slots=2 * resolved.max_running, drafts=resolved.speculative_tokens)
+    return GrammarService(tokens, limits=limits)
 
 
 def load_fitting_core(

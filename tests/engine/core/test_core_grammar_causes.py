@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from grammar_services import LastingService
 from realizar.config import EngineConfig
@@ -15,7 +17,6 @@ from realizar.outputs import ErrorCause, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
-from realizar.structured.workers.followed import AskedMasks, FollowedRow
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, expected_tokens, make_spec
 
@@ -30,15 +31,19 @@ class Service(LastingService):
     def __init__(self, failure: Exception | ErrorCause) -> None:
         super().__init__(GrammarTokens(TOKENS, (95,), (END,), VOCAB_SIZE))
         self.failure, self.num_steps = failure, 0
+        self._ask = self.rows.ask
+        self.rows.ask = self.ask  # type: ignore[method-assign]
 
-    def ask(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[AskedMasks]:
+    def ask(self, slots: NDArray[np.intp], drafts: Mapping[int, tuple[int, ...]]) -> None:
         self.num_steps += 1
         if self.num_steps == 2:
             if isinstance(self.failure, Exception):
                 raise self.failure
-            for row, _ in rows:
-                row.error, row.cause = "it is over", self.failure
-        return super().ask(rows)
+            for slot in slots.tolist():
+                row = self.rows._rows[slot]
+                assert row is not None
+                self.rows.fail(row, "it is over", self.failure)
+        self._ask(slots, drafts)
 
 
 @pytest.fixture

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from grammar_services import LastingService
 from realizar.backends.base import ForwardInput
@@ -19,7 +21,7 @@ from realizar.errors import CapacityError
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.structured.workers.followed import AskedMasks, FollowedRow
+from realizar.structured.workers.followed import FollowedRow
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import WorkerLimits
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens
@@ -43,25 +45,27 @@ class LateService(LastingService):
     def __init__(self) -> None:
         super().__init__(GRAMMAR_TOKENS)
         self.lateness: Callable[[FollowedRow], int] = lambda _row: 0
-        self._hidden: list[tuple[AskedMasks, int]] = []
+        self._hidden: dict[int, int] = {}
+        rows = self.rows
+        self._ask, self._wait, self._are_done = rows.ask, rows.wait, rows.are_done
+        rows.ask, rows.wait, rows.are_done = self.ask, self.wait, self.are_done  # type: ignore[method-assign]
 
-    def ask(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[AskedMasks]:
-        asked = super().ask(rows)
-        while not all(each.done for each in asked):
-            super().wait(1.0)
-        self._hidden += [(each, self.lateness(each.row)) for each in asked]
-        self._show()
-        return asked
+    def ask(self, slots: NDArray[np.intp], drafts: Mapping[int, tuple[int, ...]]) -> None:
+        self._ask(slots, drafts)
+        while not self._are_done(slots).all():
+            self._wait(1.0)
+        for slot in slots.tolist():
+            row = self.rows._rows[slot]
+            assert row is not None
+            self._hidden[slot] = self.lateness(row)
 
     def wait(self, timeout_s: float) -> None:
-        self._hidden = [(each, left - 1) for each, left in self._hidden]
-        self._show()
+        self._hidden = {slot: left - 1 for slot, left in self._hidden.items() if left > 1}
+        self._wait(0)
 
-    def _show(self) -> None:
-        self._hidden = [(each, left) for each, left in self._hidden if not each.dropped]
-        for each, left in self._hidden:
-            each.done = left <= 0
-        self._hidden = [(each, left) for each, left in self._hidden if left > 0]
+    def are_done(self, slots: NDArray[np.intp]) -> NDArray[np.bool_]:
+        hidden = [self._hidden.get(slot, 0) > 0 for slot in slots.tolist()]
+        return self._are_done(slots) & ~np.array(hidden, np.bool_)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +79,7 @@ def service() -> Iterator[LateService]:
 def late(service: LateService, monkeypatch: pytest.MonkeyPatch) -> LateService:
     """The service; no step waits for a mask that is late."""
     monkeypatch.setattr(Patience, "left_s", lambda *_: 0.0)
-    monkeypatch.setattr(service, "lateness", lambda row: (row.key * 7 + len(row.output) * 3) % 4)
+    monkeypatch.setattr(service, "lateness", lambda row: (row.slot * 7 + len(row.output) * 3) % 5)
     return service
 
 
@@ -367,12 +371,17 @@ def test_the_process_of_a_row_that_ended_while_it_was_held_makes_room() -> None:
     assert grammar.worker is not None
     os.kill(grammar.worker.pid, signal.SIGSTOP)
     core.step()
-    assert grammar.is_asked
+    memory = limited.rows.memory
+    assert (memory.asked != memory.answered).any()
     core.abort("held")
     run_out(core)
+    assert not grammar.num_rows
     os.kill(grammar.worker.pid, signal.SIGCONT)
-    select.select([grammar.worker.fileno()], [], [], HANG_S)
-    assert grammar.is_asked
+    deadline_s = time.monotonic() + HANG_S
+    while (memory.asked != memory.answered).any():
+        assert time.monotonic() < deadline_s
+        time.sleep(1e-3)
+    assert grammar.is_busy
     core.add(structured_request("next", (5, 6), SamplingParams(structured=second)))
     assert tokens_of(run_out(core)["next"])[-1] == END
     core.close()

@@ -62,7 +62,7 @@ class EngineCore:
         max_step_tokens = min(config.max_step_tokens, capacity.max_step_tokens)
         self._backend, self._spec, self._config, self._capacity = backend, spec, config, capacity
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
-        self._grammars = RowGrammars(new_grammars)
+        self._grammars = RowGrammars(new_grammars, max_running)
         self._stuck: dict[int, RowError] = {}
         self._unopened: dict[int, RowError] = {}  # sequences whose row could not be opened
         self._outputs: list[TokenOutput] = []  # not returned by `step` yet

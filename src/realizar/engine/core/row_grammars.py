@@ -12,18 +12,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import Step
+from realizar.backends.row_masks import RowMasks
 from realizar.batch import OpenedRow, StepOutput, StepRows
 from realizar.engine.core.patience import Patience
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.workers.followed import AskedMasks, FollowedRow
+from realizar.structured.workers.followed import FollowedRow
+from realizar.structured.workers.masks import StepMasks
 from realizar.structured.workers.service import GrammarService
 
 _LOG = logging.getLogger(__name__)
 _STUCK = "the output can't go on within its grammar"
 _LONG_S = 60.0  # to be woken by the next mask, or by the end of its process
+_NO_SLOT = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asking:
+    """The rows of a step that choose within grammars. All are [rows].
+
+    Attributes:
+        step: the whole step.
+        index: intp, index of each in the step. numbers: intp, its number. slots: intp, its slot in the shared memory.
+        num_drafts: int32. any_drafts: true if one has any.
+    """
+
+    step: StepRows
+    index: NDArray[np.intp]
+    numbers: NDArray[np.intp]
+    slots: NDArray[np.intp]
+    num_drafts: NDArray[np.int32]
+    any_drafts: bool
+
+    def __len__(self) -> int:
+        return len(self.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +75,18 @@ class RowGrammars:
     Args:
         new_service: makes what compiles and follows the model's grammars when the first is asked for; None where there
             is no vocabulary, so that every grammar is refused.
+        max_rows: numbers of rows are below it.
     """
 
-    def __init__(self, new_service: Callable[[], GrammarService] | None) -> None:
+    def __init__(self, new_service: Callable[[], GrammarService] | None, max_rows: int) -> None:
         self._new_service = new_service
         self._service: GrammarService | None = None
         self._refusal: str | None = None
         self._service_lock = threading.Lock()
         self._rows: dict[int, FollowedRow] = {}
-        self._asked: dict[int, AskedMasks] = {}  # masks of the rows' next choices, by the row's number
-        self._step: StepRows | None = None  # whose masks were asked for last
-        self._followed: list[tuple[int, int]] = []  # its rows with grammars: index in the step, and number
+        self._slots = np.full(max_rows, _NO_SLOT, np.intp)  # of each row with a grammar, by its number
+        self._drafts: dict[int, tuple[int, ...]] = {}  # whose masks are asked for, by the row's number
+        self._asking: _Asking | None = None  # of the step whose masks were asked for last
         self._is_given = True
         self._patience = Patience()
 
@@ -111,7 +136,7 @@ class RowGrammars:
         if structured is None:
             return True
         service = self._made_service()
-        service.wait(0)  # a process whose rows have all ended is free for others once its last answer is taken in
+        service.rows.wait(0)  # a process whose rows have all ended is free for others once it has answered
         return service.hold(request.request_id, structured, is_open, request.client)
 
     def open(self, opened: OpenedRow) -> None:
@@ -119,38 +144,43 @@ class RowGrammars:
         structured = opened.sampling.structured
         if structured is not None:
             output = opened.history[opened.num_prompt_tokens :]
-            self._rows[opened.row] = self._made_service().open_row(structured, output)
+            self._rows[opened.row] = row = self._made_service().open_row(structured, output)
+            self._slots[opened.row] = row.slot
 
     def close(self, row: int) -> None:
         """End a row."""
         followed = self._rows.pop(row, None)
         if followed is not None:
+            self._slots[row] = _NO_SLOT
+            self._drafts.pop(row, None)
             self._made_service().close_row(followed)
-            self._forget_masks(row)
 
     def start(self, rows: StepRows) -> None:
         """Ask for a step's masks, those of rows apart that were asked for; all earlier choices have been taken in."""
-        self._step, self._followed = rows, self._with_grammars(rows)
+        self._asking = asking = self._with_grammars(rows)
         self._is_given = False
-        if not self._followed:
+        if asking is None:
             return
-        service, num_drafts = self._made_service(), rows.num_drafts.tolist()
-        new: list[tuple[int, tuple[int, ...]]] = []
-        for index, number in self._followed:
-            drafts = rows.row(index).draft_ids if num_drafts[index] else ()
-            asked = self._asked.get(number)
-            if asked is not None and asked.drafts[: len(drafts)] != drafts:
-                service.drop(self._asked.pop(number))
-                asked = None
-            if asked is None:
-                new.append((number, drafts))
-        if new:
-            try:
-                made = service.ask([(self._rows[number], drafts) for number, drafts in new])
-            except Exception as error:  # noqa: BLE001 - the rows with grammars end, and nobody else
-                self._fail([number for number, _ in new], error)
-            else:
-                self._asked.update(zip([number for number, _ in new], made, strict=True))
+        masks = self._made_service().rows
+        drafts = self._new_drafts(asking, masks) if asking.any_drafts else {}
+        new = ~masks.wanted[asking.slots]
+        if not new.any():
+            return
+        try:
+            masks.ask(asking.slots[new], drafts)
+        except Exception as error:  # noqa: BLE001 - the rows with grammars end, and nobody else
+            self._fail(asking.numbers[new].tolist(), error)
+
+    def _new_drafts(self, asking: _Asking, masks: StepMasks) -> dict[int, tuple[int, ...]]:
+        """The drafts of rows whose masks are to be asked for, by slot; masks after other drafts are wanted no more."""
+        new: dict[int, tuple[int, ...]] = {}
+        for at in asking.num_drafts.nonzero()[0].tolist():
+            number, slot = int(asking.numbers[at]), int(asking.slots[at])
+            drafts = asking.step.row(int(asking.index[at])).draft_ids
+            if not masks.wanted[slot] or self._drafts.get(number, ())[: len(drafts)] != drafts:
+                masks.wanted[slot] = False
+                self._drafts[number] = new[slot] = drafts
+        return new
 
     def give(self, step: Step, can_hold: Callable[[int], bool]) -> GivenMasks:
         """Set the masks on their step, as soon as all are there or waiting longer for some costs more than it gives.
@@ -158,36 +188,44 @@ class RowGrammars:
         Args:
             can_hold: true for a row, by its number, that may do without a choice in this step.
         """
-        rows, followed = self._step, self._followed
-        if self._is_given or rows is None or not followed:
+        asking = self._asking
+        if self._is_given or asking is None:
             return _NONE_GIVEN
         self._is_given = True
-        service, num_drafts = self._made_service(), rows.num_drafts.tolist()
-        late = self._late([number for _, number in followed], len(rows), can_hold)
-        ready: dict[int, NDArray[np.uint32]] = {}
-        stuck: dict[int, RowError] = {}
-        for index, number in followed:
-            row = self._rows[number]
-            if row.error is not None:
-                stuck[int(rows.sequence_ids[index])] = _row_error(row)
-                service.forget(row.grammar.structured)
-            elif number not in late:
-                ready[number] = service.read(self._asked[number])[: num_drafts[index] + 1]
-        if ready:
-            step.set_masks(ready)
-        held = frozenset(number for _, number in followed if number not in ready)
-        if held:
-            step.hold(held)
-        return GivenMasks(stuck, held)
+        masks, slots = self._made_service().rows, asking.slots
+        late = self._late(asking, masks, can_hold)
+        failed = masks.are_failed(slots)
+        ready = ~(late | failed)
+        if ready.any():
+            drafted = {}
+            if asking.any_drafts:
+                for at in (ready & (asking.num_drafts > 0)).nonzero()[0].tolist():
+                    found = masks.memory.of(int(slots[at]), int(asking.num_drafts[at]))
+                    drafted[int(asking.numbers[at])] = found
+            step.set_masks(RowMasks(asking.numbers[ready], slots[ready], masks.memory.masks, drafted))
+        if ready.all():
+            return _NONE_GIVEN
+        held = frozenset(asking.numbers[~ready].tolist())
+        step.hold(held)
+        return GivenMasks(self._stuck(asking, failed), held)
 
-    def _late(self, numbers: list[int], num_rows: int, can_hold: Callable[[int], bool]) -> frozenset[int]:
-        """Wait for the masks of rows; returns the rows whose masks are not awaited any longer."""
+    def _stuck(self, asking: _Asking, failed: NDArray[np.bool_]) -> dict[int, RowError]:
+        """The errors of rows that can't go on, by the numbers of their sequences."""
+        stuck: dict[int, RowError] = {}
+        for at in failed.nonzero()[0].tolist():
+            row = self._rows[int(asking.numbers[at])]
+            stuck[int(asking.step.sequence_ids[asking.index[at]])] = _row_error(row)
+            self._made_service().forget(row.grammar.structured)
+        return stuck
+
+    def _late(self, asking: _Asking, masks: StepMasks, can_hold: Callable[[int], bool]) -> NDArray[np.bool_]:
+        """Wait for the masks of rows; bool [rows], those whose masks are not awaited any longer."""
         try:
-            late = self._wait(numbers, num_rows, can_hold)
+            late = self._wait(asking, masks, can_hold)
         except Exception as error:  # noqa: BLE001 - as above
-            self._fail(numbers, error)
-            return frozenset()
-        if len(late) < num_rows:
+            self._fail(asking.numbers.tolist(), error)
+            return np.zeros(len(asking), np.bool_)
+        if np.count_nonzero(late) < len(asking.step):
             self._patience.note_step(time.monotonic())
         else:
             self._patience.note_idle(time.monotonic())
@@ -197,50 +235,48 @@ class RowGrammars:
         """End rows for a fault of the program."""
         _LOG.error("masks could not be computed", exc_info=error)
         for number in numbers:
-            followed = self._rows[number]
-            followed.error, followed.cause = f"masks could not be computed: {type(error).__name__}", "engine"
+            reason = f"masks could not be computed: {type(error).__name__}"
+            self._made_service().rows.fail(self._rows[number], reason, "engine")
 
-    def _wait(self, late: list[int], num_rows: int, can_hold: Callable[[int], bool]) -> frozenset[int]:
-        service, started_s = self._made_service(), time.monotonic()
-        service.wait(0)
-        while late := [number for number in late if not self._is_settled(number)]:
-            left_s = self._patience.left_s(time.monotonic() - started_s, len(late), num_rows)
-            if left_s <= 0 and all(can_hold(number) for number in late):
-                break
-            service.wait(left_s if left_s > 0 else _LONG_S)
-        return frozenset(late)
-
-    def _is_settled(self, number: int) -> bool:
-        """True if a row's masks are there, or never will be."""
-        return self._rows[number].error is not None or self._asked[number].done
+    def _wait(self, asking: _Asking, masks: StepMasks, can_hold: Callable[[int], bool]) -> NDArray[np.bool_]:
+        started_s = time.monotonic()
+        masks.wait(0)
+        while True:
+            late = ~masks.are_done(asking.slots)
+            num_late = int(np.count_nonzero(late))
+            if not num_late:
+                return late
+            left_s = self._patience.left_s(time.monotonic() - started_s, num_late, len(asking.step))
+            if left_s <= 0 and all(can_hold(number) for number in asking.numbers[late].tolist()):
+                return late
+            masks.wait(left_s if left_s > 0 else _LONG_S)
 
     def drop(self) -> None:
         """Forget the step that masks are asked for: it is lost. The masks are those of its rows' next choices still."""
-        self._step = None
+        self._asking = None
 
     def advance(self, rows: StepRows, output: StepOutput) -> None:
         """Take in a step's choices. A row that made none waits for the same masks."""
-        followed = self._followed if rows is self._step else self._with_grammars(rows)
-        if not followed:
+        asking = self._asking if self._asking is not None and rows is self._asking.step else self._with_grammars(rows)
+        if asking is None:
             return
-        counts, choices = output.num_choices.tolist(), output.choices.tolist()
-        for index, number in followed:
-            if counts[index]:
-                self._rows[number].advance(choices[index][: counts[index]])
-                self._forget_masks(number)
+        counts = output.num_choices[asking.index]
+        slots, choices = asking.slots, output.choices[asking.index]
+        if not counts.all():
+            chose = counts > 0
+            slots, choices, counts = slots[chose], choices[chose], counts[chose]
+        self._made_service().rows.advance(slots, choices, counts)
 
-    def _forget_masks(self, number: int) -> None:
-        asked = self._asked.pop(number, None)
-        if asked is not None:
-            self._made_service().drop(asked)
-
-    def _with_grammars(self, rows: StepRows) -> list[tuple[int, int]]:
-        """Those of the rows that choose and have a grammar: index in the step, and number."""
+    def _with_grammars(self, rows: StepRows) -> _Asking | None:
+        """Those of the rows that choose and have a grammar; None where there are none."""
         if not self._rows:
-            return []
-        choosing = rows.samples.nonzero()[0]
-        numbers = rows.numbers[choosing].tolist()
-        return [each for each in zip(choosing.tolist(), numbers, strict=True) if each[1] in self._rows]
+            return None
+        slots = self._slots[rows.numbers]
+        index = (rows.samples & (slots != _NO_SLOT)).nonzero()[0]
+        if not len(index):
+            return None
+        num_drafts = rows.num_drafts[index]
+        return _Asking(rows, index, rows.numbers[index], slots[index], num_drafts, bool(num_drafts.any()))
 
     def shutdown(self) -> None:
         """End the processes; idempotent."""

@@ -97,6 +97,15 @@ class Channel(Generic[_Record]):
         except (msgspec.MsgspecError, ValueError) as error:
             raise ChannelError(f"a record is malformed: {error}") from error
 
+    def receive_now(self) -> _Record | None:
+        """The next record if it has come whole; None if it has not. Raises ChannelError."""
+        if not self.has_record:
+            try:
+                self._read_more(0.0)
+            except ChannelTimeoutError:
+                return None
+        return self.receive() if self.has_record else None
+
     def receive_descriptor(self) -> int:
         """Receive the descriptor of an open file, which follows the last record. Raises ChannelError."""
         try:

@@ -1,8 +1,7 @@
-"""`FollowedGrammar`, `FollowedRow`, `AskedMasks`: the engine process's records of a grammar, its rows and masks."""
+"""`FollowedGrammar`, `FollowedRow`: the engine process's records of a grammar and its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from realizar.outputs import ErrorCause
@@ -20,8 +19,7 @@ class FollowedGrammar:
         holders: clients of the requests that use it or will use it, by request id.
         num_rows: number of rows that follow it.
         retired: True if no new row may follow it; it is dropped with its last row.
-        waiting: masks that are asked for once a dead process is replaced; None while none is being replaced.
-        num_slow: answers of its processes that took long, since the last process was added.
+        waiting: rows that are asked about once a dead process is replaced; None while none is being replaced.
         is_growing: True while a process is being added.
     """
 
@@ -30,9 +28,8 @@ class FollowedGrammar:
     holders: dict[str, str] = field(default_factory=dict)
     num_rows: int = 0
     retired: bool = False
-    waiting: list[AskedMasks] | None = None
+    waiting: list[FollowedRow] | None = None
     more: list[GrammarWorker] = field(default_factory=list)
-    num_slow: int = 0
     is_growing: bool = False
 
     @property
@@ -48,9 +45,9 @@ class FollowedGrammar:
             self.more = [*self.more, worker]
 
     @property
-    def is_asked(self) -> bool:
-        """True if a process has a question, of a row that may have ended since, or is being added or replaced."""
-        return self.waiting is not None or self.is_growing or any(worker.is_asked for worker in self.workers)
+    def is_busy(self) -> bool:
+        """True if a process has a row, which may have ended since, or is being added or replaced."""
+        return self.waiting is not None or self.is_growing or any(worker.is_followed for worker in self.workers)
 
     @property
     def idle(self) -> bool:
@@ -63,24 +60,26 @@ class FollowedRow:
     """The state of one row in its grammar.
 
     Attributes:
-        key: unique among all rows.
+        slot: its slot in the shared memory.
         output: all chosen ids.
         placed: the process that is to compute its masks.
-        worker: the process with this row's matcher, which was sent the first `num_sent` ids of `output`.
+        worker: the process that follows it, under the name `key`.
+        drafts: proposed next tokens that its last question names.
         error: the reason why the row can't go on, or None.
         cause: cause of the error: `request` is the grammar, `engine` the machine or the program.
-        ended: True if its output is complete.
+        closed: True once it has ended; its slot may be in use still.
     """
 
-    key: int
+    slot: int
     grammar: FollowedGrammar
     output: list[int]
     placed: GrammarWorker | None = None
     worker: GrammarWorker | None = None
-    num_sent: int = 0
+    key: int = -1
+    drafts: tuple[int, ...] = ()
     error: str | None = None
     cause: ErrorCause = "request"
-    ended: bool = False
+    closed: bool = False
 
     def place(self, worker: GrammarWorker | None) -> None:
         """Have its masks computed by a process from now on; None if it has ended."""
@@ -91,28 +90,6 @@ class FollowedRow:
                 worker.num_rows += 1
             self.placed = worker
 
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """Append chosen ids, unless the output is complete."""
-        if not self.ended:
-            self.output.extend(token_ids)
-
-
-@dataclass(eq=False, slots=True)
-class AskedMasks:
-    """The masks of a row's next choice and of its drafts.
-
-    Attributes:
-        place: number of the first of its `len(drafts) + 1` masks in the shared memory.
-        done: True once they are there, or the row has an error.
-        dropped: True if nobody waits for them any more; their places are free once they are done.
-    """
-
-    row: FollowedRow
-    drafts: tuple[int, ...]
-    place: int
-    done: bool = False
-    dropped: bool = False
-
     def fail(self, reason: str, cause: ErrorCause) -> None:
-        """Note the row's error, from any thread; `done` follows on the engine's, which hands out the places."""
-        self.row.error, self.row.cause = reason, cause
+        """Note the row's error, from any thread."""
+        self.error, self.cause = reason, cause

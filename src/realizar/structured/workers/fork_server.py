@@ -1,10 +1,11 @@
-"""The fork server: `python -m realizar.structured.workers.fork_server SOCKET MASKS`, started by `server_handle`.
+"""The fork server: `python -m realizar.structured.workers.fork_server SOCKET MASKS BELL`, started by `server_handle`.
 
 It reads the vocabulary and forks a process for each grammar, which takes milliseconds and shares the vocabulary's
 memory. It has one thread and runs no grammar itself, so forking is safe. It ends when the other end of its socket
 closes. Its children end with it (on Linux), and when their own sockets close.
 
-SOCKET is the descriptor of its end of a pair of sockets, MASKS the descriptor of the shared memory for masks.
+SOCKET is the descriptor of its end of a pair of sockets, MASKS that of the shared memory for masks, and BELL that of
+the bell that wakes the processes, or -1.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _PR_SET_DUMPABLE = 4
 class ForkServer:
     """Serves one engine. It has a single thread."""
 
-    def __init__(self, channel: Channel[ToServer], masks: MaskMemory) -> None:
-        self._channel, self._masks = channel, masks
+    def __init__(self, channel: Channel[ToServer], masks: int, bell: int) -> None:
+        self._channel, self._masks, self._bell = channel, masks, bell
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def run(self) -> None:
@@ -55,6 +56,7 @@ class ForkServer:
         except (RealizarError, ValueError) as error:
             self._channel.send(Refused(" ".join(str(error).split())))
             return
+        memory = MaskMemory(factory.num_words, vocabulary.num_slots, vocabulary.most_drafts, self._masks)
         memory_bytes = vocabulary.memory_bytes
         del vocabulary
         gc.collect()
@@ -68,13 +70,15 @@ class ForkServer:
             elif isinstance(command, Fork):
                 descriptor = self._channel.receive_descriptor()
                 try:
-                    self._channel.send(Forked(self._fork(descriptor, factory, encoder, memory_bytes)))
+                    self._channel.send(Forked(self._fork(descriptor, factory, encoder, memory, memory_bytes)))
                 except OSError as error:
                     self._channel.send(Refused(str(error.strerror)))
                 finally:
                     os.close(descriptor)
 
-    def _fork(self, descriptor: int, factory: GrammarFactory, encoder: TextEncoder, memory_bytes: int) -> int:
+    def _fork(
+        self, descriptor: int, factory: GrammarFactory, encoder: TextEncoder, memory: MaskMemory, memory_bytes: int
+    ) -> int:
         server = os.getpid()
         pid = os.fork()
         if pid:
@@ -88,8 +92,7 @@ class ForkServer:
             self._channel.close()
             channel: Channel[ToWorker] = Channel(socket.socket(fileno=os.dup(descriptor)), ToWorker)
             os.close(descriptor)
-            encoder.connect(channel)
-            GrammarProcess(channel, factory, self._masks, memory_bytes).run()
+            GrammarProcess(channel, self._bell, factory, encoder, memory, memory_bytes).run()
         finally:
             os._exit(1)
 
@@ -101,7 +104,7 @@ def main() -> int:
     connection = socket.socket(fileno=int(sys.argv[1]))
     try:
         channel: Channel[ToServer] = Channel(connection, ToServer, takes_descriptors=True)
-        ForkServer(channel, MaskMemory(int(sys.argv[2]))).run()
+        ForkServer(channel, int(sys.argv[2]), int(sys.argv[3])).run()
     except ChannelError:
         return 0  # the engine is gone
     return 1

@@ -8,21 +8,38 @@ import signal
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from realizar.errors import RealizarError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher
 from realizar.structured.grammar_tokens import Encode as TokenizerEncode
 from realizar.structured.grammar_tokens import EncodeSource
+from realizar.structured.workers.bell import Listener
 from realizar.structured.workers.channel import Channel, ChannelError
-from realizar.structured.workers.mask_memory import MaskMemory
-from realizar.structured.workers.messages import Compile, Done, Encode, Encoded, Refused, Step, Stepped, ToWorker
+from realizar.structured.workers.mask_memory import ENDED, GOES_ON, STUCK, MaskMemory, fence
+from realizar.structured.workers.messages import (
+    Compile,
+    Done,
+    Encode,
+    Encoded,
+    Follow,
+    Leave,
+    Refused,
+    Slow,
+    Stuck,
+    ToWorker,
+    Used,
+)
 
 _ENCODED_TEXTS = 1024
+_NEWS_BYTES = 1 << 20  # of memory, which the engine's process is told
 
 
 class TextEncoder:
@@ -37,10 +54,11 @@ class TextEncoder:
         self._channel: Channel[ToWorker] | None = None
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Sequence[int] | None] = OrderedDict()
+        self._others: deque[ToWorker] = deque()
 
-    def connect(self, channel: Channel[ToWorker]) -> None:
-        """Use this channel from now on."""
-        self._channel = channel
+    def connect(self, channel: Channel[ToWorker], others: deque[ToWorker]) -> None:
+        """Use this channel from now on; messages that come before an answer are appended to `others`."""
+        self._channel, self._others = channel, others
         self._known.clear()
 
     def __call__(self, text: str) -> Sequence[int] | None:
@@ -62,8 +80,9 @@ class TextEncoder:
         if self._channel is None:
             return None
         self._channel.send(Encode(text))
-        answer = self._channel.receive()
-        return answer.token_ids if isinstance(answer, Encoded) else None
+        while not isinstance(answer := self._channel.receive(), Encoded):
+            self._others.append(answer)
+        return answer.token_ids
 
 
 def _loaded(source: EncodeSource) -> TokenizerEncode | None:
@@ -73,21 +92,35 @@ def _loaded(source: EncodeSource) -> TokenizerEncode | None:
         return None
 
 
+@dataclass(eq=False, slots=True)
+class _Row:
+    """A row that is followed here: its slot in the shared memory, and its state in the grammar."""
+
+    slot: int
+    matcher: GrammarMatcher
+
+
 class GrammarProcess:
     """One grammar and its rows. The process ends when the engine closes the channel.
 
     Args:
         channel: channel to the engine's process.
-        factory: made by the fork server.
-        masks: the shared memory.
+        bell: its bell's descriptor; see `Listener`.
+        factory, encoder: made by the fork server.
+        memory: the shared memory.
         memory_bytes: memory that may be allocated in addition to the memory at the start.
     """
 
     def __init__(
-        self, channel: Channel[ToWorker], factory: GrammarFactory, masks: MaskMemory, memory_bytes: int
-    ) -> None:
-        self._channel, self._factory, self._masks = channel, factory, masks
-        self._rows: dict[int, GrammarMatcher] = {}
+        self, channel: Channel[ToWorker], bell: int, factory: GrammarFactory, encoder: TextEncoder, memory: MaskMemory,
+        memory_bytes: int,
+    ) -> None:  # fmt: skip
+        self._channel, self._factory, self._memory = channel, factory, memory
+        self._listener = Listener(bell, channel.fileno())
+        self._inbox: deque[ToWorker] = deque()
+        encoder.connect(channel, self._inbox)
+        self._rows: dict[int, _Row] = {}
+        self._num_slow = self._reported_bytes = 0
         self._first_bytes = _most_resident_bytes()
         _limit(memory_bytes)
 
@@ -99,10 +132,10 @@ class GrammarProcess:
                 return
             grammar = self._compile(command)
             while grammar is not None:
-                step = self._channel.receive()
-                if not isinstance(step, Step):
-                    return
-                self._channel.send(self._step(grammar, step))
+                self._listener.wait()
+                self._take_in(grammar)
+                while self._answer_all(command):
+                    self._take_in(grammar)
         except ChannelError:
             pass  # the engine has closed its end
 
@@ -114,31 +147,77 @@ class GrammarProcess:
             self._channel.send(Refused(str(error)))
             return None
         _limit_cpu(None)
-        self._channel.send(Done(self._taken_bytes()))
+        self._reported_bytes = self._taken_bytes()
+        self._channel.send(Done(self._reported_bytes))
         return grammar
 
-    def _step(self, grammar: Grammar, step: Step) -> Stepped:
-        started_s = time.perf_counter()
-        for key in step.closed:
-            self._rows.pop(key, None)
-        for row in step.rows:
-            if row.starts:
-                self._rows[row.key] = grammar.start(row.token_ids)
-            elif row.token_ids and not self._rows[row.key].ended:
-                self._rows[row.key].advance(row.token_ids)
-        self._masks.map(step.memory_bytes)
-        for row in step.rows:
-            out = self._masks.words(row.place, len(row.draft_ids) + 1, self._factory.num_words)
-            self._factory.fill(self._rows[row.key], row.draft_ids, out)
-        return Stepped(
-            {row.key: error for row in step.rows if (error := self._rows[row.key].error) is not None},
-            tuple(row.key for row in step.rows if self._rows[row.key].ended),
-            self._taken_bytes(),
-            time.perf_counter() - started_s,
-        )
+    def _take_in(self, grammar: Grammar) -> None:
+        """Take in the messages that have come."""
+        while (record := self._channel.receive_now()) is not None:
+            self._inbox.append(record)
+        while self._inbox:
+            record = self._inbox.popleft()
+            if isinstance(record, Follow):
+                row = self._rows[record.key] = _Row(record.slot, grammar.start())
+                _advance(row.matcher, record.token_ids)
+            elif isinstance(record, Leave):
+                self._leave(record.key)
+        self._listener.listen(bool(self._rows))
+
+    def _leave(self, key: int) -> None:
+        """Forget a row. If it has a question, that is answered with what is there: nobody reads it."""
+        row, memory = self._rows.pop(key, None), self._memory
+        if row is not None and memory.keys[row.slot] == key:
+            memory.answered[row.slot] = memory.asked[row.slot]
+
+    def _answer_all(self, command: Compile) -> int:
+        """Answer the questions of all rows that have one; returns how many."""
+        memory, started_s, num_answers = self._memory, time.perf_counter(), 0
+        for key, row in self._rows.items():
+            slot = row.slot
+            if memory.asked[slot] != memory.answered[slot] and memory.keys[slot] == key:
+                self._answer(key, row)
+                num_answers += 1
+        if num_answers > 1 and time.perf_counter() - started_s >= command.slow_s:
+            self._num_slow += 1
+            if self._num_slow == command.slow_answers:
+                self._num_slow = 0
+                self._channel.send(Slow())
+        if num_answers and (taken := self._taken_bytes()) >= self._reported_bytes + _NEWS_BYTES:
+            self._reported_bytes = taken
+            self._channel.send(Used(taken))
+        return num_answers
+
+    def _answer(self, key: int, row: _Row) -> None:
+        """Compute the masks that a row is asked for."""
+        memory, slot, matcher = self._memory, row.slot, row.matcher
+        number = memory.asked[slot]
+        fence()
+        if memory.keys[slot] != key:
+            return  # the slot is another row's
+        if (num_tokens := int(memory.num_tokens[slot])) > 0:
+            _advance(matcher, memory.tokens[slot, :num_tokens].tolist())
+        if (num_drafts := int(memory.num_drafts[slot])) > 0:
+            masks = np.empty((num_drafts + 1, self._factory.num_words), np.uint32)
+            self._factory.fill(matcher, memory.drafts[slot, :num_drafts].tolist(), masks)
+            memory.masks[slot], memory.masks_after_drafts[slot, :num_drafts] = masks[0], masks[1:]
+        else:
+            self._factory.fill(matcher, (), memory.masks[slot : slot + 1])
+        if matcher.error is not None:
+            self._channel.send(Stuck(key, matcher.error))
+        memory.states[slot] = STUCK if matcher.error is not None else ENDED if matcher.ended else GOES_ON
+        fence()
+        memory.answered[slot] = number
 
     def _taken_bytes(self) -> int:
         return _most_resident_bytes() - self._first_bytes
+
+
+def _advance(matcher: GrammarMatcher, token_ids: Sequence[int]) -> None:
+    """Take in chosen ids up to the end of the output; others may have been chosen before that was known."""
+    for token_id in token_ids:
+        if not matcher.ended:
+            matcher.advance((token_id,))
 
 
 def _most_resident_bytes() -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from realizar.errors import InvalidRequestError, RequestFailedError
 from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
+from realizar.structured.workers.followed import FollowedGrammar
 from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
 
 _MOST_REFUSALS = 1024
@@ -116,13 +116,10 @@ class KnownGrammars:
             found.num_rows += 1
             return found, refusal
 
-    def unfollow(self, row: FollowedRow) -> None:
-        """Note that a row has ended."""
+    def unfollow(self, grammar: FollowedGrammar) -> None:
+        """Note that a row of a grammar has ended."""
         with self._lock:
-            row.grammar.num_rows -= 1
-            row.place(None)
-            if row.worker is not None:
-                row.worker.close_row(row.key)
+            grammar.num_rows -= 1
 
     def take_surplus(self) -> list[GrammarWorker]:
         """Remove the processes to be ended: those of retired grammars, and idle ones above the limits.
@@ -130,9 +127,9 @@ class KnownGrammars:
         An idle grammar keeps one process at the most.
         """
         with self._lock:
-            surplus = [grammar for grammar in self._retired if not grammar.num_rows and not grammar.is_asked]
-            self._retired = [grammar for grammar in self._retired if grammar.num_rows or grammar.is_asked]
-            idle = [grammar for grammar in self._grammars.values() if grammar.idle and not grammar.is_asked]
+            surplus = [grammar for grammar in self._retired if not grammar.num_rows and not grammar.is_busy]
+            self._retired = [grammar for grammar in self._retired if grammar.num_rows or grammar.is_busy]
+            idle = [grammar for grammar in self._grammars.values() if grammar.idle and not grammar.is_busy]
             workers = []
             for grammar in (*surplus, *idle):
                 workers += grammar.more

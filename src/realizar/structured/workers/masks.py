@@ -2,280 +2,388 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
-import math
-import os
 import select
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.errors import RequestFailedError
 from realizar.outputs import ErrorCause
-from realizar.structured.workers.followed import AskedMasks, FollowedGrammar, FollowedRow
-from realizar.structured.workers.mask_memory import MaskMemory
-from realizar.structured.workers.mask_places import MaskPlaces
-from realizar.structured.workers.messages import RowStep, Step
+from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
+from realizar.structured.workers.mask_memory import GOES_ON, MOST_TOKENS, STUCK, fence
+from realizar.structured.workers.messages import Slow, Stuck
+from realizar.structured.workers.questions import Questions
 from realizar.structured.workers.repair import Repair
+from realizar.structured.workers.repair_threads import Repaired, RepairThreads
 from realizar.structured.workers.spread import Spread
 from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError
 
 _LOG = logging.getLogger(__name__)
-_SEND_S = 0.5  # for a process that has answered all it was asked, and so reads
-_POLL_S = 1e-3  # what the operating system's calls round a wait up to
-_NAP_S = 2e-5
-_REPAIRS = 4  # grammars whose dead processes are replaced at a time
+_NAP_S, _LONGEST_NAP_S = 2e-5, 1e-3
+_LOOKS = 100  # at the clock, in the time in which a process must answer
+
+Slots = NDArray[np.intp]
 
 
 class StepMasks:
-    """Asks for masks. A process has one question at a time; what else its rows need is asked next.
+    """The rows that follow grammars, and what is asked of each, in columns by slot. Not thread-safe.
 
-    A process that dies or does not answer in time is replaced on another thread, while the rows of others go on. Not
-    thread-safe.
+    A step's questions are a few writes to the shared memory and one ring of a bell, and its answers a comparison of two
+    columns. Only a row that begins, moves, has drafts or is in trouble is looked at by itself. A process that dies or
+    does not answer in time is replaced on another thread, while the rows of others go on.
+
+    Attributes:
+        wanted: bool [slots], masks of the row's next choice are asked for.
 
     Args:
-        memory: the shared memory for masks.
-        num_words: uint32 words of a mask.
-        step_s: seconds in which a process must answer.
+        questions: puts rows before processes.
         repair: follows rows anew whose process has died, and adds processes.
         most_more: processes that grammars may have beyond one each, of all together.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, memory: MaskMemory, num_words: int, step_s: float, repair: Repair, most_more: int,
-        *, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        self._memory, self._num_words, self._step_s, self._repair = memory, num_words, step_s, repair
-        self._clock = clock
-        self._places = MaskPlaces()
-        self._words = np.zeros((0, num_words), np.uint32)  # all masks of the memory
-        self._asked: dict[int, tuple[FollowedGrammar, list[AskedMasks], float]] = {}  # by descriptor, with deadlines
-        self._next: dict[int, list[AskedMasks]] = {}  # for processes that have a question, by descriptor
-        self._workers: dict[int, GrammarWorker] = {}
+        self, questions: Questions, repair: Repair, most_more: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._questions, self._repair, self._clock = questions, repair, clock
+        self.memory = memory = questions.memory
+        count = memory.num_slots
+        self._free = list(range(count))
+        self._rows: list[FollowedRow | None] = [None] * count
+        self._outputs: list[list[int]] = [[] for _ in range(count)]  # of the rows
+        self.wanted = np.zeros(count, np.bool_)
+        self._failed = np.zeros(count, np.bool_)  # rows with an error
+        self._unasked = np.zeros(count, np.bool_)  # rows whose question is not there yet
+        self._need_care = np.zeros(count, np.bool_)  # rows whose process may have to change
+        self._stale = np.zeros(count, np.bool_)  # rows whose process lacks tokens
+        self._num_new = np.zeros(count, np.int32)  # tokens since the last question
+        self._asked_s = np.zeros(count, np.float64)
+        self._seen = b""  # of `memory.answered`
+        self._later: list[FollowedRow] = []  # rows to be asked about once their last question is answered
+        self._closed: list[FollowedRow] = []  # rows that are closed, and whose slots are still in use
+        self._posted: list[int] = []  # slots whose processes are to be woken
+        self._watched: dict[int, tuple[FollowedGrammar, GrammarWorker]] = {}  # by descriptor
+        self._next_look_s = 0.0
         self._poll = select.poll()
         self._spread = Spread(most_more, self._spread_later)
-        self._repairs: dict[Future[GrammarWorker | None], tuple[FollowedGrammar, list[AskedMasks]]] = {}
-        self._threads: ThreadPoolExecutor | None = None
-        self._bell, self._ring = os.pipe()
-        os.set_blocking(self._bell, False)
-        self._poll.register(self._bell, select.POLLIN)
+        self._repairs: dict[Repaired, tuple[FollowedGrammar, list[FollowedRow]]] = {}
+        self._threads = RepairThreads()
+        self._poll.register(self._threads.fileno(), select.POLLIN)
 
-    def ask(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[AskedMasks]:
-        """Ask for the allowed ids of rows and of their drafts; returns at once. See `AskedMasks.done` and `read`."""
-        asked = [self._new(row, tuple(drafts)) for row, drafts in rows]
-        self._make_room()
-        self._send_all(asked)
-        return asked
+    def open(self, grammar: FollowedGrammar, output: Sequence[int]) -> FollowedRow:
+        """A row that follows a grammar after some output. Raises RequestFailedError."""
+        if not self._free:
+            raise RequestFailedError(f"{self.memory.num_slots} rows follow grammars, or did a moment ago")
+        slot = heapq.heappop(self._free)
+        self._rows[slot] = row = FollowedRow(slot, grammar, list(output))
+        self._outputs[slot] = row.output
+        for column in (self.wanted, self._failed, self._unasked, self._stale, self._num_new):
+            column[slot] = 0
+        self._need_care[slot], self.memory.states[slot] = True, GOES_ON
+        return row
+
+    def close(self, row: FollowedRow) -> None:
+        """End a row, which is placed nowhere any more. Its slot is free once nobody writes to it."""
+        row.closed = True
+        self.wanted[row.slot] = False
+        if row.worker is not None:
+            row.worker.leave(row.key)
+        self._closed.append(row)
+        self._let_go()
+
+    def fail(self, row: FollowedRow, reason: str, cause: ErrorCause) -> None:
+        """Put a row in error."""
+        row.fail(reason, cause)
+        self._failed[row.slot] = True
+
+    def ask(self, slots: Slots, drafts: Mapping[int, tuple[int, ...]]) -> None:
+        """Ask for masks of rows, and of some rows' drafts, by slot; returns at once. See `are_done`."""
+        memory = self.memory
+        self.wanted[slots] = True
+        alone = self._need_care[slots] | self._unasked[slots] | self._failed[slots]
+        alone |= memory.asked[slots] != memory.answered[slots]
+        if drafts:
+            alone |= np.isin(slots, list(drafts))
+        together = slots[~alone]
+        if len(together):
+            memory.num_tokens[together], memory.num_drafts[together] = self._num_new[together], 0
+            self._num_new[together] = 0
+            self._post(together)
+        for slot in slots[alone].tolist():
+            row = self._row(slot)
+            row.drafts = drafts.get(slot, ())
+            self._ask_alone(row)
+        self._wake()
+
+    def are_done(self, slots: Slots) -> NDArray[np.bool_]:
+        """bool [rows], rows whose masks are there, or that have an error."""
+        memory = self.memory
+        done: NDArray[np.bool_] = (memory.asked[slots] == memory.answered[slots]) & ~self._unasked[slots]
+        fence()
+        stuck = done & (memory.states[slots] == STUCK) & ~self._failed[slots]
+        for slot in slots[stuck].tolist():
+            self._learn(self._row(slot))
+        done |= self._failed[slots]
+        return done
+
+    def are_failed(self, slots: Slots) -> NDArray[np.bool_]:
+        """bool [rows], rows that have an error."""
+        return self._failed[slots]
+
+    def advance(self, slots: Slots, choices: NDArray[np.int32], counts: NDArray[np.intp]) -> None:
+        """Take in the choices of rows, int32 [rows, most choices], so many of each; earlier masks are used up."""
+        memory = self.memory
+        self.wanted[slots] = False
+        outputs = self._outputs
+        if choices.shape[1] == 1:
+            for slot, token_id in zip(slots.tolist(), choices[:, 0].tolist(), strict=True):
+                outputs[slot].append(token_id)
+        else:
+            for slot, token_ids, count in zip(slots.tolist(), choices.tolist(), counts.tolist(), strict=True):
+                outputs[slot] += token_ids[:count]
+        new = self._num_new[slots]
+        in_use = (memory.asked[slots] != memory.answered[slots]) | self._unasked[slots]
+        lost = in_use | (new + counts > MOST_TOKENS)
+        if lost.any():
+            self._stale[slots[lost]] = self._need_care[slots[lost]] = True
+            slots, choices, counts, new = slots[~lost], choices[~lost], counts[~lost], new[~lost]
+        if choices.shape[1] == 1:
+            memory.tokens[slots, new] = choices[:, 0]
+        else:
+            index, place = (np.arange(choices.shape[1]) < counts[:, None]).nonzero()
+            memory.tokens[slots[index], new[index] + place] = choices[index, place]
+        self._num_new[slots] = new + counts
 
     def wait(self, timeout_s: float) -> None:
-        """Take in the answers that are there; without any, wait for the first one, `timeout_s` at most."""
+        """Take in what there is; where nothing has come, wait for the first masks or news, `timeout_s` at most."""
         now_s = self._clock()
-        next_s = min(now_s + timeout_s, self._first_deadline_s)
-        ready = self._ready(max(next_s - now_s, 0.0))
-        for place in ready:
-            if place == self._bell:
-                self._take_repairs()
-            else:
-                self._take_answer(place)
-        while self._first_deadline_s <= self._clock():
-            place = next(iter(self._asked))
-            self._fail(place, self._workers[place].late(self._step_s))
+        end_s, nap_s = now_s + timeout_s, _NAP_S
+        while True:
+            ready = self._poll.poll(0)
+            for place, _ in ready:
+                if place == self._threads.fileno():
+                    self._take_repairs()
+                else:
+                    self._take_news(place)
+            self._let_go()
+            if now_s >= self._next_look_s:
+                self._end_late(now_s)
+            self._wake()
+            if ready or self.memory.answered.tobytes() != self._seen:
+                self._seen = self.memory.answered.tobytes()
+                return
+            now_s = self._clock()
+            if now_s >= end_s:
+                return
+            time.sleep(min(nap_s, end_s - now_s))
+            nap_s = min(1.5 * nap_s, _LONGEST_NAP_S)
 
-    @property
-    def _first_deadline_s(self) -> float:
-        """The time by which the first question must be answered; all have the same time, and so end in their order."""
-        for _, _, deadline_s in self._asked.values():
-            return deadline_s
-        return math.inf
-
-    def read(self, asked: AskedMasks) -> NDArray[np.uint32]:
-        """The masks, uint32 [drafts + 1, words], which stay until they are dropped; empty if the row has an error."""
-        count = len(asked.drafts) + 1
-        if asked.row.error is not None:
-            return np.zeros((count, self._num_words), np.uint32)
-        return self._words[asked.place : asked.place + count]
-
-    def drop(self, asked: AskedMasks) -> None:
-        """Nobody needs these masks any more."""
-        asked.dropped = True
-        if asked.done:
-            self._places.give_back(asked.place, len(asked.drafts) + 1)
-
-    def close(self) -> None:
+    def close_all(self) -> None:
         """End the threads; all processes have been ended. Idempotent."""
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
-        for future in self._repairs:
-            if future.exception() is None and (worker := future.result()) is not None:
+        self._threads.close()
+        for repaired in self._repairs:
+            if repaired.exception() is None and (worker := repaired.result()) is not None:
                 worker.close()
         self._repairs.clear()
-        if self._bell >= 0:
-            os.close(self._bell)
-            os.close(self._ring)
-            self._bell = self._ring = -1
 
-    def _make_room(self) -> None:
-        if self._places.num_places > len(self._words):
-            self._memory.grow(self._places.num_places * self._num_words * 4)
-            count = self._memory.size_bytes // (self._num_words * 4)
-            self._words = self._memory.words(0, count, self._num_words)
+    @property
+    def num_repairs(self) -> int:
+        """Processes that are being replaced or added."""
+        return len(self._repairs)
 
-    def _new(self, row: FollowedRow, drafts: tuple[int, ...]) -> AskedMasks:
-        return AskedMasks(row, drafts, self._places.take(len(drafts) + 1))
+    def _row(self, slot: int) -> FollowedRow:
+        row = self._rows[slot]
+        assert row is not None
+        return row
 
-    def _send_all(self, asked: Iterable[AskedMasks]) -> None:
-        """Ask each process that has no question, with one message; keep what is for others."""
-        groups: dict[int, tuple[FollowedGrammar, GrammarWorker, list[AskedMasks]]] = {}
-        lost: dict[FollowedGrammar, list[AskedMasks]] = {}
-        for each in asked:
-            grammar = each.row.grammar
-            if each.dropped or each.row.error is not None:  # the row of dropped masks may be closed
-                self._finish(each)
-            elif grammar.waiting is not None:
-                grammar.waiting.append(each)
-            elif (worker := placed_worker(each.row)) is None:
-                lost.setdefault(grammar, []).append(each)
-            elif worker.is_asked:
-                self._next.setdefault(worker.fileno(), []).append(each)
-            else:
-                place = worker.fileno()
-                if place not in groups:
-                    groups[place] = grammar, worker, []
-                groups[place][2].append(each)
-        for grammar, parts in lost.items():
-            self._start_repair(grammar, parts, "engine")
-        for grammar, worker, parts in groups.values():
-            self._send(grammar, worker, parts)
+    def _is_in_use(self, row: FollowedRow) -> bool:
+        """True if a process may write to the row's slot."""
+        return bool(self.memory.asked[row.slot] != self.memory.answered[row.slot])
 
-    def _send(self, grammar: FollowedGrammar, worker: GrammarWorker, parts: list[AskedMasks]) -> None:
-        first: dict[int, AskedMasks] = {}
-        later = [part for part in parts if first.setdefault(part.row.key, part) is not part]
-        place = worker.fileno()
-        self._workers[place] = worker
-        self._asked[place] = grammar, list(first.values()), self._clock() + self._step_s
-        if later:
-            self._next.setdefault(place, []).extend(later)
-        self._poll.register(place, select.POLLIN)
-        worker.is_asked = True
-        try:
-            worker.send_step(new_step(self._memory, worker, first.values()), _SEND_S)
-        except WorkerDiedError as death:
-            self._fail(place, death)
+    def _post(self, slots: Slots) -> None:
+        self._asked_s[slots] = self._clock()
+        self._questions.post(slots)
+        self._posted += slots.tolist()
 
-    def _ready(self, timeout_s: float) -> list[int]:
-        """Descriptors that can be read, as soon as there are any."""
-        end_s = self._clock() + timeout_s
-        while True:
-            left_s = end_s - self._clock()
-            ready = self._poll.poll(math.floor(left_s / _POLL_S) if left_s >= _POLL_S else 0)
-            if ready or left_s <= 0:
-                return [place for place, _ in ready]
-            if left_s < _POLL_S:
-                time.sleep(_NAP_S)
+    def _wake(self) -> None:
+        """Wake the processes of rows that have new questions."""
+        posted, self._posted = self._posted, []
+        if not posted:
+            return
+        if self._questions.bell.rings:
+            self._questions.bell.ring()
+            return
+        rows = [row for slot in posted if (row := self._rows[slot]) is not None]
+        for worker in {row.worker for row in rows if row.worker is not None}:
+            try:
+                worker.look()
+            except WorkerDiedError as death:
+                self._fail(worker, death)
 
-    def _take_answer(self, place: int) -> None:
-        if place not in self._asked:
+    def _ask_alone(self, row: FollowedRow) -> None:
+        """Ask for one row's masks, as soon as there is a process that can be asked."""
+        slot, grammar = row.slot, row.grammar
+        self._unasked[slot] = not (row.closed or self._failed[slot])
+        if not self._unasked[slot]:
+            return
+        if grammar.waiting is not None:
+            grammar.waiting.append(row)
+            return
+        if self._is_in_use(row):
+            if row not in self._later:
+                self._later.append(row)
+            return
+        worker = placed_worker(row)
+        if worker is None:
+            self._start_repair(grammar, [row], "engine")
+            return
+        if row.worker is not worker or self._stale[slot]:
+            self._watch(grammar, worker)
+            try:
+                self._questions.follow(row, worker)
+            except WorkerDiedError as death:
+                row.worker = worker
+                self._fail(worker, death)
+                return
+            self._stale[slot] = False
+        else:
+            self.memory.num_tokens[slot] = self._num_new[slot]
+        self._num_new[slot] = 0
+        self._need_care[slot] = self._unasked[slot] = False
+        self._questions.name_drafts(row)
+        self._post(np.array([slot]))
+
+    def _let_go(self) -> None:
+        """Go on with rows whose last question is answered: ask about them, or free their slots."""
+        for row in [each for each in self._later if not self._is_in_use(each)]:
+            self._later.remove(row)
+            self._ask_alone(row)
+        for row in [each for each in self._closed if not self._is_in_use(each) and not self._unasked[each.slot]]:
+            self._closed.remove(row)
+            self._rows[row.slot] = None
+            heapq.heappush(self._free, row.slot)
+            if row.worker is not None:
+                self._unwatch_idle(row.worker)
+
+    def _watch(self, grammar: FollowedGrammar, worker: GrammarWorker) -> None:
+        """Hear of what the process tells, as long as it has rows."""
+        if not worker.is_followed:
+            worker.is_followed = True
+            self._watched[worker.fileno()] = grammar, worker
+            self._poll.register(worker.fileno(), select.POLLIN)
+
+    def _unwatch_idle(self, worker: GrammarWorker) -> None:
+        if not worker.num_rows and not any(row is not None and row.worker is worker for row in self._rows):
+            self._unwatch(worker)
+
+    def _unwatch(self, worker: GrammarWorker) -> None:
+        for place in [place for place, (_, each) in self._watched.items() if each is worker]:
+            del self._watched[place]
+            self._poll.unregister(place)
+        worker.is_followed = False
+
+    def _take_news(self, place: int) -> None:
+        """Take in what a process tells, by its descriptor."""
+        if place not in self._watched:
             return  # it failed a moment ago
-        grammar, parts, deadline_s = self._asked[place]
-        worker = self._workers[place]
+        grammar, worker = self._watched[place]
         try:
-            answer = worker.receive_step(max(deadline_s - self._clock(), _POLL_S))
+            news = worker.take_news()
         except WorkerDiedError as death:
-            self._fail(place, death)
+            self._fail(worker, death)
             return
-        if answer is None:  # it asked for something
-            if worker.has_answer:
-                self._take_answer(place)
-            return
-        self._forget(place)
-        self._spread.note(grammar, len(parts), answer.busy_s)
-        for part in parts:
-            part.row.error, part.row.ended = answer.errors.get(part.row.key), part.row.key in answer.ended
-            self._finish(part)
-        waiting = self._next.pop(place, None)
-        if waiting:
-            self._send_all(waiting)
+        for each in news:
+            if isinstance(each, Slow):
+                self._spread.note_slow(grammar)
+            elif isinstance(each, Stuck):
+                for row in [row for row in self._rows if row is not None and row.key == each.key]:
+                    self.fail(row, each.reason, "request")
 
-    def _forget(self, place: int) -> None:
-        self._poll.unregister(place)
-        self._workers.pop(place).is_asked = False
-        del self._asked[place]
+    def _learn(self, row: FollowedRow) -> None:
+        """Hear why a row is stuck; its process has told."""
+        if row.worker is not None and row.worker.is_followed:
+            self._take_news(row.worker.fileno())
+        if row.error is None and not self._unasked[row.slot]:
+            self.fail(row, "its process has ended", "engine")
 
-    def _finish(self, asked: AskedMasks) -> None:
-        asked.done = True
-        if asked.dropped:
-            self._places.give_back(asked.place, len(asked.drafts) + 1)
+    def _end_late(self, now_s: float) -> None:
+        """End the processes that have not answered in time."""
+        memory, step_s = self.memory, self._questions.step_s
+        self._next_look_s = now_s + step_s / _LOOKS
+        late = (memory.asked != memory.answered) & ~self._unasked & (self._asked_s + step_s <= now_s)
+        for slot in late.nonzero()[0].tolist():
+            row = self._rows[slot]
+            if row is not None and row.worker is not None and self._is_in_use(row):
+                self._fail(row.worker, row.worker.late(step_s))
 
-    def _fail(self, place: int, death: WorkerDiedError) -> None:
+    def _fail(self, worker: GrammarWorker, death: WorkerDiedError) -> None:
         """A process has died, or was ended as it is too late."""
-        (grammar, parts, _), worker = self._asked[place], self._workers[place]
-        self._forget(place)
+        grammar = next(grammar for grammar, each in self._watched.values() if each is worker)
+        self._unwatch(worker)
         _LOG.warning("a grammar's process %s; its rows start again with another process", death)
         if grammar.worker is worker:
             grammar.worker = None
         grammar.more = [each for each in grammar.more if each is not worker]
-        if grammar.waiting is None:
-            self._start_repair(grammar, parts, death.cause)
-        else:  # another of its processes has died just now
-            grammar.waiting += parts
-        assert grammar.waiting is not None
-        grammar.waiting += self._next.pop(place, [])
+        unanswered = []
+        for row in [row for row in self._rows if row is not None and row.worker is worker]:
+            asks = self._unasked[row.slot] or self._is_in_use(row)
+            self._questions.answer_for(np.array([row.slot]))
+            self._need_care[row.slot], row.worker = True, None
+            if asks and self.wanted[row.slot]:
+                unanswered.append(row)
+        self._later = [row for row in self._later if row not in unanswered]
+        if grammar.waiting is not None:  # another of its processes has died just now
+            self._unasked[[row.slot for row in unanswered]] = True
+            grammar.waiting += [row for row in unanswered if row not in grammar.waiting]
+        elif unanswered:
+            self._start_repair(grammar, unanswered, death.cause)
 
-    def _start_repair(self, grammar: FollowedGrammar, parts: list[AskedMasks], cause: ErrorCause) -> None:
+    def _start_repair(self, grammar: FollowedGrammar, rows: list[FollowedRow], cause: ErrorCause) -> None:
         grammar.waiting = []
-        future = self._on_a_thread(partial(self._repair.follow_anew, grammar, parts, cause))
-        self._repairs[future] = grammar, parts
+        slots = [row.slot for row in rows]
+        self._unasked[slots], self._num_new[slots] = True, 0
+        self._stale[slots] = False
+        repaired = self._threads.run(partial(self._repair.follow_anew, grammar, rows, cause))
+        self._repairs[repaired] = grammar, rows
 
     def _spread_later(self, grammar: FollowedGrammar) -> None:
         grammar.is_growing = True
-        self._repairs[self._on_a_thread(partial(self._repair.new_worker, grammar))] = grammar, []
-
-    def _on_a_thread(self, work: Callable[[], GrammarWorker | None]) -> Future[GrammarWorker | None]:
-        """Run something on a thread; the bell rings when it is done."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(_REPAIRS, "realizar-masks")
-        future = self._threads.submit(work)
-        future.add_done_callback(lambda _future: os.write(self._ring, b"r"))
-        return future
+        self._repairs[self._threads.run(partial(self._repair.new_worker, grammar))] = grammar, []
 
     def _take_repairs(self) -> None:
-        os.read(self._bell, 1 << 12)
-        for future in [each for each in self._repairs if each.done()]:
-            grammar, parts = self._repairs.pop(future)
-            failure = future.exception()
+        self._threads.take_in()
+        for repaired in [each for each in self._repairs if each.done()]:
+            grammar, rows = self._repairs.pop(repaired)
+            failure = repaired.exception()
             if failure is not None:
                 _LOG.error("masks could not be computed", exc_info=failure)
-            elif (worker := future.result()) is not None:
-                grammar.add_worker(worker)
-            if not parts:
+            elif (worker := repaired.result()) is not None:
+                self._add(grammar, worker)
+            if not rows:
                 grammar.is_growing = False
                 self._spread.added()
                 continue
-            for part in parts:
+            for row in rows:
                 if failure is not None:
-                    part.fail(f"masks could not be computed: {type(failure).__name__}", "engine")
-                self._finish(part)
+                    row.fail(f"masks could not be computed: {type(failure).__name__}", "engine")
+                self._failed[row.slot], self._unasked[row.slot] = row.error is not None, False
             waiting, grammar.waiting = grammar.waiting or [], None
-            self._send_all(waiting)
+            for row in waiting:
+                self._ask_alone(row)
 
-
-def new_step(memory: MaskMemory, worker: GrammarWorker, parts: Iterable[AskedMasks]) -> Step:
-    """The message that asks a process for masks; from now on it counts as having its rows' ids."""
-    steps = []
-    for part in parts:
-        row = part.row
-        starts = row.worker is not worker
-        if starts and row.worker is not None:
-            row.worker.close_row(row.key)
-        token_ids = tuple(row.output if starts else row.output[row.num_sent :])
-        steps.append(RowStep(row.key, starts, token_ids, part.drafts, part.place))
-        row.worker, row.num_sent = worker, len(row.output)
-    return Step(tuple(steps), worker.take_closed(), memory.size_bytes)
+    def _add(self, grammar: FollowedGrammar, worker: GrammarWorker) -> None:
+        """Let rows of the grammar go to a process."""
+        grammar.add_worker(worker)
+        self._watch(grammar, worker)
+        for row in [row for row in self._rows if row is not None and row.grammar is grammar]:
+            self._need_care[row.slot] = True
+        if not grammar.num_rows:
+            self._unwatch_idle(worker)
 
 
 def placed_worker(row: FollowedRow) -> GrammarWorker | None:

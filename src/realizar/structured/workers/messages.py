@@ -1,7 +1,7 @@
 """Messages between the engine's process, the fork server and the grammars' processes. msgspec.
 
-The engine's process sends all commands and gets their answers in order. The exception is `Encode`, which a grammar's
-process sends before its own answer.
+The fork server answers each command in order. A grammar's process answers `Compile`; from then on its rows' questions
+and answers are in the shared memory (`mask_memory`), and each side sends the other what there is to tell beside them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
         can_encode: True if `Encode` is answered.
         encode_source: makes what `Encode` asks for, in the fork server; None where it can't be made there.
         memory_bytes: memory that a grammar's process may use beyond the fork server's.
+        num_slots, most_drafts: of the shared memory.
     """
 
     token_bytes: tuple[bytes, ...]
@@ -31,9 +32,11 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
     can_encode: bool
     encode_source: EncodeSource | None
     memory_bytes: int
+    num_slots: int
+    most_drafts: int
 
     @classmethod
-    def of(cls, tokens: GrammarTokens, memory_bytes: int) -> Self:
+    def of(cls, tokens: GrammarTokens, memory_bytes: int, num_slots: int, most_drafts: int) -> Self:
         """The record of some tokens; ids without a logit are left out."""
         return cls(
             tuple(tokens.token_bytes[: tokens.vocab_size]),
@@ -43,6 +46,8 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
             tokens.encode is not None,
             tokens.encode_source,
             memory_bytes,
+            num_slots,
+            most_drafts,
         )
 
     def tokens(self, encode: Encoder) -> GrammarTokens:
@@ -92,60 +97,56 @@ class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
 class Compile(msgspec.Struct, frozen=True, tag="compile"):
     """The first record to a grammar's process: the fields of a `StructuredOutput`. The answer: `Done` or `Refused`.
 
-    `cpu_s`: seconds of processor time after which the kernel ends the process.
+    `cpu_s`: seconds of processor time after which the kernel ends the process. `slow_s`, `slow_answers`: `Slow` is sent
+    when so many answers, each for several rows, took so many seconds.
     """
 
     kind: str
     value: str
     cpu_s: int
+    slow_s: float
+    slow_answers: int
 
 
-class RowStep(msgspec.Struct, frozen=True, array_like=True):
-    """One row's part of a step.
+class Follow(msgspec.Struct, frozen=True, tag="follow"):
+    """Follow a row from now on, whose questions and masks are in the shared memory.
 
     Attributes:
-        key: the row's key, which is never reused in this process.
-        starts: True if the row begins here; `token_ids` is then its whole output so far.
-        token_ids: ids chosen since the last step.
-        draft_ids: proposed next tokens.
-        place: number of the first of its `len(draft_ids) + 1` masks in the shared memory.
+        key: a number that is never used again; questions of its slot are about this row while the slot has it.
+        slot: the row's slot in `MaskMemory`.
+        token_ids: its whole output so far.
     """
 
     key: int
-    starts: bool
+    slot: int
     token_ids: tuple[int, ...]
-    draft_ids: tuple[int, ...]
-    place: int
 
 
-class Step(msgspec.Struct, frozen=True, tag="step"):
-    """Compute masks of rows; the answer is `Stepped`.
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """A row has ended, or follows the grammar elsewhere."""
 
-    Attributes:
-        rows: the rows, each at most once.
-        closed: keys of rows that have ended or follow the grammar elsewhere.
-        memory_bytes: the size of the shared memory.
-    """
+    key: int
 
-    rows: tuple[RowStep, ...]
-    closed: tuple[int, ...]
+
+class Look(msgspec.Struct, frozen=True, tag="look"):
+    """Rows have questions; sent where no bell rings."""
+
+
+class Stuck(msgspec.Struct, frozen=True, tag="stuck"):
+    """A row can't go on, for a reason in one line. Sent before its question counts as answered."""
+
+    key: int
+    reason: str
+
+
+class Slow(msgspec.Struct, frozen=True, tag="slow"):
+    """Many answers for several rows at once have taken long."""
+
+
+class Used(msgspec.Struct, frozen=True, tag="used"):
+    """The process has used so much memory, noticeably more than it said before."""
+
     memory_bytes: int
-
-
-class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
-    """The result of a step.
-
-    Attributes:
-        errors: reasons why rows can't go on, by key; their masks are empty.
-        ended: keys of rows whose output is complete.
-        memory_bytes: memory that the process has used so far.
-        busy_s: seconds that the step took it.
-    """
-
-    errors: dict[int, str]
-    ended: tuple[int, ...]
-    memory_bytes: int
-    busy_s: float
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):
@@ -162,5 +163,5 @@ class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
 
 ToServer: TypeAlias = Vocabulary | Fork | Reap
 FromServer: TypeAlias = Done | Refused | Forked | Reaped
-ToWorker: TypeAlias = Compile | Step | Encoded
-FromWorker: TypeAlias = Done | Refused | Stepped | Encode
+ToWorker: TypeAlias = Compile | Follow | Leave | Look | Encoded
+FromWorker: TypeAlias = Done | Refused | Stuck | Slow | Used | Encode

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.outputs import ErrorCause
-from realizar.structured.workers.followed import AskedMasks, FollowedGrammar
-from realizar.structured.workers.messages import Step
+from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
 from realizar.structured.workers.server_handle import ServerError
 from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError
 
@@ -20,23 +19,21 @@ class Repair:
     """Runs on threads of its own, with processes that nobody else uses meanwhile.
 
     Args:
-        step_s: seconds in which a process must answer for one row.
-        new_step: makes the message that asks a process for masks.
+        follow: has a process follow a row, and waits for its masks. Raises WorkerDiedError.
         revive: gives a grammar a new process. Raises RealizarError, ServerError or WorkerDiedError.
         condemn: callback with a grammar, a reason and the cause, when its process died of one row alone.
     """
 
     def __init__(
         self,
-        step_s: float,
-        new_step: Callable[[GrammarWorker, Sequence[AskedMasks]], Step],
+        follow: Callable[[FollowedRow, GrammarWorker], None],
         revive: Callable[[FollowedGrammar], GrammarWorker],
         condemn: Callable[[FollowedGrammar, str, ErrorCause], None],
     ) -> None:
-        self._step_s, self._new_step, self._revive, self._condemn = step_s, new_step, revive, condemn
+        self._follow, self._revive, self._condemn = follow, revive, condemn
 
     def follow_anew(
-        self, grammar: FollowedGrammar, parts: Sequence[AskedMasks], first: ErrorCause
+        self, grammar: FollowedGrammar, rows: Sequence[FollowedRow], first: ErrorCause
     ) -> GrammarWorker | None:
         """Follow each row anew, alone, in a new process. Only a row that ends its process again gets an error.
 
@@ -48,11 +45,11 @@ class Repair:
         worker: GrammarWorker | None = None
         num_late = 0
         reason, cause = "", first
-        for part in parts:
-            if part.dropped:
+        for row in rows:
+            if row.closed:
                 continue
             if num_late >= _MOST_LATE:
-                part.fail(reason, cause)
+                row.fail(reason, cause)
                 continue
             try:
                 if worker is None:
@@ -60,16 +57,16 @@ class Repair:
             except (RealizarError, ServerError, WorkerDiedError) as error:
                 num_late, reason = _MOST_LATE, f"it can't be compiled again: {error}"
                 cause = "request" if isinstance(error, InvalidRequestError) else "engine"
-                part.fail(reason, cause)
+                row.fail(reason, cause)
                 continue
             try:
-                self._follow(part, worker)
+                self._follow(row, worker)
             except WorkerDiedError as death:
                 worker = None
                 num_late += death.out_of_time
                 cause = death.cause if first == "request" else "engine"
                 reason = f"following it {death}"
-                part.fail(reason, cause)
+                row.fail(reason, cause)
                 self._condemn(grammar, reason, cause)
         return worker
 
@@ -80,11 +77,3 @@ class Repair:
         except (RealizarError, ServerError, WorkerDiedError) as error:
             _LOG.info("a grammar gets no further process: %s", error)
             return None
-
-    def _follow(self, part: AskedMasks, worker: GrammarWorker) -> None:
-        """Have one row's masks computed. Raises WorkerDiedError."""
-        worker.send_step(self._new_step(worker, [part]), self._step_s)
-        answer = None
-        while answer is None:
-            answer = worker.receive_step(self._step_s)
-        part.row.error, part.row.ended = answer.errors.get(part.row.key), part.row.key in answer.ended

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
+from realizar.structured.workers.bell import NO_BELL
 from realizar.structured.workers.channel import Channel, ChannelError
 from realizar.structured.workers.messages import (
     Done,
@@ -41,21 +42,25 @@ class ServerHandle:
     Args:
         vocabulary: the vocabulary, which the server reads while the constructor waits.
         masks_descriptor: descriptor of the shared memory for masks.
-        command: the command to start; the descriptors of its socket and of the masks are appended.
+        bell: descriptor of the bell that wakes the grammars' processes, or NO_BELL.
+        command: the command to start; the descriptors of its socket, of the masks and of the bell are appended.
 
     Raises:
         ServerError: the server can't be started, or refuses the vocabulary.
     """
 
-    def __init__(self, vocabulary: Vocabulary, masks_descriptor: int, command: Sequence[str] = SERVER_COMMAND) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, masks_descriptor: int, bell: int, command: Sequence[str] = SERVER_COMMAND
+    ) -> None:
         self._lock = threading.Lock()
         ours, theirs = _pair()
         self._channel: Channel[FromServer] = Channel(ours, FromServer)
+        shared = [masks_descriptor, *([bell] if bell != NO_BELL else [])]
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), str(masks_descriptor)],
-                    pass_fds=(theirs.fileno(), masks_descriptor),
+                    [*command, str(theirs.fileno()), str(masks_descriptor), str(bell)],
+                    pass_fds=(theirs.fileno(), *shared),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     start_new_session=True,  # keeps the terminal's signals away from it

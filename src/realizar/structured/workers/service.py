@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +16,14 @@ from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.kind_names import refusal
+from realizar.structured.workers.bell import Bell
 from realizar.structured.workers.compile_queue import CompileJob, CompileQueue, Report, Ticket
-from realizar.structured.workers.followed import AskedMasks, FollowedGrammar, FollowedRow
+from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
 from realizar.structured.workers.known_grammars import KnownGrammars
 from realizar.structured.workers.mask_memory import MaskMemory
-from realizar.structured.workers.masks import StepMasks, new_step
+from realizar.structured.workers.masks import StepMasks
 from realizar.structured.workers.messages import Vocabulary
+from realizar.structured.workers.questions import Questions
 from realizar.structured.workers.repair import Repair
 from realizar.structured.workers.server_handle import SERVER_COMMAND, ServerError, ServerHandle
 from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError, WorkerLimits
@@ -35,8 +35,11 @@ _RETRY_S = 5.0
 class GrammarService:
     """Compiles grammars on a thread of its own, with a share for each client, and computes masks of rows.
 
-    The engine calls `ask`, `wait`, `read`, `drop`, `masks`, `open_row` and `close_row` from one thread; the other
+    The engine calls the methods of `rows`, `masks`, `advance`, `open_row` and `close_row` from one thread; the other
     methods are thread-safe. The first process starts with the first grammar, or with `start`.
+
+    Attributes:
+        rows: the rows that follow grammars, and their masks.
 
     Args:
         limits: limits of the grammars' time and memory.
@@ -52,14 +55,16 @@ class GrammarService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits or WorkerLimits()
-        self._vocabulary = Vocabulary.of(tokens, self._limits.memory_bytes)
+        slots, drafts = self._limits.slots, self._limits.drafts
+        self._vocabulary = Vocabulary.of(tokens, self._limits.memory_bytes, slots, drafts)
         self._encode = tokens.encode
         self._command = tuple(server_command)
         self.num_words = tokens.num_words
-        self._memory = MaskMemory()
-        repair = Repair(self._limits.step_s, partial(new_step, self._memory), self._revive, self._condemn)
-        more = self._limits.most_more_processes
-        self._masks = StepMasks(self._memory, self.num_words, self._limits.step_s, repair, more)
+        self._bell = Bell()
+        self._memory = MaskMemory(tokens.num_words, slots, drafts)
+        questions = Questions(self._memory, self._bell, self._limits.step_s)
+        repair = Repair(questions.follow_alone, self._revive, self._condemn)
+        self.rows = StepMasks(questions, repair, self._limits.most_more_processes)
         self._server: ServerHandle | None = None
         self._server_lock = threading.Lock()
         self._closed = False
@@ -67,7 +72,6 @@ class GrammarService:
         self._queue = CompileQueue(self._limits.queued_per_client)
         self._thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()
-        self._keys = itertools.count()
 
     def start(self) -> None:
         """Read the vocabulary now, in the background, so that the first grammar does not wait for it."""
@@ -127,16 +131,26 @@ class GrammarService:
         return self._known.hold(request_id, structured, is_open, client)
 
     def open_row(self, structured: StructuredOutput, output: Sequence[int]) -> FollowedRow:
-        """Make a row at the grammar's begin, or after some output. The row has an error if its grammar was refused."""
+        """Make a row at the grammar's begin, or after some output. The row has an error if its grammar was refused.
+
+        Raises:
+            RequestFailedError: there are too many rows.
+        """
         grammar, refused = self._known.follow(structured)
-        row = FollowedRow(next(self._keys), grammar, list(output))
+        try:
+            row = self.rows.open(grammar, output)
+        except RequestFailedError:
+            self._known.unfollow(grammar)
+            raise
         if refused is not None:
-            row.error, row.cause = refused.reason, refused.cause
+            self.rows.fail(row, refused.reason, refused.cause)
         return row
 
     def close_row(self, row: FollowedRow) -> None:
         """End a row."""
-        self._known.unfollow(row)
+        row.place(None)
+        self._known.unfollow(row.grammar)
+        self.rows.close(row)
 
     def forget(self, structured: StructuredOutput) -> None:
         """Compile a grammar anew for the next request, as the state that its rows share may have reached its limits."""
@@ -148,29 +162,18 @@ class GrammarService:
         Masks after a draft that is not allowed are empty, and masks after a draft that ends the output are not used. A
         row that can't go on gets an `error`, and its masks are empty.
         """
-        asked = self.ask(rows)
-        while not all(each.done for each in asked):
-            self.wait(self._limits.step_s)
-        found = [self.read(each).copy() for each in asked]
-        for each in asked:
-            self.drop(each)
-        return found
+        slots = np.array([row.slot for row, _ in rows], np.intp)
+        self.rows.ask(slots, {row.slot: tuple(drafts) for row, drafts in rows if drafts})
+        while not self.rows.are_done(slots).all():
+            self.rows.wait(self._limits.step_s)
+        found = [self._memory.of(row.slot, len(drafts)) for row, drafts in rows]
+        failed = self.rows.are_failed(slots).tolist()
+        return [np.zeros_like(each) if fails else each.copy() for each, fails in zip(found, failed, strict=True)]
 
-    def ask(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[AskedMasks]:
-        """Ask for the masks of rows and of their drafts, without waiting for them; see `masks`."""
-        return self._masks.ask(rows)
-
-    def wait(self, timeout_s: float) -> None:
-        """Take in masks that are there; without any, wait for the first ones, `timeout_s` at most."""
-        self._masks.wait(timeout_s)
-
-    def read(self, asked: AskedMasks) -> NDArray[np.uint32]:
-        """Masks that are done, uint32 [drafts + 1, words]: a view that stays until they are dropped."""
-        return self._masks.read(asked)
-
-    def drop(self, asked: AskedMasks) -> None:
-        """Free masks that were asked for, done or not. Called once for each."""
-        self._masks.drop(asked)
+    def advance(self, row: FollowedRow, token_ids: Sequence[int]) -> None:
+        """Take in chosen ids of one row."""
+        choices = np.array(token_ids, np.int32)[None]
+        self.rows.advance(np.array([row.slot]), choices, np.array([len(token_ids)]))
 
     def close(self) -> None:
         """End all processes; waiting requests get an error. Idempotent."""
@@ -182,9 +185,10 @@ class GrammarService:
             server.close()
         if self._thread is not None:
             self._thread.join()
-        self._masks.close()
+        self.rows.close_all()
         self._known.close()
         self._memory.close()
+        self._bell.close()
 
     def _compile_all(self) -> None:
         """Compile all queued grammars; runs on the compiler's thread."""
@@ -310,5 +314,7 @@ class GrammarService:
                 self._server.close()
                 self._server = None
             if self._server is None:
-                self._server = ServerHandle(self._vocabulary, self._memory.descriptor, self._command)
+                self._server = ServerHandle(
+                    self._vocabulary, self._memory.descriptor, self._bell.descriptor, self._command
+                )
             return self._server

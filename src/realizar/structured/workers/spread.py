@@ -6,12 +6,9 @@ from collections.abc import Callable
 
 from realizar.structured.workers.followed import FollowedGrammar
 
-_SLOW_S = 4e-4  # for all rows of a process in one step
-_ENOUGH = 16  # slow answers before a process is added
-
 
 class Spread:
-    """Counts slow answers. The copies of one grammar in a process share its lexer, and wait for one another.
+    """Adds processes, one at a time. The copies of one grammar in a process share its lexer, and wait for one another.
 
     Args:
         most: processes beyond one for a grammar, of all grammars together.
@@ -23,14 +20,10 @@ class Spread:
         self._spread: list[FollowedGrammar] = []
         self._is_adding = False
 
-    def note(self, grammar: FollowedGrammar, num_rows: int, busy_s: float) -> None:
-        """A process has answered for `num_rows` rows, which took it `busy_s`."""
-        if num_rows < 2 or busy_s < _SLOW_S:
+    def note_slow(self, grammar: FollowedGrammar) -> None:
+        """A process says that its rows are too many."""
+        if self._is_adding:
             return
-        grammar.num_slow += 1
-        if grammar.num_slow < _ENOUGH or self._is_adding:
-            return
-        grammar.num_slow = 0
         self._spread = [each for each in self._spread if each.more and each is not grammar]
         if sum(len(each.more) for each in (*self._spread, grammar)) < self._most:
             self._spread.append(grammar)

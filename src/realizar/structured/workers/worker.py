@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,14 +21,19 @@ from realizar.structured.workers.messages import (
     Done,
     Encode,
     Encoded,
+    Follow,
     FromWorker,
+    Leave,
+    Look,
     Refused,
-    Step,
-    Stepped,
+    Slow,
+    Stuck,
+    Used,
 )
 from realizar.structured.workers.server_handle import ServerHandle
 
 _LOG = logging.getLogger(__name__)
+_SEND_S = 0.5  # for a process that reads whenever it has computed a mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +44,17 @@ class WorkerLimits:
         compile_cpu_s: processor seconds of a compilation. The heaviest grammars within the size bounds take half a
             second.
         compile_s: seconds of a compilation, in case its process hangs.
-        step_s: seconds for one step's masks, in case a process hangs.
+        step_s: seconds for a row's masks, in case a process hangs.
         memory_bytes: memory of one grammar and its rows; the heaviest takes about 50 MB.
         total_bytes: memory of all grammars, above which none is compiled.
         processes: number of grammars, including those of waiting requests.
         more_processes: processes beyond one for a grammar, of all grammars with many rows; None is a half of the cores.
         idle: number of idle grammars that are kept for later requests.
         queued_per_client: grammars of one client that may wait to be compiled.
+        slow_s: seconds in which a process should answer for all its rows; `slow_answers` that are slower, and it gets
+            help.
+        slots: rows that may follow grammars, those that have ended while their masks were computed among them.
+        drafts: of a row.
     """
 
     compile_cpu_s: int = 3
@@ -57,6 +66,10 @@ class WorkerLimits:
     more_processes: int | None = None
     idle: int = 32
     queued_per_client: int = 128
+    slow_s: float = 4e-4
+    slow_answers: int = 16
+    slots: int = 1024
+    drafts: int = 16
 
     @property
     def most_more_processes(self) -> int:
@@ -81,9 +94,9 @@ class GrammarWorker:
     """One process. Only `kill` may be called while another thread uses it.
 
     Attributes:
-        memory_bytes: memory that it used at its last answer.
+        memory_bytes: memory that it has used.
         num_rows: rows that are placed there.
-        is_asked: True while a step was sent that is not answered yet.
+        is_followed: True while it has a row, which may have ended since and be asked about.
 
     Args:
         encode: converts text to ids without special tokens, with the model's tokenizer, or None.
@@ -96,8 +109,7 @@ class GrammarWorker:
         self._server, self._encode = server, encode
         self.pid, self._channel = server.fork()
         self.memory_bytes = self.num_rows = 0
-        self.is_asked = False
-        self._closed_rows: deque[int] = deque()
+        self.is_followed = False
         self._lock = threading.Lock()
         self._reaped = False
 
@@ -109,7 +121,10 @@ class GrammarWorker:
             WorkerDiedError: the process crashed, or took too much time.
         """
         try:
-            self._channel.send(Compile(structured.kind, structured.value, limits.compile_cpu_s), limits.compile_s)
+            command = Compile(
+                structured.kind, structured.value, limits.compile_cpu_s, limits.slow_s, limits.slow_answers
+            )
+            self._channel.send(command, limits.compile_s)
             answer = self._answer(limits.compile_s)
             if not isinstance(answer, Done | Refused):
                 raise ChannelError("it sent an unexpected answer")
@@ -124,43 +139,40 @@ class GrammarWorker:
         """The channel's descriptor, for waiting on several processes."""
         return self._channel.fileno()
 
-    @property
-    def has_answer(self) -> bool:
-        """True if an answer has come already, with the one before."""
-        return self._channel.has_record
+    def follow(self, key: int, slot: int, token_ids: Sequence[int]) -> None:
+        """Have it follow a row; see `Follow`. Raises WorkerDiedError."""
+        self._send(Follow(key, slot, tuple(token_ids)))
 
-    def send_step(self, step: Step, timeout_s: float) -> None:
-        """Send a step; `receive_step` waits for its masks. Raises WorkerDiedError."""
-        try:
-            self._channel.send(step, timeout_s)
-        except ChannelError as error:
-            raise self._death(error, timeout_s) from error
+    def look(self) -> None:
+        """Have it look for questions, where no bell rings. Raises WorkerDiedError."""
+        self._send(Look())
 
-    def receive_step(self, timeout_s: float) -> Stepped | None:
-        """Receive the result of the step that was sent; None if the process has asked for a text's ids, and got them.
+    def leave(self, key: int) -> None:
+        """Have it forget a row. A process that has died is found by what it is asked next."""
+        with suppress(ChannelError):
+            self._channel.send(Leave(key), _SEND_S)
+
+    def take_news(self) -> list[Stuck | Slow]:
+        """What it has sent by now; texts to encode are answered.
 
         Raises:
-            WorkerDiedError: it crashed, or took too much time.
+            WorkerDiedError: it has ended, and all that it sent was taken before.
         """
+        news: list[Stuck | Slow] = []
         try:
-            answer = self._channel.receive(timeout_s)
-            if isinstance(answer, Encode):
-                self._channel.send(Encoded(self._encoded(answer.text)), timeout_s)
-                return None
-            if isinstance(answer, Stepped):
-                self.memory_bytes = answer.memory_bytes
-                return answer
-            raise ChannelError("it sent an unexpected answer")
+            while (record := self._channel.receive_now()) is not None:
+                if isinstance(record, Encode):
+                    self._channel.send(Encoded(self._encoded(record.text)), _SEND_S)
+                elif isinstance(record, Used):
+                    self.memory_bytes = record.memory_bytes
+                elif isinstance(record, Stuck | Slow):
+                    news.append(record)
+                else:
+                    raise ChannelError("it sent an unexpected message")
         except ChannelError as error:
-            raise self._death(error, timeout_s) from error
-
-    def close_row(self, key: int) -> None:
-        """Have the process forget a row, with its next step."""
-        self._closed_rows.append(key)
-
-    def take_closed(self) -> tuple[int, ...]:
-        """The rows to forget, which the next step names."""
-        return tuple(self._closed_rows.popleft() for _ in range(len(self._closed_rows)))
+            if not news:
+                raise self._death(error, _SEND_S) from error
+        return news
 
     def late(self, limit_s: float) -> WorkerDiedError:
         """End the process, which has not answered in time; returns the error that says so."""
@@ -181,6 +193,12 @@ class GrammarWorker:
         """End the process and close the channel; idempotent."""
         self.kill()
         self._channel.close()
+
+    def _send(self, record: Follow | Look) -> None:
+        try:
+            self._channel.send(record, _SEND_S)
+        except ChannelError as error:
+            raise self._death(error, _SEND_S) from error
 
     def _answer(self, timeout_s: float) -> FromWorker:
         """Wait for the next answer, and encode texts for the process meanwhile."""
