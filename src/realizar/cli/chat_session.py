@@ -36,6 +36,7 @@ class ChatSession:
         system: system message, or None.
         finished: True once the user has quit.
         window: the part of the conversation that the model still sees; None is all of it.
+        remembered: tells what of the last answer stays in the conversation; None is all of it.
     """
 
     answer: Answer
@@ -43,6 +44,7 @@ class ChatSession:
     system: str | None = None
     finished: bool = False
     window: ContextWindow | None = None
+    remembered: Callable[[], str] | None = None
     _messages: list[Message] = field(default_factory=list)
 
     @property
@@ -83,7 +85,8 @@ class ChatSession:
                 yield delta
         finally:
             if said:
-                self._messages.append({"role": "assistant", "content": "".join(said)})
+                content = "".join(said) if self.remembered is None else self.remembered()
+                self._messages.append({"role": "assistant", "content": content})
             else:
                 self._messages[:] = before
 

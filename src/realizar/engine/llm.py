@@ -26,6 +26,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy
 from realizar.tokenizer.generation_defaults import default_sampling
 from realizar.tokenizer.load import load_tokenizer
+from realizar.tokenizer.parsers.choose import AnswerFormat, find_format
 from realizar.tokenizer.stop_checker import StopChecker
 from realizar.tokenizer.templates.chat_messages import Message
 from realizar.tokenizer.templates.chat_template import ChatTemplate
@@ -192,6 +193,15 @@ class LLM:
             ChatTemplateError, InvalidRequestError: as of `chat`.
         """
         return self._template.encode(messages, tools, **variables)
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """The format of the model's answers to chat prompts: the style of its calls, and where its reasoning stands.
+
+        Raises:
+            ChatTemplateError: the model has no template.
+        """
+        return find_format(self._template.source())
 
     def score(self, prompt: Prompt, top_n: int = 0) -> list[TokenLogprobs | None]:
         """Log-probabilities of a text: entry i is of token i given the tokens before it; the first entry is None.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from realizar.cli.channel_text import ChannelText
 from realizar.cli.chat_session import ChatSession
 from realizar.cli.chat_window import ContextWindow, Message
 from realizar.cli.commands.run import show, statistics
@@ -47,9 +48,12 @@ def chat_command(
     with load_model(model, engine or EngineOptions(), chat=chat) as llm:
         if llm.device.kind == "cuda" and not quiet:
             _report(f"device: {llm.device.label}")
-        speaker = _Speaker(llm)
+        channels = ChannelText(llm.answer_format) if llm.answer_format.in_channels else None
+        speaker = _Speaker(llm, channels)
         window = ContextWindow(llm.max_request_tokens, lambda messages: len(llm.chat_tokens(messages)), _report)
         session = ChatSession(speaker.answer, sampling.apply(llm.default_sampling), system, window=window)
+        if channels is not None:
+            session.remembered = lambda: channels.content
         history = None
         if sys.stdin.isatty():
             history = LineHistory(None if no_history else history_path())
@@ -80,13 +84,14 @@ class _Speaker:
         last: the output of the last complete answer, until the caller resets it.
     """
 
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
+    def __init__(self, llm: LLM, channels: ChannelText | None) -> None:
+        self._llm, self._channels = llm, channels
         self.last: RequestOutput | None = None
 
     def answer(self, messages: list[Message], params: SamplingParams) -> Iterator[str]:
         with self._llm.chat_stream(messages, params) as stream:
-            yield from (delta.text for delta in stream)
+            texts = (delta.text for delta in stream)
+            yield from texts if self._channels is None else self._channels.texts(texts)
             self.last = stream.result()
 
 

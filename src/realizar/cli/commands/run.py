@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from realizar.cli.channel_text import ChannelText
 from realizar.cli.options.arguments import Json, Model
 from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
 from realizar.cli.options.engine import EngineOptions
@@ -72,7 +73,9 @@ def run_command(
         params = replace(sampling.apply(llm.default_sampling), structured=grammar)
         with _start(llm, text, params, system=system, raw=raw) as stream:
             if not as_json:
-                show((delta.text for delta in stream), wrap=not raw)
+                texts = (delta.text for delta in stream)
+                in_channels = not raw and llm.answer_format.in_channels
+                show(ChannelText(llm.answer_format).texts(texts) if in_channels else texts, wrap=not raw)
             output = stream.result()
         if as_json:
             print(json_line(record(output)))
