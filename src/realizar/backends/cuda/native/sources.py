@@ -14,7 +14,7 @@ KernelKind = Literal["matvec", "wgmma", "mma_sync"]
 GatedActivation = Literal["silu", "gelu_tanh", "gelu"]
 Epilogue = Literal["silu", "gelu_tanh", "gelu", "residual"]
 """An epilogue: the activation of a gated feed-forward, or the residual add."""
-_ACTIVATIONS: dict[Epilogue, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
+ACTIVATIONS: dict[Epilogue, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
 
 _SMALL: dict[Small, str] = {
     "f16": "SMALL_F16",
@@ -204,7 +204,7 @@ def epilogue_files(kind: KernelKind, epilogue: Epilogue | None) -> list[str]:
 def epilogue_defines(epilogue: Epilogue | None) -> list[tuple[str, str]]:
     if epilogue is None:
         return []
-    return [("RESIDUAL", "1")] if epilogue == "residual" else [("ACTIVATION", str(_ACTIVATIONS[epilogue]))]
+    return [("RESIDUAL", "1")] if epilogue == "residual" else [("ACTIVATION", str(ACTIVATIONS[epilogue]))]
 
 
 def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> str:
