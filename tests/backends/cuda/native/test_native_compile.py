@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
+from backends.cuda.native.compiled import check, check_registers
 from backends.grouped_source import grouped_layout
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
@@ -47,12 +46,6 @@ def form_of(ggml_type: GGMLType) -> FragmentFormat:
 @pytest.fixture(autouse=True)
 def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-
-def check(sources: list[Source], arch: str) -> None:
-    for source, cubin in zip(sources, compile_sources(sources, arch), strict=True):
-        assert cubin[:4] == b"\x7fELF"
-        assert source.name.encode() in cubin
 
 
 @pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
@@ -128,30 +121,6 @@ def test_pairs_keep_their_sums_in_registers(ggml_type: GGMLType, arch: str, tmp_
     gated, plain = MatvecTiles(1, 2, 4, 2, 3), MatvecTiles(1, 1, 3, 2, 8)
     sources = [expert_source(form_of(ggml_type), gated, "silu"), expert_source(form_of(ggml_type), plain, None)]
     check_registers(sources, (gated, plain), arch, tmp_path)
-
-
-def check_registers(sources: list[Source], all_tiles: tuple[Tiles, ...], arch: str, tmp_path: Path) -> None:
-    """Check that kernels compile, use no stack, and leave registers for as many blocks as their tiles say.
-
-    And that the Hopper kernel makes weights while it multiplies: where it finds too few registers, the compiler
-    waits for every matmul.
-    """
-    check(sources, arch)
-    tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
-    if not tool.exists():
-        pytest.skip("triton has no cuobjdump here")
-    for source, tiles in zip(sources, all_tiles, strict=True):
-        cubin = tmp_path / "kernel.cubin"
-        cubin.write_bytes(compile_source(source, arch))
-        printed = subprocess.run(
-            [tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True
-        ).stdout
-        usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", printed)}
-        assert usage["STACK"] == usage["LOCAL"] == 0, (tiles, usage)
-        assert usage["REG"] * tiles.threads * tiles.blocks <= 65536, (tiles, usage)
-        if isinstance(tiles, WgmmaTiles):
-            code = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
-            assert 0 < 4 * code.count("WARPGROUP.ARRIVE") <= code.count("HGMMA"), tiles
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)])

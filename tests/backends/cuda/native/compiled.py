@@ -1,0 +1,54 @@
+"""Checks of compiled kernels that need no GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from realizar.backends.cuda.native.compiler import Source, compile_source, compile_sources
+
+
+class Tiled(Protocol):
+    """Parameters of a kernel."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+
+
+def check(sources: list[Source], arch: str) -> None:
+    for source, cubin in zip(sources, compile_sources(sources, arch), strict=True):
+        assert cubin[:4] == b"\x7fELF"
+        assert source.name.encode() in cubin
+
+
+def check_registers(sources: list[Source], all_tiles: Sequence[Tiled], arch: str, tmp_path: Path) -> None:
+    """Check that kernels compile, use no stack, and leave registers for as many blocks as their tiles say.
+
+    And that the Hopper kernel makes weights while it multiplies: where it finds too few registers, the compiler
+    waits for every matmul.
+    """
+    check(sources, arch)
+    tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
+    if not tool.exists():
+        pytest.skip("triton has no cuobjdump here")
+    for source, tiles in zip(sources, all_tiles, strict=True):
+        cubin = tmp_path / "kernel.cubin"
+        cubin.write_bytes(compile_source(source, arch))
+        printed = subprocess.run(
+            [tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True
+        ).stdout
+        usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", printed)}
+        assert usage["STACK"] == usage["LOCAL"] == 0, (tiles, usage)
+        assert usage["REG"] * tiles.threads * tiles.blocks <= 65536, (tiles, usage)
+        if tiles.kind == "wgmma":
+            code = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
+            assert 0 < 4 * code.count("WARPGROUP.ARRIVE") <= code.count("HGMMA"), tiles
