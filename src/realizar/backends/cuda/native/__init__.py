@@ -10,7 +10,8 @@ A kernel's text is put together from .cu files behind a list of macros. Read in 
 5. `attend.cu`, with `attend_heads.cu` and `attend_results.cu`. `bulk.cu`: copies by Hopper's copy engine.
 6. `activations.cu` and `repack.cu`: activations and raw weight blocks to the kernels' formats. `raw_layouts.py` lists
    the layouts whose blocks `repack.cu` reads.
-7. `experts/`: the mat-vec of a mixture's experts. `sampling/`: the sampler. Each has a `source.py`.
+7. `experts/`: the mat-vec of a mixture's experts. `grouped/`: matmuls of pairs sorted by expert, and the
+   sort. `sampling/`: the sampler. Each has a `source.py`.
 
 `compiler.py` and `nvrtc.py` compile and keep cubins on disk; `launcher.py` loads and starts them.
 """

@@ -42,7 +42,9 @@ INLINE uint4 load16(const void* at) { uint4 r; asm volatile("ld.global.v4.u32 {%
 INLINE float2 load_float2(const void* at) { float2 r; asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "l"(at) : "memory"); return r; }
 INLINE float load_float(const void* at) { float r; asm volatile("ld.global.f32 %0, [%1];" : "=f"(r) : "l"(at) : "memory"); return r; }
 // Sixteen bytes from global to shared memory, asynchronously.
-INLINE void copy16(u32 to, const void* from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
+INLINE void copy16(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
 
 INLINE int load_int(const void* at) {
   int r;

@@ -1,0 +1,209 @@
+"""Times the grouped matmuls over experts on a GPU, in graphs: `python scripts/cuda_experts.py --rows 16,64,256,2048`.
+
+Weights are random bytes in fragment order, of several layers, so that none stays in a cache. Beside each time stand the
+bytes of the experts that were chosen and the rate of the products.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, fragment_format
+from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
+from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, most_tiles
+from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
+from realizar.backends.cuda.native.grouped.source import GroupedTiles
+from realizar.backends.cuda.weights.pack import PackedMatrix
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization.ggml_layouts import GGML_LAYOUTS
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Random experts: see `ExpertStack` in matmul/grouped.py."""
+
+    count: int
+    out_features: int
+    in_features: int
+    format: FragmentFormat
+    weights: torch.Tensor
+    block_scales: torch.Tensor
+    table: torch.Tensor | None
+    stride: int
+
+
+def random_stack(count: int, out_features: int, cols: int, ggml_type: GGMLType, compact: bool) -> Stack:
+    weight_format = fragment_format(GGML_LAYOUTS[ggml_type], compact)
+    stride = weight_format.size_bytes(out_features, cols)
+    weights = torch.randint(0, 60, (count * stride,), dtype=torch.uint8, device="cuda")
+    scales = torch.full((count * -(-out_features // BLOCK),), 1e-3, device="cuda")
+    table = torch.arange(16, dtype=torch.uint8, device="cuda") + 120 if weight_format.codebook else None
+    return Stack(count, out_features, cols, weight_format, weights, scales, table, stride)
+
+
+def choices(rows: int, per_token: int, experts: int, skew: float, layers: int) -> list[torch.Tensor]:
+    """Experts of each row of each layer; `skew`: the exponent of Zipf's law."""
+    rng = np.random.default_rng(rows)
+    law = skew * np.log(np.arange(1, experts + 1))
+    noise = [rng.gumbel(size=(rows, experts)) - rng.permutation(law) for _ in range(layers)]
+    return [torch.from_numpy(np.argsort(-each, axis=1)[:, :per_token].astype(np.int32).copy()).cuda() for each in noise]
+
+
+def milliseconds(run: Callable[[], None], layers: int) -> float:
+    """Milliseconds of a layer: the median of nine replays of a graph."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    times: list[float] = []
+    for _ in range(10):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return sorted(times[1:])[4] / layers
+
+
+class Layers:
+    """Layers of random experts, a step's rows and their choices."""
+
+    def __init__(self, rows: int, tokens: int, options: argparse.Namespace) -> None:
+        self.matmuls = MatmulKernels("cuda")
+        self.grouped = GroupedMatmuls(self.matmuls)
+        self.rows, self.experts, self.per_token, self.count = rows, options.experts, options.per_token, options.layers
+        self.step = self.grouped.step(rows, self.per_token, self.experts)
+        if tokens:
+            self.step = replace(self.step, tokens=tokens, count=most_tiles(self.step.pairs, self.experts, tokens))
+        sizes = (
+            (2 * options.width, options.hidden, GGMLType[options.gate_up]),
+            (options.hidden, options.width, GGMLType[options.down]),
+        )
+        self.gate_ups, self.downs = (
+            [random_stack(self.experts, *each, options.compact) for _ in range(self.count)] for each in sizes
+        )
+        self.chosen = choices(rows, self.per_token, self.experts, options.skew, self.count)
+        x = torch.randn(rows, options.hidden, device="cuda")
+        self.x: HalfActivations = self.matmuls.to_half(x, 64 if rows >= 64 else 16)
+        self.buffers = buffers_for(self.step, self.experts, options.width)
+        self.out = torch.zeros(self.step.pairs, options.hidden, device="cuda")
+        self.weights = torch.rand(self.step.pairs, device="cuda")
+        first = self.grouped.route(self.step, self.gate_ups[0], "silu")
+        second = self.grouped.route(self.step, self.downs[0], tiled=True)
+        self.gates = [first, *other_tiles(first, options.tiles)]
+        self.ends = [second, *other_tiles(second, options.tiles)]
+        self.grouped.prepare([*self.gates, *self.ends], self.experts)
+
+    def sort(self, layer: int) -> None:
+        self.grouped.sort(self.chosen[layer], self.step, self.experts, self.buffers)
+
+    def gate_up(self, config: GroupedConfig, layer: int) -> None:
+        stack = self.gate_ups[layer]
+        self.grouped.launch_gated(stack, self.x, self.per_token, self.step, self.buffers, config)
+
+    def down(self, config: GroupedConfig, layer: int) -> None:
+        stack = self.downs[layer]
+        self.grouped.launch_pairs(stack, None, 1, self.step, self.buffers, config, self.out, self.weights)
+
+    def dense(self, stacks: list[Stack]) -> Callable[[int], None]:
+        """A matmul of the same bytes as one matrix, of as many tokens as a tile has places."""
+        tokens, out_features = self.step.tokens, stacks[0].count * stacks[0].out_features
+        source = self.matmuls.to_half(torch.randn(tokens, stacks[0].in_features, device="cuda"), tokens)
+        matrices = [
+            PackedMatrix(out_features, s.in_features, s.format, s.weights, s.block_scales, s.table) for s in stacks
+        ]
+        config = self.matmuls.route(tokens, matrices[0])
+        partials = torch.empty(config.splits, tokens, out_features, device="cuda")
+        return lambda layer: self.matmuls.launch(matrices[layer], source, partials, tokens, config)
+
+    def time(self, name: str, stacks: list[Stack], *kernels: Callable[[int], None]) -> None:
+        """Print the time of kernels that follow each other, and what they read and compute."""
+
+        def run() -> None:
+            for layer in range(self.count):
+                for kernel in kernels:
+                    kernel(layer)
+
+        ms = milliseconds(run, self.count)
+        used = float(np.mean([len(each.unique()) for each in self.chosen]))
+        read = sum(each.stride for each in stacks) * used / 1e6
+        flops = sum(2.0 * self.step.pairs * each.out_features * each.in_features for each in stacks)
+        rates = f"{read:7.1f} MB {read / ms / 1e3:6.2f} TB/s {flops / ms / 1e9:6.1f} TFLOP/s" if stacks else ""
+        head = f"rows {self.rows:5d} places {self.step.tokens:3d}"
+        print(f"{head} {name:32s} {ms * 1e3:8.2f} us {rates}", flush=True)
+
+
+def buffers_for(step: StepTiles, experts: int, width: int) -> GroupedBuffers:
+    """Buffers for tiles of any size."""
+    buffers = GroupedBuffers("cuda", 1, 1, experts, BLOCK, True)
+    buffers.slots = torch.full((step.places,), -1, dtype=torch.int32, device="cuda")
+    buffers.work = torch.zeros(1 + step.count, dtype=torch.int32, device="cuda")
+    buffers.gated = torch.zeros(step.places * width, dtype=torch.float16, device="cuda")
+    return buffers
+
+
+def other_tiles(config: GroupedConfig, text: str) -> Iterator[GroupedConfig]:
+    """Tiles that the command line asks to be tried; the first letter says for which matmul."""
+    own = "g" if config.activation else "d"
+    for part in text.split(",") if text else ():
+        numbers = list(map(int, part[1:].split("/")))
+        if part[0] == own and numbers[0] == config.tiles.tokens:
+            tiles = GroupedTiles("wgmma", numbers[0], numbers[1], numbers[2], numbers[3], numbers[4])
+            yield replace(config, tiles=tiles)
+
+
+def numbers_of(config: GroupedConfig) -> str:
+    tiles = config.tiles
+    return f"{tiles.strips}/{tiles.groups}/{tiles.stages}/{tiles.blocks}"
+
+
+def main() -> None:
+    """Time each number of rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", default="16,64,256,2048")
+    parser.add_argument("--experts", type=int, default=128)
+    parser.add_argument("--per-token", type=int, default=8)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--gate-up", default="Q4_K")
+    parser.add_argument("--down", default="Q6_K")
+    parser.add_argument("--compact", action="store_true")
+    parser.add_argument("--dense", action="store_true", help="time dense matmuls of as many bytes too")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--skew", type=float, default=0.0)
+    parser.add_argument("--tokens", default="0", help="numbers of places of a tile; 0: by the rows")
+    parser.add_argument("--tiles", default="", help="g or d, then tokens/strips/groups/stages/blocks, ...")
+    options = parser.parse_args()
+    for rows in map(int, options.rows.split(",")):
+        for tokens in map(int, options.tokens.split(",")):
+            time_rows(Layers(rows, tokens, options), options.dense)
+
+
+def time_rows(layers: Layers, dense: bool) -> None:
+    """Print the times of a step."""
+    gate_up, down = layers.gate_ups[0], layers.downs[0]
+    tiles = [int((-(-each.flatten().bincount() // layers.step.tokens)).sum()) for each in layers.chosen]
+    used = np.mean([len(each.unique()) for each in layers.chosen])
+    print(f"rows {layers.rows}: {used:.1f} experts, {np.mean(tiles):.1f} tiles")
+    layers.time("sort", [], layers.sort)
+    for config in layers.gates:
+        layers.time(f"sort, gate and up {numbers_of(config)}", [gate_up], layers.sort, partial(layers.gate_up, config))
+    for config in layers.ends:
+        layers.time(f"down {numbers_of(config)}", [down], partial(layers.down, config))
+    ends = partial(layers.gate_up, layers.gates[0]), partial(layers.down, layers.ends[0])
+    layers.time("all", [gate_up, down], layers.sort, *ends)
+    if dense:
+        for name, stacks in (("gate and up", layers.gate_ups), ("down", layers.downs)):
+            layers.time(f"dense {name}, all experts", [], layers.dense(stacks))
+
+
+if __name__ == "__main__":
+    main()

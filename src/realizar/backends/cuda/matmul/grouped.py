@@ -1,0 +1,269 @@
+"""Matmuls of rows with the experts that each goes to: launches of the kernels in `native/grouped`.
+
+    grouped = GroupedMatmuls(matmuls)
+    places = GroupedBuffers(device, rows, per_token, experts, width, wgmma)   # once, for the largest step
+    step = grouped.step(rows, per_token, experts)                             # places of a tile: by rows alone
+    gate_up, down = grouped.route(step, stack, activation), grouped.route(step, down_stack, tiled=True)
+    grouped.prepare([gate_up, down], experts)                                 # compiles; before a capture
+    grouped.sort(chosen, step, experts, places)
+    grouped.launch_gated(stack, x, step, places, gate_up)
+    grouped.launch_pairs(down_stack, places.gated, step, places, down, out, weights)
+
+`sort` sorts pairs (row * per_token + slot) by expert, in each by pair, and pads an expert's to whole tiles. Nothing
+returns to the host: the kernels read the number of tiles, so a captured graph serves any choice of experts. A choice
+below 0 or beyond the experts goes nowhere: no weights are read for it and no output is written.
+
+Rows of x are read where they lie. Gate and up of an expert are interleaved by 64 out_features, as of a dense
+feed-forward; activation(gate) * up goes to `places.gated` in the order of tiles, from where down reads it. Matrices
+without an activation write float32 rows of pairs. A row's products are added in one order, whatever the tiles.
+
+With programmatic dependent launch each kernel waits itself for what it reads. Down reads the list of tiles and its
+first weights before it waits for the kernel before it, which must be `launch_gated`, after `sort`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
+from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, grouped_tiles, step_tiles
+from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
+from realizar.backends.cuda.native.compiler import Source, compile_source, compile_sources
+from realizar.backends.cuda.native.grouped.source import (
+    GroupedTiles,
+    grouped_source,
+    route_shared_bytes,
+    route_source,
+    route_warps,
+)
+from realizar.backends.cuda.native.launcher import Kernel
+from realizar.backends.cuda.native.sources import GatedActivation
+
+_SIZES, _SORT_SIZES = "pppppppppppiiii", "ppppiii"  # of parameters
+
+
+class ExpertStack(Protocol):
+    """A matrix for each of `count` experts, packed alike, `stride` bytes apart: as a `PackedMatrix` each."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def out_features(self) -> int: ...
+    @property
+    def in_features(self) -> int: ...
+    @property
+    def format(self) -> FragmentFormat: ...
+    @property
+    def weights(self) -> torch.Tensor: ...
+    @property
+    def block_scales(self) -> torch.Tensor: ...
+    @property
+    def table(self) -> torch.Tensor | None: ...
+    @property
+    def stride(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedConfig:
+    """The kernel of a grouped matmul.
+
+    Attributes:
+        format: of the weights. tiles: the kernel's own parameters.
+        gathers: True if rows of x are found by their pairs, False if they lie in tiles.
+        activation: of gate and up; None where sums go to rows of pairs.
+        odd: whether the number of chunks is odd.
+    """
+
+    format: FragmentFormat
+    tiles: GroupedTiles
+    gathers: bool
+    activation: GatedActivation | None
+    odd: bool
+
+    @property
+    def source(self) -> Source:
+        return grouped_source(self.format, self.tiles, self.gathers, self.activation, self.odd)
+
+
+class GroupedBuffers:
+    """What the kernels of a layer leave for each other, for steps of up to `rows`; layers share it.
+
+    Attributes:
+        slots: int32 [places], the pair of each place of a tile, or -1.
+        work: int32 [1 + tiles], the number of tiles, then each one's expert times two, plus one if it has several.
+        starts: int32 [experts + 1], the first pair of each expert among all that go somewhere.
+        gated: float16 [places * padded width], outputs of gate and up in the order of tiles.
+    """
+
+    def __init__(
+        self, device: torch.device | str, rows: int, per_token: int, experts: int, width: int, wgmma: bool
+    ) -> None:
+        """Allocate.
+
+        Args:
+            rows: of the largest step. per_token: experts of a row. experts: of a layer.
+            width: outputs of gate and up together, a multiple of 64; 0 where nothing is written in tiles.
+            wgmma: whether the Hopper kernel runs.
+        """
+        steps = [step_tiles(each, per_token, experts, wgmma) for each in range(1, rows + 1)]
+        places = max(step.places for step in steps)
+        self.slots = torch.full((places,), -1, dtype=torch.int32, device=device)
+        self.work = torch.zeros(1 + max(step.count for step in steps), dtype=torch.int32, device=device)
+        self.starts = torch.zeros(experts + 1, dtype=torch.int32, device=device)
+        self.gated = torch.zeros(places * width, dtype=torch.float16, device=device)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all of it."""
+        return sum(each.numel() * each.element_size() for each in (self.slots, self.work, self.starts, self.gated))
+
+
+class GroupedMatmuls:
+    """The grouped matmuls of one device: chooses, compiles, launches. Used by one thread, in one context."""
+
+    def __init__(self, matmuls: MatmulKernels) -> None:
+        """Share the device and its tuning with the dense matmuls."""
+        self._matmuls, self._tuning = matmuls, matmuls.tuning
+        self._kernels: dict[GroupedConfig, Kernel] = {}
+        self._sorts: dict[int, Kernel] = {}
+
+    def step(self, rows: int, per_token: int, experts: int) -> StepTiles:
+        """Tiles of a step of `rows`."""
+        return step_tiles(rows, per_token, experts, self._tuning.wgmma)
+
+    def route(
+        self, step: StepTiles, stack: ExpertStack, activation: GatedActivation | None = None, tiled: bool = False
+    ) -> GroupedConfig:
+        """Choose the kernel of a grouped matmul.
+
+        Args:
+            step: the step's tiles. stack: the matrices.
+            activation: of interleaved gate and up; None writes rows of pairs.
+            tiled: whether its input is what `launch_gated` writes.
+        """
+        tiles = grouped_tiles(
+            step.tokens, stack.format, activation is not None, self._tuning.wgmma, self._tuning.shared_bytes
+        )
+        odd = stack.format.chunks(stack.in_features) % 2 == 1
+        return GroupedConfig(stack.format, tiles, not tiled, activation, odd)
+
+    def prepare(
+        self, wanted: Iterable[GroupedConfig], experts: int, compiled: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Compile and load kernels and the sort, in parallel where they are not on disk; not during a capture.
+
+        Args:
+            wanted: the kernels. experts: of a layer.
+            compiled: called, by any thread, with the number compiled so far and the number to compile.
+
+        Raises:
+            KernelError: a kernel does not compile or does not fit the device.
+        """
+        missing = sorted(set(wanted) - self._kernels.keys(), key=repr)
+        sorts = [route_source(experts)] if experts not in self._sorts else []
+        compile_sources([*(config.source for config in missing), *sorts], self._matmuls.arch, compiled)
+        for config in missing:
+            self._kernels[config] = self._load(config)
+        if sorts:
+            self._sorts[experts] = self._load_sort(experts)
+
+    def _load(self, config: GroupedConfig) -> Kernel:
+        source = config.source
+        shared = config.tiles.shared_bytes(config.format, config.activation is not None)
+        return Kernel(compile_source(source, self._matmuls.arch), source.name, shared)
+
+    def _load_sort(self, experts: int) -> Kernel:
+        source = route_source(experts)
+        return Kernel(compile_source(source, self._matmuls.arch), source.name, route_shared_bytes(experts))
+
+    def sort(
+        self, chosen: torch.Tensor, step: StepTiles, experts: int, buffers: GroupedBuffers, stream: int | None = None
+    ) -> None:
+        """Start the sort of a step's pairs by expert.
+
+        Args:
+            chosen: int32 [rows, per_token], contiguous, an expert each, or below 0 in rows that go nowhere.
+            step: from `step` for as many rows. buffers: `slots`, `work` and `starts` are written.
+            stream: its handle; torch's current stream if None.
+
+        Raises:
+            KernelError: the kernel can't be compiled, loaded or launched.
+        """
+        if experts not in self._sorts:
+            self._sorts[experts] = self._load_sort(experts)
+        addresses = [each.data_ptr() for each in (chosen, buffers.slots, buffers.work, buffers.starts)]
+        arguments = [*addresses, step.pairs, experts, step.tokens]
+        self._start(self._sorts[experts], 1, route_warps(experts) * 32, arguments, _SORT_SIZES, stream)
+
+    def launch_gated(
+        self, stack: ExpertStack, x: HalfActivations, per_token: int, step: StepTiles, buffers: GroupedBuffers,
+        config: GroupedConfig, bias: torch.Tensor | None = None, stream: int | None = None,
+    ) -> None:  # fmt: skip
+        """Start buffers.gated = activation(gate) * up of each pair, in the order of tiles.
+
+        Args:
+            stack: gate and up, interleaved. x: the step's rows; a norm must be applied already.
+            per_token: experts of a row. step, buffers: as `sort` had them.
+            config: from `route` with an activation.
+            bias: float32 [experts, out_features], in the order in which gate and up are interleaved.
+            stream: as in `sort`.
+
+        Raises:
+            KernelError: the kernel can't be compiled, loaded or launched.
+        """
+        inputs = x.values.data_ptr(), x.token_scales.data_ptr(), per_token, x.values.shape[3] * 8
+        self._multiply(stack, inputs, step, buffers, config, buffers.gated, bias, None, stream)
+
+    def launch_pairs(
+        self, stack: ExpertStack, x: HalfActivations | None, per_token: int, step: StepTiles, buffers: GroupedBuffers,
+        config: GroupedConfig, out: torch.Tensor, weights: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None, stream: int | None = None,
+    ) -> None:  # fmt: skip
+        """Start out[pair] = (x[pair] @ matrix.T + bias) * weights[pair] for each pair that goes somewhere.
+
+        Args:
+            stack: the matrices. x: rows, or None for `buffers.gated`.
+            per_token: pairs that share a row of x: experts of a row, or 1 where x has a row for each pair.
+            step, buffers: as `sort` had them. config: from `route` without an activation, `tiled` where x is None.
+            out: float32 [pairs, out_features], contiguous; rows of pairs that go nowhere are not written.
+            weights: float32 [pairs]. bias: float32 [experts, out_features].
+            stream: as in `sort`.
+
+        Raises:
+            KernelError: the kernel can't be compiled, loaded or launched.
+        """
+        inputs = buffers.gated.data_ptr(), 0, 1, 1
+        if x is not None:
+            inputs = x.values.data_ptr(), x.token_scales.data_ptr(), per_token, x.values.shape[3] * 8
+        self._multiply(stack, inputs, step, buffers, config, out, bias, weights, stream)
+
+    def _multiply(
+        self, stack: ExpertStack, inputs: tuple[int, int, int, int], step: StepTiles, buffers: GroupedBuffers,
+        config: GroupedConfig, out: torch.Tensor, bias: torch.Tensor | None, weights: torch.Tensor | None,
+        stream: int | None,
+    ) -> None:  # fmt: skip
+        if config not in self._kernels:
+            self._kernels[config] = self._load(config)
+        x, scales, share, block = inputs
+        table = stack.weights if stack.table is None else stack.table
+        matrices = [stack.weights.data_ptr(), stack.block_scales.data_ptr(), table.data_ptr(), _address(bias)]
+        lists = [x, scales, buffers.slots.data_ptr(), buffers.work.data_ptr()]
+        sizes = [stack.stride, stack.out_features, stack.format.chunks(stack.in_features), share, block]
+        arguments = [*matrices, out.data_ptr(), _address(weights), *lists, *sizes]
+        items = step.count * -(-stack.out_features // (BLOCK * config.tiles.width))
+        blocks = min(items, config.tiles.blocks * self._tuning.processors)
+        self._start(self._kernels[config], blocks, config.tiles.threads, arguments, _SIZES, stream)
+
+    def _start(
+        self, kernel: Kernel, blocks: int, threads: int, arguments: list[int], sizes: str, stream: int | None
+    ) -> None:
+        dependent = self._matmuls.capability >= (9, 0)
+        kernel.launch((blocks, 1, 1), threads, arguments, sizes, self._matmuls.stream(stream), dependent)
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -1,0 +1,88 @@
+"""Tiles of grouped matmuls, and the memory that their pairs take. torch-free.
+
+The places of a tile depend on a step's padded rows alone, so that a graph holds one kernel for each matmul. Experts
+that are chosen more often take several tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from realizar.backends.cuda.layouts.fragments import FragmentFormat
+from realizar.backends.cuda.native.grouped.source import GroupedTiles
+
+TILE_TOKENS = (8, 16, 32, 64, 128)
+_MMA_SYNC_TOKENS = 64  # the largest tile of mma.sync
+_ROOM = 1.3  # places of a tile for each pair that an expert has on average
+_LEAST_STAGES, _MOST_STAGES = 3, 8
+_BLOCK_BYTES = 1024  # of shared memory that the device keeps for itself in each block
+_MULTIPROCESSOR_BYTES = 1024  # that all blocks of a multiprocessor may have beyond what one block may
+_WGMMA = {8: (2, 1, (3, 4)), 16: (2, 1, (4, 4)), 32: (2, 1, (3, 3)), 64: (2, 2, (1, 1)), 128: (2, 2, (1, 1))}
+"""Strips, warpgroups and blocks per multiprocessor, without and with an activation, by the places of a tile."""
+
+
+def tile_tokens(rows: int, per_token: int, experts: int, wgmma: bool) -> int:
+    """Places of a tile for a step of `rows`: enough for most experts where all are chosen equally often."""
+    most = TILE_TOKENS[-1] if wgmma else _MMA_SYNC_TOKENS
+    wanted = min(_ROOM * rows * per_token / experts, most)
+    return next(size for size in TILE_TOKENS if size >= wanted)
+
+
+def most_tiles(pairs: int, experts: int, tokens: int) -> int:
+    """The most tiles of `tokens` places that so many pairs may fill, each of one expert."""
+    used = min(pairs, experts)
+    return used + (pairs - used) // tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiles:
+    """Tiles of a step.
+
+    Attributes:
+        pairs: of a row and an expert. tokens: places of a tile. count: the most tiles there may be.
+    """
+
+    pairs: int
+    tokens: int
+    count: int
+
+    @property
+    def places(self) -> int:
+        return self.count * self.tokens
+
+
+def step_tiles(rows: int, per_token: int, experts: int, wgmma: bool) -> StepTiles:
+    """Tiles of a step of `rows`."""
+    tokens = tile_tokens(rows, per_token, experts, wgmma)
+    return StepTiles(rows * per_token, tokens, most_tiles(rows * per_token, experts, tokens))
+
+
+def grouped_tiles(
+    tokens: int, weight_format: FragmentFormat, gated: bool, wgmma: bool, shared_bytes: int
+) -> GroupedTiles:
+    """The tiling of a grouped matmul, with a ring as deep as shared memory allows.
+
+    Args:
+        tokens: places of a tile. gated: whether gate and up are multiplied. wgmma: whether the Hopper kernel runs.
+        shared_bytes: shared memory that one block may have.
+    """
+    tiles = GroupedTiles("mma_sync", tokens, 2, 1, _MOST_STAGES, 1)
+    if wgmma:
+        strips, groups, blocks = _WGMMA[tokens]
+        tiles = GroupedTiles("wgmma", tokens, strips, groups, _MOST_STAGES, blocks[gated])
+    while not _fits(tiles, weight_format, gated, shared_bytes):
+        if tiles.stages > _LEAST_STAGES:
+            tiles = replace(tiles, stages=tiles.stages - 1)
+        elif tiles.blocks > 1:
+            tiles = replace(tiles, blocks=tiles.blocks - 1, stages=_MOST_STAGES)
+        elif tiles.groups > 1:
+            tiles = replace(tiles, groups=1, stages=_MOST_STAGES)
+        else:
+            break  # nothing is smaller; loading it says so
+    return tiles
+
+
+def _fits(tiles: GroupedTiles, weight_format: FragmentFormat, gated: bool, shared_bytes: int) -> bool:
+    block = tiles.shared_bytes(weight_format, gated) + tiles.static_bytes
+    whole = (block + _BLOCK_BYTES) * tiles.blocks <= shared_bytes + _MULTIPROCESSOR_BYTES
+    return whole and block <= shared_bytes

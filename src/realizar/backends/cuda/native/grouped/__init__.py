@@ -1,0 +1,11 @@
+"""Matmuls of rows with the experts that each goes to: a sort by expert, then tiles of one expert each.
+
+Read in this order:
+
+1. `route.cu`: the sort. `work.cu`: what a matmul is given.
+2. `wgmma.cu` and `mma_sync.cu`: the matmuls of Hopper, and of other cards from Ampere on.
+3. Their ends: `wgmma_gated.cu` and `mma_sync_gated.cu` for gate and up, `wgmma_pairs.cu` and `mma_sync_pairs.cu` for
+   sums of pairs.
+
+`source.py` puts them together.
+"""

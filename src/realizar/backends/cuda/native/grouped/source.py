@@ -1,0 +1,146 @@
+"""Sources of grouped matmuls and of the sort before them, and their tiles. Standard library only.
+
+A grouped matmul multiplies rows with the matrices of the experts that they go to. `route.cu` sorts pairs of a row and
+an expert by expert, each expert's padded to whole tiles; a fixed number of blocks then takes tiles one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from realizar.backends.cuda.layouts.fragments import FragmentFormat
+from realizar.backends.cuda.native.compiler import Source, read
+from realizar.backends.cuda.native.sources import (
+    ACTIVATIONS,
+    GatedActivation,
+    MmaSyncTiles,
+    WgmmaTiles,
+    define,
+    format_defines,
+    format_name,
+)
+
+STEP = 2  # chunks of a stage of the Hopper kernel
+_LARGE = 128  # tokens times strips, from which on a Hopper consumer needs the producer's registers
+ROUTE_WARPS = 32
+_MOST_COUNTS = 16384  # of all warps, in the sort's shared memory
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedTiles:
+    """Parameters of a grouped matmul.
+
+    Attributes:
+        kind: its instruction.
+        tokens: places of a tile: 8, 16, 32, 64, or with wgmma 128.
+        strips: strips of 64 output features, of a consumer warpgroup or with mma.sync of the block.
+        groups: consumer warpgroups of wgmma.
+        stages: of the ring, at least 3. blocks: per multiprocessor.
+    """
+
+    kind: Literal["wgmma", "mma_sync"]
+    tokens: int
+    strips: int
+    groups: int
+    stages: int
+    blocks: int
+
+    @property
+    def registers(self) -> int:
+        """Registers that a consumer thread takes over from the producer, or 0 where none need to."""
+        return 232 if self.is_large and self.groups == 2 else 0
+
+    @property
+    def is_large(self) -> bool:
+        """True if a Hopper block has a multiprocessor to itself for the sake of its registers."""
+        return self.kind == "wgmma" and self.blocks == 1 and self.tokens * self.strips >= _LARGE
+
+    @property
+    def threads(self) -> int:
+        if self.kind == "mma_sync":
+            return self.strips * 128
+        return self.groups * 128 + (128 if self.registers else 32)
+
+    @property
+    def width(self) -> int:
+        """Strips of an item."""
+        return self.strips * (self.groups if self.kind == "wgmma" else 1)
+
+    def shared_bytes(self, weight_format: FragmentFormat, gated: bool) -> int:
+        """Dynamic shared memory of a block."""
+        if self.kind == "mma_sync":
+            return self.stages * (
+                self.strips * (weight_format.block_bytes + weight_format.super_bytes) + self.tokens * 128
+            )
+        weights = self.width * (STEP * weight_format.block_bytes + weight_format.super_bytes)
+        staged = self.groups * 8 * (self.tokens * 16 + 16) if gated else 0
+        return self.stages * (weights + STEP * self.tokens * 128) + staged
+
+    @property
+    def static_bytes(self) -> int:
+        """Shared memory of a block beside that, at the most: barriers, pairs and their factors."""
+        return 12 * self.tokens * (2 * self.groups if self.kind == "wgmma" else 1) + 16 * self.stages + 16
+
+    def defines(self) -> list[tuple[str, str]]:
+        """Macros of the kernel."""
+        if self.kind == "mma_sync":
+            return MmaSyncTiles(self.tokens, self.strips, self.stages, self.blocks).defines()
+        dense = WgmmaTiles(self.tokens, self.strips, self.groups, self.stages, STEP, self.blocks).defines()
+        return [*((key, value) for key, value in dense if key != "REGISTERS"), ("REGISTERS", str(self.registers))]
+
+
+def grouped_source(
+    weight_format: FragmentFormat, tiles: GroupedTiles, gathers: bool, activation: GatedActivation | None, odd: bool
+) -> Source:
+    """A grouped matmul; its parameters are the fields of `Experts` in work.cu, in order.
+
+    Args:
+        gathers: read rows of x by their pairs, in place of rows that lie in tiles.
+        activation: of a feed-forward whose gate and up are interleaved; None writes sums to their pairs' rows.
+        odd: whether the number of chunks is odd; only in kernels of wgmma does it make a difference.
+    """
+    end = "pairs" if activation is None else "gated"
+    name = f"grouped_{tiles.kind}_{format_name(weight_format)}_{activation or end}_tokens{tiles.tokens}"
+    own = [*tiles.defines(), ("GATHER", str(int(gathers))), ("ODD", str(int(odd))), *format_defines(weight_format)]
+    if activation is not None:
+        own.append(("ACTIVATION", str(ACTIVATIONS[activation])))
+    files = ["primitives.cu", *(["bulk.cu"] if tiles.kind == "wgmma" else []), f"{tiles.kind}_instructions.cu"]
+    files += ["weights.cu", "grouped/work.cu", *(["gated_epilogue.cu"] if activation else [])]
+    matmul, finish = read(f"grouped/{tiles.kind}.cu"), read(f"grouped/{tiles.kind}_{end}.cu")
+    constants, body = matmul.split(_BODY)
+    text = define(own) + "".join(map(read, files)) + constants + finish + _BODY + body
+    return Source(name, text + _entry(name, tiles))
+
+
+_BODY = "// The body.\n"  # of a kernel, between the constants that its end needs and the functions that call it
+_POINTERS = (
+    "const char* weights", "const float* block_scales", "const void* table", "const float* bias", "char* out",
+    "const float* pair_weights", "const char* x", "const float* x_scales", "const int* slots", "const int* work",
+)  # fmt: skip
+_NUMBERS = "long stride", "int out_features", "int chunks", "int x_share", "int x_block"
+
+
+def _entry(name: str, tiles: GroupedTiles) -> str:
+    """The kernel's entry point."""
+    parameters = (*_POINTERS, *_NUMBERS)
+    fields = ", ".join(each.split()[-1] for each in parameters)
+    bounds = f"__launch_bounds__({tiles.threads}, {tiles.blocks})"
+    head = f'extern "C" __global__ void {bounds} {name}({", ".join(parameters)})'
+    return f"{head} {{\n  multiply_experts(Experts{{{fields}}});\n}}\n"
+
+
+def route_warps(experts: int) -> int:
+    """Warps of the sort: as many as have room for a count of each expert."""
+    return max(1, min(ROUTE_WARPS, _MOST_COUNTS // experts))
+
+
+def route_shared_bytes(experts: int) -> int:
+    """Dynamic shared memory of the sort."""
+    return 4 * (route_warps(experts) * experts + 2 * experts + 1)
+
+
+def route_source(experts: int) -> Source:
+    """The sort of pairs by expert."""
+    text = define([("WARPS", str(route_warps(experts))), ("EXPERT_BITS", str((experts - 1).bit_length()))])
+    return Source("route_pairs", text + read("primitives.cu") + read("grouped/route.cu"))

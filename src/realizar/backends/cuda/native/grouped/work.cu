@@ -1,0 +1,64 @@
+// The work of a grouped matmul: tiles of pairs, each of one expert, by output features.
+// Defined around it: TOKENS (places of a tile) GATHER (1: rows of x are found by pairs, 0: they lie as tiles), and
+// ACTIVATION where gate and up of a feed-forward are multiplied.
+
+// A power of two by which an activation's outputs are divided, which a matmul of tiles multiplies back: halves then
+// hold up to 65504 * 64.
+constexpr float TOKEN_FACTOR = 64.f, LARGEST_HALF = 65504.f;
+
+struct Experts {
+  const char* weights;        // of expert e at e * stride
+  const float* block_scales;  // [experts, strips]
+  const void* table;
+  const float* bias;  // [experts, out_features], or null
+  char* out;          // halves in tiles, or float [pairs, out_features]
+  const float* pair_weights;  // factors of outputs, or null
+  const char* x;
+  const float* x_scales;  // of the rows of x where they are gathered
+  const int* slots;       // as route.cu writes them
+  const int* work;
+  long stride;
+  int out_features, chunks;
+  int x_share, x_block;  // pairs that share a row of x; rows of its blocks
+};
+
+// A tile by output features: the first of a warpgroup's or a warp's strips, of an expert's `strips`.
+struct Item {
+  int tile, strip, strips;
+  const float2* factors;  // of the tile's places: see `pair_factors`
+  const int* pairs;       // or -1
+};
+
+// What the kernel before the last has written; never from a cache that its values may have missed.
+INLINE int load_listed(const int* at) {
+  int r;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(r) : "l"(at) : "memory");
+  return r;
+}
+
+// The factors of a pair's sums and of its bias.
+INLINE float2 pair_factors(const Experts& experts, int pair) {
+  if (pair < 0) return make_float2(0.f, 0.f);
+  const float scale = GATHER ? load_float(experts.x_scales + pair / experts.x_share) : TOKEN_FACTOR;
+  const float weight = experts.pair_weights ? load_float(experts.pair_weights + pair) : 1.f;
+  return make_float2(scale * weight, weight);
+}
+
+INLINE float bias_of(const Experts& experts, int expert, int feature) {
+  if (experts.bias == nullptr || feature >= experts.out_features) return 0.f;
+  return __ldg(experts.bias + (long)expert * experts.out_features + feature);
+}
+
+// Where a pair's row of x begins, in units of 16 bytes.
+INLINE int row_of(const Experts& experts, int pair) {
+  const int row = pair / experts.x_share;
+  return row / experts.x_block * experts.chunks * experts.x_block * 8 + row % experts.x_block;
+}
+
+INLINE u16 limited_half(float x) {  // NaN stays NaN
+  u16 half;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(x), "f"(-LARGEST_HALF));
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(x), "f"(LARGEST_HALF));
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
+  return half;
+}

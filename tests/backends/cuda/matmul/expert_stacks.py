@@ -1,0 +1,90 @@
+"""Random experts packed for the grouped matmuls, with their float64 values, and choices of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from realizar.backends.cuda.layouts.float_fragments import fragment_floats
+from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat
+from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization import block_source, random_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """An `ExpertStack` of its own: see `matmul/grouped.py`."""
+
+    count: int
+    out_features: int
+    in_features: int
+    format: FragmentFormat
+    weights: torch.Tensor
+    block_scales: torch.Tensor
+    table: torch.Tensor | None
+    stride: int
+
+
+def float_matrix(out_features: int, cols: int, rng: np.random.Generator) -> tuple[PackedMatrix, torch.Tensor]:
+    """A matrix of bfloat16 values as halves in fragment order."""
+    values = torch.from_numpy(rng.standard_normal((out_features, cols)).astype(np.float32) * 0.05).bfloat16().float()
+    data, scales = fragment_floats(values.numpy())
+    packed = PackedMatrix(out_features, cols, FLOATS, torch.from_numpy(data), torch.from_numpy(scales), None)
+    return packed, values.double()
+
+
+def expert_matrix(
+    ggml_type: GGMLType, out_features: int, cols: int, rng: np.random.Generator, compact: bool, gated: bool
+) -> tuple[PackedMatrix, torch.Tensor]:
+    """One expert's matrix, or its gate and up interleaved; and the values, gate above up."""
+    if ggml_type == GGMLType.BF16:
+        assert not gated
+        return float_matrix(out_features, cols, rng)
+    sizes = [out_features // 2] * 2 if gated else [out_features]
+    sources = [block_source(ggml_type, random_blocks(ggml_type, rows, cols, rng, 0.05), rows, cols) for rows in sizes]
+    values = np.concatenate([source.dequantize() for source in sources])
+    return pack_matrix(sources, "cpu", compact, interleaved=gated), torch.from_numpy(values).double()
+
+
+def random_stack(
+    ggml_type: GGMLType, count: int, out_features: int, cols: int, *, compact: bool = False, gated: bool = False,
+    seed: int = 0,
+) -> tuple[Stack, torch.Tensor]:  # fmt: skip
+    """Experts on the GPU, and float64 [count, out_features, cols] of their values."""
+    rng = np.random.default_rng(seed)
+    packed = [expert_matrix(ggml_type, out_features, cols, rng, compact, gated) for _ in range(count)]
+    first = packed[0][0]
+    weights = torch.cat([matrix.weights for matrix, _ in packed]).cuda()
+    scales = torch.cat([matrix.block_scales for matrix, _ in packed]).cuda()
+    table = None if first.table is None else first.table.cuda()
+    stride = first.format.size_bytes(out_features, cols)
+    stack = Stack(count, out_features, cols, first.format, weights, scales, table, stride)
+    return stack, torch.stack([values for _, values in packed]).cuda()
+
+
+def random_choices(rows: int, per_token: int, experts: int, seed: int = 0, skew: float = 0.0) -> NDArray[np.int32]:
+    """int32 [rows, per_token] of different experts of a row; `skew`: the exponent of Zipf's law."""
+    rng = np.random.default_rng(seed)
+    noise = rng.gumbel(size=(rows, experts)) - skew * np.log(np.arange(1, experts + 1))
+    return np.argsort(-noise, axis=1)[:, :per_token].astype(np.int32)
+
+
+def expected_lists(
+    chosen: NDArray[np.int32], experts: int, tokens: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Slots, work and starts as the sort must write them."""
+    flat = chosen.reshape(-1)
+    slots: list[int] = []
+    work: list[int] = []
+    starts = [0]
+    for expert in range(experts):
+        pairs = np.flatnonzero(flat == expert)
+        tiles = -(-len(pairs) // tokens)
+        slots += [*pairs.tolist(), *[-1] * (tiles * tokens - len(pairs))]
+        work += [expert * 2 + (tiles > 1)] * tiles
+        starts.append(starts[-1] + len(pairs))
+    return np.array(slots, np.int32), np.array([len(work), *work], np.int32), np.array(starts, np.int32)

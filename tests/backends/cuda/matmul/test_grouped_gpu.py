@@ -1,0 +1,258 @@
+"""Grouped matmuls over experts on a GPU against float64 on the same packed weights, their outputs poisoned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+from numpy.typing import NDArray
+
+from backends.cuda.matmul.expert_stacks import Stack, expected_lists, random_choices, random_stack
+from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
+from realizar.backends.cuda.matmul.grouped_tiles import TILE_TOKENS, StepTiles, most_tiles
+from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
+from realizar.backends.cuda.native.sources import GatedActivation
+from realizar.checkpoint.ggml_types import GGMLType
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+EXPERTS, PER_TOKEN = 6, 3
+_TOLERANCE = 1.5e-3  # weights and activations rounded to halves
+TYPES = [
+    (GGMLType.Q4_K, False), (GGMLType.Q4_K, True), (GGMLType.Q6_K, False), (GGMLType.Q8_0, False),
+    (GGMLType.Q5_0, False), (GGMLType.MXFP4, False), (GGMLType.Q3_K, False), (GGMLType.IQ2_XS, False),
+]  # fmt: skip
+
+
+TYPES_AND_FLOATS = [*TYPES, (GGMLType.BF16, False)]
+ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh", "gelu")
+
+
+@pytest.fixture(scope="module", params=["wgmma", "mma_sync"])
+def grouped(request: pytest.FixtureRequest) -> GroupedMatmuls:
+    matmuls = MatmulKernels("cuda")
+    if request.param == "mma_sync":
+        matmuls.tuning = replace(matmuls.tuning, wgmma=False)
+    elif not matmuls.tuning.wgmma:
+        pytest.skip("wgmma does not run here")
+    return GroupedMatmuls(matmuls)
+
+
+@pytest.fixture(scope="module")
+def matmuls() -> MatmulKernels:
+    return MatmulKernels("cuda")
+
+
+def tiles_of(grouped: GroupedMatmuls, rows: int, tokens: int, per_token: int = PER_TOKEN) -> StepTiles:
+    """Tiles of a size that a test names, in place of what `step` would choose."""
+    return StepTiles(rows * per_token, tokens, most_tiles(rows * per_token, EXPERTS, tokens))
+
+
+def buffers_for(step: StepTiles, experts: int, width: int = 0) -> GroupedBuffers:
+    """Poisoned buffers for tiles of one size."""
+    buffers = GroupedBuffers("cuda", 1, 1, experts, 64, True)
+    buffers.slots = torch.full((step.places,), 12345678, dtype=torch.int32, device="cuda")
+    buffers.work = torch.full((1 + step.count,), 12345678, dtype=torch.int32, device="cuda")
+    buffers.gated = torch.full((step.places * width,), torch.nan, dtype=torch.float16, device="cuda")
+    return buffers
+
+
+def on_device(chosen: NDArray[np.int32]) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(chosen)).cuda()
+
+
+def sizes(grouped: GroupedMatmuls, number: int | None = None) -> tuple[int, ...]:
+    """Places of tiles: all, or of a numbered case every other one."""
+    every = TILE_TOKENS if grouped._tuning.wgmma else TILE_TOKENS[:-1]
+    return every if number is None else every[number % 2 :: 2]
+
+
+def sums_of(x: torch.Tensor, exact: torch.Tensor, chosen: NDArray[np.int32]) -> torch.Tensor:
+    """float64 [pairs, out_features]: each pair's row times its expert, NaN where it goes nowhere."""
+    flat = torch.from_numpy(chosen.reshape(-1)).cuda()
+    found = torch.full((len(flat), exact.shape[1]), torch.nan, dtype=torch.float64, device="cuda")
+    for expert in range(len(exact)):
+        pairs = (flat == expert).nonzero()[:, 0]
+        found[pairs] = x.double()[pairs // chosen.shape[1]] @ exact[expert].T
+    return found
+
+
+def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Rows agree, and exactly those that go nowhere were left alone."""
+    assert torch.equal(found.isnan().any(1), wanted.isnan().any(1))
+    assert torch.equal(found.isnan().all(1), wanted.isnan().any(1))
+    live = ~wanted.isnan().any(1)
+    error = (found.double() - wanted)[live].norm(dim=1) / wanted[live].norm(dim=1)
+    assert float(error.max()) < _TOLERANCE if len(error) else True
+
+
+def some_choices(rows: int, seed: int) -> NDArray[np.int32]:
+    """Choices with padding rows, an expert that nobody chooses, and numbers beyond the experts."""
+    chosen = random_choices(rows, PER_TOKEN, EXPERTS, seed)
+    chosen[chosen == 4] = EXPERTS + 3 if seed % 2 else -7
+    if rows > 1:
+        chosen[rows - rows // 5 :] = -1
+    return chosen
+
+
+SORTS = {
+    "one row": random_choices(1, 8, 128),
+    "one expert": np.full((200, 8), 5, np.int32),
+    "128 by 8": random_choices(256, 8, 128),
+    "skewed": random_choices(300, 4, 60, skew=1.5),
+    "large": random_choices(4096, 8, 128),
+    "nobody": np.full((64, 8), -1, np.int32),
+    "beyond": random_choices(77, 3, 200) - 50,
+    "many experts": random_choices(50, 10, 1000),
+}
+
+
+@pytest.mark.parametrize("case", SORTS)
+@pytest.mark.parametrize("tokens", [8, 64])
+def test_pairs_are_sorted_by_expert(matmuls: MatmulKernels, case: str, tokens: int) -> None:
+    chosen = SORTS[case]
+    experts = 1000 if case == "many experts" else 128
+    grouped, pairs = GroupedMatmuls(matmuls), chosen.size
+    step = StepTiles(pairs, tokens, most_tiles(pairs, experts, tokens))
+    buffers, device = buffers_for(step, experts), on_device(chosen)
+    for _ in range(2):
+        grouped.sort(device, step, experts, buffers)
+    slots, work, starts = expected_lists(chosen, experts, tokens)
+    assert np.array_equal(buffers.work[: len(work)].cpu().numpy(), work)
+    assert np.array_equal(buffers.slots[: len(slots)].cpu().numpy(), slots)
+    assert np.array_equal(buffers.starts.cpu().numpy(), starts)
+    assert bool((buffers.slots[len(slots) :] == 12345678).all())
+    assert bool((buffers.work[len(work) :] == 12345678).all())
+
+
+def run_pairs(
+    grouped: GroupedMatmuls, stack: Stack, x: HalfActivations, chosen: NDArray[np.int32], step: StepTiles,
+    weights: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Products of pairs, written over poison."""
+    buffers, config = buffers_for(step, stack.count), grouped.route(step, stack)
+    grouped.sort(on_device(chosen), step, stack.count, buffers)
+    out = torch.full((chosen.size + 1, stack.out_features), torch.nan, device="cuda")
+    grouped.launch_pairs(stack, x, chosen.shape[1], step, buffers, config, out, weights, bias)
+    assert bool(out[-1].isnan().all())
+    return out[:-1]
+
+
+@pytest.mark.parametrize(("ggml_type", "compact"), TYPES_AND_FLOATS, ids=lambda v: getattr(v, "name", str(v)))
+def test_rows_of_pairs(matmuls: MatmulKernels, grouped: GroupedMatmuls, ggml_type: GGMLType, compact: bool) -> None:
+    """Every size of tile, with odd numbers of chunks, outputs that end within a strip, weights and biases."""
+    cols = 2880 if ggml_type.block_size <= 32 else 1280
+    stack, exact = random_stack(ggml_type, EXPERTS, 200, cols, compact=compact)
+    for seed, tokens in enumerate(sizes(grouped, TYPES_AND_FLOATS.index((ggml_type, compact)))):
+        for rows in (1, 37, 150):
+            x = torch.randn(rows, cols, device="cuda")
+            chosen = some_choices(rows, seed + rows)
+            bias = torch.randn(EXPERTS, 200, device="cuda") if seed % 2 else None
+            weights = torch.rand(chosen.size, device="cuda") + 0.5 if rows > 1 else None
+            wanted = sums_of(x, exact, chosen)
+            if bias is not None:
+                flat = on_device(chosen).reshape(-1).clamp(0, EXPERTS - 1).long()
+                wanted += bias.double()[flat]
+            if weights is not None:
+                wanted *= weights.double()[:, None]
+            step = tiles_of(grouped, rows, tokens)
+            found = run_pairs(grouped, stack, matmuls.to_half(x, 64 if rows > 9 else 8), chosen, step, weights, bias)
+            check(found, wanted)
+
+
+def gated_values(
+    x: torch.Tensor, exact: torch.Tensor, chosen: NDArray[np.int32], activation: GatedActivation
+) -> torch.Tensor:
+    gate, up = sums_of(x, exact, chosen).chunk(2, dim=1)
+    if activation == "silu":
+        return torch.nn.functional.silu(gate) * up
+    return torch.nn.functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
+
+
+def chain(
+    grouped: GroupedMatmuls, stacks: tuple[Stack, Stack], x: HalfActivations, chosen: torch.Tensor, step: StepTiles,
+    activation: GatedActivation, out: torch.Tensor, weights: torch.Tensor,
+) -> Callable[[], None]:  # fmt: skip
+    """The kernels of a layer's experts, ready to be started."""
+    gate_up, down = stacks
+    buffers = buffers_for(step, gate_up.count, down.in_features)
+    first, second = grouped.route(step, gate_up, activation), grouped.route(step, down, tiled=True)
+    grouped.prepare([first, second], gate_up.count)
+
+    def start() -> None:
+        grouped.sort(chosen, step, gate_up.count, buffers)
+        grouped.launch_gated(gate_up, x, chosen.shape[1], step, buffers, first)
+        grouped.launch_pairs(down, None, 1, step, buffers, second, out, weights)
+
+    return start
+
+
+@pytest.mark.parametrize(("ggml_type", "compact"), TYPES[:6], ids=lambda v: getattr(v, "name", str(v)))
+def test_feed_forwards(matmuls: MatmulKernels, grouped: GroupedMatmuls, ggml_type: GGMLType, compact: bool) -> None:
+    """Gate, up and down of pairs: with two warpgroups the last item of gate and up ends early, down's in a strip."""
+    number = TYPES.index((ggml_type, compact))
+    activation = ACTIVATIONS[number % 3]
+    width, cols = 192 if ggml_type.block_size <= 32 else 256, 768
+    gate_up, exact = random_stack(ggml_type, EXPERTS, 2 * width, cols, compact=compact, gated=True)
+    down, exact_down = random_stack(GGMLType.Q8_0, EXPERTS, 328, width, seed=1)
+    for seed, tokens in enumerate(sizes(grouped, number + 1)):
+        rows = (40, 1, 200)[seed]
+        x, chosen = torch.randn(rows, cols, device="cuda"), some_choices(rows, seed)
+        weights = torch.rand(chosen.size, device="cuda") + 0.5
+        out = torch.full((chosen.size, 328), torch.nan, device="cuda")
+        step = tiles_of(grouped, rows, tokens)
+        half = matmuls.to_half(x, 32)
+        chain(grouped, (gate_up, down), half, on_device(chosen), step, activation, out, weights)()
+        inner = gated_values(x, exact, chosen, activation)
+        wanted = torch.full_like(out, torch.nan, dtype=torch.float64)
+        for expert in range(EXPERTS):
+            pairs = np.flatnonzero(chosen.reshape(-1) == expert)
+            wanted[pairs] = inner[pairs] @ exact_down[expert].T * weights.double()[pairs, None]
+        check(out, wanted)
+
+
+@pytest.mark.parametrize("rows", [16, 300])
+def test_a_graph_serves_other_counts(matmuls: MatmulKernels, grouped: GroupedMatmuls, rows: int) -> None:
+    """A captured layer with as many experts as real ones, replayed with routes of other rows: as launched plainly."""
+    experts, per_token, cols, width = 128, 8, 512, 256
+    gate_up, _ = random_stack(GGMLType.Q4_K, experts, 2 * width, cols, gated=True)
+    down, _ = random_stack(GGMLType.Q6_K, experts, 256, width, seed=1)
+    step = grouped.step(rows, per_token, experts)
+    chosen = on_device(random_choices(rows, per_token, experts))
+    x, weights = torch.randn(rows, cols, device="cuda"), torch.rand(rows * per_token, device="cuda")
+    out = torch.empty(rows * per_token, 256, device="cuda")
+    run = chain(grouped, (gate_up, down), matmuls.to_half(x, 64), chosen, step, "silu", out, weights)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            run()
+    for seed in range(4):
+        choices = random_choices(rows, per_token, experts, seed, skew=seed * 0.7)
+        choices[rows - seed * 4 :] = -1
+        chosen.copy_(on_device(choices))
+        run()
+        torch.cuda.synchronize()
+        wanted = out.clone()
+        out.fill_(torch.nan)
+        graph.replay()
+        live = (rows - seed * 4) * per_token
+        assert torch.equal(out[:live], wanted[:live])
+        assert bool(out[live:].isnan().all())
+
+
+def test_rows_do_not_depend_on_the_batch(matmuls: MatmulKernels, grouped: GroupedMatmuls) -> None:
+    """All tiles give the same bits, alone and among others."""
+    stack, _ = random_stack(GGMLType.Q4_K, EXPERTS, 256, 1280)
+    x, chosen = torch.randn(150, 1280, device="cuda"), random_choices(150, PER_TOKEN, EXPERTS)
+    seen: torch.Tensor | None = None
+    for tokens in sizes(grouped):
+        for rows in (150, 9, 1):
+            half = matmuls.to_half(x[:rows].contiguous(), 16)
+            found = run_pairs(grouped, stack, half, chosen[:rows], tiles_of(grouped, rows, tokens))
+            seen = found if seen is None else seen
+            assert torch.equal(found, seen[: rows * PER_TOKEN]), (tokens, rows)

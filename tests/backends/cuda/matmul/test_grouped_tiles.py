@@ -1,0 +1,55 @@
+"""Tiles of grouped matmuls: enough of them for any choice of experts, and rings that fit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from realizar.backends.cuda.layouts.fragments import FLOATS, fragment_format
+from realizar.backends.cuda.matmul.grouped_tiles import TILE_TOKENS, grouped_tiles, most_tiles, step_tiles, tile_tokens
+from realizar.backends.cuda.native.grouped.source import route_shared_bytes, route_warps
+from realizar.quantization import QUANTIZED_TYPES
+from realizar.quantization.ggml_layouts import GGML_LAYOUTS
+
+FORMATS = [FLOATS, *dict.fromkeys(fragment_format(GGML_LAYOUTS[ggml_type]) for ggml_type in QUANTIZED_TYPES)]
+
+
+@pytest.mark.parametrize(("pairs", "experts"), [(1, 128), (8, 128), (130, 4), (4096, 128), (7, 7)])
+@pytest.mark.parametrize("tokens", TILE_TOKENS)
+def test_no_choice_needs_more_tiles(pairs: int, experts: int, tokens: int) -> None:
+    """For the worst of all, every expert's last tile holds one pair."""
+    rng = np.random.default_rng(pairs)
+    bound = most_tiles(pairs, experts, tokens)
+    counts = [rng.multinomial(pairs, rng.dirichlet(np.full(experts, 0.3))) for _ in range(50)]
+    worst = np.minimum(1, np.arange(pairs, pairs - experts, -1).clip(0))
+    worst[0] += pairs - worst.sum()
+    assert max(int((-(-each // tokens)).sum()) for each in counts) <= bound
+    assert int((-(-worst // tokens)).sum()) == bound
+
+
+def test_tiles_grow_with_rows() -> None:
+    sizes = [tile_tokens(rows, 8, 128, True) for rows in (1, 16, 64, 256, 512, 4096)]
+    assert sizes == sorted(sizes)
+    assert (sizes[0], sizes[-1]) == (8, 128)
+    assert tile_tokens(4096, 8, 128, False) == 64
+    assert step_tiles(64, 8, 128, True).places == step_tiles(64, 8, 128, True).count * tile_tokens(64, 8, 128, True)
+
+
+@pytest.mark.parametrize("tokens", TILE_TOKENS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_rings_fit(tokens: int, gated: bool) -> None:
+    for wgmma, shared in ((True, 227 * 1024), (False, 99 * 1024)):
+        if tokens > 64 and not wgmma:
+            continue
+        for weight_format in FORMATS:
+            tiles = grouped_tiles(tokens, weight_format, gated, wgmma, shared)
+            assert tiles.stages >= 3
+            assert tiles.shared_bytes(weight_format, gated) + tiles.static_bytes <= shared
+
+
+@pytest.mark.parametrize("experts", [1, 8, 128, 512, 1024])
+def test_the_sort_has_room_for_its_counts(experts: int) -> None:
+    assert route_warps(experts) in range(1, 33)
+    assert route_shared_bytes(experts) <= 99 * 1024

@@ -1,0 +1,72 @@
+"""Grouped matmuls compile for the architectures that they are meant for, without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
+
+from backends.cuda.native.compiled import check, check_registers
+from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
+from realizar.backends.cuda.matmul.grouped_tiles import TILE_TOKENS, grouped_tiles
+from realizar.backends.cuda.native.compiler import Source, architecture
+from realizar.backends.cuda.native.grouped.source import GroupedTiles, grouped_source, route_source
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.quantization import QUANTIZED_TYPES
+from realizar.quantization.ggml_layouts import GGML_LAYOUTS
+
+H200_BYTES, SMALL_BYTES = 227 * 1024, 99 * 1024
+Q4_K = fragment_format(GGML_LAYOUTS[GGMLType.Q4_K])
+FAMILIES: dict[str, tuple[GGMLType | None, ...]] = {
+    "sm_80": (GGMLType.Q8_0, GGMLType.IQ4_NL),
+    "sm_90a": (GGMLType.Q6_K, GGMLType.Q3_K, GGMLType.IQ2_XS, None),
+}
+
+
+@pytest.fixture(autouse=True)
+def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def both(weight_format: FragmentFormat, tokens: int, wgmma: bool) -> tuple[list[Source], list[GroupedTiles]]:
+    """Gate and up with an activation, and down, with the tiles that are chosen for them."""
+    shared = H200_BYTES if wgmma else SMALL_BYTES
+    tiles = [grouped_tiles(tokens, weight_format, gated, wgmma, shared) for gated in (True, False)]
+    gate_up = grouped_source(weight_format, tiles[0], True, "silu", False)
+    return [gate_up, grouped_source(weight_format, tiles[1], False, None, tokens == 16)], tiles
+
+
+@pytest.mark.parametrize(
+    "tokens", [each if each in (8, 64) else pytest.param(each, marks=pytest.mark.full) for each in TILE_TOKENS]
+)
+def test_sums_stay_in_registers_on_hopper(tokens: int, tmp_path: Path) -> None:
+    check_registers(*both(Q4_K, tokens, True), "sm_90a", tmp_path)
+
+
+def test_sums_stay_in_registers_on_ampere(tmp_path: Path) -> None:
+    check_registers(*both(Q4_K, 32, False), "sm_80", tmp_path)
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_families_of_weights_compile(arch: str) -> None:
+    formats = [FLOATS if each is None else fragment_format(GGML_LAYOUTS[each]) for each in FAMILIES[arch]]
+    check([both(weight_format, 16, arch == "sm_90a")[0][1] for weight_format in formats], arch)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_all_weights_compile(arch: str) -> None:
+    formats = dict.fromkeys(fragment_format(GGML_LAYOUTS[ggml_type]) for ggml_type in QUANTIZED_TYPES)
+    check([source for each in formats for source in both(each, 32, arch == "sm_90a")[0]], arch)
+
+
+def test_kernels_for_newer_architectures() -> None:
+    check(both(Q4_K, 16, False)[0], architecture((10, 0)))
+
+
+@pytest.mark.parametrize(("arch", "experts"), [("sm_80", 128), ("sm_90a", 1024), ("sm_100a", 8)])
+def test_sorts_compile(arch: str, experts: int) -> None:
+    check([route_source(experts)], arch)
