@@ -89,7 +89,8 @@ LLAMA_CPP = Dialect(
     "llamacpp",
     _OURS,
     {"repetition_penalty": "repeat_penalty"},
-    {"repeat_last_n": -1, "dry_penalty_last_n": -1},  # its own default for both looks at 64 tokens or all
+    # Its default looks at 64 tokens. It takes -1 for all in some versions alone, and keeps a buffer of so many tokens.
+    {"repeat_last_n": 65_536, "dry_penalty_last_n": 65_536},
 )
 OPENAI = Dialect("OpenAI", "", _OPENAI)
 _DIALECTS = (REALIZAR, VLLM, LLAMA_CPP)
