@@ -259,6 +259,9 @@ def make_model(name: str, wide: bool = False) -> Any:
     model = getattr(transformers, case.model_class)(config).float().eval()
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
+        for path, buffer in model.named_buffers():
+            if path.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
         for path, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim >= 2:

@@ -25,8 +25,14 @@ _ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"}
     "qwen3_vl": "qwen3vl",
     **MIXTURES,
 }
-PERMUTED = ("llama", "granite", "smollm3", "mistral3")  # the architectures whose rows of Q and K the converter reorders
-INTERLEAVED = ("ernie4_5",)  # those whose pairs are neighbours before it too
+PERMUTED = (
+    "llama",
+    "granite",
+    "granitemoe",
+    "smollm3",
+    "mistral3",
+)  # the architectures whose rows of Q and K the converter reorders
+INTERLEAVED = ("ernie4_5", "ernie4_5-moe", "ernie4_5_moe")  # those whose pairs are neighbours before it too
 
 
 def convert_to_gguf(
@@ -164,7 +170,7 @@ def _add_rope(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
         writer.add_tensor("rope_factors_short.weight", np.asarray(rope["short_factor"], np.float32))
     if "mrope_section" in rope:
         writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
-    if name == "qwen3vl":
+    if name in ("qwen3vl", "qwen3vlmoe"):
         writer.add_num_deepstack_layers(2)
     if name == "olmo2" and "sliding_attention" in everywhere:
         writer.add_rope_freq_base_swa(everywhere["sliding_attention"]["rope_theta"])
@@ -196,7 +202,7 @@ def _add_window(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
 
 
 def _add_multipliers(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
-    if name == "granite":
+    if name in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)

@@ -10,7 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
-MIXTURES = {"gpt_oss": "gpt-oss", "olmoe": "olmoe", "qwen3_moe": "qwen3moe"}
+MIXTURES = {
+    "ernie4_5_moe": "ernie4_5-moe",
+    "glm4_moe": "glm4moe",
+    "gpt_oss": "gpt-oss",
+    "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe",
+    "minimax_m2": "minimax-m2",
+    "mixtral": "llama",
+    "olmoe": "olmoe",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "qwen3_vl_moe": "qwen3vlmoe",
+}
 """GGUF architecture of each `model_type` with experts."""
 
 
@@ -25,9 +37,10 @@ def with_split_experts(tensors: Mapping[str, Any], name: str) -> dict[str, Array
 def _parts(hf_name: str, values: Array, name: str) -> Iterator[tuple[str, Array]]:
     layer, is_expert, kind = hf_name.partition(".experts.")
     if not is_expert:
-        yield f"{hf_name}.weight" if hf_name.endswith(".sinks") else hf_name, values
+        yield from _of_all_tokens(hf_name, values)
         return
-    base, suffix = f"{layer}.experts.", ".bias" if kind.endswith("_bias") else ".weight"
+    base = f"{layer.replace('block_sparse_moe', 'mlp')}.experts."
+    suffix = ".bias" if kind.endswith("_bias") else ".weight"
     if name == "gpt-oss" and suffix == ".weight":
         values = values.swapaxes(1, 2)
     if kind.startswith("down_proj"):
@@ -39,13 +52,64 @@ def _parts(hf_name: str, values: Array, name: str) -> Iterator[tuple[str, Array]
     yield f"{base}up_proj{suffix}", up
 
 
+def _of_all_tokens(hf_name: str, values: Array) -> Iterator[tuple[str, Array]]:
+    """Sinks, routers, their biases, and shared experts."""
+    layer = ".".join(hf_name.split(".")[:3])
+    if hf_name.endswith(".sinks"):
+        yield f"{hf_name}.weight", values
+    elif hf_name.endswith("e_score_correction_bias"):
+        yield f"{layer}.mlp.gate.e_score_correction.bias", values.reshape(-1)
+    elif hf_name.endswith("shared_expert_gate.weight"):
+        yield hf_name, values[0]
+    elif hf_name.endswith("block_sparse_moe.router.weight"):
+        yield f"{layer}.mlp.gate.weight", values
+    elif hf_name.endswith("shared_mlp.input_linear.weight"):
+        for part, half in zip(("gate", "up"), np.split(values, 2), strict=True):
+            yield f"{layer}.mlp.shared_expert.{part}_proj.weight", half
+    elif hf_name.endswith("shared_mlp.output_linear.weight"):
+        yield f"{layer}.mlp.shared_expert.down_proj.weight", values
+    else:
+        yield hf_name, values
+
+
 def add_experts(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
     """The keys of a mixture; nothing where a model has none."""
-    if name not in MIXTURES.values():
+    if config.model_type not in MIXTURES and config.model_type != "qwen3_vl_moe_text":
         return
-    writer.add_expert_count(config.num_experts)
+    if config.model_type in ("granitemoe", "granitemoeshared", "glm4_moe"):
+        writer.add_expert_count(config.num_local_experts)
+    else:
+        writer.add_expert_count(config.num_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
-    if name == "qwen3moe":
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if name == "gpt-oss":
-        writer.add_expert_feed_forward_length(config.intermediate_size)
+    width = getattr(config, "moe_intermediate_size", config.intermediate_size)
+    if name not in ("llama", "olmoe", "granitemoe"):
+        writer.add_expert_feed_forward_length(width)
+    if config.model_type == "granitemoeshared":
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    if name == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if name == "ernie4_5-moe":
+        _add_ernie(writer, config)
+    if name == "glm4moe":
+        _add_glm(writer, config)
+    if name == "minimax-m2":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def _add_ernie(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_interleave_moe_layer_step(config.moe_layer_interval)
+    writer.add_leading_dense_block_count(config.moe_layer_start_index)
+    writer.add_expert_shared_count(config.moe_num_shared_experts)
+    width = config.moe_intermediate_size * config.moe_num_shared_experts
+    writer.add_expert_shared_feed_forward_length(width)
+
+
+def _add_glm(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    if config.n_group > 1:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)

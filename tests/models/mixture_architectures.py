@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from architecture_case import Case
+
+_LONG: dict[str, Any] = {"max_position_embeddings": 640}
 
 MIXTURES: dict[str, Case] = {
     "gpt-oss": Case(
@@ -23,6 +27,154 @@ MIXTURES: dict[str, Case] = {
                 "truncate": False,
                 "original_max_position_embeddings": 20,
             },
+        },
+        num_tokens=600,
+        run_by=("cpu",),
+    ),
+    "mixtral": Case("Mixtral", {**_LONG, "num_local_experts": 6, "sliding_window": 40}, num_tokens=600),
+    "qwen2moe": Case(
+        "Qwen2Moe",
+        {
+            **_LONG,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 80,
+        },
+        num_tokens=600,
+        run_by=("cpu",),
+    ),
+    "qwen2moe-dense-layers": Case(
+        "Qwen2Moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 80,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "decoder_sparse_step": 2,
+        },
+        forms=("safetensors",),
+        run_by=("cpu",),
+    ),
+    "granitemoe": Case(
+        "GraniteMoe",
+        {
+            **_LONG,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 8.0,
+        },
+        num_tokens=600,
+    ),
+    "granitemoe-shared": Case(
+        "GraniteMoeShared",
+        {**_LONG, "num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 80},
+        num_tokens=600,
+        run_by=("cpu",),
+    ),
+    "qwen3vlmoe": Case(
+        "Qwen3VLMoe",
+        {
+            **_LONG,
+            "head_dim": 32,
+            "tie_word_embeddings": False,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,
+            },
+            "vision_config": {
+                "depth": 2,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 64,
+                "patch_size": 4,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0, 1],
+            },
+        },
+        num_tokens=600,
+    ),
+    "ernie4_5-moe": Case(
+        "Ernie4_5_Moe",
+        {
+            **_LONG,
+            "num_hidden_layers": 5,
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": 48,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+        },
+        num_tokens=600,
+        run_by=("cpu",),
+    ),
+    "ernie4_5-moe-interval": Case(
+        "Ernie4_5_Moe",
+        {
+            "num_hidden_layers": 6,
+            "moe_num_experts": 6,
+            "moe_k": 2,
+            "moe_intermediate_size": 48,
+            "moe_num_shared_experts": 0,
+            "moe_layer_start_index": 0,
+            "moe_layer_end_index": 4,
+            "moe_layer_interval": 2,
+            "use_bias": True,
+            "tie_word_embeddings": False,
+        },
+        forms=("safetensors",),
+        run_by=("cpu",),
+    ),
+    "glm4moe": Case(
+        "Glm4Moe",
+        {
+            **_LONG,
+            "head_dim": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.5,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "num_mtp_layers": 0,
+        },
+        num_tokens=600,
+        run_by=("cpu",),
+    ),
+    "glm4moe-plain": Case(
+        "Glm4Moe",
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 48,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "partial_rotary_factor": 0.25,
+        },
+        run_by=("cpu",),
+    ),
+    "minimax-m2": Case(
+        "MiniMaxM2",
+        {
+            **_LONG,
+            "head_dim": 32,
+            "rotary_dim": 16,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
         },
         num_tokens=600,
         run_by=("cpu",),

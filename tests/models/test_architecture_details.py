@@ -20,6 +20,8 @@ from handmade_checkpoint import (
     gguf_checkpoint,
     stored,
 )
+from models.test_mixture_architectures import FOLDER as MIXTURES_FOLDER
+from models.test_mixture_architectures import GGUF as MIXTURES_GGUF
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models import registry
@@ -53,6 +55,11 @@ _GGUF_KEYS: dict[str, dict[str, Any]] = {
         "gpt-oss.expert_used_count": 2,
         "gpt-oss.expert_feed_forward_length": WIDTH,
     },
+    **{
+        name: {f"{name}.{key}": value for key, value in keys.items()}
+        for name, keys in MIXTURES_GGUF.items()
+        if name not in ("llama", "qwen3moe")
+    },
 }
 _CONFIG_KEYS: dict[str, dict[str, Any]] = {
     "starcoder2": {"norm_epsilon": 1e-5},
@@ -60,6 +67,7 @@ _CONFIG_KEYS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": HIDDEN // HEADS},
+    **MIXTURES_FOLDER,
 }
 
 

@@ -80,7 +80,7 @@ def test_missing_config_key_is_named(key: str) -> None:
     [
         ("llama.rope.scaling.type", "spiral"),
         ("llama.rope.dimension_count", 2),
-        ("llama.expert_count", 8),
+        ("llama.expert_shared_count", 8),
         ("llama.attention.causal", False),
         ("llama.attention.clamp_kqv", 8.0),
         ("llama.attention.max_alibi_bias", 8.0),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from handmade_checkpoint import HEADS, HIDDEN, config_checkpoint, gguf_checkpoint
+from models.published_mixtures import PUBLISHED_MIXTURES
 from realizar.errors import UnsupportedModelError
 from realizar.models.registry import build_spec
 
@@ -149,68 +150,6 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "use_bias": True,
         },
     ),
-    "qwen3 30b-a3b": (
-        "qwen3_moe",
-        {
-            "attention_bias": False,
-            "decoder_sparse_step": 1,
-            "head_dim": 4,
-            "max_window_layers": 48,
-            "mlp_only_layers": [],
-            "moe_intermediate_size": 8,
-            "norm_topk_prob": True,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "output_router_logits": False,
-            "rope_scaling": None,
-            "router_aux_loss_coef": 0.001,
-            "sliding_window": None,
-            "use_sliding_window": False,
-        },
-    ),
-    "olmoe": (
-        "olmoe",
-        {
-            "attention_bias": False,
-            "clip_qkv": None,
-            "norm_topk_prob": False,
-            "num_experts": 64,
-            "num_experts_per_tok": 8,
-            "output_router_logits": False,
-            "rope_scaling": None,
-            "router_aux_loss_coef": 0.01,
-        },
-    ),
-    "gpt-oss 20b": (
-        "gpt_oss",
-        {
-            "attention_bias": True,
-            "attention_dropout": 0.0,
-            "experts_per_token": 4,
-            "head_dim": 4,
-            "initial_context_length": 4096,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "num_experts_per_tok": 4,
-            "num_local_experts": 32,
-            "output_router_logits": False,
-            "quantization_config": {
-                "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
-                "quant_method": "mxfp4",
-            },
-            "rope_scaling": {
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "factor": 32.0,
-                "original_max_position_embeddings": 4096,
-                "rope_type": "yarn",
-                "truncate": False,
-            },
-            "rope_theta": 150000,
-            "router_aux_loss_coef": 0.9,
-            "sliding_window": 128,
-            "swiglu_limit": 7.0,
-        },
-    ),
     "lfm2": (
         "lfm2",
         {
@@ -257,6 +196,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "use_sliding_window": False,
         },
     ),
+    **PUBLISHED_MIXTURES,
 }
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from realizar.models.dimensions import MAX_FEED_FORWARD
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.spec import Activation, ExpertLinear, Experts
+from realizar.models.spec import Activation, ExpertLinear, Experts, FeedForward, Scoring
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization import is_packed
 
 MAX_EXPERTS = 1024
+_SCORINGS: dict[int, Scoring] = {1: "softmax", 2: "sigmoid"}
 
 
 def read_expert_count(hparams: HyperParameters, hf_key: str = "num_experts") -> int:
@@ -23,22 +25,64 @@ def read_expert_count(hparams: HyperParameters, hf_key: str = "num_experts") -> 
     return count
 
 
+def read_experts_per_token(hparams: HyperParameters, count: int, hf_key: str = "num_experts_per_tok") -> int:
+    """Experts that a token goes through, of `count`."""
+    return hparams.integer("expert_used_count", hf_key, high=count)
+
+
+def read_groups(hparams: HyperParameters, count: int, per_token: int) -> tuple[int, int]:
+    """Groups of a layer's experts, and those of them that a token may choose from."""
+    keys, used_keys = ("expert_group_count", "n_group"), ("expert_group_used_count", "topk_group")
+    groups = hparams.integer(*keys, high=count, default=1)
+    used = hparams.integer(*used_keys, high=groups, default=groups)
+    if count % groups:
+        raise hparams.malformed(*keys, f"{groups} groups do not divide {count} experts")
+    if used * (count // groups) < per_token:
+        raise hparams.malformed(*used_keys, f"{used} groups of {count // groups} have fewer than {per_token} experts")
+    return groups, used
+
+
+def read_scoring(hparams: HyperParameters, default: Scoring) -> Scoring:
+    """What makes scores of a router's logits, which a GGUF file may name by llama.cpp's number."""
+    number = hparams.integer("expert_gating_func", None, low=0, high=MAX_EXPERTS, default=0)
+    if number not in _SCORINGS and number != 0:
+        raise hparams.unsupported("expert_gating_func", None, number)
+    return _SCORINGS.get(number, default)
+
+
+def read_shared_width(hparams: HyperParameters, hf_key: str, width: int) -> int:
+    """Between up and down projection of a layer's shared experts, which are one of their whole width; 0 without any.
+
+    Args:
+        hf_key: of their number, each as wide as the others are. width: of these.
+    """
+    number = hparams.integer("expert_shared_count", hf_key, low=0, high=MAX_EXPERTS, default=0)
+    return hparams.integer(
+        "expert_shared_feed_forward_length", None, low=0, high=MAX_FEED_FORWARD, default=number * width
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Joined:
     """A safetensors checkpoint's names of tensors that hold all experts of a layer, after `model.layers.0.`.
 
     Attributes:
         gate_up: the out_features of gate before those of up. down: of the down projections.
-        transposed: True if they are [experts, in_features, out_features] where their numbers are plain.
+        transposed: True if they are [experts, in_features, out_features] where their numbers are plain; None if
+            their shapes tell.
         alternating: True if out_features of gate and up alternate, gate's first.
         bias: what a name has behind it for biases; None where experts have none.
     """
 
     gate_up: str = "mlp.experts.gate_up_proj"
     down: str = "mlp.experts.down_proj"
-    transposed: bool = False
+    transposed: bool | None = False
     alternating: bool = False
     bias: str | None = None
+
+
+APART = Joined()
+"""Most families': published apart, and joined as transformers 5 has them in memory."""
 
 
 def build_experts(
@@ -52,7 +96,7 @@ def build_experts(
     normalized: bool,
     router_bias: bool = False,
     clamped: bool = False,
-    joined: Joined = Joined(),
+    joined: Joined = APART,
 ) -> Experts:
     """The mixture of layer `index`.
 
@@ -92,6 +136,28 @@ def build_experts(
     )
 
 
+def build_shared(builder: SpecBuilder, index: int, activation: Activation, width: int) -> FeedForward:
+    """The feed-forward that every token of layer `index` goes through beside its experts."""
+    hidden, base = builder.sizes.hidden_size, f"model.layers.{index}.mlp.shared_experts"
+    gate, up = (builder.linear(f"{base}.{name}_proj", width, hidden, bias=False) for name in ("gate", "up"))
+    return FeedForward(activation, up, builder.linear(f"{base}.down_proj", hidden, width, bias=False), gate)
+
+
+def build_selection_bias(
+    builder: SpecBuilder, index: int, count: int, hf_name: str, *, in_row: bool = False
+) -> TensorName:
+    """What is added to the scores of layer `index` where experts are chosen.
+
+    Args:
+        hf_name: in a layer of a safetensors checkpoint. in_row: True if it is a matrix of one row there.
+    """
+    canonical = f"model.layers.{index}.mlp.gate.e_score_correction_bias"
+    if builder.hparams.is_gguf:
+        return builder.note(canonical, TensorSource(f"blk.{index}.exp_probs_b.bias", (count,)))
+    stored = builder.stored_name(f"model.layers.{index}.{hf_name}")
+    return builder.note(canonical, TensorSource(stored, (count,), stored_shape=(1, count) if in_row else None))
+
+
 @dataclass(frozen=True, slots=True)
 class _Places:
     """Where a layer's experts lie."""
@@ -107,7 +173,13 @@ class _Places:
         whole = self.builder.stored_name(f"{self.base}.{self.joined.gate_up}")
         if not self.builder.has(f"{self.base}.{self.joined.gate_up}"):
             return self._apart(name, shape)
-        transposed = self.joined.transposed and not is_packed(self.builder.hparams.checkpoint, whole)
+        width, hidden = (shape[2], shape[1]) if name == "down_proj" else shape[1:]
+        transposed = self.joined.transposed
+        if transposed is None:
+            stored = self.builder.hparams.checkpoint.tensors[whole]
+            transposed = stored.shape[1:] != (2 * width, hidden) and stored.shape[1:] == (hidden, 2 * width)
+        elif transposed:
+            transposed = not is_packed(self.builder.hparams.checkpoint, whole)
         return self._part(name, shape, "", transposed=transposed)
 
     def bias(self, name: str, shape: tuple[int, int]) -> TensorSource:

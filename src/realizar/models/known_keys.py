@@ -41,7 +41,7 @@ _OF_GENERATION = """
 _OF_TRAINING = """
     attention_dropout attn_pdrop classifier_dropout embd_pdrop embedding_dropout gradient_checkpointing hidden_dropout
     initializer_range pretraining_tp resid_pdrop residual_dropout output_router_logits router_aux_loss_coef
-    block_mlp_init_scale block_out_init_scale block_use_xavier_init conv_use_xavier_init
+    router_jitter_noise    block_mlp_init_scale block_out_init_scale block_use_xavier_init conv_use_xavier_init
 """
 # The tensors show which biases there are, and a tensor that is not read is refused.
 _OF_BIASES = "attention_bias lm_head_bias mlp_bias qkv_bias use_bias use_qkv_bias"

@@ -39,6 +39,7 @@ def read_rope(
     layer_type: str = "full_attention",
     default_base: float = 10000.0,
     has_axes: bool = False,
+    default_partial: float = 1.0,
     yarn_truncate: bool = True,
 ) -> Rope:
     """The rotary embedding that a checkpoint describes.
@@ -49,6 +50,7 @@ def read_rope(
         layer_type: the entry of `rope_parameters`, if these differ between kinds of layers.
         default_base: the base if the checkpoint gives none.
         has_axes: True if the configuration may name the rope of three axes, which for text is plain.
+        default_partial: the part of a head that is rotated where a configuration does not say.
         yarn_truncate: `Yarn.truncate` in the GGUF format, which has no key for it.
 
     Raises:
@@ -57,7 +59,8 @@ def read_rope(
     """
     if hparams.is_gguf:
         return _read_gguf(hparams, sizes, pairing, default_base, yarn_truncate)
-    return replace(_read_config(hparams, sizes, layer_type, default_base, has_axes), pairing=config_pairing)
+    rope = _read_config(hparams, sizes, layer_type, (default_base, default_partial), has_axes)
+    return replace(rope, pairing=config_pairing)
 
 
 def read_local_rope(hparams: HyperParameters, sizes: Dimensions, *, base_key: str, default_base: float) -> Rope:
@@ -177,12 +180,13 @@ def _checked_divisors(values: NDArray[np.float32], error: CheckpointError) -> ND
 
 
 def _read_config(
-    hparams: HyperParameters, sizes: Dimensions, layer_type: str, default_base: float, has_axes: bool
+    hparams: HyperParameters, sizes: Dimensions, layer_type: str, defaults: tuple[float, float], has_axes: bool
 ) -> Rope:
-    rope = config_parameters(hparams, layer_type)
+    """`defaults`: base, and the part of a head that is rotated."""
+    rope, (default_base, default_partial) = config_parameters(hparams, layer_type), defaults
     top_level_base = hparams.number(None, "rope_theta", default=default_base, above=1.0)
     base = rope.number(None, "rope_theta", default=top_level_base, above=1.0)
-    partial = hparams.number(None, "partial_rotary_factor", default=1.0, high=1.0)
+    partial = hparams.number(None, "partial_rotary_factor", default=default_partial, high=1.0)
     size = int(sizes.head_size * rope.number(None, "partial_rotary_factor", default=partial, high=1.0))
     if size < 2 or size % 2:
         raise rope.malformed(None, "partial_rotary_factor", f"{size} rotated dimensions")

@@ -40,13 +40,22 @@ def build_qwen2vl(hparams: HyperParameters) -> ModelSpec:
 
 
 def build_qwen3vl(hparams: HyperParameters) -> ModelSpec:
-    """The text model of Qwen3-VL. What images add to its first layers (deepstack) is no part of it."""
-    hparams.integer("n_deepstack_layers", None, low=0, high=MAX_LAYERS, default=0)
+    """The text model of Qwen3-VL."""
     return _build_text(hparams, qk_norm=True)
 
 
 def _build_text(hparams: HyperParameters, *, qk_norm: bool) -> ModelSpec:
-    """Text takes the same position on all three axes, so that how they share a head changes nothing."""
+    read_vision_keys(hparams)
+    return _build(hparams, qk_norm=qk_norm, is_part=True)
+
+
+def read_vision_keys(hparams: HyperParameters) -> None:
+    """Keys of a vision model that change nothing of its text model.
+
+    Text takes the same position on all three axes of the rope, so that how they share a head does not matter, and what
+    images add to the first layers (deepstack) is no part of it.
+    """
+    hparams.integer("n_deepstack_layers", None, low=0, high=MAX_LAYERS, default=0)
     rope = hparams if hparams.is_gguf else config_parameters(hparams)
     sections = rope.raw("rope.dimension_sections", "mrope_section")
     if sections is not None and (isinstance(sections, str) or not hasattr(sections, "__len__")):
@@ -54,7 +63,6 @@ def _build_text(hparams: HyperParameters, *, qk_norm: bool) -> ModelSpec:
     rope.boolean(None, "mrope_interleaved", default=False)
     for key in _VISION_KEYS:
         hparams.raw(None, key)
-    return _build(hparams, qk_norm=qk_norm, is_part=True)
 
 
 def _build(hparams: HyperParameters, *, qk_norm: bool, is_part: bool = False) -> ModelSpec:

@@ -1,0 +1,77 @@
+"""MiniMax-M2: norms over all heads of Q and K, part of each head rotated, and experts chosen by sigmoids with a bias.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from realizar.models.dimensions import MAX_FEED_FORWARD, Dimensions, read_dimensions
+from realizar.models.experts import (
+    build_experts,
+    build_selection_bias,
+    read_expert_count,
+    read_experts_per_token,
+    read_scoring,
+)
+from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.rope_parameters import read_rope
+from realizar.models.spec import Layer, ModelSpec
+from realizar.models.spec_builder import SpecBuilder
+
+_NAMES = {
+    "mlp.gate": "block_sparse_moe.gate",
+    "mlp.experts.0.gate_proj": "block_sparse_moe.experts.0.w1",
+    "mlp.experts.0.up_proj": "block_sparse_moe.experts.0.w3",
+    "mlp.experts.0.down_proj": "block_sparse_moe.experts.0.w2",
+}
+# What published configurations say of other models of the family, beside what all of M2 have.
+_ONLY = {
+    "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer",
+}  # fmt: skip
+_UNUSED = ("mlp_intermediate_size", "mtp_transformer_layers", "num_mtp_modules", "use_mtp", "shared_moe_mode")
+
+
+def build_m2(hparams: HyperParameters) -> ModelSpec:
+    """MiniMax-M2. The feed-forward length of its configurations is that of one expert."""
+    sizes = read_dimensions(hparams, defaults={"head_dim": 128})
+    builder = SpecBuilder(hparams, sizes, names=None if hparams.is_gguf else _NAMES)
+    _read_family(hparams, sizes)
+    rotated = hparams.integer(None, "rotary_dim", low=2, high=sizes.head_size, default=sizes.head_size)
+    default_base, part = 10000.0 if hparams.is_gguf else 5e6, rotated / sizes.head_size
+    rope = read_rope(hparams, sizes, default_base=default_base, default_partial=part)
+    count = read_expert_count(hparams)
+    per_token = read_experts_per_token(hparams, count)
+    width = hparams.integer("expert_feed_forward_length", "intermediate_size", high=MAX_FEED_FORWARD)
+    activation, scoring = builder.activation(), read_scoring(hparams, "sigmoid")
+    layers = []
+    for index in range(sizes.num_layers):
+        experts = build_experts(
+            builder, index, activation, count=count, per_token=per_token, width=width, normalized=True
+        )  # fmt: skip
+        bias = build_selection_bias(builder, index, count, "block_sparse_moe.e_score_correction_bias")
+        layers.append(
+            Layer(
+                mixer=builder.attention(index, rope=rope, qk_norm="token"),
+                feed_forward=replace(experts, scoring=scoring, selection_bias=bias),
+                input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
+                pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
+            )
+        )
+    return builder.spec(layers, tied_by_default=False)
+
+
+def _read_family(hparams: HyperParameters, sizes: Dimensions) -> None:
+    """Refuse what other models of the family have: linear attention, a shared expert, other norms and scores."""
+    for key, value in _ONLY.items():
+        if hparams.raw(None, key) not in (None, value):
+            raise hparams.unsupported(None, key, hparams.raw(None, key))
+    for key in _UNUSED:
+        hparams.raw(None, key)
+    for key in ("layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"):
+        if hparams.number(None, key, default=1.0) != 1.0:
+            raise hparams.unsupported(None, key, hparams.raw(None, key))
+    kinds = hparams.raw(None, "attn_type_list")
+    if kinds is not None and kinds != [1] * sizes.num_layers:
+        raise hparams.unsupported(None, "attn_type_list", kinds)
