@@ -118,7 +118,7 @@ class CUDAStep:
         device: torch.device,
     ) -> None:
         self.forward_input, self.wanted = forward_input, wanted
-        self.masks: dict[int, NDArray[np.uint32]] = {}
+        self.masks: Mapping[int, NDArray[np.uint32]] = {}
         self.held: frozenset[int] = frozenset()
         self._finish, self._take_in, self._device = finish, take_in, device
         self._pending: PendingResult | None = None
@@ -126,7 +126,7 @@ class CUDAStep:
         self._failed = False
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
-        self.masks.update(masks)
+        self.masks = {**self.masks, **masks} if self.masks else masks
 
     def hold(self, rows: Collection[int]) -> None:
         self.held = frozenset(rows)

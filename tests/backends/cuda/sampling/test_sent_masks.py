@@ -11,6 +11,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker  # noqa: E402
+from realizar.backends.cuda.sampling.shared_masks import SharedMasks  # noqa: E402
+from realizar.backends.row_masks import RowMasks  # noqa: E402
+from realizar.structured.workers.mask_memory import MaskMemory  # noqa: E402
 
 WORDS = 5
 
@@ -37,3 +40,46 @@ def test_each_choice_gets_its_mask() -> None:
     masks[:] = -1
     NativeChoiceMaker._send_masks(maker, step, numbers, places, np.zeros(5, np.bool_), masks)
     assert masks.tolist() == [-1] * 5
+
+
+@pytest.mark.parametrize("places", [(2, 0, 3), (0, 29, 7)], ids=["close together", "far apart"])
+def test_masks_of_a_table_are_sent_by_their_places(places: tuple[int, ...]) -> None:
+    """As one part of the table where that is short, else those lines alone."""
+    room = torch.zeros((8, WORDS), dtype=torch.int32)
+    table = np.random.default_rng(1).integers(0, 1 << 32, (32, WORDS), np.uint32)
+    given = RowMasks(np.array([9, 1, 4]), np.array(places), table, {})
+    maker: Any = SimpleNamespace(
+        _pinned=lambda shape: torch.empty(shape, dtype=torch.int32),
+        _buffers=SimpleNamespace(words=WORDS, masks=lambda count: room[:count], most_masks=8),
+        _rows=SimpleNamespace(kinds=np.zeros(12)),
+        _space=SimpleNamespace(logits=torch.zeros(1)),
+        _shared=SharedMasks(),
+    )
+    maker._send_table = lambda *args: NativeChoiceMaker._send_table(maker, *args)
+    masks = np.full(4, -1)
+    step: Any = SimpleNamespace(masks=given)
+    none = np.zeros(4, np.int64)
+    NativeChoiceMaker._send_masks(maker, step, np.array([2, 4, 9, 1]), none, none.astype(np.bool_), masks)
+    assert masks[0] == -1
+    assert np.array_equal(room[masks[1:]].numpy().view(np.uint32), table[[places[2], places[0], places[1]]])
+    masks[:] = -1
+    NativeChoiceMaker._send_masks(maker, step, np.array([2, 3, 5, 6]), none, none.astype(np.bool_), masks)
+    assert masks.tolist() == [-1] * 4
+
+
+@pytest.mark.gpu
+def test_the_device_reads_a_table_that_others_write() -> None:
+    """Its pages are locked where they lie; those of another table in their place."""
+    shared = SharedMasks()
+    for seed in range(2):
+        memory = MaskMemory(WORDS, 1000, 0)
+        memory.masks[:] = np.random.default_rng(seed).integers(0, 1 << 32, (1000, WORDS), np.uint32)
+        for _ in range(2):
+            lines = shared.lines(memory.masks, lock=True)
+            assert lines.is_pinned()
+            copied = lines[10:900].to("cuda", non_blocking=True)
+            assert np.array_equal(copied.cpu().numpy().view(np.uint32), memory.masks[10:900])
+            memory.masks[:] ^= np.uint32(5)
+        memory.close()
+    shared.release()
+    shared.release()

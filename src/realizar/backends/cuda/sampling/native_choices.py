@@ -15,10 +15,12 @@ from realizar.backends.cuda.sampling.native_buffers import MOST_IN_GRAPH, Native
 from realizar.backends.cuda.sampling.native_graphs import SamplerGraphs
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.native_rows import ADJUST, CUT, DRAW, DRY, MIROSTAT, NativeRows
+from realizar.backends.cuda.sampling.shared_masks import SharedMasks
 from realizar.backends.cuda.sampling.step_sampler import RowLogprobs
 from realizar.backends.cuda.shapes import row_counts
 from realizar.backends.cuda.step import CUDAStep
 from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.row_masks import RowMasks
 from realizar.batch import OpenedRow
 from realizar.outputs import RowError
 
@@ -53,6 +55,7 @@ class NativeChoiceMaker:
         counts = row_counts(space.arrays.sizes.rows)
         self._graphs, self._logprob_graphs = SamplerGraphs(counts), SamplerGraphs(counts, (0,))
         self._queries = np.zeros((0, 4), np.int32)  # the records that were sent last, if it was for a graph
+        self._shared = SharedMasks()
         self.errors: dict[int, RowError] = {}
 
     def capture(self) -> None:
@@ -61,6 +64,7 @@ class NativeChoiceMaker:
 
     def free_graphs(self) -> None:
         self._graphs.free()
+        self._shared.release()
         self._logprob_graphs.free()
 
     def open(self, opened: OpenedRow) -> None:
@@ -210,6 +214,9 @@ class NativeChoiceMaker:
         self, step: CUDAStep, numbers: Integers, places: Integers, ends_early: NDArray[np.bool_], masks: Integers
     ) -> None:
         """Send the masks of choices under a grammar, and write their numbers to `masks`."""
+        if isinstance(step.masks, RowMasks) and not step.masks.drafted and not ends_early.any():
+            self._send_table(step.masks, numbers, masks)
+            return
         masked = [index for index, row in enumerate(numbers.tolist()) if row in step.masks]
         if not masked:
             return
@@ -221,6 +228,25 @@ class NativeChoiceMaker:
             words[number] = self._rows.without_ends(int(numbers[masked[number]]), words[number])
         masks[masked] = range(len(masked))
         self._buffers.masks(len(masked)).copy_(pinned, non_blocking=True)
+
+    def _send_table(self, given: RowMasks, numbers: Integers, masks: Integers) -> None:
+        """Send masks of rows without drafts: the part of their table that has them, or those alone if it is long."""
+        place_of = np.full(len(self._rows.kinds), _NO_MASK)
+        place_of[given.numbers] = given.places
+        places = place_of[numbers]
+        masked = places >= 0
+        if not masked.any():
+            return
+        places = places[masked]
+        first, end = int(places.min()), int(places.max()) + 1
+        if end - first > min(2 * len(places), self._buffers.most_masks):
+            pinned = self._pinned((len(places), self._buffers.words))
+            np.take(given.table, places, axis=0, out=pinned.numpy().view(np.uint32))
+            masks[masked] = range(len(places))
+        else:
+            pinned = self._shared.lines(given.table, lock=self._space.logits.is_cuda)[first:end]
+            masks[masked] = places - first
+        self._buffers.masks(len(pinned)).copy_(pinned, non_blocking=True)
 
     def _prepare(self, count: int, flags: int) -> None:
         if flags & ADJUST:
