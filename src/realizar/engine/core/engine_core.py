@@ -265,11 +265,11 @@ class EngineCore:
         done, step = self._in_flight[0]
         output = step.result()
         self._in_flight.popleft()
+        self._grammars.advance(done.columns, output)
+        if self._in_flight:  # the sooner, the sooner its masks are there; rows that end now leave a moment later
+            self._grammars.start(self._in_flight[0][0].columns)
         self._fail_stuck()
         self._outputs += self._scheduler.update(done, output)
-        self._grammars.advance(done.columns, output)
-        if self._in_flight:
-            self._grammars.start(self._in_flight[0][0].columns)
         self._close_rows()
 
     def _give_up_steps(self, batch: ScheduledBatch) -> list[ScheduledBatch]:

@@ -1,4 +1,4 @@
-"""Masks on their way to the device: one copy of those that a step's choices have. No GPU is needed."""
+"""Masks on their way to the device: one copy of those that a step's choices have."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def test_masks_of_a_table_are_sent_by_their_places(places: tuple[int, ...]) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_device_reads_a_table_that_others_write() -> None:
     """Its pages are locked where they lie; those of another table in their place."""
     shared = SharedMasks()

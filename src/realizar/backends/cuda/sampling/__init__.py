@@ -5,9 +5,9 @@ their outputs by `ends.py`.
 
 By CUDA kernels, on NVIDIA cards from Ampere on, as `native_choices.py`: `native_rows.py` keeps the rows' parameters
 where kernels read them, `native_buffers.py` the memory of a step's choices, `native_kernels.py` compiles and starts the
-kernels, whose text is in `native/sampling/`, and `native_graphs.py` has them as graphs for steps of decodes. Weights
-are integers of 64 bits there, so that sums are the same in any order, and truncations find their bounds by histograms,
-without a sort.
+kernels, whose text is in `native/sampling/`, and `native_graphs.py` has them as graphs for steps of decodes. The device
+reads grammars' masks where other processes write them (`shared_masks.py`). Weights are integers of 64 bits there, so
+that sums are the same in any order, and truncations find their bounds by histograms, without a sort.
 
 By torch, as `choices.py`, on other devices, in float64, as the kernels' reference. Read `sampler.py` first:
 `DeviceSampler` keeps the rows' parameters in tables and chooses their next tokens. It applies, in this order,
