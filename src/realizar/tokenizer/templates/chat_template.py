@@ -156,7 +156,8 @@ def template_encloses_content(source: str, start: str, end: str) -> bool:
     Raises:
         ChatTemplateError: the template is malformed, too large, or fails on a short conversation.
     """
-    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "needle"}]
+    answer = {"role": "assistant", "content": "needle", "reasoning_content": "x"}
+    turns: list[Message] = [{"role": "user", "content": "x"}, answer]
     text = _Compiled(source, {}).render(turns, None, False, {})
     before, found, after = text.partition("needle")
     return bool(found) and before.rstrip().endswith(start) and after.lstrip().startswith(end)
