@@ -37,19 +37,20 @@ class DeltaList:
 
     def take(self) -> list[ParsedDelta]:
         """Remove and return the deltas."""
+        if self._last is None:
+            return []
         self._begin(None)
         taken, self._deltas = self._deltas, []
         return taken
 
     def _begin(self, following: ParsedDelta | None) -> None:
-        text = "".join(self._texts)
-        match self._last:
-            case ContentDelta():
-                self._deltas.append(ContentDelta(text))
-            case ReasoningDelta():
-                self._deltas.append(ReasoningDelta(text))
-            case ToolCallDelta(index, call_id, name):
-                self._deltas.append(ToolCallDelta(index, call_id, name, text))
+        last, text = self._last, "".join(self._texts)
+        if isinstance(last, ContentDelta):
+            self._deltas.append(ContentDelta(text))
+        elif isinstance(last, ReasoningDelta):
+            self._deltas.append(ReasoningDelta(text))
+        elif last is not None:
+            self._deltas.append(ToolCallDelta(last.index, last.id, last.name, text))
         self._last, self._texts = following, []
 
 
@@ -66,11 +67,14 @@ class HeldSpace:
             self._pieces.append(text)
             return ""
         before = self.take()
-        self._pieces = [text[len(shown) :]]
-        return before + shown
+        if len(shown) < len(text):
+            self._pieces.append(text[len(shown) :])
+        return before + shown if before else shown
 
     def take(self) -> str:
         """Remove and return the held space."""
+        if not self._pieces:
+            return ""
         held, self._pieces = "".join(self._pieces), []
         return held
 
