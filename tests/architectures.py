@@ -249,7 +249,7 @@ def make_model(name: str, wide: bool = False) -> Any:
     # Phi-3's configuration looks for this one at its top level first.
     if "original_max_position_embeddings" in options.get("rope_parameters", {}) and case.family == "Phi3":
         options["original_max_position_embeddings"] = options["rope_parameters"]["original_max_position_embeddings"]
-    config_class = "Gemma3TextConfig" if case.family == "Gemma3" else f"{case.family}Config"
+    config_class = f"{case.family}TextConfig" if case.family in ("Gemma3", "Gemma4") else f"{case.family}Config"
     if case.is_part:
         vision = options.pop("vision_config")
         options = {"text_config": options, "vision_config": vision}
@@ -269,7 +269,12 @@ def make_model(name: str, wide: bool = False) -> Any:
                 parameter.copy_(noise / width)
             else:
                 centre = 0.0 if path.endswith(("bias", "sinks")) or case.family in ("Gemma2", "Gemma3") else 1.0
+                if case.family == "Gemma4" and path.endswith("q_norm.weight"):
+                    centre = 0.3  # stands for the scale of attention
                 parameter.copy_(centre + 0.2 * noise)
+        for path, buffer in model.named_buffers():
+            if path.endswith("layer_scalar"):
+                buffer.copy_(0.75 + 0.2 * torch.randn(buffer.shape, generator=generator))
     return model
 
 

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.gguf_experts import MIXTURES, add_experts, with_split_experts
+from models.gguf_gemma4 import add_gemma4_keys
 
 Array = NDArray[np.float32]
 
-_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"} | {
+_ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "olmo3": "olmo2"} | {
     "ministral3": "mistral3",
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
@@ -46,9 +47,12 @@ def convert_to_gguf(
     name = _ARCHITECTURES.get(model.config.model_type, model.config.model_type)
     config = model.config.get_text_config()
     writer = gguf.GGUFWriter(path, name)
-    _add_sizes(writer, config, name)
-    _add_rope(writer, config, name)
-    _add_window(writer, config, name)
+    if name == "gemma4":
+        add_gemma4_keys(writer, config)
+    else:
+        _add_sizes(writer, config, name)
+        _add_rope(writer, config, name)
+        _add_window(writer, config, name)
     _add_multipliers(writer, config, name)
     for stored, values in converted_tensors(model, model.state_dict()).items():
         if blocks and stored in blocks:
@@ -82,7 +86,10 @@ def _text_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors of a model, or of its text part, under the names of a text model."""
     others = ("model.visual.", "model.vision_tower.", "model.multi_modal_projector.")
     own = {name: tensor for name, tensor in tensors.items() if not name.startswith(others)}
-    return {name.replace("model.language_model.", "model."): tensor for name, tensor in own.items()}
+    return {
+        name.replace("model.language_model.", "model.") + (".weight" if name.endswith("layer_scalar") else ""): tensor
+        for name, tensor in own.items()
+    }
 
 
 def _converted(hf_name: str, values: Array, config: Any, name: str) -> Array:
@@ -92,7 +99,7 @@ def _converted(hf_name: str, values: Array, config: Any, name: str) -> Array:
         return _permuted(values, config.num_key_value_heads)
     if hf_name.endswith(".conv.conv.weight"):
         return np.ascontiguousarray(values[:, 0])
-    if name.startswith("gemma") and hf_name.endswith("norm.weight"):
+    if name in ("gemma2", "gemma3") and hf_name.endswith("norm.weight"):
         return values + np.float32(1)
     return np.ascontiguousarray(values)
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from realizar.models.layer_inputs import InputGate, LayerInputs
+from realizar.models.mixers import SharedAttention, ShortConvolution
 from realizar.models.spec import (
     SWIGLU_ALPHA,
     SWIGLU_LIMIT,
@@ -22,11 +24,9 @@ from realizar.models.spec import (
     FeedForward,
     Layer,
     Linear,
-    Mixer,
     ModelSpec,
     Norm,
     Rope,
-    ShortConvolution,
 )
 
 Array = NDArray[Any]
@@ -61,8 +61,13 @@ class ReferenceModel:
         """[tokens, hidden_size]: after the final norm; `state` as in `logits`."""
         spec, state = self.spec, {} if state is None else state
         x = self._tensors[spec.embedding][np.asarray(token_ids)] * self.dtype.type(spec.embedding_scale)
+        inputs = None if spec.layer_inputs is None else self._layer_inputs(spec.layer_inputs, token_ids, x)
         for index, layer in enumerate(spec.layers):
             x = self._layer(layer, x, index, state)
+            if layer.input_gate is not None and inputs is not None:
+                x = x + self._gated(layer.input_gate, x, inputs[:, index])
+            if layer.output_scale is not None:
+                x = x * self._tensors[layer.output_scale]
         return self._norm(spec.final_norm, x)
 
     def head(self, hidden: Array) -> Array:
@@ -71,17 +76,43 @@ class ReferenceModel:
         cap = self.spec.logit_soft_cap
         return logits if cap is None else np.tanh(logits / self.dtype.type(cap)) * self.dtype.type(cap)
 
+    def _layer_inputs(self, part: LayerInputs, token_ids: Sequence[int], x: Array) -> Array:
+        """[tokens, layers, size] of the tokens and their embeddings `x`."""
+        shape = len(x), -1, part.size
+        projected = self._norm(part.norm, self._linear(part.projection, x).reshape(shape))
+        rows = self._tensors[part.table][np.asarray(token_ids)].reshape(shape)
+        inputs: Array = self.dtype.type(part.scale) * (projected + self.dtype.type(part.table_scale) * rows)
+        return inputs
+
+    def _gated(self, part: InputGate, x: Array, own: Array) -> Array:
+        gated = _activate(part.activation, self._linear(part.gate, x)) * own
+        return self._norm(part.norm, self._linear(part.projection, gated))
+
     def _layer(self, layer: Layer, x: Array, index: int, state: State) -> Array:
         scale = self.dtype.type(layer.residual_scale)
         if layer.mixer is not None:
-            mixed, state[index] = self._mixer(layer.mixer, self._norm(layer.input_norm, x), state.get(index))
+            normed = self._norm(layer.input_norm, x)
+            if isinstance(layer.mixer, SharedAttention):
+                mixed = self._shared_attention(layer.mixer, normed, state[layer.mixer.source])
+            else:
+                mixed, state[index] = self._mixer(layer.mixer, normed, state.get(index))
             x = x + scale * self._norm(layer.post_mixer_norm, mixed)
         if layer.feed_forward is not None:
             fed = self._feed_forward(layer.feed_forward, self._norm(layer.pre_feedforward_norm, x))
             x = x + scale * self._norm(layer.post_feedforward_norm, fed)
         return x
 
-    def _mixer(self, part: Mixer, x: Array, kept: tuple[Array, ...] | None) -> tuple[Array, tuple[Array, ...]]:
+    def _shared_attention(self, part: SharedAttention, x: Array, kept: tuple[Array, ...]) -> Array:
+        """Attention over the keys and values of another layer, those of this chunk among them."""
+        q = self._norm(part.q_norm, self._linear(part.q, x).reshape(len(x), -1, part.head_size))
+        first = len(kept[0]) - len(x)
+        if part.rope is not None:
+            q = self._rotate(part.rope, q, first)
+        return self._linear(part.o, self._attend(part, q, kept[0], kept[1], first).reshape(len(x), -1))
+
+    def _mixer(
+        self, part: Attention | ShortConvolution, x: Array, kept: tuple[Array, ...] | None
+    ) -> tuple[Array, tuple[Array, ...]]:
         """The mixer's output for a chunk, and what is kept for the next one."""
         if isinstance(part, ShortConvolution):
             return self._short_convolution(part, x, kept)
@@ -107,6 +138,8 @@ class ReferenceModel:
         q, k, v = (a.reshape(len(x), -1, part.head_size) for a in (q, k, v))  # [tokens, heads, head_size]
         if part.qk_norm_axis == "head":
             q, k = self._norm(part.q_norm, q), self._norm(part.k_norm, k)
+        if part.v_norm_eps is not None:
+            v = v / np.sqrt((v * v).mean(axis=-1, keepdims=True) + self.dtype.type(part.v_norm_eps))
         first = 0 if kept is None else len(kept[0])  # position of the chunk's first token
         if part.rope is not None:
             q, k = self._rotate(part.rope, q, first), self._rotate(part.rope, k, first)
@@ -118,7 +151,7 @@ class ReferenceModel:
         attended = self._attend(part, q, k, v, first)
         return self._linear(part.o, attended.reshape(len(x), -1)), (k, v)
 
-    def _attend(self, part: Attention, q: Array, k: Array, v: Array, first: int) -> Array:
+    def _attend(self, part: Attention | SharedAttention, q: Array, k: Array, v: Array, first: int) -> Array:
         """[tokens, heads, head_size] from queries of the chunk, and keys and values of all tokens so far."""
         group = part.num_heads // part.num_kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
@@ -126,7 +159,7 @@ class ReferenceModel:
         if part.soft_cap is not None:
             scores = np.tanh(scores / self.dtype.type(part.soft_cap)) * self.dtype.type(part.soft_cap)
         scores = np.where(_visible(first, len(q), part.window), scores, self.dtype.type(-np.inf))
-        if part.sinks is not None:
+        if isinstance(part, Attention) and part.sinks is not None:
             sinks = np.broadcast_to(self._tensors[part.sinks][:, None, None], (part.num_heads, len(q), 1))
             scores = np.concatenate([scores, sinks], axis=-1)
         return np.einsum("hqk,khd->qhd", _softmax(scores)[..., : len(k)], v)

@@ -10,7 +10,8 @@ from hybrid_spec import hybrid_spec
 from realizar.backends.supported import Supported
 from realizar.cache_kinds import FullCache, StateCache, WindowCache
 from realizar.errors import UnsupportedModelError
-from realizar.models.spec import Attention, Experts, FeedForward, Layer, ShortConvolution
+from realizar.models.mixers import ShortConvolution
+from realizar.models.spec import Attention, Experts, FeedForward, Layer
 
 DENSE = Supported(
     "the test backend", frozenset({Attention}), frozenset({FeedForward}), frozenset({FullCache, WindowCache})

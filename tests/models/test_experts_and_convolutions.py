@@ -22,8 +22,9 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
+from realizar.models.mixers import ShortConvolution
 from realizar.models.registry import build_spec
-from realizar.models.spec import Attention, CacheGroup, Experts, FeedForward, ModelSpec, ShortConvolution
+from realizar.models.spec import Attention, CacheGroup, Experts, FeedForward, ModelSpec
 from reference_tensors import load_tensor
 
 EXPERTS, EXPERT_WIDTH = 3, 8

@@ -11,14 +11,14 @@ from models.parity_rows import digest, recorded
 from realizar.models import registry
 
 FORMS_OF_FAMILIES = [(registry._MODEL_TYPE_BY_CLASS[case.model_class], case.forms) for case in CASES.values()]
-IN_GGUF = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"} | {
+IN_GGUF = {"mistral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "olmo3": "olmo2"} | {
     "ministral3": "mistral3",
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",
     **MIXTURES,
 }
-WRAPPERS = {"gemma3": "gemma3_text"}  # a multi-modal configuration around the other's
+WRAPPERS = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}  # a multi-modal configuration around the other's
 
 
 def test_every_architecture_has_a_row() -> None:

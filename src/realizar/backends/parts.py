@@ -10,15 +10,20 @@ from realizar.backends.program import (
     Block,
     ExpertsBlock,
     FeedForwardBlock,
+    InputGateBlock,
+    SharedAttentionBlock,
     ShortConvolutionBlock,
 )
+from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention
 
 _NAMES: dict[type[Block], str] = {
     AttentionBlock: "attention",
+    SharedAttentionBlock: "shared attention",
     ShortConvolutionBlock: "short convolution",
     FeedForwardBlock: "feed-forward",
     ExpertsBlock: "experts",
+    InputGateBlock: "input gate",
 }
 SHARED_PART = "shared expert"
 """All matmuls of an expert that every token goes through."""
@@ -44,19 +49,32 @@ def block_name(block: Block) -> str:
     return _NAMES[type(block)]
 
 
-def inputs_part(block: AttentionBlock | FeedForwardBlock | ExpertsBlock) -> str:
+_INPUTS: dict[type[Block], str] = {
+    AttentionBlock: "qkv",
+    SharedAttentionBlock: "q",
+    FeedForwardBlock: "gate and up",
+    ExpertsBlock: "router",
+    InputGateBlock: "input gate",
+}
+_OUTPUTS: dict[type[Block], str] = {
+    AttentionBlock: "output",
+    SharedAttentionBlock: "output",
+    FeedForwardBlock: "down",
+    InputGateBlock: "input projection",
+}
+
+
+def inputs_part(block: Block) -> str:
     """The matmul with which a block begins."""
-    if isinstance(block, ExpertsBlock):
-        return "router"
-    return "qkv" if isinstance(block, AttentionBlock) else "gate and up"
+    return _INPUTS[type(block)]
 
 
-def join_part(block: AttentionBlock | FeedForwardBlock) -> str:
+def join_part(block: Block) -> str:
     """The matmul with which a block ends."""
-    return "output" if isinstance(block, AttentionBlock) else "down"
+    return _OUTPUTS[type(block)]
 
 
-def cached_tokens_read(attention: Attention, step: ForwardInput) -> int:
+def cached_tokens_read(attention: Attention | SharedAttention, step: ForwardInput) -> int:
     """Tokens whose keys and values a layer's attention reads at least once, over all rows of a step."""
     total = 0
     for row in step.rows:

@@ -16,7 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from realizar.models.spec import Attention, Experts, FeedForward, Layer, Linear, ModelSpec, Norm, ShortConvolution
+from realizar.models.layer_inputs import InputGate, LayerInputs
+from realizar.models.mixers import SharedAttention, ShortConvolution
+from realizar.models.spec import Attention, Experts, FeedForward, Layer, Linear, Mixer, ModelSpec, Norm
+from realizar.models.tensor_source import TensorName
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class Join:
         next: the beginning of the block that reads the stream after it; None where the blocks end.
         folds_next_norm: True if the root of the next norm, one factor for each token, may be left to the matmul that
             reads that norm, which must be an RMSNorm without bias.
+        output_scale: [1], multiplies the whole stream after the addition; None leaves it.
     """
 
     linear: Linear | None
@@ -58,6 +62,7 @@ class Join:
     adds_directly: bool = False
     next: Inputs | None = None
     folds_next_norm: bool = False
+    output_scale: TensorName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,13 @@ class AttentionBlock(_BlockEnds):
     """Queries, keys and values from the inputs; norms of queries and keys, rope, attention."""
 
     attention: Attention
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAttentionBlock(_BlockEnds):
+    """Queries from the inputs; their norm, rope, attention over the keys and values of an earlier layer."""
+
+    attention: SharedAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +112,14 @@ class ExpertsBlock(_BlockEnds):
     experts: Experts
 
 
-Block = AttentionBlock | ShortConvolutionBlock | FeedForwardBlock | ExpertsBlock
+@dataclass(frozen=True, slots=True)
+class InputGateBlock(_BlockEnds):
+    """A gate from the inputs, which have no norm; its activation times the layer's own input."""
+
+    gate: InputGate
+
+
+Block = AttentionBlock | SharedAttentionBlock | ShortConvolutionBlock | FeedForwardBlock | ExpertsBlock | InputGateBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +136,20 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`blocks` run once a step over all tokens, `tail` over the selected ones."""
+    """`blocks` run once a step over all tokens, `tail` over the selected ones.
+
+    Attributes:
+        layer_inputs: computed before the blocks, from the embedding; None where no block reads any.
+    """
 
     blocks: tuple[Block, ...]
     tail: Tail
+    layer_inputs: LayerInputs | None = None
 
     def block_matmuls(self) -> list[tuple[Linear, ...]]:
         """Matrices of all blocks, in order; those that share an input together."""
-        return [group for block in self.blocks for group in _matmuls(block)]
+        first = [] if self.layer_inputs is None else [(self.layer_inputs.projection,)]
+        return [*first, *(group for block in self.blocks for group in _matmuls(block))]
 
     def matmuls(self) -> list[tuple[Linear, ...]]:
         """The matmuls of the whole program, grouped by their input."""
@@ -134,7 +159,7 @@ class Program:
 def build_program(spec: ModelSpec) -> Program:
     """The blocks of a model, in order."""
     blocks = [block for index, layer in enumerate(spec.layers) for block in _layer_blocks(index, layer)]
-    return Program(tuple(_linked(blocks)), Tail(spec.final_norm, spec.head))
+    return Program(tuple(_linked(blocks)), Tail(spec.final_norm, spec.head), spec.layer_inputs)
 
 
 def _layer_blocks(index: int, layer: Layer) -> list[Block]:
@@ -143,14 +168,21 @@ def _layer_blocks(index: int, layer: Layer) -> list[Block]:
         blocks.append(_mixer_block(index, layer, layer.mixer))
     if layer.feed_forward is not None:
         blocks.append(_feed_forward_block(index, layer, layer.feed_forward))
+    if layer.input_gate is not None:
+        gate = layer.input_gate
+        blocks.append(InputGateBlock(index, Inputs(None, (gate.gate,)), _join(gate.projection, gate.norm, 1.0), gate))
+    if blocks and layer.output_scale is not None:
+        blocks[-1] = replace(blocks[-1], join=replace(blocks[-1].join, output_scale=layer.output_scale))
     return blocks
 
 
-def _mixer_block(index: int, layer: Layer, mixer: Attention | ShortConvolution) -> Block:
+def _mixer_block(index: int, layer: Layer, mixer: Mixer) -> Block:
     norm, post, scale = layer.input_norm, layer.post_mixer_norm, layer.residual_scale
     if isinstance(mixer, Attention):
         inputs = Inputs(norm, (mixer.q, mixer.k, mixer.v))
         return AttentionBlock(index, inputs, _join(mixer.o, post, scale), mixer)
+    if isinstance(mixer, SharedAttention):
+        return SharedAttentionBlock(index, Inputs(norm, (mixer.q,)), _join(mixer.o, post, scale), mixer)
     return ShortConvolutionBlock(index, Inputs(norm, (mixer.in_proj,)), _join(mixer.out_proj, post, scale), mixer)
 
 
@@ -177,6 +209,7 @@ def _before(join: Join, following: Inputs | None) -> Join:
     """What adds to the stream begins the norm that follows, where one factor for each token finishes that norm."""
     norm = None if following is None else following.norm
     folds = join.norm is None and norm is not None and norm.kind == "rms" and norm.bias is None
+    folds = folds and join.output_scale is None
     return replace(join, next=following, folds_next_norm=folds)
 
 

@@ -8,19 +8,12 @@ from enum import Enum
 
 from realizar.cache_kinds import CacheKind, kind_name
 from realizar.errors import UnsupportedModelError
-from realizar.models.spec import (
-    AnyFeedForward,
-    Attention,
-    Experts,
-    FeedForward,
-    Layer,
-    Mixer,
-    ModelSpec,
-    ShortConvolution,
-)
+from realizar.models.mixers import SharedAttention, ShortConvolution
+from realizar.models.spec import AnyFeedForward, Attention, Experts, FeedForward, Layer, Mixer, ModelSpec
 
 _NAMES: dict[type[Mixer | AnyFeedForward], str] = {
     Attention: "attention",
+    SharedAttention: "attention over the keys and values of an earlier layer",
     ShortConvolution: "a short convolution",
     FeedForward: "a dense feed-forward",
     Experts: "a mixture of experts",
@@ -39,6 +32,9 @@ class Feature(Enum):
     SELECTION_BIAS = "a selection bias of experts"
     EXPERT_GROUPS = "groups of experts"
     SHARED_EXPERT = "a shared expert"
+    VALUE_NORM = "norms of values"
+    INPUT_GATE = "inputs of their own"
+    OUTPUT_SCALE = "factors of their outputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +81,12 @@ class Supported:
 def _features(layer: Layer) -> Iterator[Feature]:
     if isinstance(layer.mixer, Attention) and layer.mixer.query_growth is not None:
         yield Feature.QUERY_GROWTH
+    if isinstance(layer.mixer, Attention) and layer.mixer.v_norm_eps is not None:
+        yield Feature.VALUE_NORM
+    if layer.input_gate is not None:
+        yield Feature.INPUT_GATE
+    if layer.output_scale is not None:
+        yield Feature.OUTPUT_SCALE
     experts = layer.feed_forward
     if not isinstance(experts, Experts):
         return

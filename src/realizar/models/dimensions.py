@@ -47,6 +47,7 @@ def read_dimensions(
     eps_keys: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
     defaults: Mapping[str, Any] | None = None,
     some_without_attention: bool = False,
+    varies: bool = False,
 ) -> Dimensions:
     """Read and check the sizes.
 
@@ -54,6 +55,7 @@ def read_dimensions(
         eps_keys: GGUF and `config.json` key of the norms' epsilon.
         defaults: by `config.json` key, where that architecture's configurations leave keys out.
         some_without_attention: True if a GGUF file may give some layers 0 KV heads.
+        varies: True if a GGUF file may give each layer KV heads and a feed-forward of its own; these are the first's.
 
     Raises:
         CheckpointError: a key is missing, of the wrong type, out of range, or does not fit the others.
@@ -63,7 +65,7 @@ def read_dimensions(
     hidden = hparams.integer(
         "embedding_length", "hidden_size", high=MAX_WIDTH, default=known.get("hidden_size", REQUIRED)
     )
-    heads, kv_heads = _read_heads(hparams, known, 0 if some_without_attention else None)
+    heads, kv_heads = _read_heads(hparams, known, 0 if some_without_attention else None, varies)
     layers = hparams.integer(
         "block_count", "num_hidden_layers", high=MAX_LAYERS, default=known.get("num_hidden_layers", REQUIRED)
     )
@@ -85,6 +87,7 @@ def read_dimensions(
             "intermediate_size",
             high=MAX_FEED_FORWARD,
             default=known.get("intermediate_size", REQUIRED),
+            varies=varies,
         ),
         context_length=_choose_context_length(hparams, trained),
         trained_context_length=trained,
@@ -92,7 +95,9 @@ def read_dimensions(
     )
 
 
-def _read_heads(hparams: HyperParameters, known: Mapping[str, Any], absent: int | None) -> tuple[int, int]:
+def _read_heads(
+    hparams: HyperParameters, known: Mapping[str, Any], absent: int | None, varies: bool
+) -> tuple[int, int]:
     """Heads of queries, and of keys and values, whose number divides the first; layers with `absent` do not count."""
     heads = hparams.integer(
         "attention.head_count",
@@ -106,6 +111,7 @@ def _read_heads(hparams: HyperParameters, known: Mapping[str, Any], absent: int 
         high=MAX_HEADS,
         default=known.get("num_key_value_heads", heads),
         absent=absent,
+        varies=varies,
     )
     if heads % kv_heads:
         raise hparams.malformed(

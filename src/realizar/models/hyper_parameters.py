@@ -113,12 +113,14 @@ class HyperParameters:
         low: int = 1,
         default: int | _Required = REQUIRED,
         absent: int | None = None,
+        varies: bool = False,
     ) -> int:
         """A whole number from `low` to `high`.
 
-        A GGUF array with one value per layer is accepted if all are equal, other than those that are `absent`.
+        A GGUF array with one value per layer is accepted if all are equal, other than those that are `absent`. Where
+        the value `varies` by layer, that of the first layer counts here; see `integers`.
         """
-        value = self._uniform(gguf, hf, self.raw(gguf, hf), absent)
+        value = self._uniform(gguf, hf, self.raw(gguf, hf), absent, varies)
         if value is None:
             return self._default(gguf, hf, default)
         if isinstance(value, bool) or not isinstance(value, Integral):
@@ -127,6 +129,18 @@ class HyperParameters:
         if not low <= number <= high:
             raise self.malformed(gguf, hf, f"{number} is not within {low} to {high}")
         return number
+
+    def integers(self, gguf: str, count: int, *, high: int) -> list[int]:
+        """Whole numbers from 1 to `high` of a GGUF file, one for each of `count` layers; a single one is of all."""
+        values = self.raw(gguf, None)
+        if values is None or isinstance(values, str | bytes) or not _is_sequence(values):
+            return [self.integer(gguf, None, high=high)] * count
+        if len(values) != count:
+            raise self.malformed(gguf, None, f"expected a list of {count}, one per layer")
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= high:
+                raise self.malformed(gguf, None, f"{_shorten(value)} is not within 1 to {high}")
+        return [int(value) for value in values]
 
     def number(
         self,
@@ -213,13 +227,13 @@ class HyperParameters:
             raise self.malformed(gguf, hf, "missing")
         return default
 
-    def _uniform(self, gguf: str | None, hf: str | None, value: Any, absent: int | None) -> Any:
+    def _uniform(self, gguf: str | None, hf: str | None, value: Any, absent: int | None, varies: bool) -> Any:
         if not self.is_gguf or isinstance(value, str | bytes) or not _is_sequence(value):
             return value
         items = [item for item in value if absent is None or item != absent]
         if not items:
             raise self.malformed(gguf, hf, "empty array" if len(value) == 0 else f"{absent} for every layer")
-        if any(item != items[0] for item in items):
+        if not varies and any(item != items[0] for item in items):
             raise self.unsupported(gguf, hf, value)
         return items[0]
 

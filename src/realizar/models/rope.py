@@ -20,6 +20,13 @@ def plain_frequencies(base: float, size: int) -> Frequencies:
     return np.float32(1) / _powers(base, size)
 
 
+def proportional_frequencies(base: float, size: int, share: float, factor: float) -> Frequencies:
+    """The first `share` of plain frequencies divided by `factor`, zeros for the others, which do not rotate."""
+    frequencies = linear_frequencies(base, size, factor)
+    frequencies[int(share * size // 2) :] = 0
+    return frequencies
+
+
 def linear_frequencies(base: float, size: int, factor: float) -> Frequencies:
     """Positions divided by `factor`."""
     return plain_frequencies(base, size) / np.float32(factor)

@@ -21,6 +21,7 @@ from realizar.models.rope import (
     llama3_frequencies,
     longrope_magnitude,
     plain_frequencies,
+    proportional_frequencies,
     yarn_magnitude,
 )
 from realizar.models.spec import QueryGrowth, Rope
@@ -191,6 +192,10 @@ def _read_config(
     if size < 2 or size % 2:
         raise rope.malformed(None, "partial_rotary_factor", f"{size} rotated dimensions")
     kind = rope.text(None, "rope_type", default=rope.text(None, "type", default="default"))
+    if kind == "proportional":
+        share = rope.number(None, "partial_rotary_factor", default=partial, high=1.0)
+        factor = rope.number(None, "factor", default=1.0, high=MAX_FACTOR)
+        return make_rope(proportional_frequencies(base, sizes.head_size, share, factor))
     if kind == "su" or (kind == "yarn" and hparams.architecture == "phi3"):
         kind = "longrope"  # the names that the first phi3 checkpoints used
     # "dynamic" changes frequencies only past max_position_embeddings, and no context here is longer.

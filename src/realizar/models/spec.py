@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from realizar.cache_kinds import CacheKind, StateCache, attention_cache
+from realizar.cache_kinds import CacheKind, attention_cache
+from realizar.models.layer_inputs import InputGate, LayerInputs
+from realizar.models.mixers import SharedAttention, ShortConvolution
 from realizar.models.tensor_source import TensorName, TensorSource
 
 Activation = Literal["silu", "gelu_tanh", "gelu"]
@@ -93,6 +95,8 @@ class Attention:
         q_norm, k_norm: applied before rope; over each head, or over all heads of a token (`qk_norm_axis`).
         sinks: float32 [num_heads], a logit per head that takes part in the softmax and has no value.
         query_growth: of queries with the position; None where they do not grow.
+        v_norm_eps: each head of V is divided by its root mean square, and this is added before the root; None leaves V
+            as it is. V may be the same matrix as K, which gets norm and rope of its own.
     """
 
     num_heads: int
@@ -111,6 +115,7 @@ class Attention:
     qk_norm_axis: Literal["head", "token"] = "head"
     sinks: TensorName | None = None
     query_growth: QueryGrowth | None = None
+    v_norm_eps: float | None = None
 
     @property
     def cache_kind(self) -> CacheKind:
@@ -128,45 +133,6 @@ class Attention:
                 yield from norm.vectors()
         if self.sinks is not None:
             yield self.sinks
-
-
-@dataclass(frozen=True, slots=True)
-class ShortConvolution:
-    """Gated short convolution over each channel's last tokens (LFM2).
-
-    b, c, x = the three thirds of in_proj(input), in this order, [channels] each
-    y[t] = c[t] * (sum over j < length of kernel[:, j] * (b * x)[t - (length - 1) + j]  + bias)
-    output = out_proj(y)
-
-    Tokens before the first count as zeros. A sequence keeps the last `length - 1` columns of b * x from step to step.
-
-    Attributes:
-        in_proj: to 3 * channels features.
-        kernel: [channels, length].
-        bias: [channels], or None.
-    """
-
-    channels: int
-    length: int
-    in_proj: Linear
-    kernel: TensorName
-    out_proj: Linear
-    bias: TensorName | None = None
-
-    @property
-    def cache_kind(self) -> CacheKind:
-        """Kind of the cache group that a layer with this mixer belongs to."""
-        return StateCache()
-
-    def linears(self) -> tuple[Linear, ...]:
-        """Its matrices, in the order in which they are multiplied."""
-        return self.in_proj, self.out_proj
-
-    def vectors(self) -> Iterator[TensorName]:
-        """Its tensors other than matrices and the biases of matrices."""
-        yield self.kernel
-        if self.bias is not None:
-            yield self.bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +222,7 @@ class Experts:
             yield self.selection_bias
 
 
-Mixer = Attention | ShortConvolution
+Mixer = Attention | SharedAttention | ShortConvolution
 """The part of a layer that lets tokens see those before them."""
 
 AnyFeedForward = FeedForward | Experts
@@ -270,7 +236,14 @@ class Layer:
     x += residual_scale * post_mixer_norm(mixer(input_norm(x)))
     x += residual_scale * post_feedforward_norm(feed_forward(pre_feedforward_norm(x)))
 
-    A norm that is None is left out. Where the mixer or the feed-forward is None, so is its line, with its norms.
+    x += input_gate(x)
+    x *= output_scale
+
+    A norm that is None is left out. Where the mixer, the feed-forward, the input gate or the output scale is None, so
+    is its line, with its norms.
+
+    Attributes:
+        output_scale: [1].
     """
 
     mixer: Mixer | None
@@ -280,22 +253,28 @@ class Layer:
     pre_feedforward_norm: Norm | None = None
     post_feedforward_norm: Norm | None = None
     residual_scale: float = 1.0
+    input_gate: InputGate | None = None
+    output_scale: TensorName | None = None
 
     def linears(self) -> tuple[Linear, ...]:
         """All matrices that every token is multiplied with, in order."""
-        return tuple(
-            linear for part in (self.mixer, self.feed_forward) if part is not None for linear in part.linears()
-        )
+        parts = (self.mixer, self.feed_forward)
+        linears = tuple(linear for part in parts if part is not None for linear in part.linears())
+        return linears if self.input_gate is None else (*linears, self.input_gate.gate, self.input_gate.projection)
 
     def vectors(self) -> Iterator[TensorName]:
-        """Norms, sinks, selection biases and convolution kernels, but no biases of matrices."""
-        for norm in (self.input_norm, self.post_mixer_norm, self.pre_feedforward_norm, self.post_feedforward_norm):
+        """Norms, sinks, selection biases, convolution kernels and the output scale, but no biases of matrices."""
+        last = None if self.input_gate is None else self.input_gate.norm
+        norms = (self.input_norm, self.post_mixer_norm, self.pre_feedforward_norm, self.post_feedforward_norm, last)
+        for norm in norms:
             if norm is not None:
                 yield from norm.vectors()
         if self.mixer is not None:
             yield from self.mixer.vectors()
         if isinstance(self.feed_forward, Experts):
             yield from self.feed_forward.vectors()
+        if self.output_scale is not None:
+            yield self.output_scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +294,7 @@ class ModelSpec:
         embedding: [vocab_size, hidden_size]; rows are multiplied by `embedding_scale`.
         head: its weight is `embedding` when tied.
         logit_scale: multiplies logits, before `logit_soft_cap`.
+        layer_inputs: of layers with an `input_gate`, all of which have a slice of it; None where no layer has one.
         tensors: canonical name to source, for every tensor that the spec names; loading is strict both ways.
         ignored_tensors: checkpoint names that are known and not needed.
     """
@@ -332,6 +312,7 @@ class ModelSpec:
     logit_soft_cap: float | None = None
     tensors: Mapping[TensorName, TensorSource] = field(default_factory=dict)
     ignored_tensors: frozenset[str] = frozenset()
+    layer_inputs: LayerInputs | None = None
 
     @property
     def tied(self) -> bool:
@@ -339,10 +320,13 @@ class ModelSpec:
         return self.head.weight == self.embedding
 
     def attentions(self) -> tuple[tuple[int, Attention], ...]:
-        """Layers whose mixer is attention: index and mixer."""
-        return tuple(
-            (index, layer.mixer) for index, layer in enumerate(self.layers) if isinstance(layer.mixer, Attention)
-        )
+        """Layers with attention over keys and values of their own: index and mixer."""
+        return tuple((index, mixer) for index, mixer in self.all_attentions() if isinstance(mixer, Attention))
+
+    def all_attentions(self) -> tuple[tuple[int, Attention | SharedAttention], ...]:
+        """Layers whose mixer is attention, over whatever keys and values: index and mixer."""
+        mixers = ((index, layer.mixer) for index, layer in enumerate(self.layers))
+        return tuple((index, mixer) for index, mixer in mixers if isinstance(mixer, Attention | SharedAttention))
 
     def feed_forwards(self) -> tuple[tuple[int, FeedForward], ...]:
         """Layers with a dense feed-forward: index and feed-forward. Those that experts share are not among them."""
@@ -356,7 +340,7 @@ class ModelSpec:
 
     def matrices(self) -> tuple[Linear | ExpertLinear, ...]:
         """All matrices layer by layer, those of experts after their router, and the head."""
-        found: list[Linear | ExpertLinear] = []
+        found: list[Linear | ExpertLinear] = [] if self.layer_inputs is None else [self.layer_inputs.projection]
         for layer in self.layers:
             found += layer.linears()
             if isinstance(layer.feed_forward, Experts):
@@ -365,16 +349,19 @@ class ModelSpec:
 
     def linears(self) -> tuple[Linear, ...]:
         """All matrices that every token is multiplied with, layer by layer, and the head."""
-        return (*(linear for layer in self.layers for linear in layer.linears()), self.head)
+        first = () if self.layer_inputs is None else (self.layer_inputs.projection,)
+        return (*first, *(linear for layer in self.layers for linear in layer.linears()), self.head)
 
     def vectors(self) -> tuple[TensorName, ...]:
-        """The vectors of all layers, as `Layer.vectors`, and the final norm, but no biases of matrices."""
-        return (*(name for layer in self.layers for name in layer.vectors()), *self.final_norm.vectors())
+        """The vectors of all layers, as `Layer.vectors`, and all other norms, but no biases of matrices."""
+        first = () if self.layer_inputs is None else tuple(self.layer_inputs.norm.vectors())
+        return (*first, *(name for layer in self.layers for name in layer.vectors()), *self.final_norm.vectors())
 
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """Groups in order of first appearance; layers without a mixer are in none."""
+        """Groups in order of first appearance; layers without a mixer, or with another layer's keys, are in none."""
         layers: dict[CacheKind, list[int]] = {}
         for index, layer in enumerate(self.layers):
-            if layer.mixer is not None:
-                layers.setdefault(layer.mixer.cache_kind, []).append(index)
+            kind = None if layer.mixer is None else layer.mixer.cache_kind
+            if kind is not None:
+                layers.setdefault(kind, []).append(index)
         return tuple(CacheGroup(kind, tuple(members)) for kind, members in layers.items())

@@ -11,17 +11,8 @@ from typing import Literal
 
 from realizar.models.dimensions import MAX_CONTEXT, Dimensions
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.spec import (
-    Activation,
-    Attention,
-    FeedForward,
-    Layer,
-    Linear,
-    ModelSpec,
-    Norm,
-    QueryGrowth,
-    Rope,
-)
+from realizar.models.layer_inputs import LayerInputs
+from realizar.models.spec import Activation, Attention, FeedForward, Layer, Linear, ModelSpec, Norm, QueryGrowth, Rope
 from realizar.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, gguf_name, is_unneeded, renamed
 from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization import is_stored
@@ -236,6 +227,7 @@ class SpecBuilder:
         logit_scale: float = 1.0,
         logit_soft_cap: float | None = None,
         is_ignored: Callable[[str], bool] = is_unneeded,
+        layer_inputs: LayerInputs | None = None,
     ) -> ModelSpec:
         """The whole model.
 
@@ -244,6 +236,7 @@ class SpecBuilder:
                 has no `output.weight`.
             head_bias: True if logits have a bias, tied or not.
             is_ignored: True for checkpoint names that are known and not needed.
+            layer_inputs: see `ModelSpec`.
         """
         sizes, hparams = self.sizes, self.hparams
         embedding = self._note(EMBEDDING, (sizes.vocab_size, sizes.hidden_size))
@@ -276,6 +269,7 @@ class SpecBuilder:
             logit_soft_cap=logit_soft_cap,
             tensors=self._tensors,
             ignored_tensors=frozenset(ignored),
+            layer_inputs=layer_inputs,
         )
 
     def _is_gate_fused(self, index: int) -> bool:

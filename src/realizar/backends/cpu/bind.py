@@ -13,6 +13,7 @@ from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.activate import ACTIVATE
 from realizar.backends.cpu.kernels.attention import ATTEND, STEP_SELECTED, STEP_TERMS, STEP_TOKENS
 from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR
+from realizar.backends.cpu.kernels.layer_inputs import LAYER_INPUTS
 from realizar.backends.cpu.kernels.linear import LINEAR
 from realizar.backends.cpu.kernels.normalize import LAYER_NORM, NO_NORM, NORMALIZE, RMS_NORM
 from realizar.backends.cpu.kernels.rotate import ROTATE
@@ -28,9 +29,22 @@ from realizar.backends.cpu.weights.pack_floats import FloatMatrix
 from realizar.backends.cpu.workspace import RecordBuffer, Workspace, written_records
 from realizar.backends.machine import read_machine
 from realizar.backends.parts import SHARED_PART, block_name, inputs_part, join_part
-from realizar.backends.program import AttentionBlock, Block, ExpertsBlock, FeedForwardBlock, Join, Program, Tail
+from realizar.backends.program import (
+    AttentionBlock,
+    Block,
+    ExpertsBlock,
+    FeedForwardBlock,
+    InputGateBlock,
+    Join,
+    Program,
+    SharedAttentionBlock,
+    Tail,
+)
 from realizar.errors import UnsupportedModelError
-from realizar.models.spec import Attention, FeedForward, Linear, Norm
+from realizar.models.layer_inputs import LayerInputs
+from realizar.models.mixers import SharedAttention
+from realizar.models.spec import Activation, Attention, FeedForward, Linear, Norm
+from realizar.models.tensor_source import TensorName
 
 _DEFAULT_L2_BYTES = 1 << 20  # where the system reports none
 
@@ -49,7 +63,8 @@ class Binder:
 
     def bind_blocks(self, program: Program) -> BoundProgram:
         """All layers, over the step's tokens."""
-        return walkable(operation for block in program.blocks for operation in self._block(block))
+        first = [] if program.layer_inputs is None else self._layer_inputs(program.layer_inputs)
+        return walkable([*first, *(operation for block in program.blocks for operation in self._block(block))])
 
     def bind_tail(self, tail: Tail) -> BoundProgram:
         """Logits of the selected tokens."""
@@ -64,6 +79,10 @@ class Binder:
         match block:
             case AttentionBlock():
                 yield from self._attention_block(block)
+            case SharedAttentionBlock():
+                yield from self._shared_attention_block(block)
+            case InputGateBlock():
+                yield from self._input_gate_block(block)
             case FeedForwardBlock():
                 yield from self._feed_forward_block(block)
             case ExpertsBlock():
@@ -72,6 +91,8 @@ class Binder:
                 raise UnsupportedModelError(
                     f"layer {block.layer}: the CPU backend has no kernels for {block_name(block)}"
                 )
+        if block.join.output_scale is not None:
+            yield self._scale(block.join.output_scale)
 
     def _attention_block(self, block: AttentionBlock) -> Iterator[BoundOperation]:
         attention, terms, part = block.attention, self.two_terms(block.attention), inputs_part(block)
@@ -84,10 +105,44 @@ class Binder:
             yield self._normalize("qk norm", attention.q_norm, "query", "query")
             yield self._normalize("qk norm", attention.k_norm, "key", "key")
         yield BoundOperation("rope", self.kernels.rotate(self.kv.dtype), self._rotate(block))
-        arguments = self._attend(block)
-        yield BoundOperation("attention", self.kernels.attend(self.kv.dtype), arguments, attention=attention)
-        yield BoundOperation("attention output", self.kernels.combine, arguments)
+        yield from self._attend(attention, block.layer)
         yield from self._join(block.join, "attended", join_part(block))
+
+    def _shared_attention_block(self, block: SharedAttentionBlock) -> Iterator[BoundOperation]:
+        attention, (query,) = block.attention, block.inputs.linears
+        yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
+        yield self._project(query, "normed", "query", inputs_part(block))
+        yield BoundOperation("rope", self.kernels.rotate(self.kv.dtype), self._rotate_queries(attention))
+        yield from self._attend(attention, attention.source)
+        yield from self._join(block.join, "attended", join_part(block))
+
+    def _layer_inputs(self, inputs: LayerInputs) -> Iterator[BoundOperation]:
+        if inputs.size % GROUP:
+            raise UnsupportedModelError(f"layers have inputs of {inputs.size}: the CPU backend takes multiples of 32")
+        values, rows = self.workspace.buffers["layer inputs"], self.workspace.buffers["layer rows"]
+        yield self._normalize("layer inputs", None, "hidden", "normed", begins_block=False)
+        yield self._project(inputs.projection, "normed", "layer inputs", "layer inputs")
+        record = self._pack(
+            LAYER_INPUTS, count_field=STEP_TOKENS, inputs=values.at, rows=rows.at, stride=values.stride,
+            layers=inputs.projection.out_features // inputs.size, size=inputs.size, kind=_norm_kind(inputs.norm),
+            eps=float(inputs.norm.eps), weight=address(self.weights.norm_weight(inputs.norm)),
+            scale=float(inputs.scale),
+        )  # fmt: skip
+        yield BoundOperation("layer inputs", self.kernels.layer_inputs, record)
+
+    def _input_gate_block(self, block: InputGateBlock) -> Iterator[BoundOperation]:
+        gate, values, gated = block.gate, self.workspace.buffers["layer inputs"], self.workspace.buffers["layer rows"]
+        size = gate.gate.out_features
+        yield self._normalize("input gate", None, "hidden", "normed")
+        yield self._project(gate.gate, "normed", "layer rows", inputs_part(block))
+        own = values.at + block.layer * size * values.values.itemsize
+        yield self._activate(gate.activation, gate.projection, size, gated.at, own, values.stride)
+        yield from self._join(block.join, "activated", join_part(block))
+
+    def _scale(self, name: TensorName) -> BoundOperation:
+        """The stream times a factor: the stream plus itself times what the factor is beyond one."""
+        factor = float(self.weights.vector(name)[0])
+        return self._normalize("output scale", None, "hidden", "branch", add_scale=factor - 1.0, begins_block=False)
 
     def _feed_forward_block(self, block: FeedForwardBlock) -> Iterator[BoundOperation]:
         yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
@@ -99,7 +154,10 @@ class Binder:
         if feed_forward.gate is not None:
             yield self._project(feed_forward.gate, "normed", "gate", part, barrier=False, together=together)
         yield self._project(feed_forward.up, "normed", "up", part, barrier=not together, together=together)
-        yield self._activate(feed_forward)
+        gate, up = self.workspace.buffers["gate"], self.workspace.buffers["up"]
+        gated = gate.at if feed_forward.gate is not None else None
+        width = feed_forward.up.out_features
+        yield self._activate(feed_forward.activation, feed_forward.down, width, gated, up.at, up.stride)
 
     def _experts_block(self, block: ExpertsBlock) -> Iterator[BoundOperation]:
         (router,), join = block.inputs.linears, block.join
@@ -210,7 +268,7 @@ class Binder:
 
     def _normalize(
         self, part: str, norm: Norm | None, source: str, target: str, *, add_scale: float | None = None,
-        terms: bool = False, count: int = STEP_TOKENS,
+        terms: bool = False, count: int = STEP_TOKENS, begins_block: bool | None = None,
     ) -> BoundOperation:  # fmt: skip
         """target = norm(source), and with `add_scale` hidden += add_scale * target.
 
@@ -218,6 +276,7 @@ class Binder:
             norm: None copies.
             terms: whether the target has two terms; see `two_terms`.
             count: field of the step that has the number of tokens.
+            begins_block: see `BoundOperation`; by default where the source is the stream.
         """
         read, written = self.workspace.buffers[source], self.workspace.buffers[target]
         hidden = self.workspace.buffers["hidden"]
@@ -232,7 +291,8 @@ class Binder:
             residual_scale=float(add_scale) if add_scale is not None else 0.0,
             terms=written.terms.at if terms and written.terms is not None else 0,
         )  # fmt: skip
-        return BoundOperation(part, self.kernels.normalize, record, begins_block=source == "hidden")
+        begins = source == "hidden" if begins_block is None else begins_block
+        return BoundOperation(part, self.kernels.normalize, record, begins_block=begins)
 
     def _norm_width(self, norm: Norm | None, padded: int) -> int:
         return self.weights.length(norm.weight) if norm else min(padded, self.weights.hidden_size)
@@ -258,19 +318,44 @@ class Binder:
             slots=address(self.workspace.slots[self.kv.group_of(block.layer)]),
             cache=self.kv.address_of(block.layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
             plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=layout.block_size,
-            query_scales=self.ropes.query_scales(attention.query_growth),
+            query_scales=self.ropes.query_scales(attention.query_growth), value_eps=float(attention.v_norm_eps or 0.0),
         )  # fmt: skip
 
-    def _attend(self, block: AttentionBlock) -> NDArray[np.int64]:
-        attention, layout = block.attention, self.kv.layouts[block.layer]
+    def _rotate_queries(self, attention: SharedAttention) -> NDArray[np.int64]:
+        query, norm = self.workspace.buffers["query"], attention.q_norm
+        cosine, sine = self.ropes.addresses(attention.rope)
+        unused = dict.fromkeys((
+            "num_kv_heads", "key", "key_stride", "value", "value_stride", "second_value", "key_norm", "key_norm_bias",
+            "slots", "cache", "block_bytes", "head_bytes", "plane_bytes", "scale_bytes", "query_scales", "value_eps",
+        ), 0)  # fmt: skip
+        return self._pack(
+            ROTATE, query=query.at, query_stride=query.stride, num_heads=attention.num_heads,
+            head_size=attention.head_size, cosine=cosine, sine=sine,
+            rotary=attention.rope.size if attention.rope else 0,
+            interleaved=int(attention.rope is not None and attention.rope.pairing == "interleaved"),
+            query_norm=address(self.weights.norm_weight(norm)) if norm else 0, norm_kind=_norm_kind(norm),
+            eps=float(norm.eps) if norm else 0.0,
+            query_norm_bias=address(self.weights.vector(norm.bias)) if norm and norm.bias else 0,
+            block_size=self.kv.block_size, **unused,
+        )  # fmt: skip
+
+    def _attend(self, attention: Attention | SharedAttention, layer: int) -> Iterator[BoundOperation]:
+        """Attention over the cache of `layer`."""
+        arguments = self._attend_record(attention, layer)
+        yield BoundOperation("attention", self.kernels.attend(self.kv.dtype), arguments, attention=attention)
+        yield BoundOperation("attention output", self.kernels.combine, arguments)
+
+    def _attend_record(self, attention: Attention | SharedAttention, layer: int) -> NDArray[np.int64]:
+        layout = self.kv.layouts[layer]
+        sinks = attention.sinks if isinstance(attention, Attention) else None
         query, attended = self.workspace.buffers["query"], self.workspace.buffers["attended"]
-        tables = self.workspace.block_tables[self.kv.group_of(block.layer)]
+        tables = self.workspace.block_tables[self.kv.group_of(layer)]
         return self._pack(
             ATTEND, query=query.at, query_stride=query.stride, num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads, head_size=attention.head_size, scale=float(attention.scale),
             window=attention.window or 0, soft_cap=float(attention.soft_cap or 0.0),
-            sinks=address(self.weights.vector(attention.sinks)) if attention.sinks else 0,
-            cache=self.kv.address_of(block.layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
+            sinks=address(self.weights.vector(sinks)) if sinks else 0,
+            cache=self.kv.address_of(layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
             plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=layout.block_size,
             rows=address(self.workspace.rows), block_table=address(tables), table_stride=int(tables.strides[0]),
             scratch=address(self.scratch), scratch_bytes=int(self.scratch.strides[0]), out=attended.at,
@@ -278,20 +363,22 @@ class Binder:
             **written_records(attended.records if self._quantised(attention) else None),
         )  # fmt: skip
 
-    def _quantised(self, attention: Attention) -> bool:
+    def _quantised(self, attention: Attention | SharedAttention) -> bool:
         return isinstance(self.weights.matrices[attention.o.weight], PackedMatrix)
 
-    def _activate(self, feed_forward: FeedForward) -> BoundOperation:
-        gate, up, out = (self.workspace.buffers[name] for name in ("gate", "up", "activated"))
-        gated = feed_forward.gate is not None
-        quantised = isinstance(self.weights.matrices[feed_forward.down.weight], PackedMatrix)
+    def _activate(
+        self, activation: Activation, consumer: Linear, width: int, gate: int | None, up: int, stride: int
+    ) -> BoundOperation:
+        """The input of `consumer`: activation(gate) * up, or activation(up), of `width` floats at addresses."""
+        out = self.workspace.buffers["activated"]
+        quantised = isinstance(self.weights.matrices[consumer.weight], PackedMatrix)
         record = self._pack(
-            ACTIVATE, count_field=STEP_TOKENS, gate=gate.at, up=up.at, input_stride=up.stride,
-            groups=-(-feed_forward.up.out_features // GROUP), out=0 if quantised else out.at, out_stride=out.stride,
+            ACTIVATE, count_field=STEP_TOKENS, gate=up if gate is None else gate, up=up, input_stride=stride,
+            groups=-(-width // GROUP), out=0 if quantised else out.at, out_stride=out.stride,
             source_groups=-(-self.weights.hidden_size // GROUP), block_bytes=self._block_bytes,
             **written_records(out.records if quantised else None),
         )  # fmt: skip
-        return BoundOperation("activation", self.kernels.activate(feed_forward.activation, gated), record)
+        return BoundOperation("activation", self.kernels.activate(activation, gate is not None), record)
 
     def _select(self) -> NDArray[np.int64]:
         hidden, selected = self.workspace.buffers["hidden"], self.workspace.buffers["selected"]

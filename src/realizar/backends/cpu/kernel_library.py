@@ -16,6 +16,7 @@ from realizar.backends.cpu.kernels.expert_linear import (
     make_expert_linear,
 )
 from realizar.backends.cpu.kernels.float_linear import FLOAT_TYPES, make_float_linear
+from realizar.backends.cpu.kernels.layer_inputs import make_layer_inputs
 from realizar.backends.cpu.kernels.linear import make_linear
 from realizar.backends.cpu.kernels.normalize import normalize
 from realizar.backends.cpu.kernels.quantize import ACTIVATIONS
@@ -72,6 +73,10 @@ class KernelLibrary:
         """The kernel that chooses, and those that it calls."""
         makes = {"choose": make_choose, "adjust": make_adjust, "draw": make_draw, "score": make_score}
         return {name: self._address(f"sampling: {name}", make) for name, make in makes.items()}
+
+    @property
+    def layer_inputs(self) -> int:
+        return self._address("layer inputs", make_layer_inputs)
 
     @property
     def normalize(self) -> int:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.walker import OPERATION_FIELDS
+from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention
 
 
@@ -32,7 +33,7 @@ class BoundOperation:
     arguments: NDArray[np.int64]
     barrier: bool = True
     weight_bytes: int = 0
-    attention: Attention | None = None
+    attention: Attention | SharedAttention | None = None
     begins_block: bool = False
     is_of_experts: bool = False
 

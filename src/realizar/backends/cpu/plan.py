@@ -54,7 +54,8 @@ def plan_memory(
         device="cpu",
         weight_bytes=sum(sizes_of.values()),
         token_weight_bytes=size_of_token(spec, sizes_of),
-        embedding_bytes=tensors.size_bytes(spec.embedding),
+        embedding_bytes=tensors.size_bytes(spec.embedding)
+        + (0 if spec.layer_inputs is None else tensors.size_bytes(spec.layer_inputs.table)),
         workspace_bytes=workspace.size_bytes + 4 * PARTIAL_FLOATS + config.threads * scratch_bytes(spec.vocab_size),
         kv_dtype=sizes[0].dtype,
         kv_bytes_per_token=sum(sizes[0].block_bytes) / config.block_size,

@@ -13,7 +13,7 @@ class RopeTables:
     """float32 [tokens, half] cosines and sines, and [tokens] factors of queries, rewritten every step."""
 
     def __init__(self, spec: ModelSpec, max_tokens: int) -> None:
-        ropes = {attention.rope for _, attention in spec.attentions() if attention.rope is not None}
+        ropes = {attention.rope for _, attention in spec.all_attentions() if attention.rope is not None}
         self._frequencies: dict[Rope, NDArray[np.float32]] = {
             rope: np.array(rope.inverse_frequencies, np.float32) for rope in ropes
         }

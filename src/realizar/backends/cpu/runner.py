@@ -86,7 +86,7 @@ class CPUBackend:
         check_tensors(spec, checkpoint)
         self._model = load_model(spec, checkpoint, config, self._progress)
         self._last = np.zeros(config.max_running, np.int32)
-        attentions = [attention for _, attention in spec.attentions()]
+        attentions = [attention for _, attention in spec.all_attentions()]
         self._kv_heads = frozenset((each.num_kv_heads, each.num_heads // each.num_kv_heads) for each in attentions)
         self._segment_floats = max(each.num_heads * (-(-each.head_size // 32) * 32 + 2) for each in attentions)
         name = select(config.instruction_set).name
@@ -163,6 +163,9 @@ class CPUBackend:
             ids[follows] = self._last[owners]  # 0: the row failed and chose nothing
         hidden = space.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
         self.model.weights.embed(ids, hidden)
+        if self.model.spec.layer_inputs is not None:
+            width = self.model.spec.layer_inputs.projection.out_features
+            self.model.weights.layer_rows(ids, space.buffers["layer rows"].values[:tokens, :width])
         self.model.ropes.fill(forward_input.positions)
         for field, column in enumerate((columns.starts[:-1], columns.num_tokens, columns.num_computed_tokens)):
             space.rows[: len(columns), field] = column

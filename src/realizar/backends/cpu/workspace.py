@@ -70,14 +70,14 @@ def written_records(buffer: RecordBuffer | None) -> dict[str, int]:
 
 
 def buffer_widths(spec: ModelSpec) -> dict[str, int]:
-    """Width of every buffer of `program`; those of experts are there if the model has any."""
-    attentions = [attention for _, attention in spec.attentions()]
+    """Width of every buffer of `program`; those of experts and of layers' inputs are there if the model has any."""
+    inputs = spec.layer_inputs
     mixtures = [experts for _, experts in spec.mixtures()]
     shared = [one.shared for one in mixtures if one.shared is not None]
     dense = [*(one for _, one in spec.feed_forwards()), *shared]
-    widest = max((one.up.out_features for one in dense), default=0)
-    query = max(a.num_heads * a.head_size for a in attentions)
-    key = max(a.num_kv_heads * a.head_size for a in attentions)
+    widest = max((*(one.up.out_features for one in dense), 0 if inputs is None else inputs.size))
+    query = max(a.num_heads * a.head_size for _, a in spec.all_attentions())
+    key = max(a.num_kv_heads * a.head_size for _, a in spec.attentions())
     hidden = spec.hidden_size
     widths = {
         "hidden": hidden, "normed": hidden, "branch": hidden, "query": query, "key": key,
@@ -85,6 +85,8 @@ def buffer_widths(spec: ModelSpec) -> dict[str, int]:
         "attended": query, "gate": widest, "up": widest, "activated": widest, "selected": hidden,
         "logits": spec.vocab_size,
     }  # fmt: skip
+    if inputs is not None:
+        widths |= dict.fromkeys(("layer inputs", "layer rows"), inputs.projection.out_features)
     if mixtures:
         widest = max(one.up.out_features for one in mixtures)
         widths |= {"scores": max(one.num_experts for one in mixtures), "routed": hidden}
@@ -127,7 +129,8 @@ ROUTED = ("routed", "expert gate", "expert up", "expert activated")
 class Workspace:
     """Buffers for a step's tokens and `max_selected` selected tokens; records in blocks of `block_tokens`.
 
-    The buffer "routed" holds what experts read and, once they have read it, what they make of it.
+    The buffer "routed" holds what experts read and, once they have read it, what they make of it. "layer rows" holds
+    the tokens' rows, and once these are part of "layer inputs" each layer's gate.
     """
 
     def __init__(self, spec: ModelSpec, config: ResolvedConfig, max_selected: int, block_tokens: int) -> None:

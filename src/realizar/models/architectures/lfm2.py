@@ -6,8 +6,9 @@ import dataclasses
 
 from realizar.models.dimensions import MAX_FEED_FORWARD, MAX_WIDTH, Dimensions, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.mixers import ShortConvolution
 from realizar.models.rope_parameters import plain_rope, read_rope
-from realizar.models.spec import Layer, ModelSpec, Rope, ShortConvolution
+from realizar.models.spec import Layer, ModelSpec, Rope
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_source import TensorSource
 

@@ -35,7 +35,10 @@ def expected_heads(
     return y
 
 
-def run(dtype: str, size: int, rotary: int, interleaved: bool, norm_kind: int | None, second: bool = False) -> None:
+def run(
+    dtype: str, size: int, rotary: int, interleaved: bool, norm_kind: int | None, second: bool = False,
+    grows: bool = False, value_norm: bool = False,
+) -> None:  # fmt: skip
     rng = np.random.default_rng(size + rotary)
     query = rng.standard_normal((TOKENS, HEADS * size)).astype(np.float32)
     key, first, rest = (rng.standard_normal((TOKENS, KV_HEADS * size)).astype(np.float32) for _ in range(3))
@@ -52,8 +55,13 @@ def run(dtype: str, size: int, rotary: int, interleaved: bool, norm_kind: int | 
     if norm_kind is not None:
         norms = [(weights[i], None if biases is None else biases[i], norm_kind) for i in range(2)]
     expected_query = expected_heads(query.reshape(TOKENS, HEADS, size), angles, interleaved, norms[0])
+    growth = rng.uniform(1, 2, TOKENS).astype(np.float32)
+    if grows:
+        expected_query *= growth[:, None, None]
     expected_key = expected_heads(key.reshape(TOKENS, KV_HEADS, size), angles, interleaved, norms[1])
     expected_value = (first.astype(np.float64) + (rest if second else 0)).reshape(TOKENS, KV_HEADS, size)
+    if value_norm:
+        expected_value /= np.sqrt((expected_value**2).mean(-1, keepdims=True) + EPS)
     call(
         make_rotate(KV_DTYPES.index(dtype)).address, ROTATE, 3, step=np.array([TOKENS], np.int64), query=query,
         query_stride=query.strides[0], key=key, key_stride=key.strides[0], value=value, value_stride=value.strides[0],
@@ -63,7 +71,8 @@ def run(dtype: str, size: int, rotary: int, interleaved: bool, norm_kind: int | 
         query_norm_bias=0 if biases is None else biases[0], key_norm_bias=0 if biases is None else biases[1],
         slots=slots, cache=blocks.memory, block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
         plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=32,
-        second_value=first.shape[1] * 4 if second else 0,
+        second_value=first.shape[1] * 4 if second else 0, query_scales=growth if grows else 0,
+        value_eps=EPS if value_norm else 0.0,
     )  # fmt: skip
     np.testing.assert_allclose(query.reshape(expected_query.shape), expected_query, atol=2e-6, rtol=2e-6)
     for token, slot in enumerate(slots):
@@ -108,3 +117,26 @@ def test_norm_of_queries_and_keys(dtype: str, norm_kind: int) -> None:
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 def test_values_of_two_terms(dtype: str) -> None:
     run(dtype, 80, 32, interleaved=True, norm_kind=None, second=True)
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_queries_that_grow_and_norms_of_values(dtype: str) -> None:
+    run(dtype, 80, 32, interleaved=False, norm_kind=RMS_NORM, second=True, grows=True, value_norm=True)
+
+
+def test_queries_alone() -> None:
+    """Without KV heads: the cache is that of another layer."""
+    query = np.random.default_rng(2).standard_normal((TOKENS, HEADS * 32)).astype(np.float32)
+    angles = np.random.default_rng(3).uniform(-np.pi, np.pi, (TOKENS, 16))
+    expected = expected_heads(query.reshape(TOKENS, HEADS, 32), angles, False, None)
+    unused = dict.fromkeys((
+        "num_kv_heads", "key", "key_stride", "value", "value_stride", "second_value", "query_norm", "query_norm_bias",
+        "key_norm", "key_norm_bias", "norm_kind", "slots", "cache", "block_bytes", "head_bytes", "plane_bytes",
+        "scale_bytes", "query_scales", "interleaved",
+    ), 0)  # fmt: skip
+    call(
+        make_rotate(KV_DTYPES.index("f32")).address, ROTATE, 3, step=np.array([TOKENS], np.int64), query=query,
+        query_stride=query.strides[0], num_heads=HEADS, head_size=32, cosine=np.cos(angles).astype(np.float32),
+        sine=np.sin(angles).astype(np.float32), rotary=32, eps=0.0, block_size=32, value_eps=0.0, **unused,
+    )  # fmt: skip
+    np.testing.assert_allclose(query.reshape(expected.shape), expected, atol=2e-6, rtol=2e-6)

@@ -22,6 +22,7 @@ from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.cpu.walker import OPERATION_FIELDS
 from realizar.backends.parts import PartTime, cached_tokens_read
 from realizar.errors import InvalidRequestError
+from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention, ModelSpec
 
 _EMPTY_WALKS = 50
@@ -71,7 +72,7 @@ def _bytes_read(backend: CPUBackend, operation: BoundOperation, step: ForwardInp
     return cached_tokens_read(operation.attention, step) * _token_bytes(backend, operation.attention)
 
 
-def _token_bytes(backend: CPUBackend, attention: Attention) -> int:
+def _token_bytes(backend: CPUBackend, attention: Attention | SharedAttention) -> int:
     """Keys and values of one token in one layer, scales and padding included."""
     capacity = backend.capacity()
     layout = KVLayout(attention.num_kv_heads, attention.head_size, capacity.block_size, capacity.kv_cache_dtype)

@@ -18,17 +18,19 @@ from realizar.backends.cpu.records import Record
 from realizar.backends.cpu.weights.formats import GROUP
 
 # `value_stride` and `second_value` in bytes: where not 0, a value is the sum of two terms so far apart.
-# `query_scales`, where not 0: a factor of each token's queries, float32 [tokens].
+# `query_scales`, where not 0: a factor of each token's queries, float32 [tokens]. `value_eps`, where not 0: values are
+# divided by their root mean square. Without KV heads nothing is written to the cache.
 ROTATE = Record(
     "step query query_stride key key_stride value value_stride num_heads num_kv_heads head_size cosine sine rotary "
     "interleaved query_norm key_norm norm_kind eps query_norm_bias key_norm_bias slots cache block_bytes head_bytes "
-    "plane_bytes scale_bytes block_size second_value query_scales"
+    "plane_bytes scale_bytes block_size second_value query_scales value_eps"
 )
 (
     _STEP, _QUERY, _QUERY_STRIDE, _KEY, _KEY_STRIDE, _VALUE, _VALUE_STRIDE, _HEADS, _KV_HEADS, _HEAD_SIZE, _COSINE,
     _SINE, _ROTARY, _INTERLEAVED, _QUERY_NORM, _KEY_NORM, _NORM_KIND, _EPS, _QUERY_BIAS, _KEY_BIAS, _SLOTS, _CACHE,
     _BLOCK_BYTES, _HEAD_BYTES, _PLANE_BYTES, _SCALE_BYTES, _BLOCK_SIZE, _SECOND, _QUERY_SCALES,
-) = range(29)  # fmt: skip
+    _VALUE_EPS,
+) = range(30)  # fmt: skip
 
 
 @intrinsic(prefer_literal=True)
@@ -74,6 +76,24 @@ def scale_head(x: Any, factor: float) -> None:
     """Multiply one head in place."""
     for i in range(x.size):
         x[i] *= factor
+
+
+@inner
+def take_value(arguments: int, token: int, head: int, size: int) -> Any:
+    """A token's value of one head: its terms summed, and normed where values are."""
+    at = load_i64(arguments, _VALUE) + token * load_i64(arguments, _VALUE_STRIDE) + head * size * 4
+    value, second = view(at, size, np.float32), load_i64(arguments, _SECOND)
+    if second != 0:
+        rest = view(at + second, size, np.float32)
+        for i in range(size):
+            value[i] += rest[i]
+    eps = load_f32(arguments, _VALUE_EPS)
+    if eps > 0:
+        squares = np.float32(0.0)
+        for i in range(size):
+            squares += value[i] * value[i]
+        scale_head(value, np.float32(1.0) / np.sqrt(squares / np.float32(size) + eps))
+    return value
 
 
 @inner
@@ -148,7 +168,6 @@ def make_rotate(dtype: int) -> Any:
         interleaved = load_i64(arguments, _INTERLEAVED)
         kind, eps = load_i64(arguments, _NORM_KIND), load_f32(arguments, _EPS)
         block_size, plane = load_i64(arguments, _BLOCK_SIZE), load_i64(arguments, _PLANE_BYTES)
-        second = load_i64(arguments, _SECOND)
         query_scales = load_i64(arguments, _QUERY_SCALES)
         slots = view(load_i64(arguments, _SLOTS), max(tokens, 1), np.int32)
         padded = (size + GROUP - 1) // GROUP * GROUP
@@ -180,12 +199,7 @@ def make_rotate(dtype: int) -> Any:
             keys = load_i64(arguments, _CACHE) + slot // block_size * load_i64(arguments, _BLOCK_BYTES)
             keys += head * load_i64(arguments, _HEAD_BYTES)
             place = slot % block_size
-            value_at = load_i64(arguments, _VALUE) + token * load_i64(arguments, _VALUE_STRIDE) + head * size * 4
-            value = view(value_at, size, np.float32)
-            if second != 0:
-                rest = view(value_at + second, size, np.float32)
-                for i in range(size):
-                    value[i] += rest[i]
+            value = take_value(arguments, token, head, size)
             if int8:
                 scale_bytes = load_i64(arguments, _SCALE_BYTES)
                 write_codes(x, value, keys, place, block_size, padded, plane, scale_bytes, codes)

@@ -40,6 +40,8 @@ class Weights:
         self._expert_biases: dict[TensorName, NDArray[np.float32]] = {}
         self._vectors: dict[tuple[TensorName, float], NDArray[np.float32]] = {}
         self._embedding = EmbeddingRows(self._tensors.matrix(spec.embedding))
+        inputs = spec.layer_inputs
+        self._layer_rows = None if inputs is None else EmbeddingRows(self._tensors.matrix(inputs.table))
 
     def load(self, matrices: Sequence[Linear | ExpertLinear], progress: Callable[[int], None]) -> None:
         """Pack the matrices; `progress` gets the bytes of each as it is done.
@@ -58,7 +60,9 @@ class Weights:
                 with naming_refusals(each.weight):
                     progress(load(each, pool))  # type: ignore[arg-type]
             if self._spec.tensors[self._spec.embedding] not in (self._spec.tensors[name] for name in self.matrices):
-                self._check_embedding(pool)
+                self._check_rows(self._spec.embedding, pool)
+            if self._spec.layer_inputs is not None:
+                self._check_rows(self._spec.layer_inputs.table, pool)
 
     def _load(self, linear: Linear, pool: Executor) -> int:
         """Pack a matrix; returns its bytes in the file."""
@@ -144,9 +148,14 @@ class Weights:
         """out [len(ids), hidden_size] = the file's rows of int32 `ids`, times the model's embedding scale."""
         self._embedding.read(ids, self._spec.embedding_scale, out)
 
-    def _check_embedding(self, pool: Executor) -> None:
-        """Look at the embedding's rows, which steps read from the file, for weights that are not finite."""
-        source = self._tensors.matrix(self._spec.embedding)
+    def layer_rows(self, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+        """out [len(ids), layers * size] = rows of the table of layers' inputs, scaled, where the model has one."""
+        if self._layer_rows is not None and self._spec.layer_inputs is not None:
+            self._layer_rows.read(ids, self._spec.layer_inputs.table_scale, out)
+
+    def _check_rows(self, name: TensorName, pool: Executor) -> None:
+        """Look at a table's rows, which steps read from the file, for weights that are not finite."""
+        source = self._tensors.matrix(name)
         step = max(1, _CHECKED_BYTES // source.row_bytes)
 
         def check(start: int) -> None:

@@ -1,0 +1,43 @@
+"""An input of each layer beside the residual stream, and the branch that takes it. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from realizar.models.tensor_source import TensorName
+
+if TYPE_CHECKING:
+    from realizar.models.spec import Activation, Linear, Norm
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """A further input of each layer, made of a token alone (Gemma 4).
+
+    by_layer(x) = x as [tokens, layers, size]
+    inputs = scale * (norm(by_layer(projection(embedded))) + table_scale * by_layer(table[token]))
+
+    Attributes:
+        size: of one layer's input.
+        table: [vocab_size, layers * size].
+        projection: from the scaled embedding of a token to layers * size features.
+        norm: over `size`.
+    """
+
+    size: int
+    table: TensorName
+    table_scale: float
+    projection: Linear
+    norm: Norm
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class InputGate:
+    """The branch that takes a layer's own input: `norm(projection(activation(gate(x)) * inputs[layer]))`."""
+
+    activation: Activation
+    gate: Linear
+    projection: Linear
+    norm: Norm
