@@ -174,3 +174,15 @@ def test_unknown_name_in_tool_choice() -> None:
     with pytest.raises(InvalidRequestError, match="'nobody'") as caught:
         call_grammar(find_format(TURNS), TOOLS, name="nobody")
     assert caught.value.param == "tool_choice"
+
+
+def test_strict_tools_take_calls_that_a_grammar_enforces() -> None:
+    """A grammar of free text begins calls at one mark; a call behind another one would be unchecked."""
+    template = with_tools("<tool_call>\n<function=name>\n<parameter=key>\nvalue\n</parameter>")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    strict = {"type": "function", "function": {**tool["function"], "strict": True}}  # type: ignore[dict-item]
+    bare = "<function=f>\n</function>"
+    form = find_format(template)
+    assert parse(choose_parser(form, [tool]), [bare]).names == ["f"]
+    assert parse(choose_parser(form, [strict]), [bare]) == Answer(bare)
+    assert parse(choose_parser(form, [strict]), [f"<tool_call>\n{bare}\n</tool_call>"]).names == ["f"]

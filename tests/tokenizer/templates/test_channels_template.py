@@ -13,9 +13,12 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import ChatTemplateError
 from realizar.sampling_params import SamplingParams
+from realizar.structured.grammar import GrammarFactory
+from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.marks import HARMONY_MARKS
 from realizar.tokenizer.parsers.choose import choose_parser, find_format
+from realizar.tokenizer.parsers.grammar import call_grammar
 from realizar.tokenizer.stop_checker import StopChecker
 from realizar.tokenizer.templates.chat_template import ChatTemplate
 from realizar.tokenizer.tokenizer import Tokenizer
@@ -189,3 +192,25 @@ def test_marks_in_messages_stay_text(model: Tokenizer) -> None:
     for index in model.mark_ids.values():
         assert plain.count(index) == hidden.count(index)
     assert evil in model.decode(hidden, skip_special=False)
+
+
+def test_forced_call_over_the_vocabulary(model: Tokenizer) -> None:
+    """The marks are no text to a grammar, so a thought ends at its mark, and a call ends with any end."""
+    special = model.special_ids().union(model.mark_ids.values())
+    tokens = GrammarTokens(model.vocabulary_bytes(), special, model.eos_ids, model.vocab_size)
+    form = find_format(model.chat_template)
+    structured = call_grammar(form, TOOLS, required=True, mark_ids=model.mark_ids)
+    assert structured is not None
+    grammar = GrammarFactory(tokens).compile(structured)
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    made = '<|channel|>commentary to=functions.get <|constrain|>json<|message|>{"where": ["Ulm"]}'
+    for text, error in (
+        (made + "<|call|>", False),
+        (thought + made + "<|return|>", False),
+        (thought + "<|channel|>final<|message|>Hi", True),
+        (thought + "Hi", True),
+        (made[:-1] + "<|call|>", True),
+    ):
+        row = grammar.start(model.encode(text, add_special=False))
+        assert (row.error is not None) is error, text
+        assert row.ended is not error

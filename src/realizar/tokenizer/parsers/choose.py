@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from realizar.errors import ChatTemplateError
@@ -134,12 +134,28 @@ def choose_parser(
         return HarmonyParser(known, prompt_end, parallel=parallel)
     return AnswerParser(
         form.reasoning,
-        form.style if tools else None,
+        _enforced(form.style, tools) if tools else None,
         {tool_name(tool): tool_parameters(tool) for tool in tools or ()},
         reasoning_open=opens_reasoning(form.reasoning, prompt_end),
         parallel=parallel,
         in_response=form.in_response,
     )
+
+
+def is_strict(tool: Mapping[str, Any]) -> bool:
+    """True if the calls of a tool follow its schema exactly."""
+    return bool(tool.get("function", tool).get("strict"))
+
+
+def _enforced(style: ToolStyle, tools: Sequence[Mapping[str, Any]]) -> ToolStyle:
+    """The style with those marks alone that a grammar of free text enforces, if a tool is strict.
+
+    Behind another mark of a call the grammar lets any text through, so it is content.
+    """
+    if not any(map(is_strict, tools)):
+        return style
+    marks = () if style.first_marks or style.line_marks else style.marks[:1]
+    return replace(style, marks=marks)
 
 
 def tool_name(tool: Mapping[str, Any]) -> str:

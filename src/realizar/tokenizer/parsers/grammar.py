@@ -22,7 +22,7 @@ from realizar.tokenizer.marks import (
     HARMONY_START,
     ReasoningMarks,
 )
-from realizar.tokenizer.parsers.choose import AnswerFormat, tool_name, tool_parameters
+from realizar.tokenizer.parsers.choose import AnswerFormat, is_strict, tool_name, tool_parameters
 from realizar.tokenizer.parsers.grammar_rules import ANY_TEXT, json_rule
 from realizar.tokenizer.parsers.styles import CallForm
 
@@ -59,7 +59,7 @@ def call_grammar(
         if not tools:
             raise InvalidRequestError(f"tool_choice names {name!r}, which is not in tools", "tool_choice")
     forced = required or name is not None
-    if not forced and not any(_is_strict(tool) for tool in tools):
+    if not forced and not any(is_strict(tool) for tool in tools):
         return None
     if form.in_channels and not (mark_ids or {}).keys() >= HARMONY_MARKS:
         raise InvalidRequestError("calls can't be enforced: the vocabulary lacks the marks of the template", "tools")
@@ -143,9 +143,9 @@ class _Writer:
             rules.append(f"call_{number}: {head} arguments_{number} {self._text(form.after)}".rstrip())
             parameters = {"type": "object", **(tool_parameters(tool) or {"properties": {}})}
             if self._style.arguments is None:
-                rules.append(json_rule(f"arguments_{number}", parameters, _is_strict(tool)))
+                rules.append(json_rule(f"arguments_{number}", parameters, is_strict(tool)))
             else:
-                rules += self._style.arguments.rules(f"arguments_{number}", parameters, _is_strict(tool), self._text)
+                rules += self._style.arguments.rules(f"arguments_{number}", parameters, is_strict(tool), self._text)
         return rules
 
     def _text(self, literal: str) -> str:
@@ -174,7 +174,3 @@ class _Writer:
             f"THOUGHT: {ANY_TEXT}",
             r"GAP: /\n{0,2}/",
         ]
-
-
-def _is_strict(tool: Mapping[str, Any]) -> bool:
-    return bool(tool.get("function", tool).get("strict"))
