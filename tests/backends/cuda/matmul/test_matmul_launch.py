@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -15,10 +14,11 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
+from backends.cuda.matmul.recorded_launches import RecordingKernel, matmuls_on
 from realizar.backends.cuda.matmul import quantized as matmul_module
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
-from realizar.backends.cuda.matmul.quantized import Activations, HalfActivations, Int8Activations, MatmulKernels
+from realizar.backends.cuda.matmul.quantized import Activations, HalfActivations, Int8Activations
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
@@ -26,29 +26,6 @@ from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
 from realizar.quantization import block_source, random_blocks
-
-
-class RecordingKernel:
-    """Stands in for a loaded kernel."""
-
-    launches: ClassVar[list[tuple[object, ...]]] = []
-    refused = ""
-
-    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
-        if self.refused and self.refused in name:
-            raise KernelError(f"kernel {name} does not fit")
-        self.name, self.shared_bytes = name, shared_bytes
-
-    def launch(
-        self,
-        grid: tuple[int, int, int],
-        threads: int,
-        arguments: Sequence[int],
-        sizes: str,
-        stream: int,
-        dependent: bool,
-    ) -> None:
-        self.launches.append((self.name, grid, threads, list(arguments), sizes, stream, dependent))
 
 
 @pytest.fixture
@@ -63,20 +40,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> type[RecordingKernel]:
     monkeypatch.setattr(matmul_module, "compile_sources", compile_all)
     monkeypatch.setattr(matmul_module, "compile_source", lambda source, arch: b"")
     return Fresh
-
-
-def matmuls_on(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), invariant: bool = False
-) -> MatmulKernels:
-    properties = SimpleNamespace(
-        name="NVIDIA H200" if capability == (9, 0) else "NVIDIA A100-SXM4-80GB",
-        major=capability[0],
-        minor=capability[1],
-        multi_processor_count=132,
-        shared_memory_per_block_optin=227 * 1024,
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    return MatmulKernels("cpu", batch_invariant=invariant)
 
 
 def matrix(ggml_type: GGMLType, rows: int, cols: int = 1024) -> PackedMatrix:

@@ -1,0 +1,50 @@
+"""A device that only records launches of matmuls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from realizar.backends.cuda.matmul.quantized import MatmulKernels
+from realizar.errors import KernelError
+
+
+class RecordingKernel:
+    """Stands in for a loaded kernel."""
+
+    launches: ClassVar[list[tuple[object, ...]]] = []
+    refused = ""
+
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+        if self.refused and self.refused in name:
+            raise KernelError(f"kernel {name} does not fit")
+        self.name, self.shared_bytes = name, shared_bytes
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        arguments: Sequence[int],
+        sizes: str,
+        stream: int,
+        dependent: bool,
+    ) -> None:
+        self.launches.append((self.name, grid, threads, list(arguments), sizes, stream, dependent))
+
+
+def matmuls_on(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), invariant: bool = False
+) -> MatmulKernels:
+    properties = SimpleNamespace(
+        name="NVIDIA H200" if capability == (9, 0) else "NVIDIA A100-SXM4-80GB",
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=132,
+        shared_memory_per_block_optin=227 * 1024,
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    return MatmulKernels("cpu", batch_invariant=invariant)

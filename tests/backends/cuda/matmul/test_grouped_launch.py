@@ -1,0 +1,130 @@
+"""Launches of grouped matmuls and their arguments, on a device that only records them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch
+
+from backends.cuda.matmul.recorded_launches import RecordingKernel, matmuls_on
+from realizar.backends.cuda.layouts.fragments import fragment_format
+from realizar.backends.cuda.matmul import grouped as grouped_module
+from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
+from realizar.backends.cuda.matmul.quantized import HalfActivations
+from realizar.backends.cuda.native.compiler import Source
+from realizar.backends.cuda.native.grouped.source import route_shared_bytes
+from realizar.backends.cuda.weights.experts import PackedExperts
+from realizar.checkpoint.ggml_types import GGMLType
+from realizar.errors import KernelError
+from realizar.quantization.ggml_layouts import GGML_LAYOUTS
+
+EXPERTS, PER_TOKEN, HIDDEN, WIDTH = 16, 4, 512, 320
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> type[RecordingKernel]:
+    class Fresh(RecordingKernel):
+        launches: ClassVar[list[tuple[object, ...]]] = []
+
+    def compile_all(sources: Sequence[Source], arch: str, compiled: object = None) -> list[bytes]:
+        return [b"" for _ in sources]
+
+    monkeypatch.setattr(grouped_module, "Kernel", Fresh)
+    monkeypatch.setattr(grouped_module, "compile_sources", compile_all)
+    monkeypatch.setattr(grouped_module, "compile_source", lambda source, arch: b"")
+    return Fresh
+
+
+def stack(out_features: int, cols: int, ggml_type: GGMLType = GGMLType.Q8_0) -> PackedExperts:
+    weight_format = fragment_format(GGML_LAYOUTS[ggml_type])
+    size = weight_format.size_bytes(out_features, cols)
+    scales = torch.zeros(EXPERTS * -(-out_features // 64))
+    weights = torch.zeros(EXPERTS * size, dtype=torch.uint8)
+    return PackedExperts(EXPERTS, out_features, cols, weight_format, weights, scales, None, True)
+
+
+def half(rows: int, cols: int) -> HalfActivations:
+    values = torch.zeros((-(-rows // 32), cols // 64, 8, 4, 8, 8), dtype=torch.float16)
+    return HalfActivations(values, torch.ones(rows))
+
+
+def test_arguments_of_a_feed_forward(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    grouped = GroupedMatmuls(matmuls_on(monkeypatch))
+    rows = 6
+    step = grouped.step(rows, PER_TOKEN, EXPERTS)
+    assert (step.pairs, step.tokens, step.count) == (24, 8, 17)
+    buffers = GroupedBuffers("cpu", rows, PER_TOKEN, EXPERTS, WIDTH, True)
+    assert (len(buffers.slots), len(buffers.work), len(buffers.gated)) == (17 * 8, 18, 17 * 8 * WIDTH)
+    gate_up, down, x = stack(2 * WIDTH, HIDDEN), stack(HIDDEN, WIDTH), half(rows, HIDDEN)
+    configs = grouped.route(step, gate_up, "silu"), grouped.route(step, down, tiled=True)
+    assert [(each.gathers, each.odd) for each in configs] == [(True, False), (False, True)]
+    grouped.prepare(configs, EXPERTS)
+    chosen = torch.zeros(rows, PER_TOKEN, dtype=torch.int32)
+    out, weights = torch.zeros(24, HIDDEN), torch.zeros(24)
+    grouped.sort(chosen, step, EXPERTS, buffers, 7)
+    grouped.launch_gated(gate_up, x, PER_TOKEN, step, buffers, configs[0], stream=7)
+    grouped.launch_pairs(down, None, 1, step, buffers, configs[1], out, weights, stream=7)
+    (name, grid, threads, arguments, sizes, stream, dependent), first, last = kernel.launches
+    lists = buffers.slots.data_ptr(), buffers.work.data_ptr()
+    assert (name, grid, threads, sizes) == ("route_pairs", (1, 1, 1), 1024, "ppppiii")
+    assert arguments == [chosen.data_ptr(), *lists, buffers.starts.data_ptr(), 24, EXPERTS, 8]
+    assert (stream, dependent) == (7, True)
+    addresses = gate_up.weights.data_ptr(), gate_up.block_scales.data_ptr(), gate_up.weights.data_ptr(), 0
+    inputs = x.values.data_ptr(), x.token_scales.data_ptr()
+    assert first[1] == (min(132 * configs[0].tiles.blocks, 17 * 5), 1, 1)  # items of a gate's and an up's strip
+    assert first[3] == [
+        *addresses, buffers.gated.data_ptr(), 0, *inputs, *lists, gate_up.stride, 640, 8, PER_TOKEN, 32
+    ]  # fmt: skip
+    assert last[1] == (17 * 4, 1, 1)
+    assert last[3][4:6] == [out.data_ptr(), weights.data_ptr()]
+    assert last[3][6:] == [buffers.gated.data_ptr(), 0, *lists, down.stride, HIDDEN, 5, 1, 1]
+    assert len(first[3]) == len(first[4]) == len(last[4])
+
+
+def test_rows_of_pairs_and_biases(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices without an activation read rows of tokens, or of pairs."""
+    grouped = GroupedMatmuls(matmuls_on(monkeypatch, (8, 0)))
+    step, buffers = grouped.step(40, PER_TOKEN, EXPERTS), GroupedBuffers("cpu", 40, PER_TOKEN, EXPERTS, 0, False)
+    matrix, bias, out = stack(200, HIDDEN), torch.zeros(EXPERTS, 200), torch.zeros(160, 200)
+    config = grouped.route(step, matrix)
+    assert (config.tiles.kind, config.gathers, config.activation) == ("mma_sync", True, None)
+    for share in (PER_TOKEN, 1):
+        grouped.launch_pairs(matrix, half(160, HIDDEN), share, step, buffers, config, out, None, bias, 7)
+        arguments = kernel.launches[-1][3]
+        assert arguments[3] == bias.data_ptr()
+        assert arguments[-2:] == [share, 32]
+        assert kernel.launches[-1][-1] is False  # no dependent launch before compute capability 9.0
+
+
+def test_kernels_are_loaded_once(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    grouped = GroupedMatmuls(matmuls_on(monkeypatch))
+    made: list[tuple[str, int]] = []
+
+    class Counting(kernel):  # type: ignore[misc,valid-type]
+        def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+            super().__init__(cubin, name, shared_bytes)
+            made.append((name, shared_bytes))
+
+    monkeypatch.setattr(grouped_module, "Kernel", Counting)
+    matrix = stack(2 * WIDTH, HIDDEN)
+    configs = [grouped.route(grouped.step(rows, PER_TOKEN, EXPERTS), matrix, "gelu") for rows in (5, 8, 100)]
+    assert configs[0] == configs[1] != configs[2]
+    for _ in range(2):
+        grouped.prepare(configs, EXPERTS)
+    shared = [each.tiles.shared_bytes(matrix.format, True) for each in (configs[2], configs[0])]
+    assert sorted(size for _, size in made) == sorted([*shared, route_shared_bytes(EXPERTS)])
+
+
+def test_a_kernel_that_does_not_fit_is_an_error(
+    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    grouped = GroupedMatmuls(matmuls_on(monkeypatch))
+    kernel.refused = "grouped"
+    config = grouped.route(grouped.step(8, PER_TOKEN, EXPERTS), stack(2 * WIDTH, HIDDEN), "silu")
+    with pytest.raises(KernelError, match="does not fit"):
+        grouped.prepare([config], EXPERTS)
