@@ -7,6 +7,7 @@ that are chosen more often take several tiles.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.native.grouped.source import GroupedTiles
@@ -57,6 +58,7 @@ def step_tiles(rows: int, per_token: int, experts: int, wgmma: bool) -> StepTile
     return StepTiles(rows * per_token, tokens, most_tiles(rows * per_token, experts, tokens))
 
 
+@cache
 def grouped_tiles(
     tokens: int, weight_format: FragmentFormat, gated: bool, wgmma: bool, shared_bytes: int
 ) -> GroupedTiles:
