@@ -26,6 +26,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 _LEAST = {
     "threads": 1,
     "context_length": 1,
+    "expert_used_count": 1,
     "max_running": 1,
     "block_size": 1,
     "max_step_tokens": 1,
@@ -67,6 +68,8 @@ class EngineConfig:
         kv_cache_bytes: memory for the KV cache; None has room for max_running requests of typical_request_tokens, and
             for four of the whole context, bounded by a share of free memory. On a GPU, None takes the free memory.
         typical_request_tokens: expected prompt and output tokens of a request; longer and shorter ones run too.
+        expert_used_count: experts that a token goes through in each mixture, which changes answers; None takes the
+            model's.
         instruction_set: CPU instruction set to force (`avx512_vnni`, `avx_vnni`, `avx2`, `neon_dot`, `portable`);
             None takes the best that the processor reports.
         speculative_tokens: tokens of a row that are drafted from its own text and verified in one step; 0 turns it
@@ -86,6 +89,7 @@ class EngineConfig:
     max_step_tokens: int | None = None
     kv_cache_bytes: int | None = None
     typical_request_tokens: int = 1024
+    expert_used_count: int | None = None
     instruction_set: str | None = None
     speculative_tokens: int = 0
     prompt_lookup_max: int = 4

@@ -11,7 +11,7 @@ import pytest
 from handmade_checkpoint import HIDDEN, LAYERS, WIDTH, config_checkpoint, gguf_checkpoint, stored
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec
 from realizar.models.spec import Experts, FeedForward, ModelSpec
@@ -313,3 +313,23 @@ def test_a_selection_bias_that_is_nan_is_refused() -> None:
     checkpoint.tensors["blk.1.exp_probs_b.bias"].data.view(np.float32)[3] = np.nan
     with pytest.raises(CheckpointError, match=r"tensor 'blk.1.exp_probs_b.bias': number 3 is not finite"):
         WeightTensors(spec, checkpoint).check_vectors()
+
+
+def test_the_experts_of_a_token_may_be_configured() -> None:
+    """In every family, over what a file says; the rest stays as it is."""
+    for checkpoint in (*map(gguf, GGUF), *map(folder, FOLDER)):
+        plain, other = build_spec(checkpoint), build_spec(checkpoint, expert_used_count=3)
+        assert (experts_of(plain).experts_per_token, experts_of(other).experts_per_token) == (2, 3)
+        again = dataclasses.replace(experts_of(other), experts_per_token=2)
+        assert again == experts_of(plain)
+        with pytest.raises(InvalidRequestError, match="expert_used_count 5 is not within 1 to the 4 experts"):
+            build_spec(checkpoint, expert_used_count=5)
+    old = gguf("qwen3moe", expert_feed_forward_length=None)
+    assert experts_of(build_spec(old, expert_used_count=1)) == dataclasses.replace(
+        experts_of(build_spec(old)), experts_per_token=1
+    )
+    grouped = folder("glm4_moe", n_group=4, topk_group=2)
+    with pytest.raises(InvalidRequestError, match="expert_used_count 3 is not within 1 to the 2 experts"):
+        build_spec(grouped, expert_used_count=3)
+    with pytest.raises(InvalidRequestError, match=r"expert_used_count: tiny.gguf has no experts"):
+        build_spec(gguf_checkpoint(), expert_used_count=1)

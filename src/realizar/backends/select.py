@@ -117,7 +117,7 @@ def resolve_model(
         UnsupportedModelError, CheckpointError, InvalidRequestError: as of `build_spec` and `check_tensors`.
         UnsupportedModelError, CapacityError: as of `choose_device`.
     """
-    spec = build_spec(checkpoint, config.context_length)
+    spec = build_spec(checkpoint, config.context_length, config.expert_used_count)
     chosen = choose_device(config.device) if device is None else device
     if config.device == "auto":
         chosen = _device_for(spec, chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from realizar.errors import InvalidRequestError
 from realizar.models.dimensions import MAX_FEED_FORWARD
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.spec import Activation, ExpertLinear, Experts, FeedForward, Scoring
@@ -26,8 +27,23 @@ def read_expert_count(hparams: HyperParameters, hf_key: str = "num_experts") -> 
 
 
 def read_experts_per_token(hparams: HyperParameters, count: int, hf_key: str = "num_experts_per_tok") -> int:
-    """Experts that a token goes through, of `count`."""
-    return hparams.integer("expert_used_count", hf_key, high=count)
+    """Experts that a token goes through, of `count`: those that the user configured, or the model's.
+
+    Raises:
+        InvalidRequestError: more are configured than there are.
+    """
+    stated = hparams.integer("expert_used_count", hf_key, high=count)
+    wanted = hparams.requested_experts_per_token
+    if wanted is not None and wanted > count:
+        raise _too_many(wanted, count)
+    return stated if wanted is None else wanted
+
+
+def _too_many(wanted: int, count: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"expert_used_count {wanted} is not within 1 to the {count} experts that a token may choose from",
+        "expert_used_count",
+    )
 
 
 def read_groups(hparams: HyperParameters, count: int, per_token: int) -> tuple[int, int]:
@@ -37,6 +53,8 @@ def read_groups(hparams: HyperParameters, count: int, per_token: int) -> tuple[i
     used = hparams.integer(*used_keys, high=groups, default=groups)
     if count % groups:
         raise hparams.malformed(*keys, f"{groups} groups do not divide {count} experts")
+    if used * (count // groups) < (hparams.requested_experts_per_token or 0):
+        raise _too_many(per_token, used * (count // groups))
     if used * (count // groups) < per_token:
         raise hparams.malformed(*used_keys, f"{used} groups of {count // groups} have fewer than {per_token} experts")
     return groups, used

@@ -41,6 +41,7 @@ class HyperParameters:
         architecture: GGUF `general.architecture`, or the `model_type`.
         config: `config.json`, or the part of it that describes the text model; ignored for GGUF.
         context_length: tokens the user configured, or None for the model's own length.
+        experts_per_token: as the user configured, or None for the model's own number.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class HyperParameters:
         architecture: str,
         config: Mapping[str, Any] | None = None,
         context_length: int | None = None,
+        experts_per_token: int | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.architecture = architecture
         self.requested_context_length = context_length
+        self.requested_experts_per_token = experts_per_token
         self.is_gguf = checkpoint.format == "gguf"
         self._values: Mapping[str, Any] = checkpoint.metadata if self.is_gguf else (config or {})
         self._parent = ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.hf_config import refuse_remote_code
-from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.models.architectures import (
     ernie,
     exaone4,
@@ -127,31 +127,37 @@ _MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
 }
 
 
-def build_spec(checkpoint: Checkpoint, context_length: int | None = None) -> ModelSpec:
+def build_spec(
+    checkpoint: Checkpoint, context_length: int | None = None, expert_used_count: int | None = None
+) -> ModelSpec:
     """Describe the model of a checkpoint.
 
     Args:
         context_length: tokens a request may hold; None takes the model's. Longrope chooses its factors by it.
+        expert_used_count: experts that a token goes through in each mixture; None takes the model's.
 
     Raises:
         UnsupportedModelError: unknown architecture, a key value that this program can't honour, or no weights.
         CheckpointError: a hyper-parameter is missing, of the wrong type, or absurd.
-        InvalidRequestError: `context_length` exceeds the model's.
+        InvalidRequestError: `context_length` exceeds the model's, or `expert_used_count` its experts.
     """
     if checkpoint.format == "gguf":
         name, build = _find_gguf_build(checkpoint)
-        hparams = HyperParameters(checkpoint, name, None, context_length)
+        hparams = HyperParameters(checkpoint, name, None, context_length, expert_used_count)
     else:
         config = checkpoint.metadata.get("config")
         if not isinstance(config, Mapping):
             raise CheckpointError(config_path(checkpoint), "offset 0", "missing, or not an object")
         refuse_remote_code(config, _BY_MODEL_TYPE.keys())
         name, build = _find_config_build(checkpoint, config)
-        hparams = HyperParameters(checkpoint, name, _text_config(config), context_length)
+        hparams = HyperParameters(checkpoint, name, _text_config(config), context_length, expert_used_count)
         matrix_format(checkpoint)  # refuses a method of quantisation that nothing reads
         hparams.raw(None, "quantization_config")
     require_weights(checkpoint)
-    return build(hparams)
+    spec = build(hparams)
+    if expert_used_count is not None and not spec.mixtures():
+        raise InvalidRequestError(f"expert_used_count: {checkpoint.path} has no experts", "expert_used_count")
+    return spec
 
 
 def require_weights(checkpoint: Checkpoint) -> None:

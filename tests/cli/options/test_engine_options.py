@@ -16,7 +16,10 @@ from realizar.cli.options.engine import BackendOptions, BatchingOptions, EngineO
 from realizar.config import DEFAULT_ROWS, DEFAULT_STEP_TOKENS, QUEUED_PER_ROW, EngineConfig
 from realizar.errors import InvalidRequestError
 
-ENGINE = ["device", "batch-invariant", "fp8-copies", "threads", "no-graphs", "kv-cache-dtype", "instruction-set"]
+ENGINE = [
+    "device", "batch-invariant", "fp8-copies", "threads", "no-graphs", "kv-cache-dtype", "expert-used-count",
+    "instruction-set",
+]  # fmt: skip
 BATCHING = ["max-running", "max-queued", "max-step-tokens", "kv-cache-bytes", "no-prefix-cache", "speculative-tokens"]
 COMMANDS = {
     "bench": ENGINE, "profile": ENGINE, "trace": ENGINE,
@@ -56,7 +59,7 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
     """Every option gets a value that is not the default; an option's name may differ from its field's."""
     given: dict[str, Any] = {
         "device": "cuda:1", "batch_invariant": True, "threads": 3, "no_graphs": True, "kv_cache_dtype": "int8",
-        "instruction_set": "portable", "context_length": 77,
+        "instruction_set": "portable", "context_length": 77, "expert_used_count": 3,
     }  # fmt: skip
     batching: dict[str, Any] = {
         "max_running": 5, "max_queued": 6, "max_step_tokens": 40, "kv_cache_bytes": 9, "no_prefix_cache": True,
@@ -67,8 +70,8 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
     config = BatchingOptions(**batching).config(EngineOptions(**given).config())
     assert config == EngineConfig(
         device="cuda:1", batch_invariant=True, threads=3, graphs=False, kv_cache_dtype="int8",
-        instruction_set="portable", context_length=77, max_running=5, max_step_tokens=40, kv_cache_bytes=9,
-        prefix_cache=False, speculative_tokens=2,
+        instruction_set="portable", context_length=77, expert_used_count=3, max_running=5, max_step_tokens=40,
+        kv_cache_bytes=9, prefix_cache=False, speculative_tokens=2,
     )  # fmt: skip
     assert BackendOptions(fp8_copies=True).config(max_running=4) == EngineConfig(fp8_copies=True, max_running=4)
     assert BatchingOptions().config(EngineOptions().config()) == EngineConfig()

@@ -34,6 +34,7 @@ class BackendOptions:
         threads: CPU threads; default the physical cores, or fewer where a control group limits the processor's time.
         no_graphs: on a GPU, launch every kernel by itself instead of capturing steps as graphs.
         kv_cache_dtype: element type of the KV cache.
+        expert_used_count: experts that a token goes through in each layer, which changes answers; default the model's.
         instruction_set: CPU instruction set to force; `realizar doctor` lists them.
     """
 
@@ -43,6 +44,7 @@ class BackendOptions:
     threads: Annotated[MaybeInteger, Parameter(name=("--threads", "-t"))] = None
     no_graphs: bool = False
     kv_cache_dtype: Annotated[KVCacheDType, Parameter(name="--kv-cache-dtype")] = _DEFAULTS.kv_cache_dtype
+    expert_used_count: MaybeInteger = None
     instruction_set: str | None = None
 
     def config(self, *, max_running: int | None = None) -> EngineConfig:
@@ -58,6 +60,7 @@ class BackendOptions:
             graphs=not self.no_graphs,
             threads=self.threads,
             kv_cache_dtype=self.kv_cache_dtype,
+            expert_used_count=self.expert_used_count,
             instruction_set=self.instruction_set,
             max_running=max_running,
         )

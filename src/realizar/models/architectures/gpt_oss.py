@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from realizar.models.dimensions import MAX_FEED_FORWARD, read_dimensions
-from realizar.models.experts import Joined, build_experts, read_expert_count
+from realizar.models.experts import Joined, build_experts, read_expert_count, read_experts_per_token
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_parameters import read_rope
 from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT, Attention, Layer, ModelSpec, Rope
@@ -31,9 +31,9 @@ def build(hparams: HyperParameters) -> ModelSpec:
     rope = read_rope(hparams, sizes, default_base=150000.0, yarn_truncate=False)
     windows = builder.windows(lambda index: index % 2 == 0, default=None if hparams.is_gguf else _WINDOW)
     count = read_expert_count(hparams)
-    per_token = hparams.integer("expert_used_count", "num_experts_per_tok", high=count)
-    if hparams.integer(None, "experts_per_token", high=count, default=per_token) != per_token:
-        raise hparams.malformed(None, "experts_per_token", f"num_experts_per_tok says {per_token}")
+    per_token, stated = read_experts_per_token(hparams, count), hparams.raw(None, "num_experts_per_tok")
+    if hparams.raw(None, "experts_per_token") not in (None, stated):  # published configurations have both
+        raise hparams.malformed(None, "experts_per_token", f"num_experts_per_tok says {stated}")
     width = hparams.integer("expert_feed_forward_length", "intermediate_size", high=MAX_FEED_FORWARD)
     for key, value in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
         if hparams.number(None, key, default=value) != value:

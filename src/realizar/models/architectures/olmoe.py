@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from realizar.models.dimensions import read_dimensions
-from realizar.models.experts import build_experts, read_expert_count
+from realizar.models.experts import build_experts, read_expert_count, read_experts_per_token
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_parameters import read_rope
 from realizar.models.spec import Layer, ModelSpec
@@ -16,7 +16,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
     builder = SpecBuilder(hparams, sizes)
     rope = read_rope(hparams, sizes)
     count = read_expert_count(hparams)
-    per_token = hparams.integer("expert_used_count", "num_experts_per_tok", high=count)
+    per_token = read_experts_per_token(hparams, count)
     # A GGUF file can't say that weights are divided by their sum: llama.cpp does not.
     normalized = hparams.boolean(None, "norm_topk_prob", default=False)
     activation, width = builder.activation(), sizes.feed_forward_size

@@ -100,7 +100,9 @@ def _build(
         "moe_intermediate_size",
         high=MAX_FEED_FORWARD,
         # As llama.cpp has it.
-        default=max(sizes.feed_forward_size // per_token, 1) if hparams.is_gguf else REQUIRED,
+        default=max(sizes.feed_forward_size // hparams.integer("expert_used_count", None, high=count), 1)
+        if hparams.is_gguf
+        else REQUIRED,
     )
     is_dense, activation = _read_dense_layers(hparams, sizes), builder.activation()
     output_bias = builder.bias("attention_bias", "self_attn.o_proj") if qk_norm else False
