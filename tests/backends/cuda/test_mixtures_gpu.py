@@ -19,13 +19,14 @@ from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.matmul.experts import FLOATS, INTEGERS, ExpertMatmuls, Pairs, input_format  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
+from realizar.backends.cuda.matmul.routing import Router, RouterKernels  # noqa: E402
 from realizar.backends.cuda.weights.experts import ExpertLoader  # noqa: E402
 from realizar.backends.cuda.weights.pack_raw import Packer  # noqa: E402
 from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
 from realizar.bench.generate import generate_gguf  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
-from realizar.models.spec import Experts  # noqa: E402
+from realizar.models.spec import Experts, Linear, Norm  # noqa: E402
 from realizar.quantization import QUANTIZED_TYPES  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
@@ -132,6 +133,44 @@ def test_pairs(weights: str, shape: str) -> None:
 
 def near(found: NDArray[np.floating], expected: Array, limit: float) -> None:
     assert np.linalg.norm(found - expected) <= limit * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(("hidden", "count", "per_token"), [(2048, 128, 8), (2880, 32, 4), (64, 5, 5), (3200, 3, 1)])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_choices_of_few_tokens(hidden: int, count: int, per_token: int, normalized: bool) -> None:
+    """The norm, scores and choice of one kernel; of equal scores the lowest index, and none for tokens of padding."""
+    spec, _ = random_model(Recipe(hidden_size=256, feed_forward_size=64, windows=(None,), experts=5))
+    part = spec.layers[0].feed_forward
+    assert isinstance(part, Experts)
+    part = replace(
+        part, router=Linear("router", count, hidden), experts_per_token=per_token, normalized=normalized, scale=2.5
+    )
+    rng, tokens, live = np.random.default_rng(count), 7, 5
+    rows = rng.standard_normal((count, hidden)).astype(np.float32) / np.sqrt(hidden).astype(np.float32)
+    rows[count // 2] = rows[0]  # always equal
+    rows[-1] = rows[0]
+    x = (3 * rng.standard_normal((tokens, hidden))).astype(np.float32)
+    x[1] = 0.0  # all scores are
+    kernels = RouterKernels(MatmulKernels(DEVICE))
+    router = Router(torch.from_numpy(rows).cuda(), part, 1e-5)
+    assert kernels.runs(part, Norm("rms", 1e-5, "norm"))
+    kernels.prepare([router.key])
+    header = torch.tensor([0, live], dtype=torch.int32, device=DEVICE)
+    chosen = torch.full((tokens, per_token), -9, dtype=torch.int32, device=DEVICE)
+    weights, scores = torch.zeros((tokens, per_token), device=DEVICE), torch.zeros((tokens, count), device=DEVICE)
+    for _ in range(3):  # arrivals are left as they were
+        kernels.launch(router, torch.from_numpy(x).cuda(), header, scores, chosen, weights, tokens)
+    root = np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True) + 1e-5)
+    expected = (x / root) @ rows.T.astype(np.float64)
+    found = scores.cpu().numpy()
+    np.testing.assert_allclose(found[:live], expected[:live], atol=1e-5)
+    order = np.argsort(-found, axis=1, kind="stable")[:, :per_token]
+    assert np.array_equal(chosen.cpu().numpy()[:live], order[:live])
+    assert (chosen.cpu().numpy()[live:] == -1).all()
+    powers = np.exp(expected - expected.max(axis=1, keepdims=True))
+    shares = np.take_along_axis(powers / powers.sum(axis=1, keepdims=True), order, axis=1)
+    wanted = 2.5 * (shares / shares.sum(axis=1, keepdims=True) if normalized else shares)
+    np.testing.assert_allclose(weights.cpu().numpy()[:live], wanted[:live], rtol=1e-4)
 
 
 RECIPES = {

@@ -17,7 +17,7 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.merging import Merger
 from realizar.backends.cuda.matmul.residual import Residual
-from realizar.backends.cuda.norms import Branch, Folded, NormBinder
+from realizar.backends.cuda.norms import Branch, Consumer, Folded, NormBinder
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
@@ -39,6 +39,7 @@ class Binder:
         self._spec, self._weights, self._space, self._experts = spec, weights, workspace, experts
         self._attention, self._merger = attention, merger
         self._norms = NormBinder(spec, weights, workspace)
+        self._mixtures = {experts.router.weight: experts for _, experts in spec.mixtures()}
         self._none = torch.zeros(1, device=workspace.hidden.device)
 
     def bind_body(self, program: Program) -> list[Launch]:
@@ -89,14 +90,17 @@ class Binder:
     def _mixture(self, block: ExpertsBlock, before: Branch | None) -> Iterator[Launch]:
         """The launches of a mixture of experts, whose outputs are added to the stream by the norm after it."""
         experts, router = block.experts, self._merger.merge(block.inputs.linears)
-        normalize, _ = self._norms.bind(before, block.inputs.norm, self._experts.input(experts))
+        consumer = self._experts.input(block.inputs, experts)
+        normalize, folded = self._norms.bind(before, block.inputs.norm, consumer)
         yield Launch("norm", normalize)
-        yield Launch(inputs_part(block), self._project(router, normed=True), router.weight_bytes)
-        yield from self._experts.bind(experts, router)
+        yield from self._experts.bind(experts, consumer, router, self._project(router, normed=True), folded)
 
-    def _next_consumer(self, join: Join) -> MergedLinear | None:
-        """The matmul that reads the stream after a residual add; None where the blocks end."""
-        return None if join.next is None else self._merger.merge(join.next.linears)
+    def _next_consumer(self, join: Join) -> Consumer | None:
+        """What reads the stream after a residual add; None where the blocks end."""
+        if join.next is None:
+            return None
+        experts = self._mixtures.get(join.next.linears[0].weight)
+        return self._merger.merge(join.next.linears) if experts is None else self._experts.input(join.next, experts)
 
     def _branch(self, block: Block) -> Branch:
         """What a block adds to the stream."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import triton
@@ -12,7 +12,6 @@ from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.experts import choose_experts
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.matmul.experts import (
-    FLOATS,
     ExpertMatmuls,
     ExpertsInput,
     ExpertsOutput,
@@ -21,45 +20,64 @@ from realizar.backends.cuda.matmul.experts import (
 )
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.linears import MergedLinear
+from realizar.backends.cuda.matmul.routing import Router, RouterKernels
+from realizar.backends.cuda.norms import Folded, Run
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts, Stack, stack_bytes
+from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
-from realizar.models.spec import Activation, Experts
+from realizar.backends.program import Inputs
+from realizar.models.spec import Activation, Experts, Norm
+from realizar.models.tensor_source import TensorName
 
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
-Run = Callable[[StepShape], None]
 
 
 class ExpertsBinder:
     """Binds mixtures. A pair is a token and one expert that it goes through.
 
     Args:
-        matrices: of mixtures, by the name of their gate.
-        hidden_size: of the residual stream.
+        weights: with the matrices of mixtures.
+        matmuls: of pairs, prepared. routers: prepared; None where Triton's kernels run alone.
     """
 
     def __init__(
-        self, matrices: dict[str, ExpertMatrices], space: Workspace, matmuls: ExpertMatmuls, hidden_size: int
+        self, weights: Weights, space: Workspace, matmuls: ExpertMatmuls, routers: RouterKernels | None
     ) -> None:
-        self._matrices, self._space, self._matmuls, self._hidden_size = matrices, space, matmuls, hidden_size
+        self._weights, self._matrices, self._space = weights, weights.experts, space
+        self._matmuls, self._routers = matmuls, routers
+        self._inputs: dict[TensorName, ExpertsInput] = {}
         self._none = torch.zeros(1, device=space.hidden.device)
 
-    def input(self, experts: Experts) -> ExpertsInput:
+    def input(self, inputs: Inputs, experts: Experts) -> ExpertsInput:
         """The consumer of the norm before a mixture."""
-        gate_up = self._matrices[experts.gate.weight].gate_up
-        return ExpertsInput(tuple(dict.fromkeys((FLOATS, *map(input_format, gate_up)))))
+        if experts.gate.weight not in self._inputs:
+            matrices = self._matrices[experts.gate.weight]
+            router = self._router(inputs.norm, experts)
+            folds = router is not None and self._matmuls.ends_with_activation(matrices)
+            pairs = tuple(dict.fromkeys(map(input_format, matrices.gate_up)))
+            self._inputs[experts.gate.weight] = ExpertsInput(pairs, router, folds)
+        return self._inputs[experts.gate.weight]
 
     def output(self, experts: Experts) -> ExpertsOutput:
         """Where a mixture's outputs are, for the norm that adds them to the stream."""
-        return ExpertsOutput(experts.experts_per_token, self._hidden_size)
+        return ExpertsOutput(experts.experts_per_token, experts.down.out_features)
 
-    def bind(self, experts: Experts, router: MergedLinear) -> Iterator[Launch]:
-        """The launches from scores on, which lie where the router's matmul leaves its sums."""
+    def bind(
+        self, experts: Experts, consumer: ExpertsInput, router: MergedLinear, score: Run, folded: Folded | None
+    ) -> Iterator[Launch]:
+        """The launches after the norm.
+
+        Args:
+            consumer: from `input`. router, score: its matmul, and the start of it, for steps of many tokens.
+            folded: the scale of the norm that is still missing.
+        """
         matrices, matmuls = self._matrices[experts.gate.weight], self._matmuls
         pairs = Pairs(self._space.chosen, self._space.expert_weights, experts.experts_per_token)
-        yield Launch("choice of experts", self._choose(experts, router))
+        yield Launch("router", self._route(consumer, score), router.weight_bytes)
+        yield Launch("choice of experts", self._choose(experts, consumer, router))
         if matmuls.ends_with_activation(matrices):
-            run = self._activate_at_once(experts, matrices, pairs)
+            run = self._activate_at_once(experts, matrices, pairs, folded)
             yield self._launch("expert gate and up", run, matrices.gate_up[0], experts)
         else:
             for part, stack in enumerate(matrices.gate_up):
@@ -68,14 +86,41 @@ class ExpertsBinder:
             yield Launch("expert activation", self._activate(experts, matrices))
         yield self._launch("expert down", self._down(experts, matrices.down, pairs), matrices.down, experts)
 
+    def _router(self, norm: Norm | None, experts: Experts) -> Router | None:
+        """The router of few tokens, where its kernel runs."""
+        if self._routers is None or norm is None or not self._routers.runs(experts, norm):
+            return None
+        (weights,) = self._weights.groups[(experts.router.weight,)]
+        assert isinstance(weights, torch.Tensor)
+        router = Router(weights * self._weights.norm_weight(norm), experts, float(norm.eps))
+        self._routers.prepare([router.key])
+        return router
+
+    def _route(self, consumer: ExpertsInput, score: Run) -> Run:
+        """Scores: with few tokens, choices too."""
+        space, router = self._space, consumer.router
+
+        def run(shape: StepShape) -> None:
+            if router is None or self._routers is None or not consumer.is_routed(shape.tokens):
+                score(shape)
+                return
+            scores = space.partials(1, shape.tokens, router.experts.num_experts)
+            self._routers.launch(
+                router, space.hidden, space.arrays["header"], scores, space.chosen, space.expert_weights, shape.tokens
+            )
+
+        return run
+
     def _launch(self, name: str, run: Run, stack: Stack, experts: Experts) -> Launch:
         """A launch that reads at most `per_token` experts for each token."""
         return Launch(name, run, stack_bytes(stack), share_of_token=experts.experts_per_token / experts.num_experts)
 
-    def _choose(self, experts: Experts, router: MergedLinear) -> Run:
+    def _choose(self, experts: Experts, consumer: ExpertsInput, router: MergedLinear) -> Run:
         space, count, per_token = self._space, experts.num_experts, experts.experts_per_token
 
         def run(shape: StepShape) -> None:
+            if consumer.is_routed(shape.tokens):
+                return
             scores = space.partials(router.splits(shape.tokens), shape.tokens, router.width)
             choose_experts[(shape.tokens,)](
                 scores, scores.stride(1), space.arrays["header"], space.chosen, space.expert_weights,
@@ -86,14 +131,15 @@ class ExpertsBinder:
 
         return run
 
-    def _activate_at_once(self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs) -> Run:
+    def _activate_at_once(self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, folded: Folded | None) -> Run:
         buffers, (stack,) = self._space.activations, matrices.gate_up
         assert isinstance(stack, PackedExperts)
 
         def run(shape: StepShape) -> None:
             source = buffers.normed(input_format(stack), stack.in_features)
             target = self._activated(experts, matrices.down)
-            self._matmuls.activate(stack, experts.activation, source, pairs, target, shape.tokens)
+            norm = folded(shape.tokens) if folded else None
+            self._matmuls.activate(stack, experts.activation, source, pairs, target, shape.tokens, norm)
 
         return run
 
@@ -129,7 +175,7 @@ class ExpertsBinder:
         space = self._space
 
         def run(shape: StepShape) -> None:
-            out = space.partials(1, shape.tokens * pairs.per_token, self._hidden_size)[0]
+            out = space.partials(1, shape.tokens * pairs.per_token, experts.down.out_features)[0]
             source = self._activated(experts, stack)
             self._matmuls.multiply(stack, source, pairs, out, shape.tokens, of_pairs=True)
 

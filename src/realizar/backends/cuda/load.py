@@ -24,6 +24,7 @@ from realizar.backends.cuda.matmul.fp8_copies import check_device, sum_type
 from realizar.backends.cuda.matmul.linears import MergedLinear, copy_to_fp8, partial_floats
 from realizar.backends.cuda.matmul.merging import Merger
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
+from realizar.backends.cuda.matmul.routing import RouterKernels
 from realizar.backends.cuda.plan import plan_memory
 from realizar.backends.cuda.sampling import native_buffers
 from realizar.backends.cuda.sampling.choices import ChoiceMaker
@@ -156,7 +157,7 @@ def load_model(
     space.size_partials(max(matmuls.partial_floats, expert_floats(spec, space.arrays.sizes.tokens)))
     kv = KVMemory(spec, config, device, reserved)
     attention = AttentionBinder(weights, space, kv, ropes, device, context, config.batch_invariant)
-    experts = ExpertsBinder(weights.experts, space, expert_matmuls, spec.hidden_size)
+    experts = ExpertsBinder(weights, space, expert_matmuls, None if kernels is None else RouterKernels(kernels))
     binder = Binder(spec, weights, space, attention, merger, experts)
     graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), space, device)
     decodes = _decode_shapes(space, attention, context)

@@ -123,7 +123,9 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     widest = max((one.up.out_features for _, one in spec.feed_forwards()), default=0)
     pairs = max((one.experts_per_token * one.down.in_features for _, one in spec.mixtures()), default=0)
     partials = max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size, expert_floats(spec, sizes.tokens))
-    return 4 * partials + 4 * sizes.tokens * (spec.hidden_size + attention + widest + pairs) + _GRAPHS
+    routers = sum(one.router.out_features * one.router.in_features for _, one in spec.mixtures())  # times norm weights
+    inputs = sizes.tokens * (spec.hidden_size + attention + widest + pairs)
+    return 4 * (partials + inputs + routers) + _GRAPHS
 
 
 def _stack_bytes(layout: WeightLayout, linear: ExpertLinear) -> int:

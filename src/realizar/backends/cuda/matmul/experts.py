@@ -17,6 +17,7 @@ from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.folded_norm import NO_NORM, FoldedNorm
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
+from realizar.backends.cuda.matmul.routing import ROUTED_TOKENS, Router
 from realizar.backends.cuda.native.compiler import compile_sources
 from realizar.backends.cuda.native.experts.source import EXPERT_SIZES, expert_source
 from realizar.backends.cuda.native.launcher import Kernel
@@ -27,6 +28,7 @@ from realizar.models.spec import Experts, ModelSpec
 
 INTEGERS, FLOATS = InputFormat("int8"), InputFormat("f32")
 _WARPS, _MOST_PARTS = 24, 6  # of a multiprocessor, by registers; that share a tile's columns
+_MOST_TILED = 4  # tokens, from which on tiles stay the same
 _OUT_FEATURES, _COLUMNS = 16, 128  # of a block of Triton's kernels
 
 Key = tuple[FragmentFormat, MatvecTiles, GatedActivation | None]
@@ -49,18 +51,34 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsInput:
-    """What reads the norm before a mixture: its router, in float32, and its experts."""
+    """What reads the norm before a mixture: its experts, and its router where that does not read the stream itself.
 
-    formats: tuple[InputFormat, ...]
-    all_packed: bool = False
+    Attributes:
+        pairs: formats that the matmuls of pairs read.
+        router: of few tokens; None where the router is a matmul in any step.
+        folds: True if the mat-vec applies the norm's scale, in steps of few tokens.
+    """
+
+    pairs: tuple[InputFormat, ...]
+    router: Router | None = None
+    folds: bool = False
+
+    @property
+    def all_packed(self) -> bool:
+        """True if the norm's scale may be left to the mat-vec."""
+        return self.folds
+
+    def is_routed(self, tokens: int) -> bool:
+        """True if the router reads the stream itself."""
+        return self.router is not None and tokens <= ROUTED_TOKENS
 
     def input_formats(self, tokens: int) -> tuple[InputFormat, ...]:
         """Formats that the norm must write."""
-        return self.formats
+        return self.pairs if self.is_routed(tokens) else tuple(dict.fromkeys((FLOATS, *self.pairs)))
 
     def applies_norm_scale(self, tokens: int) -> bool:
-        """False: the router takes a norm that is finished."""
-        return False
+        """True if the norm's scale is left to the mat-vec."""
+        return self.folds and self.is_routed(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +127,10 @@ class ExpertMatmuls:
         Raises:
             KernelError: one does not compile or does not fit the device.
         """
+        if self._matmuls is None:
+            return
         keys = {key: None for experts, matrices in mixtures for key in self._keys(experts, matrices)}
         missing = [key for key in keys if key not in self._kernels]
-        if self._matmuls is None or not missing:
-            return
         sources = [expert_source(*key) for key in missing]
         for key, source, cubin in zip(missing, sources, compile_sources(sources, self._matmuls.arch), strict=True):
             self._kernels[key] = Kernel(cubin, source.name, 0)
@@ -121,16 +139,22 @@ class ExpertMatmuls:
         activation = experts.activation if self.ends_with_activation(matrices) else None
         for stack, gated in (*((each, activation) for each in matrices.gate_up), (matrices.down, None)):
             if isinstance(stack, PackedExperts):
-                yield self._key(stack, experts.experts_per_token, gated)
+                for tokens in range(1, _MOST_TILED + 1):
+                    yield self._key(stack, self._tiled(tokens) * experts.experts_per_token, gated)
 
-    def _key(self, stack: PackedExperts, per_token: int, activation: GatedActivation | None) -> Key:
-        """Tiles depend on shapes alone. With one token all warps of the device have work, and none waits for another.
+    def _tiled(self, tokens: int) -> int:
+        """The number of tokens whose tiles a step of `tokens` has: with `batch_invariant` one order of sums."""
+        assert self._matmuls is not None
+        return 1 if self._matmuls.batch_invariant else min(tokens, _MOST_TILED)
+
+    def _key(self, stack: PackedExperts, pairs: int, activation: GatedActivation | None) -> Key:
+        """Tiles that give all warps of the device work with so many pairs, and each as many columns as it can have.
 
         Gate and up that end with the activation are two tiles of a block.
         """
         assert self._matmuls is not None
         tiles = 1 if activation is None else 2
-        blocks = -(-stack.out_features // (16 * tiles)) * per_token
+        blocks = -(-stack.out_features // (16 * tiles)) * pairs
         at_once = -(-blocks // self._matmuls.tuning.processors)
         chunks = stack.format.chunks(stack.in_features)
         parts = max(1, min(_WARPS // (tiles * at_once), _MOST_PARTS, chunks // 2))
@@ -188,7 +212,7 @@ class ExpertMatmuls:
     ) -> None:  # fmt: skip
         """Start the mat-vec; `target` has the addresses of output, its terms and factors."""
         assert self._matmuls is not None
-        key = self._key(stack, pairs.per_token, activation)
+        key = self._key(stack, self._tiled(tokens) * pairs.per_token, activation)
         tiles, table = key[1], stack.weights if stack.table is None else stack.table
         blocks = tiles.grid(stack.out_features, 1, 1)[0]
         arguments = [

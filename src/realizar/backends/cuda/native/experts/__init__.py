@@ -1,4 +1,4 @@
-"""CUDA C++ of mixtures of experts.
+"""CUDA C++ of mixtures of experts, put together by `source.py`.
 
-`matvec.cu` is the mat-vec of pairs, tokens with one of their experts each; `source.py` puts it together.
+`choose.cu` has scores and choices of few tokens, `matvec.cu` the mat-vec of pairs, a token and an expert each.
 """

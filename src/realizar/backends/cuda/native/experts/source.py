@@ -1,4 +1,4 @@
-"""The mat-vec of pairs: tokens, each with one of the experts that it goes through. numpy-free, torch-free."""
+"""Kernels of mixtures: the choice of experts, and the mat-vec of pairs, tokens with one expert each. torch-free."""
 
 from __future__ import annotations
 
@@ -39,3 +39,22 @@ def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation:
     parts.extend((read("weights.cu"), read("matvec.cu"), read("experts/matvec.cu")))
     entry = f'extern "C" __global__ void __launch_bounds__({tiles.threads}, {tiles.blocks})\n'
     return Source(name, "".join(parts).replace("KERNEL_ENTRY", f"{entry}{name}"))
+
+
+CHOICE_SIZES = "ppppppp" + "fif"
+"""Of the parameters of the choice: weights, stream, header, scores, arrivals, chosen, factors; epsilon, whether factors
+are divided by their sum, their scale."""
+CHOICE_WARPS = 8  # of a block: each has one expert
+MOST_CHOSEN = 32  # experts of a token that one warp can choose
+
+
+def choice_source(width: int, experts: int, per_token: int) -> Source:
+    """Scores and choices of experts for few tokens of a residual stream, through an RMSNorm.
+
+    Args:
+        width: of the stream, a multiple of 4. experts: of a layer. per_token: experts of a token, up to MOST_CHOSEN.
+    """
+    name = f"choose_experts_{width}_{experts}_{per_token}"
+    values = {"WIDTH": width, "EXPERTS": experts, "PER_TOKEN": per_token, "WARPS": CHOICE_WARPS, "NAME": name}
+    defines = define((key, str(value)) for key, value in values.items())
+    return Source(name, defines + read("primitives.cu") + read("experts/choose.cu"))
