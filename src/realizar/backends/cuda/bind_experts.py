@@ -18,6 +18,7 @@ from realizar.backends.cuda.matmul.experts import (
     Pairs,
     input_format,
 )
+from realizar.backends.cuda.matmul.grouped_experts import GroupedExperts
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.routing import Router, RouterKernels
@@ -38,14 +39,16 @@ class ExpertsBinder:
 
     Args:
         weights: with the matrices of mixtures.
-        matmuls: of pairs, prepared. routers: prepared; None where Triton's kernels run alone.
+        matmuls: of pairs, prepared.
+        routers, grouped: the latter prepared; None where Triton's kernels run alone.
     """
 
     def __init__(
-        self, weights: Weights, space: Workspace, matmuls: ExpertMatmuls, routers: RouterKernels | None
-    ) -> None:
+        self, weights: Weights, space: Workspace, matmuls: ExpertMatmuls, routers: RouterKernels | None,
+        grouped: GroupedExperts | None,
+    ) -> None:  # fmt: skip
         self._weights, self._matrices, self._space = weights, weights.experts, space
-        self._matmuls, self._routers = matmuls, routers
+        self._matmuls, self._routers, self._grouped = matmuls, routers, grouped
         self._inputs: dict[TensorName, ExpertsInput] = {}
         self._none = torch.zeros(1, device=space.hidden.device)
 
@@ -54,9 +57,12 @@ class ExpertsBinder:
         if experts.gate.weight not in self._inputs:
             matrices = self._matrices[experts.gate.weight]
             router = self._router(inputs.norm, experts)
-            folds = router is not None and self._matmuls.ends_with_activation(matrices)
+            at_once, grouped = self._matmuls.ends_with_activation(matrices), self._grouped
             pairs = tuple(dict.fromkeys(map(input_format, matrices.gate_up)))
-            self._inputs[experts.gate.weight] = ExpertsInput(pairs, router, folds)
+            self._inputs[experts.gate.weight] = ExpertsInput(
+                pairs, grouped.input_format if grouped is not None and at_once else None,
+                self._matmuls.pair_tokens(matrices), router, folds=at_once and router is not None,
+            )  # fmt: skip
         return self._inputs[experts.gate.weight]
 
     def output(self, experts: Experts) -> ExpertsOutput:
@@ -77,14 +83,14 @@ class ExpertsBinder:
         yield Launch("router", self._route(consumer, score), router.weight_bytes)
         yield Launch("choice of experts", self._choose(experts, consumer, router))
         if matmuls.ends_with_activation(matrices):
-            run = self._activate_at_once(experts, matrices, pairs, folded)
+            run = self._activate_at_once(experts, matrices, pairs, consumer, folded)
             yield self._launch("expert gate and up", run, matrices.gate_up[0], experts)
         else:
             for part, stack in enumerate(matrices.gate_up):
                 run = self._gate_or_up(experts, stack, pairs, part, len(matrices.gate_up))
                 yield self._launch("expert gate and up", run, stack, experts)
             yield Launch("expert activation", self._activate(experts, matrices))
-        yield self._launch("expert down", self._down(experts, matrices.down, pairs), matrices.down, experts)
+        yield self._launch("expert down", self._down(experts, matrices, pairs, consumer), matrices.down, experts)
 
     def _router(self, norm: Norm | None, experts: Experts) -> Router | None:
         """The router of few tokens, where its kernel runs."""
@@ -131,13 +137,19 @@ class ExpertsBinder:
 
         return run
 
-    def _activate_at_once(self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, folded: Folded | None) -> Run:
+    def _activate_at_once(
+        self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, consumer: ExpertsInput, folded: Folded | None
+    ) -> Run:
         buffers, (stack,) = self._space.activations, matrices.gate_up
         assert isinstance(stack, PackedExperts)
 
         def run(shape: StepShape) -> None:
+            if self._grouped is not None and consumer.is_grouped(shape.tokens):
+                source = buffers.normed(self._grouped.input_format(shape.tokens), stack.in_features)
+                self._grouped.launch_gate_up(experts, matrices, source, pairs, shape.tokens)
+                return
             source = buffers.normed(input_format(stack), stack.in_features)
-            target = self._activated(experts, matrices.down)
+            target = self._activated(experts)
             norm = folded(shape.tokens) if folded else None
             self._matmuls.activate(stack, experts.activation, source, pairs, target, shape.tokens, norm)
 
@@ -161,7 +173,7 @@ class ExpertsBinder:
 
         def run(shape: StepShape) -> None:
             pairs = shape.tokens * experts.experts_per_token
-            target, cut = self._activated(experts, matrices.down), activation_blocks(width, shape.tokens)
+            target, cut = self._activated(experts), activation_blocks(width, shape.tokens)
             activate[(pairs, cut.blocks)](
                 space.partial_sums, 0, stride, self._none, 64 if interleaved else pairs * width, width,
                 *target.pointers(), *space.token_state, SPLITS=1, BIAS=False, KIND=ACTIVATIONS[experts.activation],
@@ -171,17 +183,23 @@ class ExpertsBinder:
 
         return run
 
-    def _down(self, experts: Experts, stack: Stack, pairs: Pairs) -> Run:
-        space = self._space
+    def _down(self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, consumer: ExpertsInput) -> Run:
+        space, stack = self._space, matrices.down
 
         def run(shape: StepShape) -> None:
             out = space.partials(1, shape.tokens * pairs.per_token, experts.down.out_features)[0]
-            source = self._activated(experts, stack)
+            if self._grouped is not None and consumer.is_grouped(shape.tokens):
+                self._grouped.launch_down(experts, matrices, pairs, out, shape.tokens)
+                return
+            source = self._activated(experts)
             self._matmuls.multiply(stack, source, pairs, out, shape.tokens, of_pairs=True)
 
         return run
 
-    def _activated(self, experts: Experts, down: Stack) -> ActivationBuffer:
-        """The input of the last matrix, a row for each pair of the largest step."""
-        pairs = self._space.arrays.sizes.tokens * experts.experts_per_token
-        return self._space.activations.get(input_format(down), experts.down.in_features, pairs)
+    def _activated(self, experts: Experts) -> ActivationBuffer:
+        """The input of the last matrix, a row for each pair of the largest step that multiplies pairs."""
+        matrices, tokens = self._matrices[experts.gate.weight], self._space.arrays.sizes.tokens
+        if self._grouped is not None and self._matmuls.ends_with_activation(matrices):
+            tokens = min(tokens, self._matmuls.pair_tokens(matrices))
+        pairs = tokens * experts.experts_per_token
+        return self._space.activations.get(input_format(matrices.down), experts.down.in_features, pairs)

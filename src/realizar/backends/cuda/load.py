@@ -21,6 +21,7 @@ from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, t
 from realizar.backends.cuda.load_report import describe_card, describe_refused, describe_routes
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
 from realizar.backends.cuda.matmul.fp8_copies import check_device, sum_type
+from realizar.backends.cuda.matmul.grouped_experts import GroupedExperts
 from realizar.backends.cuda.matmul.linears import MergedLinear, copy_to_fp8, partial_floats
 from realizar.backends.cuda.matmul.merging import Merger
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
@@ -154,10 +155,15 @@ def load_model(
     mixtures = [(experts, weights.experts[experts.gate.weight]) for _, experts in spec.mixtures()]
     expert_matmuls = ExpertMatmuls(kernels)
     expert_matmuls.prepare(mixtures)
+    grouped = None
+    if kernels is not None and mixtures:
+        grouped = GroupedExperts(kernels, expert_matmuls, space.arrays.sizes.tokens)
+        grouped.prepare(mixtures, matmuls.counts)
     space.size_partials(max(matmuls.partial_floats, expert_floats(spec, space.arrays.sizes.tokens)))
     kv = KVMemory(spec, config, device, reserved)
     attention = AttentionBinder(weights, space, kv, ropes, device, context, config.batch_invariant)
-    experts = ExpertsBinder(weights, space, expert_matmuls, None if kernels is None else RouterKernels(kernels))
+    routers = None if kernels is None else RouterKernels(kernels)
+    experts = ExpertsBinder(weights, space, expert_matmuls, routers, grouped)
     binder = Binder(spec, weights, space, attention, merger, experts)
     graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), space, device)
     decodes = _decode_shapes(space, attention, context)

@@ -18,11 +18,12 @@ from realizar.backends.cuda.kernel_sizes import MAX_PARTS, compute_type, fixed_p
 from realizar.backends.cuda.layouts.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.matmul.experts import expert_floats
 from realizar.backends.cuda.matmul.fp8_copies import copy_bytes, is_copied
+from realizar.backends.cuda.matmul.grouped_tiles import step_tiles
 from realizar.backends.cuda.sampling import native_buffers
 from realizar.backends.cuda.shapes import step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
-from realizar.backends.cuda.weights.experts import packed_bytes
+from realizar.backends.cuda.weights.experts import packed_bytes, packs_floats
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
 from realizar.backends.program import Program, build_program
@@ -31,7 +32,7 @@ from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
 from realizar.models.parameters import size_of_token
-from realizar.models.spec import ExpertLinear, ModelSpec
+from realizar.models.spec import ExpertLinear, Experts, ModelSpec
 from realizar.models.tensor_source import TensorName
 from realizar.quantization import FLOAT32_LAYOUT, WeightLayout
 
@@ -90,6 +91,11 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     )
 
 
+def _places(experts: Experts, tokens: int) -> int:
+    """Places of the tiles of a mixture's grouped matmuls."""
+    return step_tiles(tokens, experts.experts_per_token, experts.num_experts, True).places
+
+
 def _matrix_sizes(
     spec: ModelSpec, layouts: Mapping[TensorName, WeightLayout], tensors: WeightTensors
 ) -> dict[TensorName, int]:
@@ -100,13 +106,17 @@ def _matrix_sizes(
     """
     routers = {experts.router.weight for _, experts in spec.mixtures()}
     sizes = {}
-    for matrix in spec.matrices():
+    for matrix in spec.linears():
         with naming_refusals(matrix.weight):
-            if isinstance(matrix, ExpertLinear):
-                sizes[matrix.weight] = _stack_bytes(tensors.layout(matrix.weight), matrix)
-            else:
-                layout = FLOAT32_LAYOUT if matrix.weight in routers else layouts[matrix.weight]
-                sizes[matrix.weight] = matrix_bytes(layout, matrix.out_features, matrix.in_features)
+            layout = FLOAT32_LAYOUT if matrix.weight in routers else layouts[matrix.weight]
+            sizes[matrix.weight] = matrix_bytes(layout, matrix.out_features, matrix.in_features)
+    for _, experts in spec.mixtures():
+        linears = experts.expert_linears()
+        gate, up, down = (tensors.layout(linear.weight) for linear in linears)
+        packs = packs_floats(experts, gate, up, down)
+        for linear, layout in zip(linears, (gate, up, down), strict=True):
+            with naming_refusals(linear.weight):
+                sizes[linear.weight] = _stack_bytes(layout, linear, packs)
     return sizes
 
 
@@ -121,16 +131,19 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     """Estimated bytes of partial sums, inputs of matmuls, and graphs."""
     attention = max(one.num_heads * one.head_size for _, one in spec.attentions())
     widest = max((one.up.out_features for _, one in spec.feed_forwards()), default=0)
-    pairs = max((one.experts_per_token * one.down.in_features for _, one in spec.mixtures()), default=0)
+    tiles = (
+        (step_tiles(sizes.tokens, one.experts_per_token, one.num_experts, True), one) for _, one in spec.mixtures()
+    )
+    pairs = max((step.places * one.down.in_features // 2 for step, one in tiles), default=0)
     partials = max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size, expert_floats(spec, sizes.tokens))
     routers = sum(one.router.out_features * one.router.in_features for _, one in spec.mixtures())  # times norm weights
-    inputs = sizes.tokens * (spec.hidden_size + attention + widest + pairs)
+    inputs = sizes.tokens * (spec.hidden_size + attention + widest) + pairs
     return 4 * (partials + inputs + routers) + _GRAPHS
 
 
-def _stack_bytes(layout: WeightLayout, linear: ExpertLinear) -> int:
-    """Bytes of a matrix of every expert: in fragment order, or as stored where it is of floats."""
-    if layout.is_float:
+def _stack_bytes(layout: WeightLayout, linear: ExpertLinear, packs_floats: bool) -> int:
+    """Bytes of a matrix of every expert: in fragment order, or as stored where it is of floats that are not packed."""
+    if layout.is_float and not packs_floats:
         return linear.num_experts * linear.out_features * layout.row_bytes(linear.in_features)
     return packed_bytes(layout, linear)
 

@@ -7,7 +7,7 @@ have one order, so they have the same bits in any batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,8 @@ from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts
 from realizar.backends.cuda.weights.plain import PlainMatrix
 from realizar.models.spec import Experts, ModelSpec
 
+PAIR_TOKENS = 8
+"""The most tokens of a step whose pairs are multiplied one by one; with more, experts are read once for several."""
 INTEGERS, FLOATS = InputFormat("int8"), InputFormat("f32")
 _WARPS, _MOST_PARTS = 24, 6  # of a multiprocessor, by registers; that share a tile's columns
 _MOST_TILED = 4  # tokens, from which on tiles stay the same
@@ -55,11 +57,15 @@ class ExpertsInput:
 
     Attributes:
         pairs: formats that the matmuls of pairs read.
+        grouped: the format that grouped matmuls read, by number of tokens; None where pairs are multiplied in any step.
+        pair_tokens: the most tokens of a step that multiplies pairs beside grouped matmuls.
         router: of few tokens; None where the router is a matmul in any step.
         folds: True if the mat-vec applies the norm's scale, in steps of few tokens.
     """
 
     pairs: tuple[InputFormat, ...]
+    grouped: Callable[[int], InputFormat] | None = None
+    pair_tokens: int = 0
     router: Router | None = None
     folds: bool = False
 
@@ -72,13 +78,20 @@ class ExpertsInput:
         """True if the router reads the stream itself."""
         return self.router is not None and tokens <= ROUTED_TOKENS
 
+    def is_grouped(self, tokens: int) -> bool:
+        """True if rows are multiplied expert by expert."""
+        return self.grouped is not None and tokens > self.pair_tokens
+
     def input_formats(self, tokens: int) -> tuple[InputFormat, ...]:
         """Formats that the norm must write."""
-        return self.pairs if self.is_routed(tokens) else tuple(dict.fromkeys((FLOATS, *self.pairs)))
+        formats = self.pairs
+        if self.grouped is not None and tokens > self.pair_tokens:
+            formats = (self.grouped(tokens),)
+        return formats if self.is_routed(tokens) else tuple(dict.fromkeys((FLOATS, *formats)))
 
     def applies_norm_scale(self, tokens: int) -> bool:
         """True if the norm's scale is left to the mat-vec."""
-        return self.folds and self.is_routed(tokens)
+        return self.folds and self.is_routed(tokens) and not self.is_grouped(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +134,14 @@ class ExpertMatmuls:
         """True if the launch of gate and up applies the activation, and writes what down reads."""
         return len(matrices.gate_up) == 1 and isinstance(matrices.down, PackedExperts)
 
+    def pair_tokens(self, matrices: ExpertMatrices) -> int:
+        """The most tokens of a step that multiplies pairs, where there are grouped matmuls.
+
+        Matrices of floats have none for pairs; with `batch_invariant` one kind of matmul does all.
+        """
+        floats = any(isinstance(stack, PackedExperts) and stack.format.is_float for stack in matrices.stacks)
+        return 0 if floats or (self._matmuls is not None and self._matmuls.batch_invariant) else PAIR_TOKENS
+
     def prepare(self, mixtures: Iterable[tuple[Experts, ExpertMatrices]]) -> None:
         """Compile and load the kernels of mixtures.
 
@@ -138,7 +159,7 @@ class ExpertMatmuls:
     def _keys(self, experts: Experts, matrices: ExpertMatrices) -> Iterable[Key]:
         activation = experts.activation if self.ends_with_activation(matrices) else None
         for stack, gated in (*((each, activation) for each in matrices.gate_up), (matrices.down, None)):
-            if isinstance(stack, PackedExperts):
+            if isinstance(stack, PackedExperts) and not stack.format.is_float:
                 for tokens in range(1, _MOST_TILED + 1):
                     yield self._key(stack, self._tiled(tokens) * experts.experts_per_token, gated)
 

@@ -94,6 +94,11 @@ def is_interleaved(experts: Experts, gate: WeightLayout, up: WeightLayout) -> bo
     return gate == up and experts.up.out_features % BLOCK == 0
 
 
+def packs_floats(experts: Experts, gate: WeightLayout, up: WeightLayout, down: WeightLayout) -> bool:
+    """True if matrices of bf16 and fp16 among these are packed as well: where grouped matmuls read all of them."""
+    return is_interleaved(experts, gate, up) and "f32" not in (gate.float_type, down.float_type)
+
+
 def packed_bytes(layout: WeightLayout, linear: ExpertLinear) -> int:
     """Bytes of a packed stack.
 
@@ -124,19 +129,20 @@ class ExpertLoader:
             CheckpointError: a weight is NaN or infinite.
             UnsupportedModelError: no kernel reads a matrix's layout.
         """
-        gate, up = (self._tensors.layout(linear.weight) for linear in (experts.gate, experts.up))
-        if self._packer is not None and not gate.is_float and is_interleaved(experts, gate, up):
-            gate_up: tuple[Stack, ...] = (self._stack(experts.gate, experts.up),)
+        gate, up, down = (self._tensors.layout(linear.weight) for linear in experts.expert_linears())
+        floats = packs_floats(experts, gate, up, down)
+        if self._packer is not None and (floats or not gate.is_float) and is_interleaved(experts, gate, up):
+            gate_up: tuple[Stack, ...] = (self._stack(experts.gate, experts.up, packs_floats=floats),)
         else:
             gate_up = self._stack(experts.gate), self._stack(experts.up)
-        return ExpertMatrices(gate_up, self._stack(experts.down))
+        return ExpertMatrices(gate_up, self._stack(experts.down, packs_floats=floats))
 
-    def _stack(self, *linears: ExpertLinear) -> Stack:
+    def _stack(self, *linears: ExpertLinear, packs_floats: bool = False) -> Stack:
         """The matrices of one layout of all experts, as one stack; two are interleaved."""
         layout = self._tensors.layout(linears[0].weight)
         parts = [self._sources(linear) for linear in linears]
         check_finite(source for part in parts for source in part)
-        if layout.is_float:
+        if layout.is_float and not (packs_floats and self._packer is not None):
             made: Stack = self._floats(parts[0], FLOAT_TYPES[layout.float_type or "f32"])
         elif self._packer is None:
             made = stack_plain([pack_plain(source, self._device) for source in parts[0]])

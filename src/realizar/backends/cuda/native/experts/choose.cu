@@ -3,7 +3,8 @@
 // Defined around it: WIDTH (of the stream, a multiple of 4) EXPERTS PER_TOKEN WARPS (of a block); NAME.
 // Before it: primitives.cu.
 
-constexpr int VECTORS = (WIDTH + 127) / 128, EARLY = VECTORS < 24 ? VECTORS : 24;  // of a lane; asked for before the wait
+constexpr int VECTORS = (WIDTH + 127) / 128;  // of a lane
+constexpr int EARLY = VECTORS < 24 ? VECTORS : 24;  // asked for before the wait
 constexpr int OWN = (EXPERTS + 31) / 32;  // experts of a lane, where one warp chooses
 
 INLINE float sum_of_warp(float x) {
@@ -32,7 +33,8 @@ INLINE void choose(const float* scores, int* chosen, float* weights, int lane, b
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
     share[i] /= total;
-    rank[i] = i * 32 + lane < EXPERTS ? (share[i] == share[i] ? __float_as_uint(share[i]) : 0u) + 1u : 0u;  // 0: taken
+    const u32 bits = share[i] == share[i] ? __float_as_uint(share[i]) : 0u;
+    rank[i] = i * 32 + lane < EXPERTS ? bits + 1u : 0u;  // 0: taken
   }
   float own = 0.f, sum = 0.f;  // of the slot with the lane's number, and of all
   int expert = 0;
@@ -59,8 +61,8 @@ INLINE void choose(const float* scores, int* chosen, float* weights, int lane, b
   }
 }
 
-// Grid: blocks of experts, tokens. router: float32 [EXPERTS, WIDTH], times the norm's weight; header[1]: tokens that are
-// no padding; arrivals: int32 [tokens] of zeros, left so; chosen, weights: [tokens, PER_TOKEN].
+// Grid: blocks of experts, tokens. router: float32 [EXPERTS, WIDTH], times the norm's weight; header[1]: tokens of the
+// step without padding; arrivals: int32 [tokens] of zeros, left so; chosen, weights: [tokens, PER_TOKEN].
 extern "C" __global__ void __launch_bounds__(WARPS * 32) NAME(
     const float* router, const float* hidden, const int* header, float* scores, int* arrivals, int* chosen,
     float* weights, float eps, int normalized, float scale) {

@@ -1,0 +1,129 @@
+"""Packed experts on the CPU: twins in numpy of the kernels of mixtures, beside those of `packed_matmuls`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from backends.cuda.matmul.packed_matmuls import _activated, _array, _floats, _write_int8, decoded
+from realizar.backends.cuda import load
+from realizar.backends.cuda.matmul import grouped_experts
+from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs
+from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
+from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, step_tiles
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer
+from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations
+from realizar.backends.cuda.matmul.routing import Router, RouterKernels
+from realizar.backends.cuda.weights.experts import PackedExperts
+
+Array = NDArray[np.float32]
+launched: Counter[str] = Counter()  # kernels that ran
+
+
+def _matrix(stack: PackedExperts, expert: int) -> Array:
+    """The weights of an expert, which was packed by itself or with all."""
+    at = stack.weights.data_ptr()
+    found = _floats.get(at + expert * stack.stride)
+    if found is None or len(found) != stack.out_features:
+        found = _floats[at][expert * stack.out_features : (expert + 1) * stack.out_features]
+    return found
+
+
+class HostExpertMatmuls(ExpertMatmuls):
+    """A stand-in for the mat-vec of pairs."""
+
+    def prepare(self, mixtures: Iterable[Any]) -> None: ...
+
+    def _launch(
+        self, stack: PackedExperts, activation: Any, source: ActivationBuffer, pairs: Pairs,
+        target: tuple[int, int, int], tokens: int, per_input: int, norm: FoldedNorm | None,
+    ) -> None:  # fmt: skip
+        launched[f"pairs {'folded' if norm else 'whole'}"] += 1
+        count = tokens * pairs.per_token
+        x = decoded(Int8Activations(source.codes, source.terms, norm), count // per_input, stack.in_features)
+        out, terms, factors = target
+        for pair, expert in enumerate(pairs.chosen[:count].tolist()):
+            if expert < 0:
+                continue
+            sums = x[pair // per_input][None] @ _matrix(stack, expert).T
+            if activation is None:
+                factor = pairs.weights[pair].item() if factors else 1.0
+                _array(out + 4 * pair * stack.out_features, np.float32, stack.out_features)[:] = sums[0] * factor
+            else:
+                width = stack.out_features // 2
+                _write_int8(_activated(activation, sums), out + pair * width, terms + pair * width // 2)
+
+
+class HostRouters(RouterKernels):
+    """A stand-in for the choice of few tokens."""
+
+    def prepare(self, keys: Iterable[Any]) -> None: ...
+
+    def launch(
+        self, router: Router, hidden: torch.Tensor, header: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor,
+        weights: torch.Tensor, tokens: int,
+    ) -> None:  # fmt: skip
+        launched["routed"] += 1
+        part, x = router.experts, hidden[:tokens]
+        normed = x / torch.sqrt(x.square().mean(dim=1, keepdim=True) + router.eps)
+        shares = torch.softmax(normed @ router.weights.T, dim=1)
+        found, ids = torch.sort(shares, dim=1, descending=True, stable=True)
+        found, ids = found[:, : part.experts_per_token], ids[:, : part.experts_per_token]
+        ids[int(header[1]) :] = -1
+        if part.normalized:
+            found = found / found.sum(dim=1, keepdim=True)
+        chosen[: ids.numel()] = ids.reshape(-1).int()
+        weights[: found.numel()] = found.reshape(-1) * part.scale
+
+
+class HostGrouped:
+    """A stand-in for `GroupedMatmuls`, whose tiles are rows of pairs."""
+
+    def __init__(self, _matmuls: object) -> None:
+        self._chosen: list[int] = []
+        self._gated: dict[int, Array] = {}
+
+    def step(self, rows: int, per_token: int, experts: int) -> StepTiles:
+        return step_tiles(rows, per_token, experts, True)
+
+    def route(self, step: StepTiles, stack: PackedExperts, activation: Any = None, tiled: bool = False) -> Any:
+        assert (activation is None) == tiled
+        return activation or "down", step.tokens, stack.format
+
+    def prepare(self, wanted: Iterable[Any], experts: int) -> None: ...
+
+    def sort(self, chosen: torch.Tensor, step: StepTiles, experts: int, buffers: object) -> None:
+        self._chosen, self._gated = chosen[: step.pairs].tolist(), {}
+
+    def launch_gated(
+        self, stack: PackedExperts, x: HalfActivations, per_token: int, step: StepTiles, buffers: object, config: Any
+    ) -> None:
+        launched["grouped"] += 1
+        rows = decoded(x, step.pairs // per_token, stack.in_features)
+        for pair, expert in enumerate(self._chosen):
+            if expert >= 0:
+                sums = rows[pair // per_token][None] @ _matrix(stack, expert).T
+                self._gated[pair] = _activated(config[0], sums)[0]
+
+    def launch_pairs(
+        self, stack: PackedExperts, x: None, per_token: int, step: StepTiles, buffers: object, config: Any,
+        out: torch.Tensor, weights: torch.Tensor,
+    ) -> None:  # fmt: skip
+        for pair, values in self._gated.items():
+            sums = _matrix(stack, self._chosen[pair]) @ values
+            out[pair] = torch.from_numpy(sums) * weights[pair]
+
+
+def run_packed_experts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Have mixtures run by these twins, beside `run_packed`, and return the record of launches."""
+    monkeypatch.setattr(load, "ExpertMatmuls", HostExpertMatmuls)
+    monkeypatch.setattr(load, "RouterKernels", HostRouters)
+    monkeypatch.setattr(grouped_experts, "GroupedMatmuls", HostGrouped)
+    launched.clear()
+    return launched

@@ -1,0 +1,63 @@
+"""Mixtures on the whole GPU backend with packed experts: kernels interpreted, CUDA C++ by its twins in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+if torch.cuda.is_available():
+    pytest.skip("interpreted only where there is no GPU", allow_module_level=True)
+
+from backends.cuda.cuda_runs import GPURunner  # noqa: E402
+from backends.cuda.matmul.packed_experts import run_packed_experts  # noqa: E402
+from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
+from random_models import Recipe, random_model, random_tokens  # noqa: E402
+from realizar.config import EngineConfig  # noqa: E402
+from reference_model import ReferenceModel  # noqa: E402
+from reference_tensors import load_tensors  # noqa: E402
+
+SMALL = Recipe(32, 2, 1, 64, 128, 48, windows=(None, 8, None), weights="Q8_0", experts=5, per_token=2)
+CASES = {  # recipe, batch_invariant, kinds of launches that run
+    "gate and up in one": (SMALL, False, {"pairs folded", "pairs whole", "grouped", "routed"}),
+    "a part of a strip": (replace(SMALL, feed_forward_size=96), False, {"pairs whole", "routed"}),
+    "norms between": (replace(SMALL, parts=("post_norms",)), False, {"pairs whole", "grouped", "routed"}),
+    "layer norms": (replace(SMALL, parts=("layer_norm",)), False, {"pairs whole", "grouped"}),
+    "floats": (replace(SMALL, weights="BF16"), False, {"grouped", "routed"}),
+    "down of floats": (replace(SMALL, down_weights="F32"), False, {"pairs whole", "routed"}),
+    "batch-invariant": (SMALL, True, {"grouped"}),
+}
+
+
+FULL = ("a part of a strip", "norms between", "layer norms", "down of floats")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full) if name in FULL else name for name in CASES]
+)
+def test_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of more than 16 tokens, a token beside a chunk of fewer, and a token of each row."""
+    recipe, batch_invariant, kinds = CASES[name]
+    run_packed(monkeypatch)
+    launched = run_packed_experts(monkeypatch)
+    spec, checkpoint = random_model(recipe)
+    config = EngineConfig(
+        threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64, kv_cache_dtype="f16",
+        batch_invariant=batch_invariant,
+    )  # fmt: skip
+    runner = GPURunner(spec, checkpoint, config)
+    first = runner.request(0, random_tokens(recipe, 20, 1))
+    second = runner.request(1, random_tokens(recipe, 7, 2), first=2)
+    runner.step([(first, 18)])
+    runner.step([(first, 1), (second, 6)])
+    runner.step([(first, 1), (second, 1)])
+    reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
+    for request in (first, second):
+        expected = reference.logits(request.token_ids)
+        error = np.linalg.norm(request.values() - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+        assert error.max() <= 0.03
+    runner.close()
+    assert set(launched) == kinds
