@@ -29,6 +29,8 @@ PARAMETERS = {
     "qwen3-0.6b": 596_049_920,
     "qwen3-30b-a3b": 30_532_122_624,
     "olmoe-7b": 6_919_161_856,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
 }
 # Tensors of Q4_K and of Q6_K in llama.cpp's Q4_K_M files of these models.
 MIX = {"llama-8b": (193, 33), "llama-1b": (96, 17), "qwen2.5-1.5b": (168, 29)}
@@ -103,7 +105,7 @@ def test_describes_a_model(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert spec.context_length == small.context_length
     attention = spec.layers[0].mixer
     assert (attention.head_size, attention.num_kv_heads) == (small.head_size, 2)
-    assert (attention.q.bias is not None) == (small.architecture == "qwen2")
+    assert (attention.q.bias is not None) == (small.architecture in ("qwen2", "gpt-oss"))
     assert (attention.q_norm is not None) == (small.architecture in ("qwen3", "qwen3moe", "olmoe"))
     part = spec.layers[1].feed_forward
     assert isinstance(part, Experts if small.num_experts else FeedForward)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +109,14 @@ class Step(Protocol):
 
     def result(self) -> StepOutput:
         """Wait for the step."""
+
+
+@runtime_checkable
+class CountsExperts(Protocol):
+    """A backend that counts the experts that its steps read."""
+
+    def take_experts_read(self) -> float | None:
+        """Experts that a mixture read in a step, on average since the last call; None if there was none."""
 
 
 class Backend(Protocol):

@@ -17,13 +17,14 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.bench.generate_routers import router_weights
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.hub.folders import user_cache
 from realizar.quantization import random_blocks
 
-FileType: TypeAlias = Literal["q4_k_m", "q8_0", "f16", "bf16"]
+FileType: TypeAlias = Literal["q4_k_m", "q8_0", "f16", "bf16", "mxfp4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Shape:
         expert_size: between an expert's up and down projection.
     """
 
-    architecture: Literal["llama", "qwen2", "qwen3", "qwen3moe", "olmoe"]
+    architecture: Literal["llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "gpt-oss"]
     num_layers: int
     hidden_size: int
     feed_forward_size: int
@@ -60,26 +61,40 @@ SHAPES: dict[str, Shape] = {
     "qwen3-0.6b": Shape("qwen3", 28, 1024, 3072, 16, 8, 128, 151936, True, 1e6, 1e-6, 40960),
     "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 6144, 32, 4, 128, 151936, False, 1e6, 1e-6, 40960, 128, 8, 768),
     "olmoe-7b": Shape("olmoe", 16, 2048, 1024, 16, 16, 128, 50304, False, 1e4, 1e-5, 4096, 64, 8, 1024),
+    "gpt-oss-20b": Shape("gpt-oss", 24, 2880, 2880, 64, 8, 64, 201088, False, 1.5e5, 1e-5, 131072, 32, 4, 2880),
+    "gpt-oss-120b": Shape("gpt-oss", 36, 2880, 2880, 64, 8, 64, 201088, False, 1.5e5, 1e-5, 131072, 128, 4, 2880),
     "tiny": Shape("llama", 2, 256, 512, 4, 2, 64, 512, False, 1e4, 1e-5, 2048),
     "tiny-moe": Shape("qwen3moe", 2, 256, 512, 4, 2, 64, 512, False, 1e6, 1e-6, 2048, 8, 2, 256),
 }
-"""Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-1.5B, Qwen3-0.6B, Qwen3-30B-A3B, OLMoE-1B-7B, and two for tests."""
+"""Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-1.5B, Qwen3-0.6B, Qwen3-30B-A3B, OLMoE-1B-7B, gpt-oss-20b and -120b, and two for
+tests."""
 
 _MIXTURE_EMBEDDING_STD = 10.0
 """Of a mixture's embedding: tokens stay unlike each other, whatever attention adds to all of them alike, and so choose
 nearly as many experts as by chance."""
-_FILE_TYPE_IDS: dict[FileType, int] = {"f16": 1, "q8_0": 7, "q4_k_m": 15, "bf16": 32}
+_FILE_TYPE_IDS: dict[FileType, int] = {"f16": 1, "q8_0": 7, "q4_k_m": 15, "bf16": 32, "mxfp4": 38}
 _WHOLE_FILE: dict[FileType, GGMLType] = {"q8_0": GGMLType.Q8_0, "f16": GGMLType.F16, "bf16": GGMLType.BF16}
 
 
-def generate_gguf(shape_name: str, path: Path, file_type: FileType | GGMLType, seed: int = 0) -> None:
+_GPT_OSS_KEYS: dict[str, Any] = {
+    "attention.sliding_window": 128,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 32.0,
+    "rope.scaling.original_context_length": 4096,
+}
+
+
+def generate_gguf(
+    shape_name: str, path: Path, file_type: FileType | GGMLType, seed: int = 0, skew: float = 0.0
+) -> None:
     """Write a random model to `path`. Tensors are made one by one, so that memory holds only the largest.
 
     Args:
         shape_name: a key of `SHAPES`.
-        file_type: `q4_k_m` has llama.cpp's mix of Q4_K and Q6_K; otherwise all matrices are of one type. Norms and
-            biases are float32.
+        file_type: `q4_k_m` has llama.cpp's mix of Q4_K and Q6_K, and `mxfp4` has experts of MXFP4 and Q8_0 beside them,
+            as gpt-oss is published; otherwise all matrices are of one type. Norms, biases and routers are float32.
         seed: equal seeds give equal files.
+        skew: exponent of the Zipf law by which tokens prefer some experts; 0 prefers none. See `generate_routers`.
 
     Raises:
         ValueError: no such shape, or its out_features are not whole blocks of the type.
@@ -87,7 +102,7 @@ def generate_gguf(shape_name: str, path: Path, file_type: FileType | GGMLType, s
     shape = SHAPES.get(shape_name)
     if shape is None:
         raise ValueError(f"{shape_name!r} is not a shape; the shapes are {', '.join(SHAPES)}")
-    write_gguf(path, _metadata(shape, shape_name, file_type), list(_tensors(shape, file_type, seed)))
+    write_gguf(path, _metadata(shape, shape_name, file_type), list(_tensors(shape, file_type, seed, skew)))
 
 
 def generated_header(shape_name: str) -> Checkpoint:
@@ -96,25 +111,31 @@ def generated_header(shape_name: str) -> Checkpoint:
     Args:
         shape_name: a key of `SHAPES`.
     """
-    shape, path = SHAPES[shape_name], Path(f"{shape_name}-q4_k_m.gguf")
-    nothing = np.zeros(0, np.uint8)
-    tensors = _tensors(shape, "q4_k_m", 0)
+    shape, file_type = SHAPES[shape_name], file_type_of(shape_name)
+    path, nothing = Path(f"{shape_name}-{file_type}.gguf"), np.zeros(0, np.uint8)
+    tensors = _tensors(shape, file_type, 0)
     stored = {each.name: StoredTensor(each.name, each.ggml_type, each.shape, nothing, path, 0) for each in tensors}
-    return Checkpoint(path, "gguf", _metadata(shape, shape_name, "q4_k_m"), stored)
+    return Checkpoint(path, "gguf", _metadata(shape, shape_name, file_type), stored)
 
 
-def generated_model(shape_name: str, log: Callable[[str], None]) -> Path:
-    """A Q4_K_M file of a shape, kept in the user's cache between runs.
+def file_type_of(shape_name: str) -> FileType:
+    """The type of the files that people run of a shape's model."""
+    return "mxfp4" if SHAPES[shape_name].architecture == "gpt-oss" else "q4_k_m"
+
+
+def generated_model(shape_name: str, log: Callable[[str], None], skew: float = 0.0) -> Path:
+    """A file of a shape, kept in the user's cache between runs: Q4_K_M, of gpt-oss MXFP4.
 
     Args:
-        shape_name: a key of `SHAPES`. log: called before a file is written.
+        shape_name: a key of `SHAPES`. log: called before a file is written. skew: as of `generate_gguf`.
     """
-    path = user_cache() / "bench" / f"{shape_name}-q4_k_m.gguf"
+    file_type, name = file_type_of(shape_name), f"{shape_name}-skew-{skew:g}" if skew else shape_name
+    path = user_cache() / "bench" / f"{name}-{file_type}.gguf"
     if not path.is_file():
         log(f"writing {path}")
         path.parent.mkdir(parents=True, exist_ok=True)
         partial_path = path.with_suffix(".partial")
-        generate_gguf(shape_name, partial_path, "q4_k_m")
+        generate_gguf(shape_name, partial_path, file_type, skew=skew)
         partial_path.replace(path)
     return path
 
@@ -141,41 +162,54 @@ def _metadata(shape: Shape, name: str, file_type: FileType | GGMLType) -> dict[s
     }
     if shape.num_experts:
         metadata |= {f"{arch}.expert_count": shape.num_experts, f"{arch}.expert_used_count": shape.experts_per_token}
-    if arch == "qwen3moe":
+    if arch in ("qwen3moe", "gpt-oss"):
         metadata[f"{arch}.expert_feed_forward_length"] = shape.expert_size
+    if arch == "gpt-oss":
+        metadata |= {f"{arch}.{key}": value for key, value in _GPT_OSS_KEYS.items()}
     if not isinstance(file_type, GGMLType):
         metadata["general.file_type"] = _FILE_TYPE_IDS[file_type]
     return metadata
 
 
-def _tensors(shape: Shape, file_type: FileType | GGMLType, seed: int) -> Iterator[NewTensor]:
+def _tensors(shape: Shape, file_type: FileType | GGMLType, seed: int, skew: float = 0.0) -> Iterator[NewTensor]:
     """All tensors of the file, in llama.cpp's order."""
 
     def matrix(
-        name: str, *sizes: int, six_bits: bool = False, in_float32: bool = False, std: float | None = None
+        name: str, *sizes: int, six_bits: bool = False, of_experts: bool = False, std: float | None = None
     ) -> NewTensor:
-        ggml_type = GGMLType.F32 if in_float32 else _matrix_type(file_type, six_bits)
+        ggml_type = _matrix_type(file_type, six_bits, of_experts)
         *outer, cols = sizes
         if cols % ggml_type.block_size:
             raise ValueError(f"out_features of {cols} weights are not whole {ggml_type.name} blocks")
         make = partial(_random_matrix, ggml_type, math.prod(outer), cols, _state(seed, name), std or cols**-0.5)
         return NewTensor(name, ggml_type, sizes, make)
 
-    def vector(name: str, size: int, mean: float) -> NewTensor:
-        return NewTensor(name, GGMLType.F32, (size,), partial(_random_vector, size, mean, _state(seed, name)))
+    def vector(name: str, size: int, mean: float, *outer: int) -> NewTensor:
+        shape, count = (*outer, size), math.prod(outer) * size
+        return NewTensor(name, GGMLType.F32, shape, partial(_random_vector, count, mean, _state(seed, name)))
+
+    def router(name: str) -> NewTensor:
+        make = partial(
+            router_weights, shape.num_experts, shape.experts_per_token, hidden, skew, _state(seed, name)
+        )  # fmt: skip
+        return NewTensor(name, GGMLType.F32, (shape.num_experts, hidden), make)
 
     hidden = shape.hidden_size
     embedding_std = _MIXTURE_EMBEDDING_STD if shape.num_experts else None
     yield matrix("token_embd.weight", shape.vocab_size, hidden, six_bits=shape.tied, std=embedding_std)
     for index in range(shape.num_layers):
-        yield from _layer(shape, index, matrix, vector)
+        yield from _layer(shape, index, matrix, vector, router)
     yield vector("output_norm.weight", hidden, 1.0)
     if not shape.tied:
         yield matrix("output.weight", shape.vocab_size, hidden, six_bits=True)
 
 
 def _layer(
-    shape: Shape, index: int, matrix: Callable[..., NewTensor], vector: Callable[[str, int, float], NewTensor]
+    shape: Shape,
+    index: int,
+    matrix: Callable[..., NewTensor],
+    vector: Callable[..., NewTensor],
+    router: Callable[[str], NewTensor],
 ) -> Iterator[NewTensor]:
     prefix = f"blk.{index}."
     hidden, wide = shape.hidden_size, shape.feed_forward_size
@@ -185,7 +219,8 @@ def _layer(
     yield matrix(prefix + "attn_q.weight", query_size, hidden)
     yield matrix(prefix + "attn_k.weight", kv_size, hidden)
     yield matrix(prefix + "attn_v.weight", kv_size, hidden, six_bits=better)
-    if shape.architecture == "qwen2":
+    is_gpt_oss = shape.architecture == "gpt-oss"
+    if shape.architecture == "qwen2" or is_gpt_oss:
         yield vector(prefix + "attn_q.bias", query_size, 0.0)
         yield vector(prefix + "attn_k.bias", kv_size, 0.0)
         yield vector(prefix + "attn_v.bias", kv_size, 0.0)
@@ -194,13 +229,21 @@ def _layer(
         yield vector(prefix + "attn_q_norm.weight", shape.head_size if per_head else query_size, 1.0)
         yield vector(prefix + "attn_k_norm.weight", shape.head_size if per_head else kv_size, 1.0)
     yield matrix(prefix + "attn_output.weight", hidden, query_size)
-    yield vector(prefix + "ffn_norm.weight", hidden, 1.0)
+    if is_gpt_oss:
+        yield vector(prefix + "attn_output.bias", hidden, 0.0)
+        yield vector(prefix + "attn_sinks.weight", shape.num_heads, 1.0)
+    yield vector(prefix + ("post_attention_norm.weight" if is_gpt_oss else "ffn_norm.weight"), hidden, 1.0)
     if shape.num_experts:
         count, wide = shape.num_experts, shape.expert_size
-        yield matrix(prefix + "ffn_gate_inp.weight", count, hidden, in_float32=True)
-        yield matrix(prefix + "ffn_gate_exps.weight", count, wide, hidden)
-        yield matrix(prefix + "ffn_up_exps.weight", count, wide, hidden)
-        yield matrix(prefix + "ffn_down_exps.weight", count, hidden, wide, six_bits=better)
+        yield router(prefix + "ffn_gate_inp.weight")
+        yield matrix(prefix + "ffn_gate_exps.weight", count, wide, hidden, of_experts=True)
+        yield matrix(prefix + "ffn_up_exps.weight", count, wide, hidden, of_experts=True)
+        yield matrix(prefix + "ffn_down_exps.weight", count, hidden, wide, six_bits=better, of_experts=True)
+        if is_gpt_oss:
+            yield vector(prefix + "ffn_gate_inp.bias", count, 0.0)
+            yield vector(prefix + "ffn_gate_exps.bias", wide, 0.0, count)
+            yield vector(prefix + "ffn_up_exps.bias", wide, 0.0, count)
+            yield vector(prefix + "ffn_down_exps.bias", hidden, 0.0, count)
         return
     yield matrix(prefix + "ffn_gate.weight", wide, hidden)
     yield matrix(prefix + "ffn_up.weight", wide, hidden)
@@ -213,9 +256,11 @@ def _gets_more_bits(layer: int, num_layers: int) -> bool:
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
 
-def _matrix_type(file_type: FileType | GGMLType, six_bits: bool) -> GGMLType:
+def _matrix_type(file_type: FileType | GGMLType, six_bits: bool, of_experts: bool) -> GGMLType:
     if isinstance(file_type, GGMLType):
         return file_type
+    if file_type == "mxfp4":
+        return GGMLType.MXFP4 if of_experts else GGMLType.Q8_0
     if file_type == "q4_k_m":
         return GGMLType.Q6_K if six_bits else GGMLType.Q4_K
     return _WHOLE_FILE[file_type]

@@ -20,6 +20,8 @@ class PhaseTimes:
     Attributes:
         prefill_s: until every row has its first token.
         decode_s: the `gen_tokens` steps after that.
+        experts_read: experts that a mixture read in one of these, on average; None without any, or if the backend does
+            not count.
     """
 
     batch: int
@@ -27,6 +29,7 @@ class PhaseTimes:
     gen_tokens: int
     prefill_s: float
     decode_s: float
+    experts_read: float | None = None
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -84,7 +87,9 @@ def _run(core: EngineCore, batch: int, prompt_tokens: int, gen_tokens: int) -> P
             if names & read:
                 break
             read |= names
+            core.take_experts_read()  # forget those of the prompts
             read_s = time.perf_counter()
     if len(read) < batch or core.counts.preemptions > preemptions:
         raise CapacityError(f"{batch} rows of {prompt_tokens + gen_tokens} tokens do not fit into memory at once")
-    return PhaseTimes(batch, prompt_tokens, gen_tokens, read_s - started_s, time.perf_counter() - read_s)
+    decode_s = time.perf_counter() - read_s
+    return PhaseTimes(batch, prompt_tokens, gen_tokens, read_s - started_s, decode_s, core.take_experts_read())

@@ -14,6 +14,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import load_core
+from realizar.models.spec import Experts
 from realizar.scheduler.policy import Policy
 
 _WARM_PROMPT_TOKENS, _WARM_GEN_TOKENS = 64, 4
@@ -40,6 +41,9 @@ class BatchResult:
         weight_bytes_per_token: packed bytes that one token reads: of experts those that it goes through.
         achieved_gb_per_s: those bytes times decode steps per second, in 10^9 bytes; less than is read where several
             rows go through different experts.
+        experts_read: experts that a mixture read in a decode, on average; None without any, or if the device does not
+            count.
+        experts_by_chance: those that it would read if tokens chose by chance; None without any.
     """
 
     batch: int
@@ -50,6 +54,8 @@ class BatchResult:
     device_memory_bytes: int
     weight_bytes_per_token: int
     achieved_gb_per_s: float
+    experts_read: float | None
+    experts_by_chance: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,18 @@ def _measure_batch(core: EngineCore, batch: int, work: Work, log: Callable[[str]
         device_memory_bytes=0 if core.device_memory is None else core.device_memory.used_bytes,
         weight_bytes_per_token=capacity.weight_bytes_per_token,
         achieved_gb_per_s=decode.median / batch * capacity.weight_bytes_per_token / 1e9,
+        experts_read=_mean([run.experts_read for run in runs if run.experts_read is not None]),
+        experts_by_chance=_mean([_by_chance(experts, batch) for _, experts in core.spec.mixtures()]),
     )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _by_chance(experts: Experts, batch: int) -> float:
+    """Experts that at least one of `batch` tokens chooses if all choices are as likely."""
+    return experts.num_experts * (1 - (1 - experts.experts_per_token / experts.num_experts) ** batch)
 
 
 def _spread(values: Sequence[float]) -> Spread:

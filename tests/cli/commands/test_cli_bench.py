@@ -43,6 +43,8 @@ def test_json_is_all_of_stdout_and_has_every_field(realizar: Callable[..., Any],
             "device_memory_bytes",
             "weight_bytes_per_token",
             "achieved_gb_per_s",
+            "experts_read",
+            "experts_by_chance",
         }
         for phase in ("prefill_tokens_per_s", "decode_tokens_per_s"):
             spread = entry[phase]
@@ -62,9 +64,23 @@ def test_a_generated_shape(realizar: Callable[..., Any], tmp_path: Path, monkeyp
         assert result.status == 0, result.stderr
         assert "decode tok/s" in result.stdout
         assert ("writing " in result.stderr) == is_new
+        assert "  2.0 experts a layer, by chance 2.0" in result.stdout
     refused = realizar("bench", "olmoe-7b", *words, "--instruction-set", "none")
     assert refused.status != 0
     assert [each.name for each in (tmp_path / "realizar" / "bench").iterdir()] == ["tiny-moe-q4_k_m.gguf"]
+    result = realizar("bench", "tiny-moe", *words, "--skew", "1", "--batch", "4", "--json")
+    [entry] = json.loads(result.stdout)["results"]
+    assert 2 <= entry["experts_read"] <= 8
+    assert entry["experts_by_chance"] == pytest.approx(8 * (1 - 0.75**4))
+    assert (tmp_path / "realizar" / "bench" / "tiny-moe-skew-1-q4_k_m.gguf").is_file()
+    for options, message in (
+        (("tiny", *words, "--skew", "1"), "the shape tiny has no experts"),
+        (("tiny-moe", *words, "--skew", "-1"), "--skew must be from 0 to 4, not -1"),
+        (("tiny-moe", "--skew", "1"), "--skew is of weights that --generate makes"),
+    ):
+        refused = realizar("bench", *options)
+        assert refused.status != 0
+        assert message in refused.error_lines[0]
     refused = realizar("bench", "tiny-most", *words)
     assert refused.status != 0
     assert "'tiny-most' is not a shape; the shapes are llama-8b" in refused.error_lines[0]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from realizar.backends.cpu.codegen.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.kernels.linear import BLOCK_TOKENS
-from realizar.backends.cpu.kernels.routing import ITEM_FIELDS
+from realizar.backends.cpu.kernels.routing import COUNT_FIELDS, COUNT_READ, COUNT_SORTED, ITEM_FIELDS
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.weights.formats import GROUP
 from realizar.models.spec import Experts
@@ -36,8 +36,8 @@ class Routing:
 
     Attributes:
         chosen: int32 [tokens * experts per token], experts. weights: float32, theirs. positions: int32, of the pairs.
-        starts: int64 [experts], scratch. items: int64 [items + 1, ITEM_FIELDS]. counts: int64 [2]; see `routing` of the
-            kernels.
+        starts: int64 [experts], scratch. items: int64 [items + 1, ITEM_FIELDS]. counts: int64 [COUNT_FIELDS]; see
+            `routing` of the kernels.
     """
 
     def __init__(self, mixtures: Iterable[Experts], max_tokens: int, block_tokens: int) -> None:
@@ -47,8 +47,14 @@ class Routing:
         items = pairs // block_tokens + min(experts, pairs)
         self.chosen, self.positions = aligned_zeros(pairs, "int32"), aligned_zeros(pairs, "int32")
         self.weights = aligned_zeros(pairs, "float32")
-        self.starts, self.counts = aligned_zeros(experts, "int64"), aligned_zeros(2, "int64")
+        self.starts, self.counts = aligned_zeros(experts, "int64"), aligned_zeros(COUNT_FIELDS, "int64")
         self.items = aligned_zeros((items + 1) * ITEM_FIELDS, "int64")
+
+    def take_experts_read(self) -> float | None:
+        """Experts that a mixture read in a step, on average since the last call; None if there was none."""
+        read, mixtures = int(self.counts[COUNT_READ]), int(self.counts[COUNT_SORTED])
+        self.counts[[COUNT_READ, COUNT_SORTED]] = 0
+        return read / mixtures if mixtures else None
 
     @property
     def size_bytes(self) -> int:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from realizar.config import EngineConfig
 
 
+_MOST_SKEW = 4
+
+
 def bench_command(
     model: Model,
     /,
@@ -34,6 +37,9 @@ def bench_command(
         bool,
         Parameter(help="MODEL is a shape, such as olmoe-7b: measure random weights of it, kept in the user's cache."),
     ] = False,
+    skew: Annotated[
+        float, Parameter(help="With --generate, tokens prefer some experts by a Zipf law of this exponent.")
+    ] = 0.0,
     as_json: Json = False,
     backend: BackendOptions | None = None,
 ) -> None:
@@ -45,7 +51,9 @@ def bench_command(
     _positive("gen-tokens", gen_tokens)
     config = (backend or BackendOptions()).config()
     if generate:
-        model = str(_generated(model, config))
+        model = str(_generated(model, config, skew))
+    elif skew:
+        raise InvalidRequestError("--skew is of weights that --generate makes", "skew")
     with download_progress() as progress:
         checkpoint = find_checkpoint(model, progress)
     with load_progress() as loading:
@@ -56,7 +64,7 @@ def bench_command(
         print("\n".join(_table(results)))
 
 
-def _generated(shape: str, config: EngineConfig) -> Path:
+def _generated(shape: str, config: EngineConfig, skew: float) -> Path:
     """The file of a shape. What can't run is refused before gigabytes are written."""
     from realizar.backends.select import plan_memory, resolve_model
     from realizar.bench.generate import SHAPES, generated_header, generated_model
@@ -65,10 +73,14 @@ def _generated(shape: str, config: EngineConfig) -> Path:
         raise InvalidRequestError(
             f"--generate: {shape!r} is not a shape; the shapes are {', '.join(SHAPES)}", "generate"
         )
+    if not 0 <= skew <= _MOST_SKEW:
+        raise InvalidRequestError(f"--skew must be from 0 to {_MOST_SKEW}, not {skew:g}", "skew")
+    if skew and not SHAPES[shape].num_experts:
+        raise InvalidRequestError(f"--skew: the shape {shape} has no experts", "skew")
     header = generated_header(shape)
     spec, resolved = resolve_model(header, config)
     plan_memory(spec, header, resolved).check_weights_fit()
-    return generated_model(shape, _report)
+    return generated_model(shape, _report, skew)
 
 
 def _report(text: str) -> None:
@@ -96,6 +108,8 @@ def _table(results: list[BatchResult]) -> list[str]:
             for spread in (result.prefill_tokens_per_s, result.decode_tokens_per_s)
         ]
         lines.append(f"{result.batch:>5}  {cells[0]:>26}  {cells[1]:>26}  {result.achieved_gb_per_s:6.1f}")
+        if result.experts_read is not None:
+            lines[-1] += f"  {result.experts_read:.1f} experts a layer, by chance {result.experts_by_chance:.1f}"
     last = results[-1]
     device = f", {format_bytes(last.device_memory_bytes)} of the GPU" if last.device_memory_bytes else ""
     lines.append(f"loaded in {last.load_s:.2f} s; peak memory {format_bytes(last.peak_memory_bytes)}{device}")

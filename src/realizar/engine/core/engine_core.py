@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from realizar.backends.base import Backend, Capacity, DeviceMemory, Step
+from realizar.backends.base import Backend, Capacity, CountsExperts, DeviceMemory, Step
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import NO_STEP, ScheduledBatch
@@ -109,6 +109,10 @@ class EngineCore:
     def device_memory(self) -> DeviceMemory | None:
         """Memory of the GPU that the model is on; None on the CPU."""
         return self._backend.device_memory()
+
+    def take_experts_read(self) -> float | None:
+        """Experts that a mixture read in a step, on average since the last call; None if the backend counts none."""
+        return self._backend.take_experts_read() if isinstance(self._backend, CountsExperts) else None
 
     @property
     def max_request_tokens(self) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from backends.cpu.kernels.expert_harness import Mixture, expected
 from backends.cpu.kernels.linear_harness import HOST_SETS
 from random_models import Recipe, random_model
-from realizar.backends.cpu.kernels.routing import CHOOSE, ITEM_FIELDS, SORT, choose, sort_by_expert
+from realizar.backends.cpu.kernels.routing import CHOOSE, COUNT_FIELDS, ITEM_FIELDS, SORT, choose, sort_by_expert
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.weights.pack_floats import FloatMatrix
 from reference_tensors import load_tensors
@@ -133,7 +133,7 @@ def run_sort(chosen: NDArray[np.int32], experts: int, width: int, run: int) -> t
     tokens, per_token = chosen.shape
     positions, starts = np.full(chosen.size, -1, np.int32), np.zeros(experts, np.int64)
     items = np.full((chosen.size // width + min(experts, chosen.size) + 1) * ITEM_FIELDS, -1, np.int64)
-    counts, step = np.zeros(2, np.int64), np.array([tokens])
+    counts, step = np.zeros(COUNT_FIELDS, np.int64), np.array([tokens])
     record = SORT.pack({
         "step": address(step), "count_field": 0, "experts": experts, "per_token": per_token, "chosen": address(chosen),
         "positions": address(positions), "starts": address(starts), "items": address(items),
@@ -148,7 +148,7 @@ def run_sort(chosen: NDArray[np.int32], experts: int, width: int, run: int) -> t
 def test_pairs_are_sorted_by_expert_and_token(tokens: int, experts: int, per_token: int) -> None:
     rng, width, run = np.random.default_rng(tokens), 12, 24
     chosen = np.array([rng.permutation(experts)[:per_token] for _ in range(tokens)], np.int32)
-    positions, items, (num_items, used) = run_sort(chosen, experts, width, run)
+    positions, items, (num_items, used, *_) = run_sort(chosen, experts, width, run)
     assert len(items) == num_items + 1
     assert used == len(np.unique(chosen))
     of_position = dict(zip(positions.ravel().tolist(), chosen.ravel().tolist(), strict=True))

@@ -21,8 +21,10 @@ ITEM_FIELDS = 4
 ITEM_EXPERT, ITEM_POSITION, ITEM_PAIRS, ITEM_COST = range(ITEM_FIELDS)
 """An item: some pairs of one expert, whose activations stay in the second-level cache while its tiles pass. Its cost is
 that of all items before it; one more item ends the list with the cost of all."""
-COUNT_ITEMS, COUNT_EXPERTS = range(2)
-"""Fields of `counts`: items, and experts that at least one token chose."""
+COUNT_FIELDS = 4
+COUNT_ITEMS, COUNT_EXPERTS, COUNT_READ, COUNT_SORTED = range(COUNT_FIELDS)
+"""Fields of `counts`: items, and experts that at least one token chose; the sum of these over all mixtures of all steps
+since somebody set it to zero, and how many there were."""
 LEAST_COST = 8  # reading a tile of weights takes as long as multiplying it with some tokens
 
 # chosen int32, weights float32 [tokens, per_token]; bias float32 [experts], or 0
@@ -135,7 +137,7 @@ def sort_by_expert(arguments: int, thread: int, threads: int) -> None:
     chosen = view(load_i64(arguments, _S_CHOSEN), pairs, np.int32)
     positions = view(load_i64(arguments, _POSITIONS), pairs, np.int32)
     starts = view(load_i64(arguments, _STARTS), experts, np.int64)
-    counts = view(load_i64(arguments, _COUNTS), 2, np.int64)
+    counts = view(load_i64(arguments, _COUNTS), COUNT_FIELDS, np.int64)
     width, run = load_i64(arguments, _WIDTH), load_i64(arguments, _RUN)
     for expert in range(experts):
         starts[expert] = 0
@@ -156,6 +158,8 @@ def sort_by_expert(arguments: int, thread: int, threads: int) -> None:
         position += (own + width - 1) // width * width
     view(load_i64(arguments, _ITEMS) + items * ITEM_FIELDS * 8, ITEM_FIELDS, np.int64)[ITEM_COST] = cost
     counts[COUNT_ITEMS], counts[COUNT_EXPERTS] = items, used
+    counts[COUNT_READ] += used
+    counts[COUNT_SORTED] += 1
     for pair in range(pairs):
         positions[pair] = starts[chosen[pair]]
         starts[chosen[pair]] += 1
