@@ -95,6 +95,16 @@ def test_every_way_of_cutting_is_the_same(text: str, places: list[int], reasonin
         assert whole.content == text
 
 
+@settings(max_examples=300)
+@given(calls=calls_made, junk=soups, where=st.integers(0, 10**6))
+def test_nothing_is_lost(calls: list[tuple[str, dict[str, Any]]], junk: str, where: int) -> None:
+    """Words put anywhere into calls come back somewhere."""
+    text = written(calls)
+    at = where % len(text)
+    answer = parse(parser(reasoning=None), [f"{text[:at]} needle {junk}{text[at:]}"])
+    assert "needle" in answer.content + "".join(answer.arguments)
+
+
 CALL = "<|tool_call>call:set"
 
 
@@ -108,6 +118,7 @@ CALL = "<|tool_call>call:set"
         (CALL + "{a:hello world,b:None}<tool_call|>", Answer("", "", ["set"], ['{"a": "hello world", "b": null}'])),
         (CALL + '{"a": "x", <|"|>b<|"|>:[ 1 , 2 ] }<tool_call|>', Answer("", "", ["set"], ['{"a": "x", "b": [1, 2]}'])),
         (CALL + "{a:1}} b", Answer("} b", "", ["set"], ['{"a": 1}'])),
+        (CALL + '{<|"|>key<|"|> x:1}<tool_call|>', Answer("", "", ["set"], ['{<|"|>key<|"|> x:1}'])),
         (CALL + "{a:[1}, more<tool_call|> b", Answer("b", "", ["set"], ['{"a": [1}, more'])),
         (CALL + "(1)<tool_call|>", Answer(CALL + "(1)<tool_call|>")),
         ("<|tool_call>call:nobody{}<tool_call|>", Answer("<|tool_call>call:nobody{}<tool_call|>")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from realizar.tokenizer.marks import GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE
@@ -10,7 +9,7 @@ from realizar.tokenizer.parsers.argument_types import ALL_TYPES, string_text, va
 from realizar.tokenizer.parsers.calls import Calls
 from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until
 from realizar.tokenizer.parsers.gemma_grammar import GemmaRules
-from realizar.tokenizer.parsers.json_text import pass_string
+from realizar.tokenizer.parsers.json_text import pass_string, read_string
 from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
 
 _CALL = "call:"
@@ -81,22 +80,30 @@ def _pass_value(cursor: Cursor, give: Give) -> Reading[None]:
 
 
 def _pass_key(cursor: Cursor, give: Give, closer: str) -> Reading[None]:
-    """Read a key and its colon, within an object."""
+    """Read a key and its colon, within an object. A malformed key stays unread."""
     if closer != "}":
         return
+    cursor.begin(cursor.position)
+    try:
+        key = yield from _read_key(cursor)
+    except MismatchError:
+        cursor.position = cursor.saved
+        raise
+    finally:
+        cursor.undecided = False
+    give(f'"{string_text(key)}": ')
+
+
+def _read_key(cursor: Cursor) -> Reading[str]:
     if (yield from cursor.optional(GEMMA_QUOTE)):
         key = yield from cursor.until(GEMMA_QUOTE, _KEY_LIMIT)
-        yield from cursor.space()
-        yield from cursor.expect(":")
     elif (yield from cursor.peek()) == '"':
-        texts: list[str] = []
-        yield from pass_string(cursor, texts.append)
-        yield from cursor.space()
-        yield from cursor.expect(":")
-        key = json.loads("".join(texts))
+        key = yield from read_string(cursor)
     else:
-        key = (yield from cursor.until(":", _KEY_LIMIT)).strip()
-    give(f'"{string_text(key)}": ')
+        return (yield from cursor.until(":", _KEY_LIMIT)).strip()
+    yield from cursor.space()
+    yield from cursor.expect(":")
+    return key
 
 
 def _pass_scalar(cursor: Cursor, give: Give) -> Reading[None]:
