@@ -35,7 +35,7 @@ class MemoryPlan:
         token_weight_bytes: of those matrices that a token reads; None if it reads all.
         embedding_bytes: of the embedding, as stored.
         workspace_bytes: of a step.
-        reserved_bytes: kept free for sampling, partial sums and graphs.
+        reserved_bytes: kept free for sampling, partial sums and graphs. graph_bytes: of that, for graphs.
         kv_dtype: element type of the KV cache. kv_bytes_per_token: of a request's first tokens, in all layers.
         kv_limit_bytes: what the KV cache takes: as configured, or by default; 0 where weights and workspace leave none.
         kv_most_bytes: what it could take if configured so, without leaving too little to others; on a GPU the same.
@@ -56,6 +56,7 @@ class MemoryPlan:
     token_weight_bytes: int | None = None
     kv_most_bytes: int | None = None
     reserved_bytes: int = 0
+    graph_bytes: int = 0
 
     @property
     def needed_bytes(self) -> int:

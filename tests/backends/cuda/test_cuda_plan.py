@@ -17,8 +17,10 @@ import torch
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, tile_tokens
-from realizar.backends.cuda.plan import matrix_bytes, plan_memory
+from realizar.backends.cuda.plan import graph_bytes, matrix_bytes, plan_memory
+from realizar.backends.cuda.sampling.native_graphs import num_graphs
 from realizar.backends.cuda.shapes import step_sizes
+from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.weights.pack import pack_matrix
 from realizar.backends.cuda.workspace import Workspace
 from realizar.checkpoint.ggml_types import GGMLType
@@ -56,11 +58,22 @@ def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:
     assert plan.kv_bytes_per_token == 2 * heads, "a byte an element, and a scale of two for 32"
 
 
+def test_graphs_take_what_they_took_on_a_card() -> None:
+    """A 1B on an H200, 256 rows: 74 graphs of steps, 75 of choices, 15 of log-probabilities."""
+    sizes = StepSizes(4096, 256, 256, 256 + 4096 // 64 + 1, 1, 320, 64)
+    measured = (245_366_784 - 140_509_184) + 10_485_760 + 2_097_152
+    assert graph_bytes(16, sizes) == pytest.approx(measured, rel=0.03)
+    assert num_graphs(256) == 75 + 15
+    few = StepSizes(512, 4, 32, 13, 1, 320, 64)
+    assert graph_bytes(16, few) < 0.6 * graph_bytes(16, sizes)
+
+
 def test_command_without_a_gpu(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", str(smollm2_path), "--device", "cuda"]
     assert run_app(app, [*arguments, "--memory", "1GiB", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["kv_dtype"] == "bf16"
+    assert 0 < plan["graph_bytes"] < plan["reserved_bytes"]
     taken = plan["weight_bytes"] + plan["embedding_bytes"] + plan["workspace_bytes"] + plan["reserved_bytes"]
     assert plan["kv_limit_bytes"] == int(0.9 * ((1 << 30) - taken))
     assert run_app(app, [*arguments, "--memory", "64M"]) == 1

@@ -20,7 +20,8 @@ from realizar.backends.cuda.matmul.experts import expert_floats
 from realizar.backends.cuda.matmul.fp8_copies import copy_bytes, is_copied
 from realizar.backends.cuda.matmul.grouped_tiles import step_tiles
 from realizar.backends.cuda.sampling import native_buffers
-from realizar.backends.cuda.shapes import step_sizes
+from realizar.backends.cuda.sampling.native_graphs import num_graphs
+from realizar.backends.cuda.shapes import chunk_shapes, row_counts, step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.weights.experts import packed_bytes, packs_floats
@@ -37,7 +38,8 @@ from realizar.models.tensor_source import TensorName
 from realizar.quantization import FLOAT32_LAYOUT, WeightLayout
 
 _EVERYTHING = 1 << 60  # bytes: no limit
-_GRAPHS = 128 << 20  # bytes
+_GRAPH, _GRAPH_LAYER = 140_000, 80_000  # bytes of a graph on an H200, and of a layer in one: 74 of a 1B take 105 MB
+_MOST_LONG = 8  # decodes at which a step has another graph where contexts are long
 
 
 def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free: int) -> MemoryPlan:
@@ -65,7 +67,8 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     parts = config.max_running * fixed_parts(config.context_length) if config.batch_invariant else MAX_PARTS
     workspace = Workspace(spec, sizes, device, compute, parts).size_bytes
     copies = _copy_bytes(program, layouts) if config.fp8_copies else 0
-    reserved = _sampling_bytes(spec, config, sizes) + _estimated_bytes(spec, sizes)
+    graphs = graph_bytes(len(spec.layers), sizes) if config.graphs else 0
+    reserved = _sampling_bytes(spec, config, sizes) + _estimated_bytes(spec, sizes) + graphs
     limit = kv_limit_bytes(config, max(free - weight_bytes - copies - embedding - workspace - reserved, 0))
     alone = replace(config, max_running=1, kv_cache_bytes=_EVERYTHING)
     caches = {
@@ -88,6 +91,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
         copy_bytes=copies,
         token_weight_bytes=size_of_token(spec, matrices),
         reserved_bytes=reserved,
+        graph_bytes=graphs,
     )
 
 
@@ -128,7 +132,7 @@ def _sampling_bytes(spec: ModelSpec, config: ResolvedConfig, sizes: StepSizes) -
 
 
 def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Estimated bytes of partial sums, inputs of matmuls, and graphs."""
+    """Estimated bytes of partial sums and inputs of matmuls."""
     attention = max(one.num_heads * one.head_size for _, one in spec.attentions())
     widest = max((one.up.out_features for _, one in spec.feed_forwards()), default=0)
     tiles = (
@@ -138,7 +142,14 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     partials = max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size, expert_floats(spec, sizes.tokens))
     routers = sum(one.router.out_features * one.router.in_features for _, one in spec.mixtures())  # times norm weights
     inputs = sizes.tokens * (spec.hidden_size + attention + widest) + pairs
-    return 4 * (partials + inputs + routers) + _GRAPHS
+    return 4 * (partials + inputs + routers)
+
+
+def graph_bytes(num_layers: int, sizes: StepSizes) -> int:
+    """Bytes of all graphs: of steps of decodes, of chunks, and of the sampler."""
+    counts = row_counts(sizes.rows)
+    steps = len(counts) + sum(count <= _MOST_LONG for count in counts) + len(chunk_shapes(sizes))
+    return steps * (_GRAPH + num_layers * _GRAPH_LAYER) + num_graphs(sizes.rows) * _GRAPH
 
 
 def _stack_bytes(layout: WeightLayout, linear: ExpertLinear, packs_floats: bool) -> int:

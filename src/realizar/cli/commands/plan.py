@@ -69,7 +69,10 @@ def _report(plan: MemoryPlan, file_bytes: int, config: ResolvedConfig, counts: P
         more = f", and {format_bytes(left)} are free beside the weights"
     cache = f"{format_bytes(plan.kv_bytes_per_token)} a token of {plan.kv_dtype}"
     short = "" if plan.needed_bytes <= plan.free_bytes else f": {format_bytes(plan.needed_bytes)} do not fit"
-    reserved = f", and {format_bytes(plan.reserved_bytes)} for sampling and graphs" if plan.reserved_bytes else ""
+    reserved = ""
+    if plan.reserved_bytes:
+        sampling = format_bytes(plan.reserved_bytes - plan.graph_bytes)
+        reserved = f", {sampling} for sampling and partial sums, {format_bytes(plan.graph_bytes)} for graphs"
     experts = []
     if plan.token_weight_bytes is not None and counts.active != counts.total:
         experts.append(f"parameters   {parameters_text(counts)}, which reads {format_bytes(plan.token_weight_bytes)}")

@@ -11,12 +11,18 @@ import torch
 
 from realizar.backends.cuda.capture import GraphRecorder, failure_of
 from realizar.backends.cuda.sampling.native_rows import ADJUST, CUT, DRAW, DRY
+from realizar.backends.cuda.shapes import row_counts
 
 _LOG = logging.getLogger(__name__)
 
 VARIANTS = (DRAW, DRAW | CUT, ADJUST | DRAW, ADJUST | DRAW | CUT, ADJUST | DRAW | CUT | DRY)
 """Flags whose kernels a graph has, the cheapest first: a kernel that no row needs costs a few microseconds."""
 _LAUNCHED = ADJUST | CUT | DRAW | DRY  # flags on which it depends which kernels a step needs
+
+
+def num_graphs(max_rows: int) -> int:
+    """The number of graphs of a sampler: of choices by padded rows and set of kernels, and of log-probabilities."""
+    return len(row_counts(max_rows)) * (len(VARIANTS) + 1)
 
 
 class SamplerGraphs:
