@@ -22,6 +22,7 @@ def add_gemma4_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     doubled = 2 * config.intermediate_size if config.use_double_wide_mlp else config.intermediate_size
     writer.add_feed_forward_length([config.intermediate_size if index < owners else doubled for index in range(layers)])
     writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("no_vocab")
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_key_length(full.head_dim)
     writer.add_value_length(full.head_dim)
