@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from hybrid_spec import hybrid_spec
-from realizar.backends.supported import Supported
+from realizar.backends.supported import Feature, Supported
 from realizar.cache_kinds import FullCache, StateCache, WindowCache
 from realizar.errors import UnsupportedModelError
 from realizar.models.mixers import ShortConvolution
@@ -60,3 +61,29 @@ def test_many_layers_are_counted_and_a_model_without_attention_is_refused() -> N
     without = replace(spec, layers=(Layer(None, spec.layers[0].feed_forward),))
     with pytest.raises(UnsupportedModelError, match="hybrid: no layer has attention, which the test backend needs"):
         ALL.check(without)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"clamped": True}, "experts with a clamped SwiGLU"),
+        ({"scoring": "sigmoid"}, "a router of sigmoids"),
+        ({"selection_bias": "bias"}, "a selection bias of experts"),
+        ({"num_groups": 2}, "groups of experts"),
+        ({"shared": hybrid_spec().layers[0].feed_forward}, "a shared expert"),
+        ({"router": replace(hybrid_spec().mixtures()[0][1].router, bias="bias")}, "a router with a bias"),
+        ({"down": replace(hybrid_spec().mixtures()[0][1].down, bias="bias")}, "experts with biases"),
+    ],
+)
+def test_what_a_backend_lacks_of_mixtures_is_named(change: dict[str, Any], named: str) -> None:
+    """A backend that runs plain ones refuses the rest, never runs them without; one that lists it runs it."""
+    spec = hybrid_spec()
+    _, experts = spec.mixtures()[0]
+    layer = replace(spec.layers[1], feed_forward=replace(experts, **change))
+    changed = replace(spec, layers=(*spec.layers[:1], layer, *spec.layers[2:]))
+    ALL.check(spec)
+    with pytest.raises(
+        UnsupportedModelError, match=rf"^hybrid: layer 1 has {named}, which the test backend does not run$"
+    ):
+        ALL.check(changed)
+    replace(ALL, features=frozenset(Feature)).check(changed)

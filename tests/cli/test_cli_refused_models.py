@@ -23,11 +23,13 @@ from tiny_model import byte_symbols
 HIDDEN, VOCABULARY = 64, 257
 
 _KEYS: dict[str, dict[str, Any]] = {
-    "qwen3moe": {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
+    "minimax-m2": {
+        "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_gating_func": 2,
+    },
     "lfm2": {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3},
-}
+}  # fmt: skip
 REASONS = {
-    "qwen3moe": "qwen3moe: layers 0, 1, 2 have a mixture of experts, which the {} backend does not run",
+    "minimax-m2": "minimax-m2: layers 0, 1, 2 have a router of sigmoids, which the {} backend does not run",
     "lfm2": "lfm2: layers 0, 2 have a short convolution, which the {} backend does not run",
 }
 
@@ -127,7 +129,7 @@ def test_inspect(realizar: Callable[..., Any], unknown: tuple[Path, str]) -> Non
 def test_experts_run_on_the_cpu(realizar: Callable[..., Any], tmp_path: Path) -> None:
     """So `inspect` says that they will run, though a GPU refuses them. Weights of zero choose the first id."""
     path = tmp_path / "experts.gguf"
-    _write_model(path, "qwen3moe")
+    _write_model(path, "minimax-m2")
     lines = realizar("inspect", path).stdout.splitlines()
     assert "will run      yes" in lines
     result = realizar("run", path, "hello", "--device", "cpu", "--max-tokens", "4", "--temperature", "0")
