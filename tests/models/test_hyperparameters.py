@@ -159,6 +159,16 @@ def test_neutral_and_harmless_keys_are_taken() -> None:
     assert build_spec(gguf_checkpoint(harmless)).layers == build_spec(gguf_checkpoint()).layers
 
 
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("qwen35moe", "qwen3moe"), ("glm4-moe", "glm4moe"), ("gptoss", "gpt-oss"), ("rwkv7", None)]
+)
+def test_the_nearest_known_architecture_is_named(name: str, nearest: str | None) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        build_spec(gguf_checkpoint(architecture=name))
+    expected = "" if nearest is None else f", the nearest known one is '{nearest}'"
+    assert f"unknown architecture '{name}'{expected} (known: " in str(caught.value)
+
+
 def test_unknown_architecture_is_named() -> None:
     with pytest.raises(UnsupportedModelError, match="'perceiver'"):
         build_spec(gguf_checkpoint({"general.architecture": "perceiver"}))

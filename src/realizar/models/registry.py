@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -186,8 +187,9 @@ def _find_config_build(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tup
 
 def _choose(checkpoint: Checkpoint, name: str, builds: Mapping[str, BuildSpec]) -> BuildSpec:
     if name not in builds:
-        known = ", ".join(sorted(builds))
-        raise UnsupportedModelError(f"{checkpoint.path}: unknown architecture '{name}' (known: {known})")
+        known, near = ", ".join(sorted(builds)), get_close_matches(name, builds, 1)
+        nearest = f", the nearest known one is '{near[0]}'" if near else ""
+        raise UnsupportedModelError(f"{checkpoint.path}: unknown architecture '{name}'{nearest} (known: {known})")
     return builds[name]
 
 
