@@ -23,13 +23,14 @@ from tiny_model import byte_symbols
 HIDDEN, VOCABULARY = 64, 257
 
 _KEYS: dict[str, dict[str, Any]] = {
-    "minimax-m2": {
-        "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_gating_func": 2,
+    "qwen2moe": {
+        "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32,
+        "expert_shared_feed_forward_length": 32,
     },
     "lfm2": {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3},
 }  # fmt: skip
 REASONS = {
-    "minimax-m2": "minimax-m2: layers 0, 1, 2 have a router of sigmoids, which the {} backend does not run",
+    "qwen2moe": "qwen2moe: layers 0, 1, 2 have a shared expert, which the {} backend does not run",
     "lfm2": "lfm2: layers 0, 2 have a short convolution, which the {} backend does not run",
 }
 
@@ -60,10 +61,9 @@ def _write_model(path: Path, architecture: str) -> None:
     }
     some = StoredTensor("token_embd.weight", GGMLType.F32, (VOCABULARY, HIDDEN), np.zeros(0, np.uint8), path, 0)
     spec = build_spec(Checkpoint(path, "gguf", metadata, {some.name: some}))
-    sources = spec.tensors.values()
-    write_gguf(
-        path, metadata, [NewTensor(one.name, GGMLType.F32, one.shape, np.zeros(one.shape, "<f4")) for one in sources]
-    )
+    shapes = {one.name: one.stored_shape or one.shape for one in spec.tensors.values()}
+    tensors = [NewTensor(name, GGMLType.F32, shape, np.zeros(shape, "<f4")) for name, shape in shapes.items()]
+    write_gguf(path, metadata, tensors)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_inspect(realizar: Callable[..., Any], unknown: tuple[Path, str]) -> Non
 def test_experts_run_on_the_cpu(realizar: Callable[..., Any], tmp_path: Path) -> None:
     """So `inspect` says that they will run, though a GPU refuses them. Weights of zero choose the first id."""
     path = tmp_path / "experts.gguf"
-    _write_model(path, "minimax-m2")
+    _write_model(path, "qwen2moe")
     lines = realizar("inspect", path).stdout.splitlines()
     assert "will run      yes" in lines
     result = realizar("run", path, "hello", "--device", "cpu", "--max-tokens", "4", "--temperature", "0")

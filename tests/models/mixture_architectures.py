@@ -177,6 +177,5 @@ MIXTURES: dict[str, Case] = {
             "num_experts_per_tok": 3,
         },
         num_tokens=600,
-        run_by=("cpu",),
     ),
 }

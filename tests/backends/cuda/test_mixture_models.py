@@ -25,6 +25,7 @@ RECIPES = {
     "f16": replace(SMALL, weights="F16", router_weights="BF16"),
     "q8_0 then dense": replace(SMALL, weights="Q8_0", windows=(None, None)),
     "q4_0, down f16": replace(SMALL, weights="Q4_0", down_weights="F16", router_weights="F16"),
+    "sigmoids": replace(SMALL, weights="F32", parts=("sigmoid", "selection_bias")),
     "one expert": replace(SMALL, weights="F32", experts=1, per_token=1),
     "all experts": replace(SMALL, weights="F32", experts=3, per_token=3),
 }

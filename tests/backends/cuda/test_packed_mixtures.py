@@ -16,9 +16,11 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from backends.cuda.matmul.packed_experts import run_packed_experts  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
+from realizar.backends.cuda.plan import plan_memory  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
+from resolving import resolved  # noqa: E402
 
 SMALL = Recipe(32, 2, 1, 64, 128, 48, windows=(None, 8, None), weights="Q8_0", experts=5, per_token=2)
 CASES = {  # recipe, batch_invariant, kinds of launches that run
@@ -49,6 +51,9 @@ def test_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         batch_invariant=batch_invariant,
     )  # fmt: skip
     runner = GPURunner(spec, checkpoint, config)
+    plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, config, "cuda"), 1 << 40)
+    assert plan.weight_bytes == runner.capacity.weight_bytes
+    assert plan.token_weight_bytes == runner.capacity.weight_bytes_per_token
     first = runner.request(0, random_tokens(recipe, 20, 1))
     second = runner.request(1, random_tokens(recipe, 7, 2), first=2)
     runner.step([(first, 18)])

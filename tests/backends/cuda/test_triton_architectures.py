@@ -1,4 +1,4 @@
-"""An architecture whose layers differ in rope, through the whole GPU backend with its kernels interpreted."""
+"""Architectures with layers unlike others, or routers of sigmoids, through the whole GPU backend, interpreted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from backends.cuda.cuda_runs import load_gpu_runner
 from realizar.config import EngineConfig
 
 
-def test_smollm3(tmp_path: Path) -> None:
-    """A chunk and one token, both through the layer without rope and the one after it."""
-    built = build_case("smollm3", tmp_path, "gguf")
+@pytest.mark.parametrize("name", ["smollm3", "minimax-m2"])
+def test_architectures(name: str, tmp_path: Path) -> None:
+    """A chunk and one token: through a layer without rope and the one after it, and through a router of sigmoids."""
+    built = build_case(name, tmp_path, "gguf")
     config = EngineConfig(threads=1, max_running=1, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64)
     runner = load_gpu_runner(built.path, config, 64)
     check_logits(built._replace(token_ids=built.token_ids[:6]), lambda ids: runner.logits(ids, (5,)))

@@ -123,14 +123,18 @@ class ExpertsBinder:
 
     def _choose(self, experts: Experts, consumer: ExpertsInput, router: MergedLinear) -> Run:
         space, count, per_token = self._space, experts.num_experts, experts.experts_per_token
+        biased, selects = router.bias is not None, experts.selection_bias
+        bias = self._none if router.bias is None else router.bias
+        selection = self._none if selects is None else self._weights.vector(selects)
 
         def run(shape: StepShape) -> None:
             if consumer.is_routed(shape.tokens):
                 return
             scores = space.partials(router.splits(shape.tokens), shape.tokens, router.width)
             choose_experts[(shape.tokens,)](
-                scores, scores.stride(1), space.arrays["header"], space.chosen, space.expert_weights,
-                float(experts.scale), count, PER_TOKEN=per_token, NORMALIZED=experts.normalized,
+                scores, scores.stride(1), bias, selection, space.arrays["header"], space.chosen,
+                space.expert_weights, float(experts.scale), count, PER_TOKEN=per_token, BIAS=biased,
+                SIGMOID=experts.scoring == "sigmoid", SELECTION=selects is not None, NORMALIZED=experts.normalized,
                 SLOTS=triton.next_power_of_2(per_token), BLOCK=triton.next_power_of_2(count), num_warps=1,
                 **space.launching(shape.tokens),
             )  # fmt: skip

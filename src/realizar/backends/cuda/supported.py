@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from realizar.backends.supported import Supported
+from realizar.backends.supported import Feature, Supported
 from realizar.cache_kinds import FullCache, WindowCache
 from realizar.models.spec import Attention, Experts, FeedForward
 
 SUPPORTED = Supported(
-    "the CUDA backend", frozenset({Attention}), frozenset({FeedForward, Experts}), frozenset({FullCache, WindowCache})
+    "the CUDA backend",
+    frozenset({Attention}),
+    frozenset({FeedForward, Experts}),
+    frozenset({FullCache, WindowCache}),
+    frozenset({Feature.ROUTER_BIAS, Feature.SIGMOID_ROUTER, Feature.SELECTION_BIAS}),
 )

@@ -15,16 +15,19 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def choose(
-    scores: NDArray[np.float32], per_token: int, live: int, normalized: bool = True, scale: float = 1.0
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    scores: NDArray[np.float32], per_token: int, live: int, normalized: bool = True, scale: float = 1.0,
+    bias: NDArray[np.float32] | None = None, selection: NDArray[np.float32] | None = None, sigmoid: bool = False,
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:  # fmt: skip
     tokens, experts = scores.shape
     header = torch.zeros(16, dtype=torch.int32, device=DEVICE)
     header[1] = live
     chosen = torch.full((tokens, per_token), -9, dtype=torch.int32, device=DEVICE)
     weights = torch.zeros((tokens, per_token), device=DEVICE)
+    biases = [torch.from_numpy(np.zeros(1, np.float32) if one is None else one).to(DEVICE) for one in (bias, selection)]
     padded, slots = 1 << (experts - 1).bit_length(), 1 << (per_token - 1).bit_length()
     choose_experts[(tokens,)](
-        torch.from_numpy(scores).to(DEVICE), experts, header, chosen, weights, scale, experts, PER_TOKEN=per_token,
+        torch.from_numpy(scores).to(DEVICE), experts, *biases, header, chosen, weights, scale, experts,
+        PER_TOKEN=per_token, BIAS=bias is not None, SIGMOID=sigmoid, SELECTION=selection is not None,
         NORMALIZED=normalized, DEPENDENT=False, SLOTS=slots, BLOCK=padded,
     )  # fmt: skip
     return chosen.cpu().numpy(), weights.cpu().numpy()
@@ -46,6 +49,20 @@ def test_highest_scores(experts: int, per_token: int, normalized: bool) -> None:
     found = np.take_along_axis(shares, expected, axis=1)
     wanted = 2.5 * (found / found.sum(axis=1, keepdims=True) if normalized else found)
     np.testing.assert_allclose(weights[:7], wanted[:7], rtol=1e-5)
+
+
+def test_sigmoids_and_biases() -> None:
+    """Ranks have a bias of their own, which may be negative and weighs nothing; sigmoids may all be zero."""
+    rng = np.random.default_rng(4)
+    scores, bias, selection = (rng.standard_normal(shape).astype(np.float32) for shape in ((6, 20), (20,), (20,)))
+    scores[5] = -200.0
+    chosen, weights = choose(scores, 4, 6, bias=bias, selection=selection, sigmoid=True)
+    shares = 1 / (1 + np.exp(-(scores + bias).astype(np.float64)))
+    expected = np.argsort(-(shares + selection), axis=1, kind="stable")[:, :4]
+    assert np.array_equal(chosen, expected)
+    found = np.take_along_axis(shares, expected, axis=1)
+    np.testing.assert_allclose(weights[:5], (found / found.sum(axis=1, keepdims=True))[:5], rtol=1e-5)
+    assert (weights[5] == 0).all()
 
 
 def test_scores_that_are_not_a_number_choose_experts_that_exist() -> None:

@@ -12,14 +12,15 @@ from realizar.backends.cuda.kernels.plain_weights import load_weights
 
 @triton.jit
 def choose_experts(
-    scores, scores_stride, header, chosen, weights, scale, experts,
-    PER_TOKEN: tl.constexpr, NORMALIZED: tl.constexpr, DEPENDENT: tl.constexpr, SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    scores, scores_stride, bias, selection, header, chosen, weights, scale, experts,
+    PER_TOKEN: tl.constexpr, BIAS: tl.constexpr, SIGMOID: tl.constexpr, SELECTION: tl.constexpr,
+    NORMALIZED: tl.constexpr, DEPENDENT: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Softmax over all experts, then the highest, of equal ones the first. Grid: tokens.
+    """Softmax over all experts, or sigmoids, then the highest ranks, of equal ones the first. Grid: tokens.
 
-    chosen int32, weights float32 [tokens, PER_TOKEN], the highest score first; a token of padding, from header[1] on,
+    chosen int32, weights float32 [tokens, PER_TOKEN], the highest rank first; a token of padding, from header[1] on,
     chooses -1. Scores that are NaN choose the first experts, with weights that are NaN.
+    BIAS: `bias` [experts] is added to the scores. SELECTION: `selection` [experts] is added to ranks alone.
     """
     begin(DEPENDENT)
     token = tl.program_id(0)
@@ -27,9 +28,18 @@ def choose_experts(
     expert = tl.arange(0, BLOCK)
     inside = expert < experts
     x = tl.load(scores + token.to(tl.int64) * scores_stride + expert, mask=inside, other=float("-inf"))
-    power = tl.where(inside, tl.exp(x - tl.max(x, axis=0)), 0.0)
-    share = power / tl.sum(power, axis=0)
-    left = tl.where(inside, tl.where(share == share, share, 0.0), -1.0)
+    if BIAS:
+        x += tl.load(bias + expert, mask=inside, other=0.0)
+    if SIGMOID:
+        power = tl.exp(-tl.abs(x))
+        share = tl.where(x < 0.0, power, 1.0) / (1.0 + power)
+    else:
+        power = tl.where(inside, tl.exp(x - tl.max(x, axis=0)), 0.0)
+        share = power / tl.sum(power, axis=0)
+    rank = share
+    if SELECTION:
+        rank += tl.load(selection + expert, mask=inside, other=0.0)
+    left = tl.where(inside, tl.where(rank == rank, rank, 0.0), float("-inf"))
     slot = tl.arange(0, SLOTS)
     ids = tl.zeros([SLOTS], tl.int32)
     parts = tl.zeros([SLOTS], tl.float32)
@@ -40,9 +50,9 @@ def choose_experts(
         ids = tl.where(slot == i, best, ids)
         parts = tl.where(slot == i, part, parts)
         total += part
-        left = tl.where(expert == best, -1.0, left)
+        left = tl.where(expert == best, float("-inf"), left)
     if NORMALIZED:
-        parts = parts / total
+        parts = parts / (total + 1e-20)  # sigmoids may all be zero
     at = token * PER_TOKEN + slot
     tl.store(chosen + at, tl.where(live, ids, -1), mask=slot < PER_TOKEN)
     tl.store(weights + at, parts * scale, mask=slot < PER_TOKEN)

@@ -53,10 +53,14 @@ class RouterKernels:
         self._arrivals = torch.zeros(ROUTED_TOKENS, dtype=torch.int32, device=matmuls.device)
 
     def runs(self, experts: Experts, norm: Norm | None) -> bool:
-        """True if a mixture and the norm before it have this kernel. With `batch_invariant` none has."""
+        """True if a mixture and the norm before it have this kernel: one of softmax alone, without biases.
+
+        With `batch_invariant` none has.
+        """
         plain = norm is not None and norm.kind == "rms" and norm.bias is None
         fits = experts.experts_per_token <= MOST_CHOSEN and experts.router.in_features % 4 == 0
-        return plain and fits and not self._matmuls.batch_invariant
+        shares = experts.scoring == "softmax" and experts.selection_bias is None and experts.router.bias is None
+        return plain and fits and shares and not self._matmuls.batch_invariant
 
     def prepare(self, keys: Iterable[Key]) -> None:
         """Compile and load kernels.
