@@ -106,7 +106,7 @@ def test_gguf_value_without_a_meaning_here_is_refused_by_name(key: str, value: A
         ("is_causal", False),
         ("rope_scaling", {"rope_type": "spiral", "factor": 2.0}),
         ("rope_scaling", {"type": "mrope", "mrope_section": [1, 1]}),
-        ("rope_parameters", {"rope_type": "proportional", "rope_theta": 1e4}),
+        ("rope_parameters", {"rope_type": "axial", "rope_theta": 1e4}),
     ],
 )
 def test_config_value_without_a_meaning_here_is_refused_by_name(key: str, value: Any) -> None:

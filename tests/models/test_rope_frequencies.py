@@ -9,6 +9,7 @@ import pytest
 
 from handmade_checkpoint import config_checkpoint
 from realizar.models.registry import build_spec
+from realizar.models.rope import plain_frequencies, proportional_frequencies
 from realizar.models.spec import Rope
 
 torch = pytest.importorskip("torch", reason="frequencies are compared with transformers', which needs torch")
@@ -85,3 +86,11 @@ def test_older_configurations_mean_the_same(name: str) -> None:
     new = {"rope_type": kind, "rope_theta": 5e5, **SCALINGS[name]}
     old = {"rope_theta": 5e5, "rope_scaling": None if kind == "default" else {"type": kind, **SCALINGS[name]}}
     assert _ours({"rope_parameters": new}) == _ours(old)
+
+
+def test_proportional_frequencies_are_plain_ones_and_zeros() -> None:
+    """The share counts dimensions of the head, and exponents go by the whole head."""
+    found = proportional_frequencies(1e6, 16, 0.25, 2.0)
+    np.testing.assert_array_equal(found[:2], plain_frequencies(1e6, 16)[:2] / np.float32(2))
+    np.testing.assert_array_equal(found[2:], np.zeros(6, np.float32))
+    np.testing.assert_array_equal(proportional_frequencies(1e6, 16, 1.0, 1.0), plain_frequencies(1e6, 16))
