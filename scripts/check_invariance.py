@@ -1,27 +1,33 @@
-"""Requests of all kinds, each alone and then beside many others: their tokens and log-probabilities, bit for bit.
+r"""Requests of all kinds, each alone and then beside many others: their tokens and log-probabilities, bit for bit.
 
     python scripts/check_invariance.py --shape llama-1b --type q4_k_m --device cuda
     python scripts/check_invariance.py --model smollm2:135m --device cpu --requests 32 --prompt-tokens 1-60
+    python scripts/check_invariance.py --model smollm2:135m --device cpu --requests 48 --prompt-tokens 1-40 \
+        --output-tokens 40-100 --preempt 2
 
 A model of a shape has random weights and Llama 3's vocabulary. Beside others means: in another order, with requests
-between them that are aborted, with prompts that begin alike and share cached blocks, and where --kv-cache-bytes says
-so with too little memory, so that some are computed again. Prints the first difference of each request that has one,
-and what ran beside it; the exit status is then 1.
+between them that are aborted, with prompts that begin alike and share cached blocks, and where --preempt says so with
+room in the KV cache for so few of the longest requests that some are preempted and computed again. Prints the first
+difference of each request that has one, and what ran beside it; the exit status is then 1, and also where nothing was
+preempted that should have been.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import time
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from cuda_serve import write_model
 
+from realizar.backends.select import plan_memory, resolve_model
 from realizar.bench import generate
 from realizar.bench.mix.invariance import Crowd, Difference, find_difference, run_alone, run_beside
 from realizar.bench.mix.kinds import KINDS, find_kind
@@ -47,7 +53,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output-tokens", default="1-100")
     parser.add_argument("--open", type=int, default=64, help="requests open at once beside each other")
     parser.add_argument("--leave", type=float, default=0.3, help="share of requests that are only beside, and aborted")
-    parser.add_argument("--kv-cache-bytes", type=int)
+    cache = parser.add_mutually_exclusive_group()
+    cache.add_argument("--kv-cache-bytes", type=int)
+    cache.add_argument("--preempt", type=int, help="a KV cache of so many of the longest requests")
     parser.add_argument("--max-step-tokens", type=int)
     parser.add_argument("--speculative-tokens", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
@@ -72,11 +80,16 @@ def make_core(arguments: argparse.Namespace, longest: int, folder: Path) -> Engi
             write_model(arguments.shape, partial, folder, arguments.type)
             partial.replace(path)
         model = str(path)
-    return load_core(find_checkpoint(model), config)
+    checkpoint = find_checkpoint(model)
+    if arguments.preempt is not None:
+        spec, resolved = resolve_model(checkpoint, config)
+        plan = plan_memory(spec, checkpoint, resolved)
+        config = replace(config, kv_cache_bytes=math.ceil(arguments.preempt * longest * plan.kv_bytes_per_token))
+    return load_core(checkpoint, config)
 
 
-def check(core: EngineCore, arguments: argparse.Namespace, kinds: list[str]) -> list[Difference]:
-    """Run all requests twice; their first differences."""
+def check(core: EngineCore, arguments: argparse.Namespace, kinds: list[str]) -> tuple[list[Difference], int]:
+    """Run all requests twice; their first differences, and how many sequences were preempted beside others."""
 
     def log(text: str) -> None:
         print(f"{time.perf_counter() - started_s:6.0f} s  {text}", file=sys.stderr, flush=True)
@@ -102,7 +115,8 @@ def check(core: EngineCore, arguments: argparse.Namespace, kinds: list[str]) -> 
         same = sum(difference is None for difference in of_kind)
         print(f"{kind:>20} {same} of {len(of_kind)} the same")
     core.audit()
-    return [difference for difference in found if difference is not None]
+    differences = [difference for difference in found if difference is not None]
+    return differences, after.preemptions - before.preemptions
 
 
 def record(differences: list[Difference], arguments: argparse.Namespace) -> dict[str, object]:
@@ -126,13 +140,16 @@ def main() -> int:
         folder = arguments.keep or Path(ends.enter_context(tempfile.TemporaryDirectory()))
         core = make_core(arguments, longest + 1, folder)
         ends.callback(core.close)
-        differences = check(core, arguments, kinds)
+        differences, num_preempted = check(core, arguments, kinds)
     for difference in differences[: arguments.show]:
         print(difference)
     counts = Counter(difference.what for difference in differences)
     print(f"{arguments.requests - len(differences)} of {arguments.requests} the same; differences: {dict(counts)}")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(record(differences, arguments), indent=1), encoding="utf-8")
+    if arguments.preempt is not None and not num_preempted:
+        print("nothing was preempted: more requests must be open, or the KV cache smaller")
+        return 1
     return int(bool(differences))
 
 

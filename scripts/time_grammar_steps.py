@@ -45,6 +45,7 @@ from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.scheduler.policy import Policy
 from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.structured.workers.service import GrammarService
+from realizar.structured.workers.worker import WorkerLimits
 from realizar.tokenizer.load import load_tokenizer, plain_encoder
 
 BLOCK = 16
@@ -245,11 +246,16 @@ def time_kinds(given: argparse.Namespace, checkpoint: Checkpoint) -> None:
     config = EngineConfig(max_running=given.rows, max_step_tokens=2048, context_length=PROMPT + given.tokens + 1)
     spec, resolved = resolve_model(random_checkpoint("tiny", "q8_0"), config, ChosenDevice("cuda"))
     spec = replace(spec, vocab_size=len(words))
+    limits = WorkerLimits(slots=2 * given.rows, drafts=0)
     plain = 0.0
+
+    def new_grammars() -> GrammarService:
+        return GrammarService(tokens, limits=limits)
+
     _pick(np.ones(1, np.uint32), np.uint32(0))  # compiles it
     for kind in given.kinds.split(","):
         device = ImaginedDevice(given.rows, given.tokens, len(words), 1e-3 * given.step_ms)
-        core = EngineCore(device, spec, resolved, policy=Policy("prefill"), new_grammars=lambda: GrammarService(tokens))
+        core = EngineCore(device, spec, resolved, policy=Policy("prefill"), new_grammars=new_grammars)
         load = Load(core, kind, given)
         load.run(1.0)  # compiles what comes again and again
         rate, step_s, busy_s = load.run(given.seconds)

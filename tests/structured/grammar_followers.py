@@ -72,6 +72,11 @@ class Follower:
             return
         self.choose(int(self._rng.choice(allowed_ids(expected[0]))))
 
+    @property
+    def ended(self) -> bool:
+        """True once its output is complete."""
+        return self._matcher.ended
+
     def choose(self, *token_ids: int) -> None:
         """Choose ids that are allowed."""
         self._matcher.advance(token_ids)

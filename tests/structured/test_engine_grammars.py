@@ -26,6 +26,7 @@ from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.workers.compile_queue import Report, Ticket
 from realizar.structured.workers.server_handle import ServerHandle
 from realizar.structured.workers.service import GrammarService
+from realizar.structured.workers.worker import WorkerLimits
 from resolving import new_core
 from scripted_backend import ScriptedBackend, expected_tokens, make_spec
 from structured.grammar_engines import (
@@ -61,6 +62,24 @@ def make_core(
 def test_every_row_gets_what_it_gets_alone(steps_in_flight: int) -> None:
     core = make_core(ScriptedBackend(), steps_in_flight=steps_in_flight)
     check_mixed(core)
+    core.close()
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+@pytest.mark.parametrize("kills", [False, True])
+def test_texts_are_the_same_where_processes_go_ahead(steps_in_flight: int, kills: bool) -> None:
+    """Of tokens that the grammar forces; also if rows are preempted, or processes end meanwhile."""
+    service = GrammarService(GRAMMAR_TOKENS, limits=WorkerLimits(drafts=0))
+    backend = ScriptedBackend(num_blocks=(20,), max_rows=6, context_length=80)
+    core = make_core(backend, new_grammars=lambda: service, steps_in_flight=steps_in_flight)
+
+    def disturb(step: int) -> None:
+        for grammar in service._known._grammars.values() if kills and step in (5, 20) else ():
+            if grammar.num_rows and grammar.worker is not None:
+                os.kill(grammar.worker.pid, signal.SIGKILL)
+
+    check_mixed(core, disturb=disturb)
+    assert core.counts.preemptions > 0
     core.close()
 
 

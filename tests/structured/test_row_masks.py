@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -13,12 +14,14 @@ import pytest
 
 from realizar.errors import InvalidRequestError, RequestFailedError
 from realizar.sampling_params import StructuredOutput
+from realizar.structured.grammar import only_id
 from realizar.structured.workers.followed import FollowedGrammar
 from realizar.structured.workers.mask_memory import MOST_TOKENS
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
 from structured.grammar_followers import (
     DIGITS,
+    FACTORY,
     LETTERS,
     Follower,
     ask,
@@ -149,6 +152,51 @@ def test_a_row_that_is_closed_while_its_masks_are_due_is_forgotten(service: Gram
     late = Follower(service, DIGITS)
     assert late.row.slot in (closed.row.slot, staying.row.slot, other.row.slot)
     service.close_row(late.row)
+
+
+def test_tokens_without_a_choice_need_no_question() -> None:
+    """The process has gone ahead of them; then it may stand still, or die, and goes on from where they end."""
+    service = make_service(WorkerLimits(drafts=0))
+    forced = StructuredOutput("regex", "abracadabra abracadabra[0-9]{2}name value name value[0-9]{3}")
+    rows = [Follower(service, forced, seed) for seed in range(3)]
+    step(service, *rows)
+    memory, slots = service.rows.memory, [each.row.slot for each in rows]
+    walk, count = FACTORY.compile(forced).start(), 0
+    while (token_id := only_id(FACTORY.masks([(walk, ())])[0][0])) is not None:
+        walk.advance([token_id])
+        count += 1
+    assert count > 10
+    wait_for(lambda: bool((memory.num_forced[slots] == count).all()))
+    worker, asked = rows[0].row.worker, memory.asked[slots].tolist()
+    assert worker is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    for _ in range(count - 1):
+        step(service, *rows)
+    assert memory.asked[slots].tolist() == asked
+    os.kill(worker.pid, signal.SIGCONT)
+    step(service, *rows)
+    assert memory.asked[slots].tolist() == [each + 1 for each in asked]
+    end_process(rows[0])
+    while not all(each.ended for each in rows):
+        step(service, *rows)
+    assert int(memory.asked[slots].sum() - sum(asked)) < sum(len(each.row.output) for each in rows)
+    service.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_masks_that_are_foreseen_are_the_same(seed: int) -> None:
+    """Beside those of one process that is asked for each."""
+    service = make_service(WorkerLimits(drafts=0))
+    fields = {"name": {"enum": ["name", "value", "names"]}, "value": {"type": "integer", "minimum": 7, "maximum": 120}}
+    schema = {"type": "object", "properties": fields, "required": ["name", "value"], "additionalProperties": False}
+    grammars = (
+        StructuredOutput("json_schema", json.dumps(schema)),
+        StructuredOutput("choice", '["value value", "name"]'),
+    )
+    rows = [Follower(service, grammars[number % 2], 10 * seed + number) for number in range(6)]
+    for _ in range(40):
+        step(service, *rows)
+    service.close()
 
 
 def test_rows_beyond_all_slots_are_refused() -> None:

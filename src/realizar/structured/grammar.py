@@ -109,14 +109,15 @@ class GrammarFactory:
 
     Attributes:
         num_words: of a mask.
+        end_ids: ids that end an output.
     """
 
     def __init__(self, tokens: GrammarTokens) -> None:
-        self._end_ids = frozenset(tokens.ends)
+        self.end_ids = frozenset(tokens.ends)
         self._vocabulary = GrammarVocabulary(tokens)
         self.num_words = tokens.num_words
         self._end_mask = np.zeros(self.num_words, np.uint32)
-        for index in self._end_ids:
+        for index in self.end_ids:
             self._end_mask[index // 32] |= np.uint32(1 << (index % 32))
 
     def compile(self, structured: StructuredOutput) -> Grammar:
@@ -147,13 +148,13 @@ class GrammarFactory:
             raise refusal(structured, _reason(matcher.get_error()))
         for warning in matcher.get_grammar_warnings():
             _LOG.info("a grammar's warning: %s", _reason(str(warning)))
-        first = GrammarMatcher(matcher, self._end_ids)
+        first = GrammarMatcher(matcher, self.end_ids)
         mask = matcher.compute_bitmask()
         first.check()
         if first.error is not None or not any(mask):
             raise refusal(structured, _reason(first.error or "nothing satisfies it"))
         shared = regex_masks(structured.value, self._vocabulary.tokens) if structured.kind == "regex" else None
-        return Grammar(matcher, self._end_ids, shared)
+        return Grammar(matcher, self.end_ids, shared)
 
     def masks(self, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[NDArray[np.uint32]]:
         """Compute the allowed ids of rows and of their drafts: uint32 [drafts + 1, words] for each row. See `fill`."""
@@ -180,6 +181,15 @@ class GrammarFactory:
             out[:] = 0
         elif not out[0].any():
             row.error = "no token can follow"
+
+
+def only_id(mask: NDArray[np.uint32]) -> int | None:
+    """The id that a mask, uint32 [words], allows if it allows one alone, else None."""
+    if np.count_nonzero(mask) != 1:
+        return None
+    place = int(mask.argmax())
+    word = int(mask[place])
+    return None if word & (word - 1) else 32 * place + word.bit_length() - 1
 
 
 def _reason(text: str) -> str:

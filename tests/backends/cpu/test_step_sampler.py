@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -90,7 +91,43 @@ def test_the_same_as_row_by_row(seed: int, threads: int) -> None:
             assert ours.table[row.row, record.OUTPUTS] == theirs[row.row].num_output_tokens
 
 
-def assert_alike(found: tuple[TokenLogprobs, ...], wanted: tuple[TokenLogprobs, ...]) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("seed", range(6))
+def test_decodes_are_as_any_rows(seed: int, threads: int) -> None:
+    """Steps of decodes, whose rows change, in the arrays of the step before; the same steps described row by row."""
+    rng = np.random.default_rng(seed)
+    alike = [SamplingRows(9, VOCAB, 64) for _ in range(2)]
+    for row in range(9):
+        sampling = KINDS[rng.integers(len(KINDS))]
+        for each in alike:
+            each.open(opened_row(row, sampling, [1, 2, 9, 9]))
+    for number in range(8):
+        chosen = np.sort(rng.permutation(9)[: rng.choice([2, 5, 5, 9])])
+        tokens, computed = np.ones(len(chosen), np.int32), np.full(len(chosen), 4 + number, np.int32)
+        decodes = StepRows.of_decodes(chosen, chosen, computed, tokens)
+        others = StepRows.of([scheduled_row(row, (1,), 4 + number, True) for row in chosen.tolist()])
+        logits = random_logits(rng, len(chosen))
+        ours, theirs = (
+            StepSampler(kernel_of(threads), rows, columns, {})
+            for rows, columns in zip(alike, (decodes, others), strict=True)
+        )
+        assert ours.tokens == theirs.tokens
+        for each in (ours, theirs):
+            for first in range(0, len(chosen), 4):
+                each.read(first, logits[first : first + 4])
+        assert ours.choices.tolist() == theirs.choices.tolist()
+        assert sorted(ours.faulty.tolist()) == sorted(theirs.faulty.tolist())
+        listed = [index for index, row in enumerate(chosen) if alike[0].logprobs[row] >= 0 and ours.made[index]]
+        singly = ours.single_logprobs(np.array(listed, np.intp))
+        for index in range(len(chosen)):
+            assert ours.error(index) == theirs.error(index)
+            assert ours.logprobs(index) == theirs.logprobs(index)
+            assert (index in singly) == (index in listed)
+            if index in listed:
+                assert singly[index] == theirs.logprobs(index)
+
+
+def assert_alike(found: Sequence[TokenLogprobs], wanted: Sequence[TokenLogprobs]) -> None:
     """The reference rounds exponentials to float32."""
     assert [(each.token_id, each.rank) for each in found] == [(each.token_id, each.rank) for each in wanted]
     for ours, theirs in zip(found, wanted, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realizar.errors import InvalidRequestError
+from realizar.structured.grammar import GrammarFactory
+from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.tokenizer.marks import MARKS, REASONING_MARKS
 from realizar.tokenizer.parsers.base import ToolCallDelta
 from realizar.tokenizer.parsers.choose import AnswerFormat
@@ -18,6 +21,7 @@ from realizar.tokenizer.parsers.gemma import GEMMA
 from realizar.tokenizer.parsers.gemma_grammar import gemma_text
 from realizar.tokenizer.parsers.grammar import call_grammar
 from realizar.tokenizer.parsers.parser import AnswerParser
+from realizar.tokenizer.tokenizer import Tokenizer
 from tokenizer.parsers.grammar_walk import ByteVocabulary, allows, matcher, walk
 from tokenizer.parsers.parsed_answers import Answer, cut, parse
 
@@ -178,11 +182,11 @@ STRICT: list[dict[str, Any]] = [
 
 
 @pytest.fixture(params=[False, True], ids=["marks are text", "marks are control tokens"])
-def vocabulary(request: pytest.FixtureRequest) -> ByteVocabulary:
+def byte_vocabulary(request: pytest.FixtureRequest) -> ByteVocabulary:
     return ByteVocabulary(sorted(mark for mark in MARKS if "thought" not in mark) if request.param else [])
 
 
-def test_what_a_grammar_allows(vocabulary: ByteVocabulary) -> None:
+def test_what_a_grammar_allows(byte_vocabulary: ByteVocabulary) -> None:
     form = AnswerFormat(GEMMA, THOUGHT)
     good = ("set", {"kind": "y z", "count": 7})
     more = (
@@ -190,7 +194,7 @@ def test_what_a_grammar_allows(vocabulary: ByteVocabulary) -> None:
         {"kind": 5, "count": 7, "text": 'a "b"\n<c> </d>\n', "tree": {"leaf": True, "more": [{"leaf": False}]}},
     )
     bad, other = ("set", {"kind": "z", "count": 7}), ("now", {})
-    forced = call_grammar(form, STRICT, required=True, mark_ids=vocabulary.ids)
+    forced = call_grammar(form, STRICT, required=True, mark_ids=byte_vocabulary.ids)
     for calls, allowed in (
         ([good], True),
         ([more], True),
@@ -205,28 +209,28 @@ def test_what_a_grammar_allows(vocabulary: ByteVocabulary) -> None:
         ([("free", {"a": [1.5, {"b": None, "c": "d"}]})], True),
         ([("nobody", {})], False),
     ):
-        assert allows(forced, vocabulary, written(calls)) is allowed, calls
-    assert not allows(forced, vocabulary, "Hello")
-    assert allows(forced, vocabulary, "<|channel>thought\nhm\n<channel|>" + written([good]))
-    named = call_grammar(form, STRICT, name="now", parallel=False, mark_ids=vocabulary.ids)
-    assert allows(named, vocabulary, written([other]))
-    assert not allows(named, vocabulary, written([good]))
-    strict = call_grammar(form, STRICT, mark_ids=vocabulary.ids)
+        assert allows(forced, byte_vocabulary, written(calls)) is allowed, calls
+    assert not allows(forced, byte_vocabulary, "Hello")
+    assert allows(forced, byte_vocabulary, "<|channel>thought\nhm\n<channel|>" + written([good]))
+    named = call_grammar(form, STRICT, name="now", parallel=False, mark_ids=byte_vocabulary.ids)
+    assert allows(named, byte_vocabulary, written([other]))
+    assert not allows(named, byte_vocabulary, written([good]))
+    strict = call_grammar(form, STRICT, mark_ids=byte_vocabulary.ids)
     for text, allowed in (
         ("Hello <there>, {a}\n", True),
         ("Look:\n" + written([good]), True),
         ("Look:\n" + written([bad]), False),
     ):
-        assert allows(strict, vocabulary, text) is allowed, text
+        assert allows(strict, byte_vocabulary, text) is allowed, text
 
 
-def test_whatever_a_grammar_allows_parses(vocabulary: ByteVocabulary) -> None:
+def test_whatever_a_grammar_allows_parses(byte_vocabulary: ByteVocabulary) -> None:
     rng = random.Random(5)
     tools = json.loads(json.dumps(STRICT[:2]))
     del tools[0]["function"]["parameters"]["properties"]["text"]  # which ends at a mark that chance does not write
-    grammar = call_grammar(AnswerFormat(GEMMA, None), tools, required=True, mark_ids=vocabulary.ids)
+    grammar = call_grammar(AnswerFormat(GEMMA, None), tools, required=True, mark_ids=byte_vocabulary.ids)
     for _ in range(12):
-        text = vocabulary.decode(walk(matcher(grammar, vocabulary), vocabulary, rng, "}]"))
+        text = byte_vocabulary.decode(walk(matcher(grammar, byte_vocabulary), byte_vocabulary, rng, "}]"))
         answer = parse(AnswerParser(None, GEMMA, TOOLS), list(text))
         assert answer.content == "", text
         assert answer.names
@@ -253,3 +257,25 @@ def test_schema_that_cannot_be_enforced(schema: dict[str, Any], named: str) -> N
     with pytest.raises(InvalidRequestError, match=named):
         call_grammar(form, [{"type": "function", "function": {**function, "strict": True}}], required=True)
     matcher(call_grammar(form, [{"type": "function", "function": function}], required=True), ByteVocabulary([]))
+
+
+def test_forced_call_over_the_real_vocabulary(tokenizer_of: Callable[[str], Tokenizer]) -> None:
+    """There the marks are user-defined tokens, which a grammar takes as text."""
+    model = tokenizer_of("gemma-4")
+    special = model.special_ids().union(model.mark_ids.values())
+    tokens = GrammarTokens(model.vocabulary_bytes(), special, model.eos_ids, model.vocab_size)
+    factory = GrammarFactory(tokens)
+    made = written([("set", {"count": 7, "kind": "y z", "text": 'a "b", {c}'})])
+    for required in (True, False):
+        structured = call_grammar(AnswerFormat(GEMMA, THOUGHT), STRICT, required=required, mark_ids=model.mark_ids)
+        assert structured is not None
+        grammar = factory.compile(structured)
+        for text, error in (
+            (f"<|channel>thought\nhm\n<channel|>{made}<|tool_response>", False),
+            (made + made + "<turn|>", False),
+            (made.replace("7", "700") + "<turn|>", True),
+            ("Hi<turn|>", required),
+        ):
+            row = grammar.start(model.encode(text, add_special=False))
+            assert (row.error is not None) is error, text
+            assert row.ended is not error

@@ -199,12 +199,23 @@ class CPUBackend:
         rows, sampler = self.model.rows, StepSampler(self.model.sampling, self.model.rows, columns, masks)
         for first in range(0, len(sampler.tokens), MAX_SELECTED):
             sampler.read(first, self._logits(sampler.tokens[first : first + MAX_SELECTED]))
-        chosen = sampler.made.nonzero()[0]
-        self._last[columns.numbers[chosen]] = sampler.choices[chosen, sampler.made[chosen] - 1]
-        want_more = columns.samples & (rows.logprobs[columns.numbers] >= 0)
-        want_more[[*sampler.faulty.tolist(), *columns.logprob_queries, *columns.pooling]] = True
-        others = {index: self._output(sampler, columns, index) for index in want_more.nonzero()[0].tolist()}
-        sampler.choices[[index for index, output in others.items() if output.error is not None]] = NO_CHOICE
+        if columns.only_decodes and np.count_nonzero(sampler.made) == len(columns):
+            self._last[columns.numbers] = sampler.choices[:, 0]
+        else:
+            chosen = sampler.made.nonzero()[0]
+            self._last[columns.numbers[chosen]] = sampler.choices[chosen, sampler.made[chosen] - 1]
+        by_themselves = {*sampler.faulty.tolist(), *columns.logprob_queries, *columns.pooling}
+        others: dict[int, RowOutput] = {}
+        if sampler.wants_logprobs:
+            have_logprobs = (rows.logprobs[columns.numbers] >= 0) & (sampler.made > 0)
+            alone = have_logprobs & (sampler.made == 1)
+            alone[list(by_themselves)] = False
+            by_themselves |= set((have_logprobs & ~alone).nonzero()[0].tolist())
+            others = _with_logprobs(sampler, columns, alone.nonzero()[0])
+        for index in sorted(by_themselves):
+            others[index] = self._output(sampler, columns, index)
+            if others[index].error is not None:
+                sampler.choices[index] = NO_CHOICE
         return StepOutput(columns.numbers, sampler.choices, others)
 
     def _logits(self, tokens: list[int]) -> NDArray[np.float32]:
@@ -262,3 +273,11 @@ class CPUBackend:
         model, self._model, self._pending = self._model, None, None
         if model is not None:
             model.close()
+
+
+def _with_logprobs(sampler: StepSampler, columns: StepRows, indices: NDArray[np.intp]) -> dict[int, RowOutput]:
+    """The outputs of rows that have one choice and its log-probability, and nothing else."""
+    entries = sampler.single_logprobs(indices)
+    numbers, token_ids = columns.numbers[indices].tolist(), sampler.choices[indices, 0].tolist()
+    rows = zip(indices.tolist(), numbers, token_ids, strict=True)
+    return {index: RowOutput(number, (token_id,), entries[index]) for index, number, token_id in rows}

@@ -11,19 +11,20 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from realizar.errors import RealizarError
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher
+from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher, only_id
 from realizar.structured.grammar_tokens import Encode as TokenizerEncode
 from realizar.structured.grammar_tokens import EncodeSource
 from realizar.structured.workers.bell import Listener
 from realizar.structured.workers.channel import Channel, ChannelError
-from realizar.structured.workers.mask_memory import ENDED, GOES_ON, STUCK, MaskMemory, fence
+from realizar.structured.workers.mask_memory import ENDED, GOES_ON, MOST_TOKENS, STUCK, MaskMemory, fence
 from realizar.structured.workers.messages import (
     Compile,
     Done,
@@ -94,10 +95,32 @@ def _loaded(source: EncodeSource) -> TokenizerEncode | None:
 
 @dataclass(eq=False, slots=True)
 class _Row:
-    """A row that is followed here: its slot in the shared memory, and its state in the grammar."""
+    """A row that is followed here.
+
+    Attributes:
+        slot: its slot in the shared memory.
+        matcher: its state in the grammar, after `ahead`.
+        ahead: tokens that were taken in before they were chosen, as the grammar allows no others.
+        mask: the mask after those, uint32 [words]; None where it was not computed yet.
+        next_id: the only id that it allows; None where there are several.
+    """
 
     slot: int
     matcher: GrammarMatcher
+    ahead: deque[int] = field(default_factory=deque)
+    mask: NDArray[np.uint32] | None = None
+    next_id: int | None = None
+
+    def take_in(self, token_ids: Sequence[int]) -> None:
+        """Take in chosen ids, of which the first may be ahead."""
+        while self.ahead and token_ids:
+            if token_ids[0] != self.ahead.popleft():
+                self.matcher.error = "a token is not the one that the grammar allows"
+                self.ahead.clear()
+            token_ids = token_ids[1:]
+        if token_ids:
+            _advance(self.matcher, token_ids)
+            self.mask = self.next_id = None
 
 
 class GrammarProcess:
@@ -134,7 +157,7 @@ class GrammarProcess:
             while grammar is not None:
                 self._listener.wait()
                 self._take_in(grammar)
-                while self._answer_all(command):
+                while self._answer_all(command) or self._go_ahead():
                     self._take_in(grammar)
         except ChannelError:
             pass  # the engine has closed its end
@@ -196,18 +219,62 @@ class GrammarProcess:
         if memory.keys[slot] != key:
             return  # the slot is another row's
         if (num_tokens := int(memory.num_tokens[slot])) > 0:
-            _advance(matcher, memory.tokens[slot, :num_tokens].tolist())
+            row.take_in(memory.tokens[slot, :num_tokens].tolist())
         if (num_drafts := int(memory.num_drafts[slot])) > 0:
             masks = np.empty((num_drafts + 1, self._factory.num_words), np.uint32)
             self._factory.fill(matcher, memory.drafts[slot, :num_drafts].tolist(), masks)
             memory.masks[slot], memory.masks_after_drafts[slot, :num_drafts] = masks[0], masks[1:]
         else:
-            self._factory.fill(matcher, (), memory.masks[slot : slot + 1])
-        if matcher.error is not None:
-            self._channel.send(Stuck(key, matcher.error))
-        memory.states[slot] = STUCK if matcher.error is not None else ENDED if matcher.ended else GOES_ON
+            self._write_mask(row)
+        state = GOES_ON
+        if not row.ahead:
+            state = STUCK if matcher.error is not None else ENDED if matcher.ended else GOES_ON
+        if state == STUCK:
+            self._channel.send(Stuck(key, str(matcher.error)))
+        memory.states[slot] = state
         fence()
         memory.answered[slot] = number
+
+    def _write_mask(self, row: _Row) -> None:
+        """Write the mask of a row's next choice, and the tokens that are certain from there on."""
+        memory, slot = self._memory, row.slot
+        if row.ahead:
+            memory.masks[slot] = 0
+            memory.masks[slot, row.ahead[0] >> 5] = 1 << (row.ahead[0] & 31)
+        elif row.mask is not None:
+            memory.masks[slot] = row.mask
+        else:
+            self._factory.fill(row.matcher, (), memory.masks[slot : slot + 1])
+            row.next_id = self._certain(row, memory.masks[slot])
+        forced = [*row.ahead] if row.next_id is None else [*row.ahead, row.next_id]
+        memory.forced[slot, : len(forced)] = forced
+        memory.num_forced[slot] = len(forced)
+
+    def _certain(self, row: _Row, mask: NDArray[np.uint32]) -> int | None:
+        """The id that a row's mask allows if there is only one, and rows need not be taken back for drafts."""
+        if self._memory.most_drafts or row.matcher.ended or row.matcher.error is not None:
+            return None
+        return only_id(mask)
+
+    def _go_ahead(self) -> int:
+        """Take in one more token of each row that has no choice, up to the end of its output; returns how many."""
+        memory, num_taken = self._memory, 0
+        for row in self._rows.values():
+            token_id = row.next_id
+            if token_id is None or token_id in self._factory.end_ids or len(row.ahead) >= MOST_TOKENS - 2:
+                continue
+            num_taken += 1
+            row.matcher.advance((token_id,))
+            row.ahead.append(token_id)
+            if row.mask is None:
+                row.mask = np.empty(self._factory.num_words, np.uint32)
+            self._factory.fill(row.matcher, (), row.mask.reshape(1, -1))
+            row.next_id = self._certain(row, row.mask)
+            if row.next_id is not None:
+                memory.forced[row.slot, len(row.ahead)] = row.next_id
+                fence()
+                memory.num_forced[row.slot] = len(row.ahead) + 1
+        return num_taken
 
     def _taken_bytes(self) -> int:
         return _most_resident_bytes() - self._first_bytes

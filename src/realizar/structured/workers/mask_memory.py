@@ -39,8 +39,11 @@ class MaskMemory:
         answered: int64 [slots], the number of the last answer, written last by the process.
         states: int32 [slots], GOES_ON, ENDED or STUCK, with the last answer.
         num_tokens, num_drafts: int32 [slots], of the last question.
+        num_forced: int32 [slots], how many tokens from the last answer on are certain, as the grammar allows no others;
+            the process finds more of them meanwhile.
         tokens: int32 [slots, MOST_TOKENS], ids chosen since the question before.
         drafts: int32 [slots, most_drafts], proposed next tokens.
+        forced: int32 [slots, MOST_TOKENS], those tokens.
         masks: uint32 [slots, words], the mask of the next choice; empty if the row is stuck.
         masks_after_drafts: uint32 [slots, most_drafts, words].
 
@@ -54,8 +57,8 @@ class MaskMemory:
         self.descriptor = _unnamed_file() if descriptor is None else descriptor
         columns: list[tuple[str, type[np.generic], tuple[int, ...]]] = [
             *((name, np.int64, (num_slots,)) for name in ("keys", "asked", "answered")),
-            *((name, np.int32, (num_slots,)) for name in ("states", "num_tokens", "num_drafts")),
-            ("tokens", np.int32, (num_slots, MOST_TOKENS)),
+            *((name, np.int32, (num_slots,)) for name in ("states", "num_tokens", "num_drafts", "num_forced")),
+            *((name, np.int32, (num_slots, MOST_TOKENS)) for name in ("tokens", "forced")),
             ("drafts", np.int32, (num_slots, most_drafts)),
             ("masks", np.uint32, (num_slots, num_words)),
             ("masks_after_drafts", np.uint32, (num_slots, most_drafts, num_words)),
@@ -77,6 +80,8 @@ class MaskMemory:
         self.states: NDArray[np.int32] = views["states"]
         self.num_tokens: NDArray[np.int32] = views["num_tokens"]
         self.num_drafts: NDArray[np.int32] = views["num_drafts"]
+        self.num_forced: NDArray[np.int32] = views["num_forced"]
+        self.forced: NDArray[np.int32] = views["forced"]
         self.tokens: NDArray[np.int32] = views["tokens"]
         self.drafts: NDArray[np.int32] = views["drafts"]
         self.masks: NDArray[np.uint32] = views["masks"]

@@ -34,8 +34,10 @@ class StepMasks:
     """The rows that follow grammars, and what is asked of each, in columns by slot. Not thread-safe.
 
     A step's questions are a few writes to the shared memory and one ring of a bell, and its answers a comparison of two
-    columns. Only a row that begins, moves, has drafts or is in trouble is looked at by itself. A process that dies or
-    does not answer in time is replaced on another thread, while the rows of others go on.
+    columns. Where the grammar leaves no choice, a process goes ahead of what is chosen, and the masks of such a run of
+    tokens are written here, without a question. Only a row that begins, moves, has drafts or is in trouble is looked at
+    by itself. A process that dies or does not answer in time is replaced on another thread, while the rows of others go
+    on.
 
     Attributes:
         wanted: bool [slots], masks of the row's next choice are asked for.
@@ -109,7 +111,7 @@ class StepMasks:
         alone |= memory.asked[slots] != memory.answered[slots]
         if drafts:
             alone |= np.isin(slots, list(drafts))
-        together = slots[~alone]
+        together = slots[~(alone | self._foresee(slots, alone))]
         if len(together):
             memory.num_tokens[together], memory.num_drafts[together] = self._num_new[together], 0
             self._num_new[together] = 0
@@ -119,6 +121,18 @@ class StepMasks:
             row.drafts = drafts.get(slot, ())
             self._ask_alone(row)
         self._wake()
+
+    def _foresee(self, slots: Slots, alone: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Write the masks of rows whose next token is certain, and was the one before; bool [rows], those rows."""
+        memory, new = self.memory, self._num_new[slots]
+        found: NDArray[np.bool_] = ~alone & (new > 0) & (memory.num_forced[slots] > new)
+        if found.any():
+            fence()
+            slots, new = slots[found], new[found]
+            before, following = memory.forced[slots, new - 1], memory.forced[slots, new]
+            memory.masks[slots, before >> 5] = 0
+            memory.masks[slots, following >> 5] = np.uint32(1) << (following & 31).astype(np.uint32)
+        return found
 
     def are_done(self, slots: Slots) -> NDArray[np.bool_]:
         """bool [rows], rows whose masks are there, or that have an error."""

@@ -39,7 +39,8 @@ class Questions:
         row.key = next(self._keys)
         worker.follow(row.key, row.slot, row.output)
         row.worker = worker
-        self.memory.keys[row.slot], self.memory.num_tokens[row.slot] = row.key, 0
+        memory, slot = self.memory, row.slot
+        memory.keys[slot], memory.num_tokens[slot], memory.num_forced[slot] = row.key, 0, 0
 
     def name_drafts(self, row: FollowedRow) -> None:
         """Let the row's next question be about its drafts too."""

@@ -12,6 +12,7 @@ from realizar.backends import philox
 from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.kernels.sampling.record import ROW, ROW_FIELDS
 from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.cpu.sampling.runs import DecodeRuns
 from realizar.backends.row_faults import check_logit_bias
 from realizar.batch import OpenedRow
 from realizar.sampling_params import SamplingParams
@@ -34,7 +35,8 @@ class SamplingRows:
         context_length: tokens of a row, at most.
 
     Attributes:
-        table: int64 [max_rows, fields of a row].
+        table: int64 [max_rows, fields of a row]. table_address: where it lies.
+        decodes: the runs of steps of decodes.
         logprobs: int64 [max_rows], most probable ids wanted with a choice; -1 for none and no log-probability.
     """
 
@@ -42,6 +44,8 @@ class SamplingRows:
         self._vocab_size, self._context_length = vocab_size, context_length
         fields = aligned_zeros(max_rows * ROW_FIELDS, np.int64).reshape(max_rows, ROW_FIELDS)
         self.table: NDArray[np.int64] = fields  # type: ignore[assignment]
+        self.table_address = address(self.table)
+        self.decodes = DecodeRuns()
         self._numbers = self.table.view(np.float64)
         self.logprobs = self.table[:, record.LOGPROBS]
         self._held: dict[int, list[NDArray[Any]]] = {}

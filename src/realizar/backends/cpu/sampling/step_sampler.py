@@ -12,13 +12,14 @@ from realizar.backends.cpu.kernels.sampling.record import RUN, RUN_LOGITS, RUN_P
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
+from realizar.backends.cpu.sampling.runs import ALL, StepRuns
 from realizar.backends.row_faults import nothing_allowed
 from realizar.batch import NO_CHOICE, StepRows
 from realizar.errors import RealizarError
-from realizar.outputs import RowError, TokenLogprobs
+from realizar.logprob_columns import LogprobColumns, StepEntry
+from realizar.outputs import RowError
 
 Integers = NDArray[np.integer]
-_ALL = -1  # in place of a query's number: the run has a row's choices
 
 
 class StepSampler:
@@ -44,24 +45,46 @@ class StepSampler:
     ) -> None:
         self._kernel, self._columns, self._rows = kernel, columns, rows
         self._masks = {row: np.ascontiguousarray(mask, np.uint32) for row, mask in masks.items()}  # stay for the kernel
+        self._are_single = columns.only_decodes and not masks
+        if self._are_single:
+            self._describe_decodes()
+        else:
+            self._describe()
+
+    def _describe_decodes(self) -> None:
+        """Describe one choice of each row, in arrays that the last step of as many rows had."""
+        columns, table, count = self._columns, self._rows.table, len(self._columns)
+        numbers = columns.numbers
+        self.choices = np.full((count, 1), NO_CHOICE, np.int32)
+        self._step = self._rows.decodes.take(self._rows.logprobs[numbers])
+        self.made, self.tokens, runs = self._step.made, list(range(count)), self._step.runs
+        runs[:, record.RUN_ROW] = self._rows.table_address + numbers * table.strides[0]
+        runs[:, record.RUN_POSITION] = columns.num_context_tokens
+        runs[:, record.RUN_CHOICES] = address(self.choices) + 4 * self._step.owners
+
+    def _describe(self) -> None:
+        """Describe choices and queries of any rows."""
+        columns = self._columns
         choosing = (columns.samples & (columns.num_tokens > 0)).nonzero()[0]
         drafts = columns.num_drafts[choosing].astype(np.int64)
         queries = [(row, at) for row, asked in columns.logprob_queries.items() for at in range(len(asked))]
+        owners = np.concatenate((choosing, np.array([row for row, _ in queries], choosing.dtype)))
+        numbers = np.array([*[ALL] * len(choosing), *[at for _, at in queries]], np.int64)
+        runs = np.zeros((len(owners), len(RUN.names)), np.int64)
+        runs[: len(choosing), record.RUN_COUNT], runs[len(choosing) :, record.RUN_COUNT] = 1 + drafts, 1
+        self._step = StepRuns.of(owners, numbers, runs, len(columns))
         self.choices = np.full((len(columns), 1 + int(drafts.max(initial=0))), NO_CHOICE, np.int32)
-        self.made = np.zeros(len(columns), np.int64)
-        self._owners = np.concatenate((choosing, np.array([row for row, _ in queries], choosing.dtype)))
-        self._queries = np.array([*[_ALL] * len(choosing), *[at for _, at in queries]], np.int64)
-        self._runs = np.zeros((len(self._owners), len(RUN.names)), np.int64)
-        self._faults = np.zeros((len(self._owners), 2), np.int64)
+        self.made = self._step.made
         ends = columns.starts[1:][choosing].astype(np.int64)
-        self._describe_choices(self._runs[: len(choosing)], choosing, drafts, ends)
-        self._describe_queries(self._runs[len(choosing) :], queries)
-        self._describe_results()
-        counts = self._runs[:, record.RUN_COUNT]
-        self._starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-        places = np.arange(self._starts[-1]) - np.repeat(self._starts[:-1], counts)
+        self._describe_choices(runs[: len(choosing)], choosing, drafts, ends)
+        self._describe_queries(runs[len(choosing) :], queries)
+        wanted = self._rows.logprobs[columns.numbers[owners]]
+        wanted[len(choosing) :] = runs[len(choosing) :, record.RUN_TOP_N]
+        self._step.give_lines(wanted >= 0, np.maximum(wanted, 0))
+        counts, starts = runs[:, record.RUN_COUNT], self._step.starts
+        places = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
         firsts = np.concatenate((ends - 1 - drafts, np.array([self._token(*query) for query in queries], np.int64)))
-        self.tokens: list[int] = (np.repeat(firsts, counts) + places).tolist()
+        self.tokens = (np.repeat(firsts, counts) + places).tolist()
 
     def read(self, first: int, logits: NDArray[np.float32]) -> None:
         """Take in the logits of `tokens` from `first` on, float32 [some, vocab], in rows of contiguous memory.
@@ -69,23 +92,30 @@ class StepSampler:
         Raises:
             StepError: the kernel failed.
         """
-        end, stride = first + len(logits), int(logits.strides[0])
-        begin = int(np.searchsorted(self._starts, first, side="right")) - 1
-        part = slice(begin, int(np.searchsorted(self._starts, end)))
-        from_token = np.maximum(self._starts[part], first)
-        runs = self._runs[part].copy()
-        runs[:, RUN_LOGITS] = address(logits) + (from_token - first) * stride
-        runs[:, RUN_PLACE] = from_token - self._starts[part]
-        runs[:, record.RUN_COUNT] = np.minimum(self._starts[1:][part], end) - from_token
+        end, stride, at = first + len(logits), int(logits.strides[0]), address(logits)
+        step = self._step
+        if self._are_single:
+            runs = step.runs[first:end]
+            runs[:, RUN_LOGITS] = at + stride * step.owners[: len(logits)]
+            self._kernel.run(runs, stride)
+            return
+        begin = int(np.searchsorted(step.starts, first, side="right")) - 1
+        part = slice(begin, int(np.searchsorted(step.starts, end)))
+        from_token = np.maximum(step.starts[part], first)
+        runs = step.runs[part].copy()
+        runs[:, RUN_LOGITS] = at + (from_token - first) * stride
+        runs[:, RUN_PLACE] = from_token - step.starts[part]
+        runs[:, record.RUN_COUNT] = np.minimum(step.starts[1:][part], end) - from_token
         self._kernel.run(runs, stride)
 
     def error(self, index: int) -> RowError | None:
         """The reason why the row of this index gets nothing: of several the one that comes first in the row."""
-        runs = ((self._owners == index) & (self._faults[:, 0] != record.NO_FAULT)).nonzero()[0].tolist()
+        step = self._step
+        runs = ((step.owners == index) & (step.faults[:, 0] != record.NO_FAULT)).nonzero()[0].tolist()
         if not runs:
             return None
-        run = min(runs, key=lambda each: (self._queries[each] == _ALL, self._queries[each]))
-        fault, logit = int(self._faults[run, 0]), float(self._faults.view(np.float64)[run, 1])
+        run = min(runs, key=lambda each: (step.queries[each] == ALL, step.queries[each]))
+        fault, logit = int(step.faults[run, 0]), float(step.faults.view(np.float64)[run, 1])
         reason: RealizarError
         if fault == record.NOTHING_ALLOWED:
             reason = nothing_allowed(int(self._columns.numbers[index]) in self._masks)
@@ -96,23 +126,42 @@ class StepSampler:
         return RowError.of(reason, "sampling")
 
     @property
+    def wants_logprobs(self) -> bool:
+        """True if any choice or query has log-probabilities."""
+        return self._step.ids.size > 0
+
+    @property
     def faulty(self) -> NDArray[np.intp]:
         """Indices of the rows that have an error, maybe several times."""
-        faulty: NDArray[np.intp] = self._owners[self._faults[:, 0] != record.NO_FAULT]
+        faulty: NDArray[np.intp] = self._step.owners[self._step.faults[:, 0] != record.NO_FAULT]
         return faulty
 
-    def logprobs(self, index: int) -> tuple[TokenLogprobs, ...]:
+    def logprobs(self, index: int) -> LogprobColumns:
         """Log-probabilities of a row's choices, where its parameters ask for them."""
         row = int(self._columns.numbers[index])
         if self._rows.logprobs[row] < 0 or not self.made[index]:
-            return ()
-        run = int(((self._owners == index) & (self._queries == _ALL)).nonzero()[0][0])
-        return self._lines(run, int(self.made[index]))
+            return LogprobColumns()
+        (run,) = ((self._step.owners == index) & (self._step.queries == ALL)).nonzero()[0]
+        return self._lines(np.array([run]), int(self.made[index]))
 
-    def queried(self, index: int) -> tuple[TokenLogprobs, ...]:
+    def single_logprobs(self, indices: Integers) -> dict[int, StepEntry]:
+        """Log-probabilities of rows that have made one choice and ask for them, in columns by the length of lists."""
+        step, entries = self._step, dict[int, StepEntry]()
+        of_row = np.zeros(len(self._columns), np.intp)
+        of_row[step.owners[step.queries == ALL]] = (step.queries == ALL).nonzero()[0]
+        runs = of_row[indices]
+        top_n = step.runs[runs, record.RUN_TOP_N]
+        for count in np.unique(top_n).tolist():
+            places = (top_n == count).nonzero()[0]
+            columns = self._lines(runs[places], 1)
+            for place, index in enumerate(indices[places].tolist()):
+                entries[index] = StepEntry(columns, place)
+        return entries
+
+    def queried(self, index: int) -> LogprobColumns:
         """Log-probabilities that a row's queries ask for."""
-        runs = ((self._owners == index) & (self._queries != _ALL)).nonzero()[0].tolist()
-        return tuple([self._lines(run, 1)[0] for run in runs])
+        runs = ((self._step.owners == index) & (self._step.queries != ALL)).nonzero()[0]
+        return LogprobColumns.joined([self._lines(runs[at : at + 1], 1) for at in range(len(runs))])
 
     def _describe_choices(self, runs: NDArray[np.int64], choosing: Integers, drafts: Integers, ends: Integers) -> None:
         columns, table = self._columns, self._rows.table
@@ -126,7 +175,6 @@ class StepSampler:
             "drafts": address(token_ids) + 4 * (ends - drafts),
             "choices": address(self.choices) + choosing * self.choices.strides[0],
             "made": address(self.made) + choosing * 8,
-            "top_n": np.maximum(self._rows.logprobs[numbers], 0),
         }
         for name, column in values.items():
             runs[:, RUN[name]] = column
@@ -141,39 +189,15 @@ class StepSampler:
         most = self._kernel.vocab_size
         for run, (row, at) in zip(runs, queries, strict=True):
             query = self._columns.logprob_queries[row][at]
-            run[RUN["count"]], run[RUN["top_n"]] = 1, min(query.top_n, most)
+            run[RUN["top_n"]] = min(query.top_n, most)
             run[RUN["target"]] = -1 if query.target is None else min(max(query.target, 0), most - 1)
-
-    def _describe_results(self) -> None:
-        """Give each run room for its faults and log-probabilities."""
-        runs, top_n = self._runs, self._runs[:, record.RUN_TOP_N]
-        runs[:, RUN["fault"]] = address(self._faults) + 16 * np.arange(len(runs))
-        lines = np.where(self._wants_lines(), runs[:, record.RUN_COUNT], 0)
-        self._ids_at = np.concatenate((np.zeros(1, np.int64), np.cumsum(lines * (2 + top_n))))
-        self._values_at = np.concatenate((np.zeros(1, np.int64), np.cumsum(lines * (1 + top_n))))
-        self._ids = np.empty(int(self._ids_at[-1]), np.int32)
-        self._values = np.empty(int(self._values_at[-1]), np.float64)
-        runs[:, RUN["ids"]] = address(self._ids) + 4 * self._ids_at[:-1]
-        runs[:, RUN["values"]] = address(self._values) + 8 * self._values_at[:-1]
-
-    def _wants_lines(self) -> NDArray[np.bool_]:
-        """bool [runs], true for those that want log-probabilities."""
-        wanted: NDArray[np.bool_] = (self._queries != _ALL) | (
-            self._rows.logprobs[self._columns.numbers[self._owners]] >= 0
-        )
-        return wanted
 
     def _token(self, row: int, at: int) -> int:
         return int(self._columns.starts[row]) + self._columns.logprob_queries[row][at].index
 
-    def _lines(self, run: int, count: int) -> tuple[TokenLogprobs, ...]:
-        top_n = int(self._runs[run, record.RUN_TOP_N])
-        first, start = int(self._ids_at[run]), int(self._values_at[run])
-        ids = self._ids[first : first + count * (2 + top_n)].reshape(count, -1).tolist()
-        values = self._values[start : start + count * (1 + top_n)].reshape(count, -1).tolist()
-        return tuple(
-            [
-                TokenLogprobs(chosen, logprobs[0], rank, tuple(zip(top, logprobs[1:], strict=True)))
-                for (chosen, rank, *top), logprobs in zip(ids, values, strict=True)
-            ]
-        )
+    def _lines(self, runs: NDArray[np.intp], count: int) -> LogprobColumns:
+        """The log-probabilities of the first `count` tokens of runs that list equally many ids."""
+        step, top_n = self._step, int(self._step.runs[runs[0], record.RUN_TOP_N])
+        ids = step.ids[step.ids_at[runs][:, None] + np.arange(count * (2 + top_n))].reshape(-1, 2 + top_n)
+        values = step.values[step.values_at[runs][:, None] + np.arange(count * (1 + top_n))]
+        return LogprobColumns(1 + top_n, np.delete(ids, 1, axis=1).tobytes(), values.tobytes(), ids[:, 1].tobytes())
