@@ -63,7 +63,7 @@ def test_tables_are_copies() -> None:
     chunks=st.lists(st.integers(1, 8), min_size=1, max_size=10),
 )
 def test_a_window_holds_what_is_seen_and_no_more_than_it_must(window: int, block_size: int, chunks: list[int]) -> None:
-    """Every position that a later token sees keeps its slot; blocks that nobody sees are free."""
+    """Every position that the last token or a later one sees keeps its slot; blocks that nobody sees are free."""
     manager = make_manager((window, None), num_blocks=80, block_size=block_size)
     slot_of: dict[int, int] = {}
     computed = 0
@@ -71,8 +71,7 @@ def test_a_window_holds_what_is_seen_and_no_more_than_it_must(window: int, block
         assert manager.allocate(2, computed, chunk) == chunk
         new = slots(manager, 2, range(computed, computed + chunk))[0]
         slot_of.update(zip(range(computed, computed + chunk), new, strict=True))
-        first = max(computed - window + 1, 0)
-        seen = range(first, computed + chunk)
+        seen = range(max(computed - window, 0), computed + chunk)
         assert slots(manager, 2, seen)[0] == [slot_of[position] for position in seen]
         held = {position // block_size for position in seen}
         windowed, full = manager.audit()
@@ -104,9 +103,9 @@ def test_allocate_takes_all_that_fits(
     room = wanted
     for window, count in zip(windows, counts, strict=True):
         held = {position // 4 for position in range(computed)}
-        if window is not None:  # the last allocation freed what the token before this one did not see
-            held = {position // 4 for position in range(max(computed - window, 0), computed)}
-        seen = {position // 4 for position in range(max(computed - (window or 1000) + 1, 0), computed)}
+        if window is not None:  # the last allocation freed what the two tokens before this one did not see
+            held = {position // 4 for position in range(max(computed - window - 1, 0), computed)}
+        seen = {position // 4 for position in range(max(computed - (window or 1000), 0), computed)}
         free = count.free + len(held - seen)
         last = -(-computed // 4)
         room = min(room, (last + free) * 4 - computed)

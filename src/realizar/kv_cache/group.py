@@ -34,13 +34,17 @@ class GroupBlocks:
         """Index of the first block that a token at position `num_computed_tokens`, or a later one, sees."""
         return 0 if self.window is None else max(num_computed_tokens - self.window + 1, 0) // self.block_size
 
+    def _first_kept(self, num_computed_tokens: int) -> int:
+        """Index of the first block of a row: one that the last computed token sees."""
+        return self.first_needed(max(num_computed_tokens - 1, 0))
+
     def blocks_for(self, num_tokens: int, max_step_tokens: int) -> int:
         """Blocks that a sequence of `num_tokens` holds at most, when at most `max_step_tokens` go through a step."""
         blocks = -(-num_tokens // self.block_size)
         if self.window is None:
             return blocks
-        # A step's tokens and the window - 1 before them, anywhere against the blocks' edges.
-        return min(blocks, -(-(self.window - 1 + max_step_tokens - 1) // self.block_size) + 1)
+        # A step's tokens, the one before, and the window - 1 before that, anywhere against the blocks' edges.
+        return min(blocks, -(-(self.window + max_step_tokens - 1) // self.block_size) + 1)
 
     @property
     def max_tokens(self) -> int:
@@ -104,14 +108,18 @@ class GroupBlocks:
         own = end * self.block_size - num_computed_tokens
         if own >= num_tokens:
             return own
-        released = self.tables[row, start : max(min(self.first_needed(num_computed_tokens), end), start)].tolist()
+        first = self._first_kept(num_computed_tokens)
+        released = self.tables[row, start : max(min(first, end), start)].tolist()
         freed = sum(self.pool.ref_count(block) == 1 for block in released)
         return own + (self.pool.num_available + freed) * self.block_size
 
     def extend(self, row: int, num_computed_tokens: int, num_tokens: int) -> None:
-        """Release the blocks that are out of the window, then own those of the next `num_tokens`."""
+        """Release the blocks that are out of the window, then own those of the next `num_tokens`.
+
+        The last token may be computed again.
+        """
         if self.window is not None:
-            self.release(row, self.first_needed(num_computed_tokens))
+            self.release(row, self._first_kept(num_computed_tokens))
         end = -(-(num_computed_tokens + num_tokens) // self.block_size)
         if end > self.end[row]:
             self.tables[row, self.end[row] : end] = self.pool.allocate(end - self.end[row])
@@ -122,7 +130,7 @@ class GroupBlocks:
         end = self.end[row] * self.block_size
         if self.window is None:
             return end
-        return min(end, (self.first[row] + 1) * self.block_size + self.window - 1)
+        return min(end, (self.first[row] + 1) * self.block_size + self.window)
 
     def clear(self, row: int) -> None:
         """Release all blocks of the row, the last first: in the cache a block is useless without those before it."""

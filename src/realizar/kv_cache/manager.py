@@ -166,10 +166,6 @@ class KVCacheManager:
         """int32 [rows]: tokens that a row can go on by with the blocks it has. Both arguments are [rows]."""
         return self._steady_until[rows] - num_computed
 
-    def sees(self, row: int, position: int) -> bool:
-        """True if the row holds all blocks that the token at `position` sees."""
-        return all(group.first[row] <= group.first_needed(position) for group in self._groups)
-
     def free(self, row: int) -> None:
         """Release all blocks of the row."""
         self._num_registered[row] = self._steady_until[row] = 0

@@ -1,7 +1,8 @@
 """`Holding`: rows of a submitted step whose masks are late make no choice in it, and try again in the next.
 
 A row that is held computes its last token once more: the same keys and values at the same place, so that nothing else
-is undone. Without it a step would wait for its slowest grammar.
+is undone. A row keeps the blocks that this token sees (`kv_cache/group.py`), also where the next one leaves some out of
+its window. Without it a step would wait for its slowest grammar.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 
 from realizar.batch import ScheduledBatch
-from realizar.kv_cache.manager import KVCacheManager
 from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.row_table import RowTable
 
@@ -20,16 +20,8 @@ from realizar.scheduler.row_table import RowTable
 class Holding:
     """Part of a scheduler."""
 
-    def __init__(self, open_sequences: OpenSequences, table: RowTable, cache: KVCacheManager) -> None:
-        self._open, self._table, self._cache = open_sequences, table, cache
-
-    def can_hold(self, row: int) -> bool:
-        """True if a row of the oldest submitted step may compute its last token again.
-
-        It may not where a block that this token sees has left the row's window.
-        """
-        sequence = self._open.in_rows[row]
-        return sequence is None or not sequence.running or self._cache.sees(row, sequence.num_known_tokens - 1)
+    def __init__(self, open_sequences: OpenSequences, table: RowTable) -> None:
+        self._open, self._table = open_sequences, table
 
     def hold(self, step: ScheduledBatch, rows: Collection[int], following: ScheduledBatch) -> ScheduledBatch:
         """Let rows of the oldest submitted step go without a choice.
@@ -43,13 +35,17 @@ class Holding:
             not made.
         """
         table, columns = self._table, step.columns
-        held = np.isin(columns.numbers, list(rows)) & (table.sequence_ids[columns.numbers] == columns.sequence_ids)
+        are_held = np.zeros(len(table.sequence_ids), np.bool_)
+        are_held[list(rows)] = True
+        held = are_held[columns.numbers] & (table.sequence_ids[columns.numbers] == columns.sequence_ids)
         numbers = columns.numbers[held]
         running = np.array([self._is_running(row) for row in numbers.tolist()], np.bool_)
         table.num_pending[numbers] -= 1
         table.num_drafts[numbers] = 0
         table.num_computed[numbers[running]] -= 1 + columns.num_drafts[held][running]
-        again = np.isin(following.columns.numbers, numbers[running])
+        are_held[:] = False
+        are_held[numbers[running]] = True
+        again = are_held[following.columns.numbers]
         if not again.any():
             return following
         return replace(following, columns=table.computed_again(following.columns, again))

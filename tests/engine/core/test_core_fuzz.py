@@ -168,7 +168,7 @@ def run(
 
 @pytest.mark.parametrize(
     ("windows", "steps_in_flight", "drafts", "num_blocks"),
-    [((None,), 1, 3, 12), ((None,), 2, 0, 11), ((None, 7), 1, 2, 14), ((6,), 2, 3, 9)],
+    [((None,), 1, 3, 12), ((None,), 2, 0, 11), ((None, 7), 1, 2, 14), ((5,), 2, 3, 9)],
 )
 def test_everyone_gets_what_its_history_gives(
     windows: tuple[int | None, ...], steps_in_flight: int, drafts: int, num_blocks: int

@@ -317,14 +317,15 @@ def test_the_row_alone_in_its_steps_is_held(late: LateService, held: list[int]) 
     core.close()
 
 
+@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_requests_come_and_leave_while_all_masks_are_due(
-    monkeypatch: pytest.MonkeyPatch, held: list[int], steps_in_flight: int
+    monkeypatch: pytest.MonkeyPatch, held: list[int], steps_in_flight: int, window: int | None
 ) -> None:
     """A grammar's process that stands still keeps neither a new request waiting nor one from leaving."""
     monkeypatch.setattr(Patience, "left_s", lambda *_: 0.0)
     stopped = GrammarService(GRAMMAR_TOKENS, limits=WorkerLimits(step_s=10 * HANG_S))
-    core = new_engine(ScriptedBackend(), lambda: stopped, steps_in_flight=steps_in_flight)
+    core = new_engine(ScriptedBackend((window,)), lambda: stopped, steps_in_flight=steps_in_flight)
     sampling = SamplingParams(temperature=0.0, structured=GRAMMARS["regex"][0])
     staying = structured_request("staying", [1], sampling)
     core.add(staying)
@@ -346,7 +347,7 @@ def test_requests_come_and_leave_while_all_masks_are_due(
     for _ in range(25):
         outputs += core.step()
     assert tokens_of([each for each in outputs if each.request_id == "plain"]) == expected_tokens(
-        (4, 5), (None,), plain.sampling, 20
+        (4, 5), (window,), plain.sampling, 20
     )
     held.clear()
     outputs += core.step()
@@ -354,7 +355,7 @@ def test_requests_come_and_leave_while_all_masks_are_due(
     os.kill(grammar.worker.pid, signal.SIGCONT)
     monkeypatch.undo()  # else steps without choices are run as fast as can be
     outputs += run_out(core)["staying"]
-    assert tokens_of([each for each in outputs if each.request_id == "staying"]) == alone(staying)
+    assert tokens_of([each for each in outputs if each.request_id == "staying"]) == alone(staying, (window,))
     core.close()
 
 

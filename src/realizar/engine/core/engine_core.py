@@ -329,10 +329,9 @@ class EngineCore:
         if not self._in_flight:
             return following
         batch, step = self._in_flight[0]
-        holding = self._scheduler.holding
-        given = self._grammars.give(step, holding.can_hold)
+        given = self._grammars.give(step)
         self._stuck.update(given.stuck)
-        return holding.hold(batch, given.held, following) if given.held else following
+        return self._scheduler.holding.hold(batch, given.held, following) if given.held else following
 
     def _fail_unopened(self) -> None:
         unopened, self._unopened = self._unopened, {}

@@ -25,7 +25,6 @@ from realizar.structured.workers.service import GrammarService
 
 _LOG = logging.getLogger(__name__)
 _STUCK = "the output can't go on within its grammar"
-_LONG_S = 60.0  # to be woken by the next mask, or by the end of its process
 _NO_SLOT = -1
 
 
@@ -182,18 +181,14 @@ class RowGrammars:
                 self._drafts[number] = new[slot] = drafts
         return new
 
-    def give(self, step: Step, can_hold: Callable[[int], bool]) -> GivenMasks:
-        """Set the masks on their step, as soon as all are there or waiting longer for some costs more than it gives.
-
-        Args:
-            can_hold: true for a row, by its number, that may do without a choice in this step.
-        """
+    def give(self, step: Step) -> GivenMasks:
+        """Set the masks on their step, as soon as all are there or waiting longer for some costs more than it gives."""
         asking = self._asking
         if self._is_given or asking is None:
             return _NONE_GIVEN
         self._is_given = True
         masks, slots = self._made_service().rows, asking.slots
-        late = self._late(asking, masks, can_hold)
+        late = self._late(asking, masks)
         failed = masks.are_failed(slots)
         ready = ~(late | failed)
         if ready.any():
@@ -218,10 +213,10 @@ class RowGrammars:
             self._made_service().forget(row.grammar.structured)
         return stuck
 
-    def _late(self, asking: _Asking, masks: StepMasks, can_hold: Callable[[int], bool]) -> NDArray[np.bool_]:
+    def _late(self, asking: _Asking, masks: StepMasks) -> NDArray[np.bool_]:
         """Wait for the masks of rows; bool [rows], those whose masks are not awaited any longer."""
         try:
-            late = self._wait(asking, masks, can_hold)
+            late = self._wait(asking, masks)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(asking.numbers.tolist(), error)
             return np.zeros(len(asking), np.bool_)
@@ -238,7 +233,7 @@ class RowGrammars:
             reason = f"masks could not be computed: {type(error).__name__}"
             self._made_service().rows.fail(self._rows[number], reason, "engine")
 
-    def _wait(self, asking: _Asking, masks: StepMasks, can_hold: Callable[[int], bool]) -> NDArray[np.bool_]:
+    def _wait(self, asking: _Asking, masks: StepMasks) -> NDArray[np.bool_]:
         started_s = time.monotonic()
         masks.wait(0)
         while True:
@@ -247,9 +242,9 @@ class RowGrammars:
             if not num_late:
                 return late
             left_s = self._patience.left_s(time.monotonic() - started_s, num_late, len(asking.step))
-            if left_s <= 0 and all(can_hold(number) for number in asking.numbers[late].tolist()):
+            if left_s <= 0:
                 return late
-            masks.wait(left_s if left_s > 0 else _LONG_S)
+            masks.wait(left_s)
 
     def drop(self) -> None:
         """Forget the step that masks are asked for: it is lost. The masks are those of its rows' next choices still."""
