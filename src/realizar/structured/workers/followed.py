@@ -90,6 +90,14 @@ class FollowedRow:
                 worker.num_rows += 1
             self.placed = worker
 
+    def find_place(self) -> GrammarWorker | None:
+        """Place it with the process that is to compute its masks: its own, unless another one has far fewer rows."""
+        workers = self.grammar.workers
+        least = min(workers, key=lambda worker: worker.num_rows, default=None)
+        if least is None or self.placed not in workers or self.placed.num_rows > least.num_rows + 2:
+            self.place(least)
+        return self.placed
+
     def fail(self, reason: str, cause: ErrorCause) -> None:
         """Note the row's error, from any thread."""
         self.error, self.cause = reason, cause

@@ -252,7 +252,7 @@ class StepMasks:
             if row not in self._later:
                 self._later.append(row)
             return
-        worker = placed_worker(row)
+        worker = row.find_place()
         if worker is None:
             self._start_repair(grammar, [row], "engine")
             return
@@ -398,16 +398,3 @@ class StepMasks:
             self._need_care[row.slot] = True
         if not grammar.num_rows:
             self._unwatch_idle(worker)
-
-
-def placed_worker(row: FollowedRow) -> GrammarWorker | None:
-    """The process that is to compute a row's masks: its own, unless another one has far fewer rows."""
-    grammar = row.grammar
-    if not grammar.more:
-        row.place(grammar.worker)
-        return grammar.worker
-    workers = grammar.workers
-    least = min(workers, key=lambda worker: worker.num_rows)
-    if row.placed not in workers or row.placed.num_rows > least.num_rows + 2:
-        row.place(least)
-    return row.placed
