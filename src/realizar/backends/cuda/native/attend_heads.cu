@@ -64,8 +64,8 @@ INLINE void unpack(u32 (&x)[4], const Vector& raw, u32) { x[0] = raw.x; x[1] = r
 
 #define COPIES_BULK (BULK && __CUDA_ARCH__ >= 900)
 #if !COPIES_BULK
-// Copies that a thread waits for by number: all but the newest N groups. What is read once leaves the second-level cache
-// first.
+// Copies that a thread waits for by number: all but the newest N groups. What is read once leaves the second-level
+// cache first.
 INLINE void copy_async16(u32 to, const void* from) {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
