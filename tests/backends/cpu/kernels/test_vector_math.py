@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from backends.cpu.kernels.kernel_calls import call, poisoned
 from backends.cpu.kernels.record_checks import WIDTH, check_records, poisoned_records, rows_of
-from realizar.backends.cpu.codegen.vector_math import VectorMath
+from realizar.backends.cpu.codegen.vector_math import CLAMPED, VectorMath
 from realizar.backends.cpu.kernels.activate import ACTIVATE, make_activate
 from realizar.backends.cpu.kernels.quantize import ACTIVATIONS
 
@@ -102,8 +102,16 @@ def expected_activation(name: str, x: NDArray[np.float64]) -> NDArray[np.float64
     return np.array([0.5 * v * (1 + math.erf(v * math.sqrt(0.5))) for v in x.ravel()]).reshape(x.shape)
 
 
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("name", ACTIVATIONS)
+def expected_product(name: str, gate: NDArray[np.float64], up: NDArray[np.float64]) -> NDArray[np.float64]:
+    if name != CLAMPED:
+        return expected_activation(name, gate) * up
+    gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "gated"), [(name, gated) for name in ACTIVATIONS for gated in (False, True) if gated or name != CLAMPED]
+)
 def test_activate_kernel(name: str, gated: bool) -> None:
     """Five tokens of three groups on three threads; values far past saturation among them."""
     rng = np.random.default_rng(1)
@@ -117,7 +125,9 @@ def test_activate_kernel(name: str, gated: bool) -> None:
         up=up if gated else gate, input_stride=gate.strides[0], groups=groups, out=out, out_stride=out.strides[0],
         records=records, records_groups=groups, records_width=WIDTH, source_groups=3, block_bytes=1 << 20,
     )  # fmt: skip
-    expected = expected_activation(name, gate.astype(np.float64)) * (up if gated else 1.0)
-    scale = np.maximum(np.abs(gate), 1e-3) * (np.abs(up) if gated else 1.0)  # a cancelled gelu is near zero
+    gates = gate.astype(np.float64)
+    expected = expected_product(name, gates, up.astype(np.float64)) if gated else expected_activation(name, gates)
+    factor = np.abs(up) + (name == CLAMPED) if gated else 1.0
+    scale = np.maximum(np.abs(gate), 1e-3) * factor  # a cancelled gelu is near zero
     assert np.max(np.abs(out - expected) / scale) <= 4e-7
     check_records(rows_of(records, tokens), out)

@@ -86,5 +86,7 @@ def test_methods_and_parameters_are_refused_by_name(tmp_path: Path, monkeypatch:
     with pytest.raises(UnsupportedModelError, match=r"key 'quantization_config\.bits': unsupported value 3$"):
         check(tmp_path)
     write_config(tmp_path, quant_method="gptq")
-    with pytest.raises(UnsupportedModelError, match=r"quantised by 'gptq' .*in safetensors: float weights, grouped;"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"quantised by 'gptq' .*in safetensors: float weights, grouped, mxfp4;"
+    ):
         check(tmp_path)
