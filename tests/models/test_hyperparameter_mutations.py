@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +37,8 @@ GGUF_KEYS = [key.removeprefix("llama.") for key in GGUF_METADATA if key.startswi
     "embedding_length_per_layer_input",
     "rope.dimension_count_swa",
     "logit_scale",
+    "embedding_scale",
+    "final_logit_softcapping",
     "expert_count",
     "expert_used_count",
     "expert_feed_forward_length",
@@ -115,6 +118,9 @@ ropes = st.fixed_dictionaries(
     optional=dict.fromkeys((*ROPE_KEYS, "original_max_position_embeddings", "short_factor"), scalars),
 )
 values = st.one_of(scalars, st.lists(scalars, max_size=4), ropes)
+arrays = st.builds(
+    np.asarray, st.lists(st.integers(-1, 8), max_size=3), st.sampled_from([np.int32, np.float32, np.bool_])
+)
 kinds = st.sampled_from(["none", "linear", "yarn", "longrope"])
 
 
@@ -126,7 +132,7 @@ def _build(checkpoint: Any) -> None:
 @settings(max_examples=150)
 @given(
     st.sampled_from(sorted(registry._BY_GGUF_ARCHITECTURE)),
-    st.dictionaries(st.sampled_from(GGUF_KEYS), st.one_of(values, kinds), max_size=4),
+    st.dictionaries(st.sampled_from(GGUF_KEYS), st.one_of(values, kinds, arrays), max_size=4),
 )
 def test_gguf_metadata(architecture: str, changes: dict[str, Any]) -> None:
     keys = {f"{architecture}.{key}": value for key, value in changes.items()}

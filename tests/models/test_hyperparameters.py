@@ -6,6 +6,7 @@ import math
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from handmade_checkpoint import CONFIG, FOLDER, GGUF_METADATA, GGUF_PATH, config_checkpoint, gguf_checkpoint
@@ -143,6 +144,23 @@ def test_malformed_config_value_is_named(key: str, value: Any, named: str) -> No
     with pytest.raises(CheckpointError) as caught:
         build_spec(config_checkpoint({key: value}))
     assert named in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [
+        ("llama", "attention.scale"),
+        ("llama", "embedding_scale"),
+        ("llama", "rope.scaling.factor"),
+        ("gemma2", "final_logit_softcapping"),
+        ("gemma4", "expert_count"),
+        ("mistral3", "attention.temperature_scale"),
+        ("olmo2", "attention.sliding_window"),
+    ],
+)
+def test_an_array_in_place_of_a_number_is_refused_by_key(architecture: str, key: str) -> None:
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=rf"key '{architecture}\.{key}'"):
+        build_spec(gguf_checkpoint({f"{architecture}.{key}": np.asarray([1, 2], np.int32)}, architecture))
 
 
 def test_neutral_and_harmless_keys_are_taken() -> None:

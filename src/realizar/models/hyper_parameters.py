@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeGuard, TypeVar
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
@@ -164,7 +164,7 @@ class HyperParameters:
         self, gguf: str | None, hf: str | None, value: object, *, above: float = 0.0, high: float = MAX_NUMBER
     ) -> float:
         """`value`, found under the key, as a number greater than `above`, from MIN_NUMBER to `high`."""
-        if isinstance(value, bool) or not isinstance(value, Real):
+        if not _is_number(value):
             raise self.malformed(gguf, hf, f"expected a number, found {_shorten(value)}")
         number = float(value)
         if not (math.isfinite(number) and above < number <= high and number >= MIN_NUMBER):
@@ -174,7 +174,7 @@ class HyperParameters:
     def optional_number(self, gguf: str | None, hf: str | None) -> float | None:
         """A positive number; None if the key is absent, null or zero (soft caps, scales)."""
         value = self.raw(gguf, hf)
-        if value is None or (value == 0 and value is not False):
+        if value is None or (_is_number(value) and value == 0):
             return None
         return self.checked_number(gguf, hf, value)
 
@@ -215,7 +215,7 @@ class HyperParameters:
             inner.refuse_unread()
 
     def _is_without_effect(self, name: str, value: Any) -> bool:
-        if _is_neutral(value) or (name.endswith(_FACTOR_SUFFIXES) and value == 1):
+        if _is_neutral(value) or (name.endswith(_FACTOR_SUFFIXES) and isinstance(value, Real) and value == 1):
             return True
         if self.is_gguf:
             return name in GGUF_WITHOUT_EFFECT
@@ -244,6 +244,11 @@ class HyperParameters:
 def config_path(checkpoint: Checkpoint) -> Path:
     """`config.json` of a safetensors checkpoint."""
     return checkpoint.path / "config.json"
+
+
+def _is_number(value: object) -> TypeGuard[Real]:
+    """True for a number other than true and false; an array of one is none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _is_sequence(value: object) -> bool:

@@ -113,8 +113,11 @@ def _read_gguf(
         raise hparams.malformed("rope.dimension_count", None, f"{size} is odd")
     base = hparams.number("rope.freq_base", None, default=default_base, above=1.0)
     kind = hparams.text("rope.scaling.type", None, default="")
-    factor_key = "rope.scaling.factor" if hparams.raw("rope.scaling.factor", None) else "rope.scale_linear"
+    factor_key = "rope.scaling.factor"
     factor = hparams.optional_number(factor_key, None)
+    if factor is None:
+        factor_key = "rope.scale_linear"
+        factor = hparams.optional_number(factor_key, None)
     original = hparams.integer(
         "rope.scaling.original_context_length", None, high=MAX_CONTEXT, default=sizes.trained_context_length
     )

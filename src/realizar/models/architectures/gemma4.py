@@ -18,6 +18,7 @@ from realizar.models.dimensions import (
     MAX_WIDTH,
     read_dimensions,
 )
+from realizar.models.experts import MAX_EXPERTS
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import SharedAttention
@@ -62,9 +63,11 @@ class _Shape:
 
 def build(hparams: HyperParameters) -> ModelSpec:
     """Gemma 4 (31B, 12B, E4B, E2B)."""
-    for key in ("enable_moe_block", "expert_count"):
-        if hparams.raw(key, key):
-            raise hparams.unsupported(key, key, hparams.raw(key, key))
+    experts = "expert_count", "enable_moe_block"
+    if hparams.is_gguf and hparams.integer(experts[0], None, low=0, high=MAX_EXPERTS, default=0):
+        raise hparams.unsupported(*experts, hparams.raw(*experts))
+    if hparams.boolean(None, experts[1], default=False):
+        raise hparams.unsupported(*experts, True)
     if hparams.text(None, "use_bidirectional_attention", default="vision") != "vision":  # of images alone
         raise hparams.unsupported(None, "use_bidirectional_attention", hparams.raw(None, "use_bidirectional_attention"))
     sizes = read_dimensions(hparams, defaults=_DEFAULTS, varies=True)

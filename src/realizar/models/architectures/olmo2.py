@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from realizar.models.dimensions import read_dimensions
+from realizar.models.dimensions import MAX_CONTEXT, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_parameters import read_local_rope, read_rope
 from realizar.models.spec import Layer, ModelSpec, Rope
@@ -19,7 +19,7 @@ _PERIOD = 4  # the last layer of each four is full
 
 def build_olmo2(hparams: HyperParameters) -> ModelSpec:
     """OLMo 2; OLMo 3 from a GGUF file, which says so by its window."""
-    if hparams.is_gguf and hparams.raw("attention.sliding_window", None):
+    if hparams.integer("attention.sliding_window", None, low=0, high=MAX_CONTEXT, default=0):
         return build_olmo3(hparams)
     sizes = read_dimensions(hparams, defaults=_DEFAULTS)
     builder = SpecBuilder(hparams, sizes, norm_after_attention=True)
