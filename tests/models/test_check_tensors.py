@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from handmade_checkpoint import HIDDEN, VOCABULARY, WIDTH, config_checkpoint, gguf_checkpoint, stored
+from handmade_checkpoint import CONFIG, HIDDEN, VOCABULARY, WIDTH, config_checkpoint, gguf_checkpoint, stored
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CheckpointError, UnsupportedModelError
@@ -109,6 +109,33 @@ def test_tied_and_untied_heads() -> None:
     spec = build_spec(tied)
     assert spec.tied
     check_tensors(spec, tied)  # a copy of the embedding under the head's name is not needed
+
+
+def test_a_head_of_other_values_is_not_tied_whatever_a_configuration_says() -> None:
+    tied = config_checkpoint({"tie_word_embeddings": True})
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    shape = tied.tensors[names[0]].shape
+    rows = np.arange(shape[0] * shape[1])
+    other = rows + (rows == rows[-1])
+    for values, is_tied in ((rows, True), (other, False)):
+        checkpoint = with_tensor(with_tensor(tied, stored(names[0], shape, rows)), stored(names[1], shape, values))
+        spec = build_spec(checkpoint)
+        assert spec.tied == is_tied
+        assert (names[1] in spec.ignored_tensors) == is_tied
+
+
+@pytest.mark.parametrize(
+    ("top", "text", "tied"),
+    [(False, True, True), (True, False, True), (False, False, False), (None, True, True), (True, None, True)],
+)
+@pytest.mark.parametrize("model_type", ["mistral3", "qwen3_vl"])
+def test_either_part_of_a_multi_modal_configuration_ties(
+    model_type: str, top: bool | None, text: bool | None, tied: bool
+) -> None:
+    inner = {key: value for key, value in CONFIG.items() if key not in ("model_type", "architectures")}
+    config = {"model_type": model_type, "text_config": {**inner, "tie_word_embeddings": text}}
+    config |= {} if top is None else {"tie_word_embeddings": top}
+    assert build_spec(dataclasses.replace(config_checkpoint(), metadata={"config": config})).tied == tied
 
 
 def test_known_tables_are_not_left_over() -> None:

@@ -126,6 +126,7 @@ _MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
 }
+_TIED = "tie_word_embeddings"
 
 
 def build_spec(
@@ -194,9 +195,16 @@ def _choose(checkpoint: Checkpoint, name: str, builds: Mapping[str, BuildSpec]) 
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a multi-modal configuration that describes the text model."""
+    """The part of a multi-modal configuration that describes the text model.
+
+    Its head is tied if either part says so: which of them counts differs between families and versions of transformers,
+    and the other may have a default there. A head that the checkpoint has all the same is seen by its values.
+    """
     inner = config.get("text_config")
     if not isinstance(inner, Mapping):
         return config
-    shared = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
-    return {**shared, **inner}
+    shared = {key: config[key] for key in (_TIED, "quantization_config") if key in config}
+    text = {**shared, **inner}
+    if shared.get(_TIED) is True or text.get(_TIED) is None:
+        text[_TIED] = shared.get(_TIED)
+    return text

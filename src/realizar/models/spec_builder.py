@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Literal
 
+import numpy as np
+
 from realizar.models.dimensions import MAX_CONTEXT, Dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.layer_inputs import LayerInputs
@@ -25,6 +27,9 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "gelu": "gelu",
 }
+
+
+_COMPARED = 1 << 20  # bytes at a time
 
 
 class SpecBuilder:
@@ -232,8 +237,8 @@ class SpecBuilder:
         """The whole model.
 
         Args:
-            tied_by_default: True if the head is the embedding unless `config.json` decides. A GGUF file is tied if it
-                has no `output.weight`.
+            tied_by_default: True if the head is the embedding unless `config.json` decides, or the checkpoint has a
+                head of other values. A GGUF file is tied if it has no `output.weight`.
             head_bias: True if logits have a bias, tied or not.
             is_ignored: True for checkpoint names that are known and not needed.
             layer_inputs: see `ModelSpec`.
@@ -243,7 +248,7 @@ class SpecBuilder:
         if hparams.is_gguf:
             tied = not self.has(HEAD)
         else:
-            tied = hparams.boolean(None, "tie_word_embeddings", default=tied_by_default)
+            tied = hparams.boolean(None, "tie_word_embeddings", default=tied_by_default) and not self._has_own_head()
         ignored = {name for name in hparams.checkpoint.tensors if is_ignored(name)}
         if tied:
             bias = self._note("lm_head.bias", (sizes.vocab_size,)) if head_bias else None
@@ -270,6 +275,19 @@ class SpecBuilder:
             tensors=self._tensors,
             ignored_tensors=frozenset(ignored),
             layer_inputs=layer_inputs,
+        )
+
+    def _has_own_head(self) -> bool:
+        """True if the checkpoint has a head of the embedding's shape with other values: then it is not tied."""
+        stored = self.hparams.checkpoint.tensors
+        head, embedding = stored.get(self.stored_name(HEAD)), stored.get(self.stored_name(EMBEDDING))
+        if head is None or embedding is None or head.shape != embedding.shape:
+            return False
+        if (head.type_name, head.data.size) != (embedding.type_name, embedding.data.size):
+            return True
+        return any(
+            not np.array_equal(head.data[start : start + _COMPARED], embedding.data[start : start + _COMPARED])
+            for start in range(0, head.data.size, _COMPARED)
         )
 
     def _is_gate_fused(self, index: int) -> bool:
