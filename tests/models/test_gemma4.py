@@ -102,6 +102,27 @@ def test_full_layers_have_heads_of_their_own_and_k_makes_v_there() -> None:
     assert [group.layers for group in spec.cache_groups()] == [(0, 2, 4), (1, 3, 5)]
 
 
+def test_a_configuration_without_ropes_has_those_of_the_family() -> None:
+    without = {key: value for key, value in DENSE.items() if key != "rope_parameters"}
+    assert _config(**without).layers == _config(**DENSE).layers == _config(**without, rope_parameters=None).layers
+
+
+def test_a_proportional_rope_rotates_any_share_of_a_head() -> None:
+    ropes = {**ROPES, "full_attention": {**ROPES["full_attention"], "partial_rotary_factor": 0.2}}  # 3.2 of 16
+    full = _config(**{**DENSE, "rope_parameters": ropes}).attentions()[1][1]
+    assert full.rope is not None
+    assert full.rope.inverse_frequencies == (1.0, *[0.0] * 7)
+
+
+def test_only_full_layers_of_a_gguf_file_may_have_no_v() -> None:
+    keys = {f"gemma4.attention.{key}": 4 for key in ("key_length", "key_length_swa")}
+    keys["gemma4.attention.sliding_window_pattern"] = [True, False]
+    for absent, k_is_v in (([1], [False, True]), ([], [False, False]), ([0], [False, False]), ([0, 1], [False, True])):
+        shapes = {f"blk__{index}__attn_v": None for index in absent}
+        spec = build_spec(gguf_checkpoint(keys, "gemma4", **shapes))
+        assert [m.v == m.k for _, m in spec.attentions()] == k_is_v
+
+
 def test_last_layers_take_keys_of_the_last_layer_of_their_kind() -> None:
     spec = _config(**EDGE)
     shared = [m for _, m in spec.all_attentions() if isinstance(m, SharedAttention)]

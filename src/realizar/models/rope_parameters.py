@@ -191,14 +191,14 @@ def _read_config(
     top_level_base = hparams.number(None, "rope_theta", default=default_base, above=1.0)
     base = rope.number(None, "rope_theta", default=top_level_base, above=1.0)
     partial = hparams.number(None, "partial_rotary_factor", default=default_partial, high=1.0)
-    size = int(sizes.head_size * rope.number(None, "partial_rotary_factor", default=partial, high=1.0))
-    if size < 2 or size % 2:
-        raise rope.malformed(None, "partial_rotary_factor", f"{size} rotated dimensions")
+    share = rope.number(None, "partial_rotary_factor", default=partial, high=1.0)
     kind = rope.text(None, "rope_type", default=rope.text(None, "type", default="default"))
     if kind == "proportional":
-        share = rope.number(None, "partial_rotary_factor", default=partial, high=1.0)
         factor = rope.number(None, "factor", default=1.0, high=MAX_FACTOR)
         return make_rope(proportional_frequencies(base, sizes.head_size, share, factor))
+    size = int(sizes.head_size * share)
+    if size < 2 or size % 2:
+        raise rope.malformed(None, "partial_rotary_factor", f"{size} rotated dimensions")
     if kind == "su" or (kind == "yarn" and hparams.architecture == "phi3"):
         kind = "longrope"  # the names that the first phi3 checkpoints used
     # "dynamic" changes frequencies only past max_position_embeddings, and no context here is longer.

@@ -23,7 +23,8 @@ from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import SharedAttention
 from realizar.models.multimodal import is_other_part, text_prefix
-from realizar.models.rope_parameters import plain_rope, read_local_rope, read_rope
+from realizar.models.rope import proportional_frequencies
+from realizar.models.rope_parameters import make_rope, plain_rope, read_local_rope, read_rope
 from realizar.models.spec import Activation, Attention, FeedForward, Layer, ModelSpec, Rope
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_source import TensorName, TensorSource
@@ -173,6 +174,8 @@ def _output_scale(builder: SpecBuilder, base: str) -> TensorName | None:
 def _rope(builder: SpecBuilder, shape: _Shape) -> Rope:
     hparams, sizes = builder.hparams, replace(builder.sizes, head_size=shape.head_size)
     if not shape.is_local:
+        if not hparams.is_gguf and hparams.raw(None, "rope_parameters") is None:
+            return make_rope(proportional_frequencies(1e6, shape.head_size, 0.25, 1.0))  # as transformers has it
         return read_rope(hparams, sizes, default_base=10000.0 if hparams.is_gguf else 1e6)
     if not hparams.is_gguf:
         return read_local_rope(hparams, sizes, base_key="rope_local_base_freq", default_base=10000.0)
@@ -279,8 +282,10 @@ def _read_widths(hparams: HyperParameters, builder: SpecBuilder, owners: int) ->
 
 
 def _read_k_is_v(hparams: HyperParameters, builder: SpecBuilder, is_local: list[bool]) -> list[bool]:
-    """`attention_k_eq_v` is of full layers; a GGUF file has no V there."""
+    """`attention_k_eq_v` is of all full layers; a GGUF file has no V in any of them."""
     if hparams.is_gguf:
-        return [not builder.has(f"model.layers.{index}.self_attn.v_proj.weight") for index in range(len(is_local))]
-    both = hparams.boolean(None, "attention_k_eq_v", default=False)
+        full = [index for index, flag in enumerate(is_local) if not flag]
+        both = not any(builder.has(f"model.layers.{index}.self_attn.v_proj.weight") for index in full)
+    else:
+        both = hparams.boolean(None, "attention_k_eq_v", default=False)
     return [both and not flag for flag in is_local]
