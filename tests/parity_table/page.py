@@ -18,6 +18,7 @@ DIFFERENCES = {
     "exaone4-without-windows": "it expects heads that are together as wide as the hidden size",
     "gpt-oss": "it rounds the ends of YaRN's ramp, and reads no betas; transformers told so agrees: 6.0e-07, 2.5e-06",
     "mistral": "it has no window in a llama",
+    "mixtral": "it has no window in a llama",
     "olmoe": "it expects as many KV heads as heads",
     "phi3": "it turns the window off",
     "phi3-short": "it pads the context to 256 tokens, and so takes the long factors",
