@@ -193,6 +193,18 @@ QWEN_START = "<tool_call>\n<function=set>\n<parameter=text>\n"
         (GLM, "<tool_call>set\n<arg_key>count</arg_key><arg_value>12", Answer("", "", ["set"], ['{"count": 12'])),
         (GLM, GLM_START + "a</arg_value>", Answer("", "", ["set"], ['{"text": "a"}'])),
         (GLM, "<tool_call>set", Answer("<tool_call>set")),
+        # It ends inside a name: the arguments stay open, so that nobody takes them for whole.
+        (GLM, "<tool_call>set\n<arg_key>te", Answer("<arg_key>te", "", ["set"], [""])),
+        (
+            GLM,
+            "<tool_call>set\n<arg_key>text</arg_key>\n<arg",
+            Answer("<arg_key>text</arg_key>\n<arg", "", ["set"], [""]),
+        ),
+        (
+            QWEN3_CODER,
+            QWEN_START + "a\n</parameter>\n<parameter=co",
+            Answer("<parameter=co", "", ["set"], ['{"text": "a"']),
+        ),
         (QWEN3_CODER, QWEN_START + "a\n", Answer("", "", ["set"], ['{"text": "a\\n'])),
         # No tool of this name; no call at all.
         (GLM, "<tool_call>nobody\n</tool_call>", Answer("<tool_call>nobody\n</tool_call>")),
@@ -360,6 +372,7 @@ def test_whatever_a_grammar_allows_parses(name: str, vocabulary: ByteVocabulary)
     [
         ({"properties": {"a": {"type": "string", "pattern": "^x$"}}}, "'pattern'"),
         ({"properties": {"a": {"type": ["string", "object"]}}}, "a text beside"),
+        ({"properties": {"a": {"enum": ["x", "</arg_value>"]}}}, "a value with </arg_value> in it"),
         ({"anyOf": [{"properties": {}}]}, "'anyOf'"),
     ],
 )

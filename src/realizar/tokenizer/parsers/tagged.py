@@ -84,7 +84,7 @@ def _read_arguments(cursor: Cursor, calls: Calls, tags: Tags, name: str, end: st
         cursor.undecided = False  # what has been emitted is not read again
         separator = "{"
         while (yield from cursor.optional(tags.key_start)):
-            if not (yield from _read_argument(cursor, calls, tags, name, separator)):
+            if not (yield from _read_argument(cursor, calls, tags, name, separator, end)):
                 break
             separator = ", "
             yield from cursor.space()
@@ -97,8 +97,11 @@ def _read_arguments(cursor: Cursor, calls: Calls, tags: Tags, name: str, end: st
     calls.close()
 
 
-def _read_argument(cursor: Cursor, calls: Calls, tags: Tags, name: str, separator: str) -> Reading[bool]:
-    """Read an argument behind its first tag; False if it is the last, as it is malformed or the text ends in it."""
+def _read_argument(cursor: Cursor, calls: Calls, tags: Tags, name: str, separator: str, end: str) -> Reading[bool]:
+    """Read an argument behind its first tag; False if it is the last, as it is malformed or the text ends in it.
+
+    Where the text ends in it, the arguments stay open: they are not whole, and a client must see that.
+    """
     cursor.begin(cursor.position - len(tags.key_start))
     try:
         key = (yield from cursor.until(tags.key_end, NAME_LIMIT)).strip()
@@ -107,7 +110,8 @@ def _read_argument(cursor: Cursor, calls: Calls, tags: Tags, name: str, separato
             yield from cursor.expect(tags.value_start)
     except MismatchError:
         cursor.position = cursor.saved
-        calls.give("{}" if separator == "{" else "}")
+        if not cursor.ended or end in cursor.text[cursor.position :]:
+            calls.give("{}" if separator == "{" else "}")
         return False
     cursor.undecided = False
     if tags.in_lines:

@@ -15,6 +15,7 @@ from realizar.tokenizer.parsers.grammar_rules import (
     json_rule,
     members,
     part_of,
+    refuse,
 )
 from realizar.tokenizer.parsers.tagged import Tags
 
@@ -75,6 +76,10 @@ class TaggedRules:
         values = allowed_values(part)
         if values is not None:
             texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
+            if any(self.tags.value_end in text for text in texts):
+                if strict:
+                    refuse(f"a value with {self.tags.value_end} in it")
+                return self._text(rule, literal)
             return [f"{rule}: ({' | '.join(literal(text) or _EMPTY for text in texts)}) {literal(self._tail)}"]
         types = types_of(part, root)
         if "string" in types:
