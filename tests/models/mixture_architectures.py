@@ -1,4 +1,4 @@
-"""Rows of mixtures of experts; see `architectures.py`. The CPU runs them."""
+"""Rows of mixtures of experts; see `architectures.py`. The CPU runs all of them."""
 
 from __future__ import annotations
 
@@ -134,7 +134,6 @@ MIXTURES: dict[str, Case] = {
             "tie_word_embeddings": False,
         },
         forms=("safetensors",),
-        run_by=("cpu",),
     ),
     "glm4moe": Case(
         "Glm4Moe",
