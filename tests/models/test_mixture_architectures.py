@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from handmade_checkpoint import HIDDEN, LAYERS, WIDTH, config_checkpoint, gguf_checkpoint, stored
+from models.mxfp4_checkpoints import byte_tensor
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
@@ -202,8 +203,24 @@ def test_half_of_each_head_is_rotated() -> None:
     assert build_spec(folder("minimax_m2", rotary_dim=4)).layers[0].mixer.rope.size == 4
 
 
-def test_published_experts_of_qwen3_vl_lie_transposed() -> None:
-    spec, checkpoint = completed(folder("qwen3_vl_moe", moe_intermediate_size=12))
+def test_a_key_of_null_leaves_the_count_to_the_other() -> None:
+    assert build_spec(folder("qwen2_moe", num_local_experts=None)).layers == build_spec(folder("qwen2_moe")).layers
+
+
+def test_experts_of_mxfp4_never_lie_transposed() -> None:
+    checkpoint = folder("qwen3_vl_moe", moe_intermediate_size=32, quantization_config={"quant_method": "mxfp4"})
+    name, codes = "model.layers.0.mlp.experts.gate_up_proj", np.zeros((EXPERTS, 64, 1, 16), np.uint8)
+    scales = codes[..., 0]
+    like = next(iter(checkpoint.tensors.values()))
+    packed = [byte_tensor(like, f"{name}_blocks", codes), byte_tensor(like, f"{name}_scales", scales)]
+    tensors = {**checkpoint.tensors, **{each.name: each for each in packed}}
+    spec = build_spec(dataclasses.replace(checkpoint, tensors=tensors))
+    assert not any(source.transposed for source in spec.tensors.values())
+
+
+@pytest.mark.parametrize("width", [HIDDEN // 2, 12, HIDDEN])
+def test_published_experts_of_qwen3_vl_lie_transposed(width: int) -> None:
+    spec, checkpoint = completed(folder("qwen3_vl_moe", moe_intermediate_size=width))
     tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if ".experts." not in name}
     whole = {name: load_tensor(source, checkpoint) for name, source in spec.tensors.items()}
     for index in range(LAYERS):

@@ -18,7 +18,7 @@ _SCORINGS: dict[int, Scoring] = {1: "softmax", 2: "sigmoid"}
 
 def read_expert_count(hparams: HyperParameters, hf_key: str = "num_experts") -> int:
     """Experts of a layer. transformers 5 may write `num_local_experts` for the key of published configurations."""
-    if not hparams.is_present(None, "num_local_experts"):
+    if hparams.raw(None, "num_local_experts") is None:
         return hparams.integer("expert_count", hf_key, high=MAX_EXPERTS)
     count = hparams.integer(None, "num_local_experts", high=MAX_EXPERTS)
     if hparams.integer(None, hf_key, high=MAX_EXPERTS, default=count) != count:
@@ -188,17 +188,10 @@ class _Places:
         """All experts' matrices `name`, [experts, out_features, in_features]."""
         if self.builder.hparams.is_gguf:
             return self._gguf(name, shape)
-        whole = self.builder.stored_name(f"{self.base}.{self.joined.gate_up}")
         if not self.builder.has(f"{self.base}.{self.joined.gate_up}"):
             return self._apart(name, shape)
         width, hidden = (shape[2], shape[1]) if name == "down_proj" else shape[1:]
-        transposed = self.joined.transposed
-        if transposed is None:
-            stored = self.builder.hparams.checkpoint.tensors[whole]
-            transposed = stored.shape[1:] != (2 * width, hidden) and stored.shape[1:] == (hidden, 2 * width)
-        elif transposed:
-            transposed = not is_packed(self.builder.hparams.checkpoint, whole)
-        return self._part(name, shape, "", transposed=transposed)
+        return self._part(name, shape, "", transposed=self._is_transposed(width, hidden))
 
     def bias(self, name: str, shape: tuple[int, int]) -> TensorSource:
         """All experts' biases `name`, [experts, out_features]."""
@@ -206,6 +199,23 @@ class _Places:
             stored = self.builder.stored_name(f"{self.base}.mlp.experts.{name}.bias")
             return TensorSource(stored, shape, per_expert=True)
         return self._part(name, shape, self.joined.bias or "", per_expert=True)
+
+    def _is_transposed(self, width: int, hidden: int) -> bool:
+        """True if the two tensors are [experts, in_features, out_features].
+
+        Where their shapes tell, one of the two does: down's is the same either way where `width` is `hidden`, and that
+        of gate and up where twice the width is.
+        """
+        checkpoint = self.builder.hparams.checkpoint
+        gate_up, down = (
+            self.builder.stored_name(f"{self.base}.{name}") for name in (self.joined.gate_up, self.joined.down)
+        )
+        if is_packed(checkpoint, gate_up):
+            return False
+        if self.joined.transposed is not None:
+            return self.joined.transposed
+        name, shape = (gate_up, (hidden, 2 * width)) if width == hidden else (down, (width, hidden))
+        return name in checkpoint.tensors and checkpoint.tensors[name].shape[1:] == shape
 
     def _gguf(self, name: str, shape: tuple[int, int, int]) -> TensorSource:
         merged = f"{self.base}.mlp.experts.gate_up_proj.weight"
