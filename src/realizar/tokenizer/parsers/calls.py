@@ -7,7 +7,7 @@ from typing import Any
 
 from realizar.tokenizer.parsers.argument_types import ALL_TYPES, types_of
 from realizar.tokenizer.parsers.base import ToolCallDelta
-from realizar.tokenizer.parsers.cursor import Cursor, MismatchError, Reading, pass_until
+from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until
 from realizar.tokenizer.parsers.json_text import object_text, pass_value, read_string
 
 _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
@@ -76,11 +76,20 @@ class Calls:
             raise AnswerEndedError
 
 
-def read_arguments(cursor: Cursor, calls: Calls, name: str, ends: tuple[str, ...]) -> Reading[None]:
+def read_arguments(
+    cursor: Cursor,
+    calls: Calls,
+    name: str,
+    ends: tuple[str, ...],
+    pass_object: Callable[[Cursor, Give], Reading[None]] = pass_value,
+) -> Reading[None]:
     """Parse a call's arguments, an object, and emit them as they arrive.
 
-    Arguments that turn out not to be JSON are emitted as they are, up to one of `ends`, because their beginning has
+    Arguments that turn out to be malformed are emitted as they are, up to one of `ends`, because their beginning has
     already been emitted. The client can check the whole.
+
+    Args:
+        pass_object: reads the object and gives its JSON; raises MismatchError, the cursor after what was given.
 
     Raises:
         MismatchError: the next text is not an object, or no tool has this name.
@@ -91,7 +100,7 @@ def read_arguments(cursor: Cursor, calls: Calls, name: str, ends: tuple[str, ...
     calls.open(name)
     cursor.undecided = False  # what has been emitted is not read again
     try:
-        yield from pass_value(cursor, calls.give)
+        yield from pass_object(cursor, calls.give)
     except MismatchError:
         yield from pass_until(cursor, ends, calls.give)
     cursor.undecided = True

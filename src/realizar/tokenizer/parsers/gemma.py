@@ -6,7 +6,7 @@ import re
 
 from realizar.tokenizer.marks import GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE
 from realizar.tokenizer.parsers.argument_types import ALL_TYPES, string_text, value_text
-from realizar.tokenizer.parsers.calls import Calls
+from realizar.tokenizer.parsers.calls import Calls, read_arguments
 from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until
 from realizar.tokenizer.parsers.gemma_grammar import GemmaRules
 from realizar.tokenizer.parsers.json_text import pass_string, read_string
@@ -23,18 +23,7 @@ def _read_gemma(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
     yield from cursor.space()
     yield from cursor.expect(_CALL)
     name = yield from cursor.match(_NAME)
-    calls.check_name(name)
-    if (yield from cursor.peek()) != "{":
-        raise MismatchError
-    calls.open(name)
-    cursor.undecided = False  # what has been emitted is not read again
-    try:
-        yield from _pass_value(cursor, calls.give)
-    except MismatchError:
-        yield from pass_until(cursor, (GEMMA_CALL_END,), calls.give)
-    cursor.undecided = True
-    cursor.save()
-    calls.close()
+    yield from read_arguments(cursor, calls, name, (GEMMA_CALL_END,), _pass_value)
     yield from cursor.space()
     yield from cursor.optional(GEMMA_CALL_END)
     cursor.save()
