@@ -102,7 +102,7 @@ def expected_activation(name: str, x: NDArray[np.float64]) -> NDArray[np.float64
     return np.array([0.5 * v * (1 + math.erf(v * math.sqrt(0.5))) for v in x.ravel()]).reshape(x.shape)
 
 
-def expected_product(name: str, gate: NDArray[np.float64], up: NDArray[np.float64]) -> NDArray[np.float64]:
+def expected_gated(name: str, gate: NDArray[np.float64], up: NDArray[np.float64]) -> NDArray[np.float64]:
     if name != CLAMPED:
         return expected_activation(name, gate) * up
     gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
@@ -126,7 +126,7 @@ def test_activate_kernel(name: str, gated: bool) -> None:
         records=records, records_groups=groups, records_width=WIDTH, source_groups=3, block_bytes=1 << 20,
     )  # fmt: skip
     gates = gate.astype(np.float64)
-    expected = expected_product(name, gates, up.astype(np.float64)) if gated else expected_activation(name, gates)
+    expected = expected_gated(name, gates, up.astype(np.float64)) if gated else expected_activation(name, gates)
     factor = np.abs(up) + (name == CLAMPED) if gated else 1.0
     scale = np.maximum(np.abs(gate), 1e-3) * factor  # a cancelled gelu is near zero
     assert np.max(np.abs(out - expected) / scale) <= 4e-7
