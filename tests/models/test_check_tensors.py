@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,14 @@ def test_complete_checkpoints_pass() -> None:
 def test_missing_tensors_are_listed() -> None:
     message = _problems(gguf_checkpoint(blk__1__attn_k=None, output_norm=None))
     assert "missing blk.1.attn_k.weight, output_norm.weight" in message
+
+
+def test_very_many_missing_tensors_are_listed_in_no_more_than_linear_time() -> None:
+    """In time that grows with their square the test would not end."""
+    keys = {"num_experts": 1024, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_hidden_layers": 64}
+    message = _problems(config_checkpoint({"model_type": "qwen3_moe", **keys}))
+    assert "missing model.layers.0.self_attn.q_norm.weight" in message
+    assert re.search(r"and \d{6} more", message)
 
 
 def test_left_over_tensors_are_listed() -> None:

@@ -33,7 +33,8 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
             sources.setdefault(name, []).append(source)
     held = {name: stored_names(checkpoint, name) for name in (*sources, *spec.ignored_tensors)}
     missing = [each for name in sources for each in held[name] if each not in checkpoint.tensors]
-    complete = {name: parts for name, parts in sources.items() if set(held[name]).isdisjoint(missing)}
+    absent = set(missing)
+    complete = {name: parts for name, parts in sources.items() if absent.isdisjoint(held[name])}
     for name in complete:
         tensor_layout(checkpoint, name)
     known = set(itertools.chain.from_iterable(held.values()))
