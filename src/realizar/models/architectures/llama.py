@@ -9,12 +9,13 @@ from realizar.models.rope_parameters import read_rope
 from realizar.models.spec import Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
-_MIXTRAL_NAMES = {
+MIXTRAL_NAMES = {
     "mlp.gate": "block_sparse_moe.gate",
     "mlp.experts.0.gate_proj": "block_sparse_moe.experts.0.w1",
     "mlp.experts.0.up_proj": "block_sparse_moe.experts.0.w3",
     "mlp.experts.0.down_proj": "block_sparse_moe.experts.0.w2",
 }
+"""Names of the experts in safetensors files, which those of MiniMax have too."""
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
@@ -23,7 +24,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
     One with experts is a Mixtral, whose feed-forward length is that of one expert.
     """
     sizes, is_mixtral = read_dimensions(hparams), hparams.architecture == "mixtral"
-    builder = SpecBuilder(hparams, sizes, names=_MIXTRAL_NAMES if is_mixtral else None)
+    builder = SpecBuilder(hparams, sizes, names=MIXTRAL_NAMES if is_mixtral else None)
     # Converters to GGUF reorder the rows of Q and K so that rotated pairs are neighbours.
     rope = read_rope(hparams, sizes, pairing="interleaved", default_base=1e6 if is_mixtral else 10000.0)
     if hparams.is_gguf and rope.size != sizes.head_size:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from realizar.models.architectures.llama import MIXTRAL_NAMES
 from realizar.models.dimensions import MAX_FEED_FORWARD, Dimensions, read_dimensions
 from realizar.models.experts import (
     build_experts,
@@ -20,12 +21,6 @@ from realizar.models.rope_parameters import read_rope
 from realizar.models.spec import Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
-_NAMES = {
-    "mlp.gate": "block_sparse_moe.gate",
-    "mlp.experts.0.gate_proj": "block_sparse_moe.experts.0.w1",
-    "mlp.experts.0.up_proj": "block_sparse_moe.experts.0.w3",
-    "mlp.experts.0.down_proj": "block_sparse_moe.experts.0.w2",
-}
 # What published configurations say of other models of the family, beside what all of M2 have.
 _ONLY = {
     "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer",
@@ -36,7 +31,7 @@ _UNUSED = ("mlp_intermediate_size", "mtp_transformer_layers", "num_mtp_modules",
 def build_m2(hparams: HyperParameters) -> ModelSpec:
     """MiniMax-M2. The feed-forward length of its configurations is that of one expert."""
     sizes = read_dimensions(hparams, defaults={"head_dim": 128})
-    builder = SpecBuilder(hparams, sizes, names=None if hparams.is_gguf else _NAMES)
+    builder = SpecBuilder(hparams, sizes, names=None if hparams.is_gguf else MIXTRAL_NAMES)
     _read_family(hparams, sizes)
     rotated = hparams.integer(None, "rotary_dim", low=2, high=sizes.head_size, default=sizes.head_size)
     default_base, part = 10000.0 if hparams.is_gguf else 5e6, rotated / sizes.head_size
