@@ -28,6 +28,7 @@ from structured.grammar_followers import (
     finish,
     is_alive,
     make_service,
+    slots_of,
     step,
     wait_for,
 )
@@ -160,13 +161,14 @@ def test_tokens_without_a_choice_need_no_question() -> None:
     forced = StructuredOutput("regex", "abracadabra abracadabra[0-9]{2}name value name value[0-9]{3}")
     rows = [Follower(service, forced, seed) for seed in range(3)]
     step(service, *rows)
-    memory, slots = service.rows.memory, [each.row.slot for each in rows]
+    memory, slots = service.rows.memory, slots_of(*rows)
     walk, count = FACTORY.compile(forced).start(), 0
     while (token_id := only_id(FACTORY.masks([(walk, ())])[0][0])) is not None:
         walk.advance([token_id])
         count += 1
     assert count > 10
-    wait_for(lambda: bool((memory.num_forced[slots] == count).all()))
+    places = np.full(len(rows), count - 1, np.int32)
+    wait_for(lambda: bool((memory.find_forced(slots, places) >= 0).all()))
     worker, asked = rows[0].row.worker, memory.asked[slots].tolist()
     assert worker is not None
     os.kill(worker.pid, signal.SIGSTOP)

@@ -24,7 +24,15 @@ from realizar.structured.grammar_tokens import Encode as TokenizerEncode
 from realizar.structured.grammar_tokens import EncodeSource
 from realizar.structured.workers.bell import Listener
 from realizar.structured.workers.channel import Channel, ChannelError
-from realizar.structured.workers.mask_memory import ENDED, GOES_ON, MOST_TOKENS, STUCK, MaskMemory, fence
+from realizar.structured.workers.mask_memory import (
+    ENDED,
+    GOES_ON,
+    MOST_TOKENS,
+    STUCK,
+    MaskMemory,
+    fence,
+    forced_entries,
+)
 from realizar.structured.workers.messages import (
     Compile,
     Done,
@@ -103,6 +111,7 @@ class _Row:
         ahead: tokens that were taken in before they were chosen, as the grammar allows no others.
         mask: the mask after those, uint32 [words]; None where it was not computed yet.
         next_id: the only id that it allows; None where there are several.
+        number: of its last question.
     """
 
     slot: int
@@ -110,6 +119,7 @@ class _Row:
     ahead: deque[int] = field(default_factory=deque)
     mask: NDArray[np.uint32] | None = None
     next_id: int | None = None
+    number: int = 0
 
     def take_in(self, token_ids: Sequence[int]) -> None:
         """Take in chosen ids, of which the first may be ahead."""
@@ -190,8 +200,12 @@ class GrammarProcess:
     def _leave(self, key: int) -> None:
         """Forget a row. If it has a question, that is answered with what is there: nobody reads it."""
         row, memory = self._rows.pop(key, None), self._memory
-        if row is not None and memory.keys[row.slot] == key:
-            memory.answered[row.slot] = memory.asked[row.slot]
+        if row is None:
+            return
+        asked, answered = memory.asked[row.slot], memory.answered[row.slot]
+        fence()
+        if memory.keys[row.slot] == key and asked != answered:  # else the slot may be another row's at any time
+            memory.answered[row.slot] = asked
 
     def _answer_all(self, command: Compile) -> int:
         """Answer the questions of all rows that have one; returns how many."""
@@ -218,6 +232,7 @@ class GrammarProcess:
         fence()
         if memory.keys[slot] != key:
             return  # the slot is another row's
+        row.number = int(number)
         if (num_tokens := int(memory.num_tokens[slot])) > 0:
             row.take_in(memory.tokens[slot, :num_tokens].tolist())
         if (num_drafts := int(memory.num_drafts[slot])) > 0:
@@ -247,8 +262,7 @@ class GrammarProcess:
             self._factory.fill(row.matcher, (), memory.masks[slot : slot + 1])
             row.next_id = self._certain(row, memory.masks[slot])
         forced = [*row.ahead] if row.next_id is None else [*row.ahead, row.next_id]
-        memory.forced[slot, : len(forced)] = forced
-        memory.num_forced[slot] = len(forced)
+        memory.forced[slot, : len(forced)] = forced_entries(row.number, np.array(forced, np.int64))
 
     def _certain(self, row: _Row, mask: NDArray[np.uint32]) -> int | None:
         """The id that a row's mask allows if there is only one, and rows need not be taken back for drafts."""
@@ -271,9 +285,7 @@ class GrammarProcess:
             self._factory.fill(row.matcher, (), row.mask.reshape(1, -1))
             row.next_id = self._certain(row, row.mask)
             if row.next_id is not None:
-                memory.forced[row.slot, len(row.ahead)] = row.next_id
-                fence()
-                memory.num_forced[row.slot] = len(row.ahead) + 1
+                memory.forced[row.slot, len(row.ahead)] = forced_entries(row.number, row.next_id)
         return num_taken
 
     def _taken_bytes(self) -> int:

@@ -19,6 +19,7 @@ GOES_ON, ENDED, STUCK = 0, 1, 2
 """States of a row: its output goes on, is complete, or can't go on; of the last, a message has told the reason."""
 
 MOST_TOKENS = 32  # of a question; a row with more is followed anew
+_ID_BITS, _NUMBERS, _WRITTEN = 32, (1 << 30) - 1, 1 << 30  # memory that nobody has written is 0
 _LOCK = threading.Lock()
 
 
@@ -30,6 +31,12 @@ def fence() -> None:
         pass
 
 
+def forced_entries(numbers: NDArray[np.int64] | int, token_ids: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    """Entries of `MaskMemory.forced`: each has the number of the answer that it belongs to above the token's id."""
+    entries: NDArray[np.int64] = np.asarray((numbers & _NUMBERS | _WRITTEN) << _ID_BITS | token_ids, np.int64)
+    return entries
+
+
 class MaskMemory:
     """An unnamed file that all these processes map. Memory is used as it is written.
 
@@ -39,11 +46,11 @@ class MaskMemory:
         answered: int64 [slots], the number of the last answer, written last by the process.
         states: int32 [slots], GOES_ON, ENDED or STUCK, with the last answer.
         num_tokens, num_drafts: int32 [slots], of the last question.
-        num_forced: int32 [slots], how many tokens from the last answer on are certain, as the grammar allows no others;
-            the process finds more of them meanwhile.
         tokens: int32 [slots, MOST_TOKENS], ids chosen since the question before.
         drafts: int32 [slots, most_drafts], proposed next tokens.
-        forced: int32 [slots, MOST_TOKENS], those tokens.
+        forced: int64 [slots, MOST_TOKENS], tokens from an answer on that are certain, as the grammar allows no others;
+            see `forced_entries`. The process finds more of them meanwhile, and may write them when the slot is another
+            row's.
         masks: uint32 [slots, words], the mask of the next choice; empty if the row is stuck.
         masks_after_drafts: uint32 [slots, most_drafts, words].
 
@@ -57,8 +64,9 @@ class MaskMemory:
         self.descriptor = _unnamed_file() if descriptor is None else descriptor
         columns: list[tuple[str, type[np.generic], tuple[int, ...]]] = [
             *((name, np.int64, (num_slots,)) for name in ("keys", "asked", "answered")),
-            *((name, np.int32, (num_slots,)) for name in ("states", "num_tokens", "num_drafts", "num_forced")),
-            *((name, np.int32, (num_slots, MOST_TOKENS)) for name in ("tokens", "forced")),
+            *((name, np.int32, (num_slots,)) for name in ("states", "num_tokens", "num_drafts")),
+            ("tokens", np.int32, (num_slots, MOST_TOKENS)),
+            ("forced", np.int64, (num_slots, MOST_TOKENS)),
             ("drafts", np.int32, (num_slots, most_drafts)),
             ("masks", np.uint32, (num_slots, num_words)),
             ("masks_after_drafts", np.uint32, (num_slots, most_drafts, num_words)),
@@ -80,8 +88,7 @@ class MaskMemory:
         self.states: NDArray[np.int32] = views["states"]
         self.num_tokens: NDArray[np.int32] = views["num_tokens"]
         self.num_drafts: NDArray[np.int32] = views["num_drafts"]
-        self.num_forced: NDArray[np.int32] = views["num_forced"]
-        self.forced: NDArray[np.int32] = views["forced"]
+        self.forced: NDArray[np.int64] = views["forced"]
         self.tokens: NDArray[np.int32] = views["tokens"]
         self.drafts: NDArray[np.int32] = views["drafts"]
         self.masks: NDArray[np.uint32] = views["masks"]
@@ -99,6 +106,12 @@ class MaskMemory:
         """A row's masks, uint32 [drafts + 1, words]; a view if it has no drafts."""
         first = self.masks[slot : slot + 1]
         return np.concatenate((first, self.masks_after_drafts[slot, :num_drafts])) if num_drafts else first
+
+    def find_forced(self, slots: NDArray[np.intp], places: NDArray[np.int32]) -> NDArray[np.int64]:
+        """The certain tokens at places after the rows' last answers, int64 [rows]; -1 where they are not known."""
+        entries = self.forced[slots, np.minimum(places, MOST_TOKENS - 1)]
+        is_known = (entries >> _ID_BITS == self.answered[slots] & _NUMBERS | _WRITTEN) & (places < MOST_TOKENS)
+        return np.where(is_known, entries & ((1 << _ID_BITS) - 1), -1)
 
     def close(self) -> None:
         """Close the file; the mapping lasts until its last view is freed. Idempotent."""

@@ -125,11 +125,10 @@ class StepMasks:
     def _foresee(self, slots: Slots, alone: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Write the masks of rows whose next token is certain, and was the one before; bool [rows], those rows."""
         memory, new = self.memory, self._num_new[slots]
-        found: NDArray[np.bool_] = ~alone & (new > 0) & (memory.num_forced[slots] > new)
+        before, following = memory.find_forced(slots, np.maximum(new - 1, 0)), memory.find_forced(slots, new)
+        found: NDArray[np.bool_] = ~alone & (new > 0) & (before >= 0) & (following >= 0)
         if found.any():
-            fence()
-            slots, new = slots[found], new[found]
-            before, following = memory.forced[slots, new - 1], memory.forced[slots, new]
+            slots, before, following = slots[found], before[found], following[found]
             memory.masks[slots, before >> 5] = 0
             memory.masks[slots, following >> 5] = np.uint32(1) << (following & 31).astype(np.uint32)
         return found

@@ -40,7 +40,7 @@ class Questions:
         worker.follow(row.key, row.slot, row.output)
         row.worker = worker
         memory, slot = self.memory, row.slot
-        memory.keys[slot], memory.num_tokens[slot], memory.num_forced[slot] = row.key, 0, 0
+        memory.keys[slot], memory.num_tokens[slot] = row.key, 0
 
     def name_drafts(self, row: FollowedRow) -> None:
         """Let the row's next question be about its drafts too."""
