@@ -53,6 +53,12 @@ def test_a_grammar_writes_in_the_last_channel() -> None:
     assert bytes(engine.asked[1][0]).endswith(b"<|start|>assistant")
 
 
+def test_reasoning_that_a_template_cannot_turn_off() -> None:
+    answer = ask(ScriptedEngine(), reasoning_effort="none")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "reasoning_effort"
+
+
 def test_calls_without_marks_in_the_vocabulary() -> None:
     answer = ask(ScriptedEngine(), tools=TOOLS, tool_choice="required")
     assert answer.status_code == 400

@@ -203,6 +203,11 @@ def _variables(request: ChatCompletionRequest, template: ChatTemplate) -> dict[s
         variables.setdefault("reasoning_effort", effort)
     elif effort == "none" and "enable_thinking" in source:
         variables.setdefault("enable_thinking", False)
-    elif effort != "medium" and not (effort == "none" and find_format(source).reasoning is None):
+    elif effort != "medium" and not (effort == "none" and not _reasons(find_format(source))):
         raise unsupported("reasoning_effort", "is not supported by this model")
     return variables
+
+
+def _reasons(form: AnswerFormat) -> bool:
+    """True if answers of a format may have reasoning."""
+    return form.reasoning is not None or form.in_channels
