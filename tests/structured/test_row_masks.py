@@ -319,6 +319,8 @@ def test_many_rows_of_a_slow_grammar_get_more_processes() -> None:
     pids = [worker.pid for worker in grammar.workers]
     for each in rows:
         service.close_row(each.row)
+    while service.rows.num_repairs:  # a process in place of the dead one may be on its way
+        service.rows.wait(HANG_S)
     service.prepare(StructuredOutput("regex", "another"))
     wait_for(lambda: sum(map(is_alive, pids)) == 1)
     assert len(grammar.workers) == 1
