@@ -15,11 +15,13 @@ import pytest
 from realizar.backends.bandwidth import read_bandwidth
 from realizar.backends.machine import Machine, read_machine
 from realizar.bench import peers
+from realizar.bench.generate import generate_gguf
 from realizar.bench.peer_report import as_markdown, as_record
 from realizar.bench.peer_runs import Speeds, Workload, compiling_for, run_ik, run_llamacpp, run_realizar
 from realizar.bench.peer_tools import PeerTools, find_tools
-from realizar.bench.peers import IK, IK_REPACKED, LLAMACPP, OURS, PeerModel, PeerResults, Row, compare
+from realizar.bench.peers import IK, IK_REPACKED, LLAMACPP, OURS, PeerModel, PeerResults, Row, compare, read_model
 from realizar.bench.roofline import roofline_svg
+from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import CapacityError, HubError
 
 WORK = Workload(prompt_tokens=512, gen_tokens=64, repeats=3)
@@ -148,9 +150,20 @@ def test_programs_take_turns_and_medians_are_taken_over_rounds(
     monkeypatch.setattr(peers, "read_bandwidth", lambda threads: 40.0)
     file = tmp_path / "m.gguf"
     file.write_bytes(bytes(1000))
-    results = compare(tools, [PeerModel("m", file)], [2], WORK, 3, log=lambda _: None)
+    results = compare(tools, [PeerModel("m", file, 1000)], [2], WORK, 3, log=lambda _: None)
     assert order == [LLAMACPP, OURS] * 3
     assert results.rows == (Row("m", 1000, 2, 40.0, {LLAMACPP: 2.0, OURS: 5.0}, {LLAMACPP: 20.0, OURS: 50.0}),)
+
+
+@pytest.mark.parametrize("shape", ["tiny", "tiny-moe"])
+def test_experts_that_a_token_does_not_go_through_are_not_read(shape: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    generate_gguf(shape, path, "q4_k_m")
+    checkpoint = open_checkpoint(path)
+    experts, used = (checkpoint.metadata.get(f"qwen3moe.expert_{key}", 1) for key in ("count", "used_count"))
+    stacks = sum(tensor.size_bytes for name, tensor in checkpoint.tensors.items() if "_exps." in name)
+    assert (stacks > 0) == (shape == "tiny-moe")
+    assert read_model("m", path).size_bytes == path.stat().st_size - stacks // experts * (experts - used)
 
 
 def test_a_program_that_fails_is_left_out_and_reported(
@@ -163,7 +176,7 @@ def test_a_program_that_fails_is_left_out_and_reported(
     monkeypatch.setattr(peers, "read_bandwidth", lambda threads: 40.0)
     file = tmp_path / "m.gguf"
     file.write_bytes(b"")
-    results = compare(tools, [PeerModel("m", file)], [1], WORK, 2, log=lambda _: None)
+    results = compare(tools, [PeerModel("m", file, 1000)], [1], WORK, 2, log=lambda _: None)
     assert results.rows[0].decode == {LLAMACPP: 20.0}
     assert results.failures == ("m, 1 threads, realizar: too large",)
     assert "too large" in as_markdown(results)

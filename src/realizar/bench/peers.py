@@ -9,9 +9,13 @@ from pathlib import Path
 
 from realizar.backends.bandwidth import read_bandwidth
 from realizar.backends.machine import Machine, read_machine
+from realizar.backends.weight_tensors import WeightTensors
 from realizar.bench.peer_runs import Speeds, Workload, run_ik, run_llamacpp, run_realizar
 from realizar.bench.peer_tools import PeerTools
+from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import CapacityError
+from realizar.models.parameters import size_of_token
+from realizar.models.registry import build_spec
 
 OURS = "realizar"
 LLAMACPP = "llama.cpp"
@@ -23,14 +27,31 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class PeerModel:
-    """A file to measure. `size_bytes` is the file's, as the share of the read limit counts it."""
+    """A file to measure.
+
+    Attributes:
+        size_bytes: of the file, without the experts that a token does not go through; the share of the read limit
+            counts it.
+    """
 
     name: str
     path: Path
+    size_bytes: int
 
-    @property
-    def size_bytes(self) -> int:
-        return self.path.stat().st_size
+
+def read_model(name: str, path: Path) -> PeerModel:
+    """A model to measure.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: if the file is no model that realizar runs.
+    """
+    checkpoint = open_checkpoint(path)
+    spec = build_spec(checkpoint)
+    tensors = WeightTensors(spec, checkpoint)
+    sizes = {
+        each.weight: tensors.size_bytes(each.weight) for _, one in spec.mixtures() for each in one.expert_linears()
+    }
+    return PeerModel(name, path, path.stat().st_size - sum(sizes.values()) + size_of_token(spec, sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +78,7 @@ class Row:
         return min(ratios, default=None)
 
     def achieved_gb_per_s(self, program: str) -> float | None:
-        """Decode speed times the file's bytes: what the program would have to read."""
+        """Decode speed times the bytes that a token needs: what the program would have to read."""
         return self.decode[program] * self.size_bytes / 1e9 if program in self.decode else None
 
     def share_of_limit(self) -> float | None:

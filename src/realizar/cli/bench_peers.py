@@ -73,13 +73,13 @@ def bench_peers(
 def _model(name: str) -> PeerModel:
     """A pulled model, or a random one in a known shape, kept in the cache between runs."""
     from realizar.bench.generate import SHAPES, generated_model
-    from realizar.bench.peers import PeerModel
+    from realizar.bench.peers import read_model
     from realizar.hub.pull import resolve
 
     if name in SHAPES:
-        return PeerModel(name, generated_model(name, lambda text: print(text, file=sys.stderr)))
+        return read_model(name, generated_model(name, lambda text: print(text, file=sys.stderr)))
     with download_progress() as progress:
-        return PeerModel(name, resolve(name, progress))
+        return read_model(name, resolve(name, progress))
 
 
 if __name__ == "__main__":
