@@ -30,6 +30,26 @@ _PIXTRAL: dict[str, Any] = {
     "patch_size": 8,
 }
 
+QWEN3_VL: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [6, 5, 5],
+        "mrope_interleaved": True,
+    },
+    "vision_config": {
+        "depth": 2,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "patch_size": 4,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0, 1],
+    },
+}
+"""Rotary embedding and vision part of Qwen3-VL, dense or a mixture."""
+
 DENSE: dict[str, Case] = {
     "olmo3": Case(
         "Olmo3",
@@ -161,22 +181,7 @@ DENSE: dict[str, Case] = {
             **_LONG,
             "head_dim": 32,
             "tie_word_embeddings": True,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e4,
-                "mrope_section": [6, 5, 5],
-                "mrope_interleaved": True,
-            },
-            "vision_config": {
-                "depth": 2,
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_heads": 2,
-                "out_hidden_size": 64,
-                "patch_size": 4,
-                "num_position_embeddings": 16,
-                "deepstack_visual_indexes": [0, 1],
-            },
+            **QWEN3_VL,
         },
         num_tokens=600,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from architecture_case import Case
+from dense_architectures import QWEN3_VL
 
 _LONG: dict[str, Any] = {"max_position_embeddings": 640}
 
@@ -86,22 +87,7 @@ MIXTURES: dict[str, Case] = {
             "num_experts": 6,
             "num_experts_per_tok": 3,
             "moe_intermediate_size": 48,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e4,
-                "mrope_section": [6, 5, 5],
-                "mrope_interleaved": True,
-            },
-            "vision_config": {
-                "depth": 2,
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_heads": 2,
-                "out_hidden_size": 64,
-                "patch_size": 4,
-                "num_position_embeddings": 16,
-                "deepstack_visual_indexes": [0, 1],
-            },
+            **QWEN3_VL,
         },
         num_tokens=600,
     ),
