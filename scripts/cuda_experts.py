@@ -8,43 +8,30 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
-from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, fragment_format
+from realizar.backends.cuda.layouts.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
 from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, most_tiles
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
 from realizar.backends.cuda.native.grouped.source import GroupedTiles
+from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """Random experts: see `ExpertStack` in matmul/grouped.py."""
-
-    count: int
-    out_features: int
-    in_features: int
-    format: FragmentFormat
-    weights: torch.Tensor
-    block_scales: torch.Tensor
-    table: torch.Tensor | None
-    stride: int
-
-
-def random_stack(count: int, out_features: int, cols: int, ggml_type: GGMLType, compact: bool) -> Stack:
+def random_stack(count: int, out_features: int, cols: int, ggml_type: GGMLType, compact: bool) -> PackedExperts:
     weight_format = fragment_format(GGML_LAYOUTS[ggml_type], compact)
     stride = weight_format.size_bytes(out_features, cols)
     weights = torch.randint(0, 60, (count * stride,), dtype=torch.uint8, device="cuda")
     scales = torch.full((count * -(-out_features // BLOCK),), 1e-3, device="cuda")
     table = torch.arange(16, dtype=torch.uint8, device="cuda") + 120 if weight_format.codebook else None
-    return Stack(count, out_features, cols, weight_format, weights, scales, table, stride)
+    return PackedExperts(count, out_features, cols, weight_format, weights, scales, table)
 
 
 def choices(rows: int, per_token: int, experts: int, skew: float, layers: int) -> list[torch.Tensor]:
@@ -113,7 +100,7 @@ class Layers:
         stack = self.downs[layer]
         self.grouped.launch_pairs(stack, None, 1, self.step, self.buffers, config, self.out, self.weights)
 
-    def dense(self, stacks: list[Stack]) -> Callable[[int], None]:
+    def dense(self, stacks: list[PackedExperts]) -> Callable[[int], None]:
         """A matmul of the same bytes as one matrix, of as many tokens as a tile has places."""
         tokens, out_features = self.step.tokens, stacks[0].count * stacks[0].out_features
         source = self.matmuls.to_half(torch.randn(tokens, stacks[0].in_features, device="cuda"), tokens)
@@ -124,7 +111,7 @@ class Layers:
         partials = torch.empty(config.splits, tokens, out_features, device="cuda")
         return lambda layer: self.matmuls.launch(matrices[layer], source, partials, tokens, config)
 
-    def time(self, name: str, stacks: list[Stack], *kernels: Callable[[int], None]) -> None:
+    def time(self, name: str, stacks: list[PackedExperts], *kernels: Callable[[int], None]) -> None:
         """Print the time of kernels that follow each other, and what they read and compute."""
 
         def run() -> None:

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from realizar.backends.cuda.layouts.float_fragments import fragment_floats
-from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat
+from realizar.backends.cuda.layouts.fragments import FLOATS
+from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import block_source, random_blocks
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """An `ExpertStack` of its own: see `matmul/grouped.py`."""
-
-    count: int
-    out_features: int
-    in_features: int
-    format: FragmentFormat
-    weights: torch.Tensor
-    block_scales: torch.Tensor
-    table: torch.Tensor | None
-    stride: int
 
 
 def float_matrix(out_features: int, cols: int, rng: np.random.Generator) -> tuple[PackedMatrix, torch.Tensor]:
@@ -53,7 +38,7 @@ def expert_matrix(
 def random_stack(
     ggml_type: GGMLType, count: int, out_features: int, cols: int, *, compact: bool = False, gated: bool = False,
     seed: int = 0,
-) -> tuple[Stack, torch.Tensor]:  # fmt: skip
+) -> tuple[PackedExperts, torch.Tensor]:  # fmt: skip
     """Experts on the GPU, and float64 [count, out_features, cols] of their values."""
     rng = np.random.default_rng(seed)
     packed = [expert_matrix(ggml_type, out_features, cols, rng, compact, gated) for _ in range(count)]
@@ -61,8 +46,7 @@ def random_stack(
     weights = torch.cat([matrix.weights for matrix, _ in packed]).cuda()
     scales = torch.cat([matrix.block_scales for matrix, _ in packed]).cuda()
     table = None if first.table is None else first.table.cuda()
-    stride = first.format.size_bytes(out_features, cols)
-    stack = Stack(count, out_features, cols, first.format, weights, scales, table, stride)
+    stack = PackedExperts(count, out_features, cols, first.format, weights, scales, table, gated)
     return stack, torch.stack([values for _, values in packed]).cuda()
 
 

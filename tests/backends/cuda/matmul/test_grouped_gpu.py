@@ -13,11 +13,12 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 from numpy.typing import NDArray
 
-from backends.cuda.matmul.expert_stacks import Stack, expected_lists, random_choices, random_stack
+from backends.cuda.matmul.expert_stacks import expected_lists, random_choices, random_stack
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
 from realizar.backends.cuda.matmul.grouped_tiles import TILE_TOKENS, StepTiles, most_tiles
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
 from realizar.backends.cuda.native.sources import GatedActivation
+from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.checkpoint.ggml_types import GGMLType
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -131,7 +132,7 @@ def test_pairs_are_sorted_by_expert(matmuls: MatmulKernels, case: str, tokens: i
 
 
 def run_pairs(
-    grouped: GroupedMatmuls, stack: Stack, x: HalfActivations, chosen: NDArray[np.int32], step: StepTiles,
+    grouped: GroupedMatmuls, stack: PackedExperts, x: HalfActivations, chosen: NDArray[np.int32], step: StepTiles,
     weights: torch.Tensor | None = None, bias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Products of pairs, written over poison."""
@@ -175,8 +176,8 @@ def gated_values(
 
 
 def chain(
-    grouped: GroupedMatmuls, stacks: tuple[Stack, Stack], x: HalfActivations, chosen: torch.Tensor, step: StepTiles,
-    activation: GatedActivation, out: torch.Tensor, weights: torch.Tensor,
+    grouped: GroupedMatmuls, stacks: tuple[PackedExperts, PackedExperts], x: HalfActivations, chosen: torch.Tensor,
+    step: StepTiles, activation: GatedActivation, out: torch.Tensor, weights: torch.Tensor,
 ) -> Callable[[], None]:  # fmt: skip
     """The kernels of a layer's experts, ready to be started."""
     gate_up, down = stacks

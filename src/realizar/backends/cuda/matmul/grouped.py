@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -42,29 +41,9 @@ from realizar.backends.cuda.native.grouped.source import (
 )
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import GatedActivation
+from realizar.backends.cuda.weights.experts import PackedExperts
 
 _SIZES, _SORT_SIZES = "pppppppppppiiii", "ppppiii"  # of parameters
-
-
-class ExpertStack(Protocol):
-    """A matrix for each of `count` experts, packed alike, `stride` bytes apart: as a `PackedMatrix` each."""
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def out_features(self) -> int: ...
-    @property
-    def in_features(self) -> int: ...
-    @property
-    def format(self) -> FragmentFormat: ...
-    @property
-    def weights(self) -> torch.Tensor: ...
-    @property
-    def block_scales(self) -> torch.Tensor: ...
-    @property
-    def table(self) -> torch.Tensor | None: ...
-    @property
-    def stride(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +115,7 @@ class GroupedMatmuls:
         return step_tiles(rows, per_token, experts, self._tuning.wgmma)
 
     def route(
-        self, step: StepTiles, stack: ExpertStack, activation: GatedActivation | None = None, tiled: bool = False
+        self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False
     ) -> GroupedConfig:
         """Choose the kernel of a grouped matmul.
 
@@ -200,7 +179,7 @@ class GroupedMatmuls:
         self._start(self._sorts[experts], 1, route_warps(experts) * 32, arguments, _SORT_SIZES, stream)
 
     def launch_gated(
-        self, stack: ExpertStack, x: HalfActivations, per_token: int, step: StepTiles, buffers: GroupedBuffers,
+        self, stack: PackedExperts, x: HalfActivations, per_token: int, step: StepTiles, buffers: GroupedBuffers,
         config: GroupedConfig, bias: torch.Tensor | None = None, stream: int | None = None,
     ) -> None:  # fmt: skip
         """Start buffers.gated = activation(gate) * up of each pair, in the order of tiles.
@@ -219,7 +198,7 @@ class GroupedMatmuls:
         self._multiply(stack, inputs, step, buffers, config, buffers.gated, bias, None, stream)
 
     def launch_pairs(
-        self, stack: ExpertStack, x: HalfActivations | None, per_token: int, step: StepTiles, buffers: GroupedBuffers,
+        self, stack: PackedExperts, x: HalfActivations | None, per_token: int, step: StepTiles, buffers: GroupedBuffers,
         config: GroupedConfig, out: torch.Tensor, weights: torch.Tensor | None = None,
         bias: torch.Tensor | None = None, stream: int | None = None,
     ) -> None:  # fmt: skip
@@ -242,7 +221,7 @@ class GroupedMatmuls:
         self._multiply(stack, inputs, step, buffers, config, out, bias, weights, stream)
 
     def _multiply(
-        self, stack: ExpertStack, inputs: tuple[int, int, int, int], step: StepTiles, buffers: GroupedBuffers,
+        self, stack: PackedExperts, inputs: tuple[int, int, int, int], step: StepTiles, buffers: GroupedBuffers,
         config: GroupedConfig, out: torch.Tensor, bias: torch.Tensor | None, weights: torch.Tensor | None,
         stream: int | None,
     ) -> None:  # fmt: skip
