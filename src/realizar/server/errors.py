@@ -105,7 +105,12 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
         known = "prompt" if isinstance(error, ContextLengthError) else error.param or ""
         if known not in names:
             raise
-        raise type(error)(str(error), names[known]) from None
+        raise type(error)(_renamed(str(error), known, names), names[known]) from None
+    except ApiError as error:
+        if error.param is None or error.param not in names:
+            raise
+        message = _renamed(error.message, error.param, names)
+        raise refused(message, names[error.param], error.code) from None
 
 
 @contextmanager
@@ -117,6 +122,11 @@ def about(param: str) -> Iterator[None]:
         if error.param is not None:
             raise
         raise type(error)(str(error), param) from None
+
+
+def _renamed(message: str, known: str, names: Mapping[str, str]) -> str:
+    """A message that begins with a field, with the name that the request's dialect gives the field."""
+    return names[known] + message.removeprefix(known) if message.startswith(f"{known} ") else message
 
 
 def _known(error: BaseException) -> ApiError | None:

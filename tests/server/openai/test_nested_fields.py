@@ -12,7 +12,7 @@ import pytest
 
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.app import create_app
-from realizar.server.generation.sampling import _SAME_NAME
+from realizar.server.generation.sampling import PLAIN_FIELDS
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import ScriptedEngine, scripted_model
 
@@ -244,7 +244,7 @@ OTHER_VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("path", BODIES)
 def test_every_sampling_field_reaches_the_engine(path: str) -> None:
-    assert set(OTHER_VALUES) == set(_SAME_NAME)
+    assert set(OTHER_VALUES) == set(PLAIN_FIELDS)
     for name, value in OTHER_VALUES.items():
         assert getattr(SamplingParams(), name) != value
         response, engine = ask(path, {**BODIES[path], name: value})

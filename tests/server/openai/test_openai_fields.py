@@ -40,7 +40,7 @@ from openai.types.shared_params.response_format_json_schema import JSONSchema
 
 from realizar import server as server_package
 from realizar.server.errors import ApiError
-from realizar.server.generation.sampling import _SAME_NAME
+from realizar.server.generation.sampling import PLAIN_FIELDS
 from realizar.server.openai.tools import plan_tools
 from realizar.server.openapi import describe
 from realizar.server.protocol.chat import ChatCompletionRequest, JsonSchemaFormat, ResponseFormat, Tool
@@ -158,7 +158,7 @@ def test_every_kind_of_tool_and_choice_is_known() -> None:
 def test_no_field_is_passed_over() -> None:
     """Each is read somewhere in the server, is checked as neutral, or is named above."""
     server = Path(server_package.__file__).parent
-    read = set(_SAME_NAME)
+    read = set(PLAIN_FIELDS)
     for file in server.rglob("*.py"):
         if file.parent.name != "protocol":
             tree = ast.parse(file.read_text())

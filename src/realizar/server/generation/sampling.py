@@ -1,15 +1,13 @@
-"""`build_sampling` makes `SamplingParams` from a request's fields and the model's defaults."""
+"""`build_sampling` makes `SamplingParams` from a request's wishes and the model's defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams, StructuredOutput
-from realizar.server.errors import refused, unsupported
-from realizar.server.protocol.sampling import GenerationFields
+from realizar.server.errors import refused, renaming, unsupported
 from realizar.server.served_model import ServedModel
 from realizar.tokenizer.tokenizer import Tokenizer
 
@@ -44,53 +42,69 @@ SAMPLER_FIELDS = (
 )
 """Fields of a request that have the same name in `SamplingParams`."""
 
-_SAME_NAME = ("n", "seed", *SAMPLER_FIELDS, "min_tokens", "ignore_eos")
+PLAIN_FIELDS = ("n", "seed", *SAMPLER_FIELDS, "min_tokens", "ignore_eos")
+"""Fields of `SamplingParams` that a request sets as they are."""
 
 
-def build_sampling(
-    fields: GenerationFields,
-    model: ServedModel,
-    *,
-    max_tokens: int | None,
-    max_tokens_field: str = "max_tokens",
-    logprobs: int | None,
-    prompt_logprobs: int | None = None,
-    structured: StructuredOutput | None = None,
-) -> SamplingParams:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingWishes:
+    """A request's wishes about sampling, in any dialect. What is not given (None) is the model's default.
+
+    Attributes:
+        plain: values by `PLAIN_FIELDS`, of those that the request gives.
+        max_tokens: None is the rest of the context.
+        stop: a stop string, or several.
+        logit_bias: added to logits, by token ids in decimal.
+        dry_sequence_breakers: texts; the last token of each is a breaker.
+        logprobs: most probable tokens to list for each token; None without log-probabilities.
+        prompt_logprobs: the same for the prompt's tokens.
+        structured: the constraint on the answer.
+        names: the dialect's names of fields of `SamplingParams`, where they differ; errors use them.
+    """
+
+    plain: Mapping[str, Any]
+    max_tokens: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    logit_bias: Mapping[str, float] | None = None
+    dry_sequence_breakers: Sequence[str] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured: StructuredOutput | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+def build_sampling(wishes: SamplingWishes, model: ServedModel) -> SamplingParams:
     """Make the sampling parameters of a request.
-
-    Args:
-        max_tokens: None is the rest of the context; its field in the request is `max_tokens_field`.
 
     Raises:
         InvalidRequestError, ApiError: a value is out of range; names the field.
     """
-    changes: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(fields, name)) is not None}
-    _check_best_of(fields)
-    tokenizer = model.tokenizer
-    if fields.stop is not None:
-        changes["stop"] = _stops(fields.stop)
-    if fields.stop_token_ids is not None:
-        changes["stop_token_ids"] = tuple(fields.stop_token_ids)
-    if fields.logit_bias:
-        changes["logit_bias"] = {_bias_id(key, tokenizer): bias for key, bias in fields.logit_bias.items()}
-    multiplier = fields.dry_multiplier or (
-        model.default_sampling.dry_multiplier if fields.dry_multiplier is None else 0
-    )
-    if fields.dry_sequence_breakers is not None:
-        changes["dry_sequence_breakers"] = _breaker_ids(fields.dry_sequence_breakers, tokenizer)
-    elif multiplier and not model.default_sampling.dry_sequence_breakers:
+    with renaming(wishes.names):
+        return replace(model.default_sampling, **_changes(wishes, model))
+
+
+def _changes(wishes: SamplingWishes, model: ServedModel) -> dict[str, Any]:
+    """The values that a request's wishes set."""
+    tokenizer, default = model.tokenizer, model.default_sampling
+    changes: dict[str, Any] = {
+        **wishes.plain,
+        "max_tokens": wishes.max_tokens,
+        "logprobs": wishes.logprobs,
+        "prompt_logprobs": wishes.prompt_logprobs,
+        "structured": wishes.structured,
+    }
+    if wishes.stop is not None:
+        changes["stop"] = _stops(wishes.stop)
+    if wishes.stop_token_ids is not None:
+        changes["stop_token_ids"] = tuple(wishes.stop_token_ids)
+    if wishes.logit_bias:
+        changes["logit_bias"] = {_bias_id(key, tokenizer): bias for key, bias in wishes.logit_bias.items()}
+    if wishes.dry_sequence_breakers is not None:
+        changes["dry_sequence_breakers"] = _breaker_ids(wishes.dry_sequence_breakers, tokenizer)
+    elif wishes.plain.get("dry_multiplier", default.dry_multiplier) and not default.dry_sequence_breakers:
         changes["dry_sequence_breakers"] = _breaker_ids(_DRY_BREAKERS, tokenizer)
-    changes["logprobs"] = logprobs
-    changes["prompt_logprobs"] = prompt_logprobs
-    changes["max_tokens"] = max_tokens
-    changes["structured"] = structured
-    try:
-        return replace(model.default_sampling, **changes)
-    except InvalidRequestError as error:
-        if error.param == "max_tokens" and max_tokens_field != "max_tokens":
-            raise InvalidRequestError(str(error).replace("max_tokens", max_tokens_field), max_tokens_field) from None
-        raise
+    return changes
 
 
 def check_listed_ids(sampling: SamplingParams, num_prompts: int) -> None:
@@ -119,11 +133,6 @@ def check_top(value: int | None, param: str) -> int | None:
     if value is not None and not 0 <= value <= MAX_LOGPROBS:
         raise refused(f"{param} must be between 0 and {MAX_LOGPROBS}, not {value}", param, "invalid_value")
     return value
-
-
-def _check_best_of(fields: GenerationFields) -> None:
-    if fields.best_of is not None and fields.best_of != (1 if fields.n is None else fields.n):
-        raise unsupported("best_of", "must equal n: no further answers are generated")
 
 
 def check_priority(priority: int | None, *, allowed: bool) -> int:

@@ -15,6 +15,7 @@ from realizar.server.generation.sampling import build_sampling, check_listed_ids
 from realizar.server.generation.work import Stop
 from realizar.server.openai.structured import find_structured
 from realizar.server.openai.tools import ToolPlan, plan_tools
+from realizar.server.openai.wishes import read_wishes
 from realizar.server.protocol.chat import ChatCompletionRequest
 from realizar.server.protocol.messages import check_messages, text_of
 from realizar.server.protocol.neutral import check_neutral
@@ -152,15 +153,15 @@ def _sampling(api: Api, request: ChatCompletionRequest, structured: StructuredOu
         raise unsupported("prompt_logprobs", "can't be combined with stream")
     top = check_top(request.top_logprobs, "top_logprobs") or 0
     wins = request.max_completion_tokens is not None
-    sampling = build_sampling(
+    wishes = read_wishes(
         request,
-        api.model,
         max_tokens=request.max_completion_tokens if wins else request.max_tokens,
         max_tokens_field="max_completion_tokens" if wins else "max_tokens",
         logprobs=top if request.logprobs else None,
         prompt_logprobs=check_top(request.prompt_logprobs, "prompt_logprobs"),
         structured=structured,
     )
+    sampling = build_sampling(wishes, api.model)
     check_listed_ids(sampling, 1)
     if sampling.n > api.settings.max_choices:
         raise refused(f"n must be {api.settings.max_choices} at most, not {sampling.n}", "n", "invalid_value")

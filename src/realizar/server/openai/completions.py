@@ -27,6 +27,7 @@ from realizar.server.openai.logprobs import (
     prompt_logprobs,
 )
 from realizar.server.openai.structured import find_structured
+from realizar.server.openai.wishes import read_wishes
 from realizar.server.protocol.answers import Answer, CompletionChoice, Usage
 from realizar.server.protocol.completion import CompletionRequest
 from realizar.server.protocol.neutral import check_neutral
@@ -72,9 +73,8 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> Complet
     echoed = logprobs if echo else None
     scored = max((count for count in (echoed, listed) if count is not None), default=None)
     found = find_structured(record, record.response_format)
-    sampling = build_sampling(
+    wishes = read_wishes(
         record,
-        api.model,
         max_tokens=DEFAULT_MAX_TOKENS
         if record.max_tokens is None
         else record.max_tokens or (None if score_only else 0),
@@ -82,6 +82,7 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> Complet
         prompt_logprobs=scored,
         structured=None if found is None else found[1],
     )
+    sampling = build_sampling(wishes, api.model)
     prompts = tokenize_prompts(
         record.prompt,
         api.model.tokenizer,
