@@ -10,10 +10,10 @@ import msgspec
 from msgspec import inspect as kinds
 
 from fuzz import grammars, values
-from realizar.server.protocol.chat import ChatCompletionRequest
-from realizar.server.protocol.completion import CompletionRequest
-from realizar.server.protocol.embedding import EmbeddingRequest
-from realizar.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from realizar.server.openai.records.chat import ChatCompletionRequest
+from realizar.server.openai.records.completion import CompletionRequest
+from realizar.server.openai.records.embedding import EmbeddingRequest
+from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
 
 RECORDS: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatCompletionRequest,

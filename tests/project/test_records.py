@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "realizar"
 # Records of the API: clients write or read their fields, and all that is not read
 # is refused by name (server/http/body.py).
-WIRE = PACKAGE / "server" / "protocol"
+WIRE = PACKAGE / "server" / "openai" / "records"
 # Records that leave as a whole, and why.
 WHOLE = {
     ("Summary", "total_tokens_per_s"): "`bench-serve --json` writes every field",

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.server import health, tokenizer_routes
+from realizar.server import health
 from realizar.server.api import make_api
 from realizar.server.errors import ApiError, to_api_error
 from realizar.server.http.auth import AuthMiddleware, KeyRing
@@ -27,6 +27,7 @@ from realizar.server.openai.chat import chat_completions
 from realizar.server.openai.completions import completions
 from realizar.server.openai.embeddings import embeddings
 from realizar.server.openai.models import list_models, show_model
+from realizar.server.openai.tokenizer_routes import detokenize, tokenize, tokenizer_info
 from realizar.server.openapi import openapi
 from realizar.server.served_model import ServedModel
 from realizar.server.settings import ServerSettings
@@ -65,9 +66,9 @@ def _api_routes() -> list[BaseRoute]:
         _route("/v1/embeddings", embeddings, "POST"),
         _route("/v1/models", list_models, "GET"),
         _route("/v1/models/{name:path}", show_model, "GET"),
-        _route("/tokenize", tokenizer_routes.tokenize, "POST"),
-        _route("/detokenize", tokenizer_routes.detokenize, "POST"),
-        _route("/tokenizer_info", tokenizer_routes.tokenizer_info, "GET"),
+        _route("/tokenize", tokenize, "POST"),
+        _route("/detokenize", detokenize, "POST"),
+        _route("/tokenizer_info", tokenizer_info, "GET"),
         _route("/health", health.health, "GET"),
         _route("/ready", health.ready, "GET"),
         _route("/metrics", health.metrics, "GET"),

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar import __version__
-from realizar.server.protocol.chat import ChatCompletionRequest
-from realizar.server.protocol.completion import CompletionRequest
-from realizar.server.protocol.embedding import EmbeddingRequest
-from realizar.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from realizar.server.openai.records.chat import ChatCompletionRequest
+from realizar.server.openai.records.completion import CompletionRequest
+from realizar.server.openai.records.embedding import EmbeddingRequest
+from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
 
 _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/chat/completions": (ChatCompletionRequest, "Answer a conversation."),

@@ -17,8 +17,8 @@ from realizar.bench.mix.lengths import TRACE_ANSWERS, TRACE_PROMPTS, Quantiles
 from realizar.bench.mix.requests import MixRequest, MixWork, draw_request
 from realizar.bench.serve_workload import Lengths
 from realizar.errors import InvalidRequestError
-from realizar.server.protocol.chat import ChatCompletionRequest
-from realizar.server.protocol.completion import CompletionRequest
+from realizar.server.openai.records.chat import ChatCompletionRequest
+from realizar.server.openai.records.completion import CompletionRequest
 
 _SENT = {"model", "prompt", "messages", "max_tokens", "stream", "stream_options"}
 _OF_OPENAI = {

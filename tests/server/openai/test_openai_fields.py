@@ -41,16 +41,16 @@ from openai.types.shared_params.response_format_json_schema import JSONSchema
 from realizar import server as server_package
 from realizar.server.errors import ApiError
 from realizar.server.generation.sampling import PLAIN_FIELDS
+from realizar.server.openai.messages import check_messages
+from realizar.server.openai.neutral import NEUTRAL, check_neutral
+from realizar.server.openai.records.chat import ChatCompletionRequest, JsonSchemaFormat, ResponseFormat, Tool
+from realizar.server.openai.records.chat import FunctionDefinition as OurFunction
+from realizar.server.openai.records.completion import CompletionRequest
+from realizar.server.openai.records.embedding import EmbeddingRequest
+from realizar.server.openai.records.sampling import StreamOptions, StructuredOutputs
+from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
 from realizar.server.openai.tools import plan_tools
 from realizar.server.openapi import describe
-from realizar.server.protocol.chat import ChatCompletionRequest, JsonSchemaFormat, ResponseFormat, Tool
-from realizar.server.protocol.chat import FunctionDefinition as OurFunction
-from realizar.server.protocol.completion import CompletionRequest
-from realizar.server.protocol.embedding import EmbeddingRequest
-from realizar.server.protocol.messages import check_messages
-from realizar.server.protocol.neutral import NEUTRAL, check_neutral
-from realizar.server.protocol.sampling import StreamOptions, StructuredOutputs
-from realizar.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
 RECORDS: list[tuple[Any, type[msgspec.Struct]]] = [
     (chat_create_params.CompletionCreateParamsBase, ChatCompletionRequest),
@@ -160,7 +160,7 @@ def test_no_field_is_passed_over() -> None:
     server = Path(server_package.__file__).parent
     read = set(PLAIN_FIELDS)
     for file in server.rglob("*.py"):
-        if file.parent.name != "protocol":
+        if file.parent.name != "records":
             tree = ast.parse(file.read_text())
             read |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     records = [ours for _, ours in RECORDS]

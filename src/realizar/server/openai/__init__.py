@@ -5,7 +5,8 @@ Read in this order:
 1. `completions.py`, `completion_run.py`: `POST /v1/completions`, the simplest that generates.
 2. `chat.py`: `POST /v1/chat/completions`. `chat_plan.py` prepares the prompt, `chat_run.py` runs the request and parses
    its text, and `chat_stream.py` makes the chunks.
-3. `tools.py`, `structured.py`: the request's tools, and its fields that constrain the answer.
+3. `messages.py`, `tools.py`, `structured.py`, `wishes.py`: the parts of a request, checked; `neutral.py` has the fields
+   without effect. `records/` has the records of the wire.
 4. `logprobs.py`: log-probabilities in the formats of both endpoints.
-5. `embeddings.py`, `models.py`: `POST /v1/embeddings` and `GET /v1/models`.
+5. `embeddings.py`, `models.py`: `POST /v1/embeddings` and `GET /v1/models`; `tokenizer_routes.py`: vLLM's `/tokenize`.
 """

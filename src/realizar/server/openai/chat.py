@@ -21,7 +21,7 @@ from realizar.server.openai.chat_plan import ChatPlan, plan_chat
 from realizar.server.openai.chat_run import AnswerDelta, ChatRun
 from realizar.server.openai.chat_stream import ChatStreamer
 from realizar.server.openai.logprobs import LogprobRows, chat_rows, prompt_logprobs, write_chat
-from realizar.server.protocol.answers import (
+from realizar.server.openai.records.answers import (
     Answer,
     ChatChoice,
     ChatMessage,
@@ -29,7 +29,7 @@ from realizar.server.protocol.answers import (
     FunctionCall,
     ToolCall,
 )
-from realizar.server.protocol.chat import ChatCompletionRequest
+from realizar.server.openai.records.chat import ChatCompletionRequest
 from realizar.tokenizer.parsers.base import ContentDelta, ReasoningDelta, ToolCallDelta
 
 

@@ -14,8 +14,8 @@ from realizar.server.api import Api, deltas_of, timing_notes
 from realizar.server.errors import renaming
 from realizar.server.http.request_memory import RequestLease
 from realizar.server.openai.chat_plan import ChatPlan
-from realizar.server.protocol.answers import FinishReason, Usage, make_usage
-from realizar.server.protocol.chat import ChatCompletionRequest
+from realizar.server.openai.records.answers import FinishReason, Usage, make_usage
+from realizar.server.openai.records.chat import ChatCompletionRequest
 from realizar.tokenizer.parsers.base import OutputParser, ParsedDelta
 
 

@@ -13,7 +13,7 @@ from realizar.server.http.sse import EventTemplate, encode_event
 from realizar.server.openai.chat_plan import ChatPlan
 from realizar.server.openai.chat_run import AnswerDelta, ChatRun
 from realizar.server.openai.logprobs import LogprobRows, write_chat
-from realizar.server.protocol.answers import (
+from realizar.server.openai.records.answers import (
     Answer,
     ChatChunkChoice,
     ChatDelta,
@@ -21,8 +21,8 @@ from realizar.server.protocol.answers import (
     FunctionCall,
     Usage,
 )
-from realizar.server.protocol.chat import ChatCompletionRequest
-from realizar.server.protocol.sampling import StreamOptions
+from realizar.server.openai.records.chat import ChatCompletionRequest
+from realizar.server.openai.records.sampling import StreamOptions
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 
 

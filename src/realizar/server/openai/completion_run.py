@@ -16,7 +16,7 @@ from realizar.server.errors import renaming
 from realizar.server.generation.merge import Admission, merged
 from realizar.server.generation.prompts import Prompt
 from realizar.server.http.request_memory import RequestLease
-from realizar.server.protocol.answers import Usage, make_usage
+from realizar.server.openai.records.answers import Usage, make_usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,12 @@ from realizar.server.openai.logprobs import (
     completion_rows,
     prompt_logprobs,
 )
+from realizar.server.openai.neutral import check_neutral
+from realizar.server.openai.records.answers import Answer, CompletionChoice, Usage
+from realizar.server.openai.records.completion import CompletionRequest
+from realizar.server.openai.records.sampling import StreamOptions
 from realizar.server.openai.structured import find_structured
 from realizar.server.openai.wishes import read_wishes
-from realizar.server.protocol.answers import Answer, CompletionChoice, Usage
-from realizar.server.protocol.completion import CompletionRequest
-from realizar.server.protocol.neutral import check_neutral
-from realizar.server.protocol.sampling import StreamOptions
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default for this endpoint
 

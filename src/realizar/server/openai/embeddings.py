@@ -22,8 +22,8 @@ from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
-from realizar.server.protocol.answers import EmbeddingData, make_usage
-from realizar.server.protocol.embedding import EmbeddingRequest
+from realizar.server.openai.records.answers import EmbeddingData, make_usage
+from realizar.server.openai.records.embedding import EmbeddingRequest
 from realizar.server.settings import Pooling
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused
-from realizar.server.protocol.chat import ResponseFormat
-from realizar.server.protocol.sampling import GenerationFields
+from realizar.server.openai.records.chat import ResponseFormat
+from realizar.server.openai.records.sampling import GenerationFields
 
 
 def find_structured(

@@ -11,7 +11,7 @@ import msgspec
 
 from realizar.server.errors import refused, unsupported
 from realizar.server.http.body import unknown_field
-from realizar.server.protocol.chat import ChatCompletionRequest, FunctionDefinition, Tool
+from realizar.server.openai.records.chat import ChatCompletionRequest, FunctionDefinition, Tool
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")

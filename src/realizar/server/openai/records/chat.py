@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from realizar.server.protocol.sampling import GenerationFields
+from realizar.server.openai.records.sampling import GenerationFields
 
 
 class FunctionDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from realizar.server.protocol.chat import ResponseFormat
-from realizar.server.protocol.sampling import GenerationFields
+from realizar.server.openai.records.chat import ResponseFormat
+from realizar.server.openai.records.sampling import GenerationFields
 
 
 class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from realizar.server.protocol.chat import Tool
+from realizar.server.openai.records.chat import Tool
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,1 @@
+"""Records of OpenAI's API, one for each endpoint's request and answer."""
