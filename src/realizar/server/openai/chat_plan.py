@@ -12,12 +12,13 @@ from realizar.server.api import Api
 from realizar.server.errors import ApiError, about, refused, unsupported
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority, check_top
+from realizar.server.generation.tools import ToolPlan
 from realizar.server.generation.work import Stop
 from realizar.server.openai.messages import check_messages, text_of
 from realizar.server.openai.neutral import check_neutral
 from realizar.server.openai.records.chat import ChatCompletionRequest
 from realizar.server.openai.structured import find_structured
-from realizar.server.openai.tools import ToolPlan, plan_tools
+from realizar.server.openai.tools import plan_tools
 from realizar.server.openai.wishes import read_wishes
 from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, find_format, opens_reasoning

@@ -10,11 +10,12 @@ from starlette.responses import Response
 
 from realizar.server.api import Api, api_of, compute
 from realizar.server.errors import about, refused, unsupported
+from realizar.server.generation.tools import shown_tools
 from realizar.server.http.body import read_record
 from realizar.server.openai.chat_plan import template_variables
 from realizar.server.openai.messages import check_messages, text_of
 from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
-from realizar.server.openai.tools import check_tools, shown_tools
+from realizar.server.openai.tools import check_tools
 
 MAX_BYTES = 1 << 19
 """Limit of a text in UTF-8, unless the context needs more. Tokenizing takes about a hundred times as much memory."""

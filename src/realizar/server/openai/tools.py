@@ -1,47 +1,16 @@
-"""Tools of a chat request: their checks, and the choice of the tools that may be called."""
+"""Tools of a chat request, and `tool_choice`, read as a `ToolPlan`."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from realizar.server.errors import refused, unsupported
+from realizar.server.generation.tools import MAX_TOOLS, ToolPlan, check_functions
 from realizar.server.http.body import unknown_field
 from realizar.server.openai.records.chat import ChatCompletionRequest, FunctionDefinition, Tool
-
-MAX_TOOLS = 128
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-
-
-@dataclass(frozen=True, slots=True)
-class ToolPlan:
-    """The tool calls that a request allows.
-
-    Attributes:
-        tools: tools that may be called, in the format of OpenAI's API; empty if no call is wanted.
-        required: True if one of them must be called.
-        name: the name of the one that must be called.
-        parallel: True if several calls are allowed.
-    """
-
-    tools: tuple[Mapping[str, Any], ...] = ()
-    required: bool = False
-    name: str | None = None
-    parallel: bool = True
-
-    @property
-    def shown(self) -> list[dict[str, Any]] | None:
-        """The tools in the form that the template shows, without the field `strict`, which the model does not need."""
-        return shown_tools(self.tools)
-
-
-def shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    """Checked tools in the form that the template shows; None if there are none."""
-    return [_without_strict(tool) for tool in tools] or None
 
 
 def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
@@ -54,28 +23,15 @@ def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
         return ()
     if len(given) > MAX_TOOLS:
         raise refused(f"tools has {len(given)} entries; at most {MAX_TOOLS} are allowed", "tools", "array_too_long")
-    seen: set[str] = set()
     for place, tool in enumerate(given):
         path = f"tools[{place}]"
         if tool.type != "function" or tool.custom is not None:
             raise unsupported(f"{path}.type", "must be 'function': other tools are not supported")
         if tool.function is None:
             raise refused(f"{path}.function is missing", f"{path}.function", "missing_required_parameter")
-        name = tool.function.name
-        if not _NAME.fullmatch(name):
-            raise refused(
-                f"{path}.function.name must be 1 to 64 letters, digits, _ or -",
-                f"{path}.function.name",
-                "invalid_value",
-            )
-        if name in seen:
-            raise refused(f"{path}.function.name: two tools have the name '{name}'", f"{path}.function.name")
-        seen.add(name)
-        kind = (tool.function.parameters or {}).get("type", "object")
-        if kind != "object":  # the arguments of a call are an object, in every style
-            path = f"{path}.function.parameters.type"
-            raise refused(f"{path} must be 'object'", path, "invalid_value")
-    return tuple(_plain(tool) for tool in given)
+    tools = tuple(_plain(tool) for tool in given)
+    check_functions(tools, "tools[{}].function.name".format, "tools[{}].function.parameters".format)
+    return tools
 
 
 def plan_tools(request: ChatCompletionRequest) -> ToolPlan:
@@ -148,7 +104,3 @@ def _plain(tool: Tool) -> dict[str, Any]:
         name: value for name, value in msgspec.to_builtins(tool.function).items() if value is not None
     }
     return {"type": tool.type, "function": function}
-
-
-def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}

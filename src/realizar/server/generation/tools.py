@@ -1,0 +1,71 @@
+"""`ToolPlan`: the tool calls that a request allows; and the checks of tools that all dialects share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from realizar.server.errors import refused
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """The tool calls that a request allows.
+
+    Attributes:
+        tools: tools that may be called, in the form that chat templates take (OpenAI's); empty if no call is wanted.
+        required: True if one of them must be called.
+        name: the name of the one that must be called.
+        parallel: True if several calls are allowed.
+    """
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    required: bool = False
+    name: str | None = None
+    parallel: bool = True
+
+    @property
+    def shown(self) -> list[dict[str, Any]] | None:
+        """The tools in the form that the template shows, without the field `strict`, which the model does not need."""
+        return shown_tools(self.tools)
+
+
+def shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """Checked tools in the form that the template shows; None if there are none."""
+    return [_without_strict(tool) for tool in tools] or None
+
+
+def check_functions(
+    tools: Sequence[Mapping[str, Any]], name_path: Callable[[int], str], schema_path: Callable[[int], str]
+) -> None:
+    """Check the names of tools, and that the arguments of each are an object.
+
+    Args:
+        tools: in the form that chat templates take.
+        name_path: path in the request of the name of the tool at a place.
+        schema_path: path of the schema of its arguments.
+
+    Raises:
+        ApiError: 400; `param` is the path.
+    """
+    seen: set[str] = set()
+    for place, tool in enumerate(tools):
+        path, function = name_path(place), tool["function"]
+        name = function["name"]
+        if not _NAME.fullmatch(name):
+            raise refused(f"{path} must be 1 to 64 letters, digits, _ or -", path, "invalid_value")
+        if name in seen:
+            raise refused(f"{path}: two tools have the name '{name}'", path)
+        seen.add(name)
+        if function.get("parameters", {}).get("type", "object") != "object":
+            path = f"{schema_path(place)}.type"
+            raise refused(f"{path} must be 'object'", path, "invalid_value")
+
+
+def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
