@@ -101,8 +101,9 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as error:
-        # When prompt and output are too long together, the error names the prompt, as OpenAI's does.
-        known = "prompt" if isinstance(error, ContextLengthError) else error.param or ""
+        known = error.param or ""
+        if isinstance(error, ContextLengthError) and "prompt" in names:
+            known = "prompt"  # also where prompt and output are too long together, as OpenAI's errors name it
         if known not in names:
             raise
         raise type(error)(_renamed(str(error), known, names), names[known]) from None

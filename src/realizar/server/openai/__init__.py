@@ -3,8 +3,8 @@
 Read in this order:
 
 1. `completions.py`, `completion_run.py`: `POST /v1/completions`, the simplest that generates.
-2. `chat.py`: `POST /v1/chat/completions`. `chat_plan.py` prepares the prompt, `chat_run.py` runs the request and parses
-   its text, and `chat_stream.py` makes the chunks.
+2. `chat.py`: `POST /v1/chat/completions`. `conversation.py` reads the request as a conversation, which
+   `server/generation` plans, runs and parses; `chat_stream.py` makes the chunks.
 3. `messages.py`, `tools.py`, `structured.py`, `wishes.py`: the parts of a request, checked; `neutral.py` has the fields
    without effect. `records/` has the records of the wire.
 4. `logprobs.py`: log-probabilities in the formats of both endpoints.

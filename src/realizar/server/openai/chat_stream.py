@@ -9,9 +9,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from realizar.server.api import Api, now_s
+from realizar.server.generation.answer import AnswerDelta
+from realizar.server.generation.chat_plan import ChatPlan
+from realizar.server.generation.chat_run import ChatRun
 from realizar.server.http.sse import EventTemplate, encode_event
-from realizar.server.openai.chat_plan import ChatPlan
-from realizar.server.openai.chat_run import AnswerDelta, ChatRun
 from realizar.server.openai.logprobs import LogprobRows, write_chat
 from realizar.server.openai.records.answers import (
     Answer,
@@ -20,6 +21,7 @@ from realizar.server.openai.records.answers import (
     ChatToolCallDelta,
     FunctionCall,
     Usage,
+    make_usage,
 )
 from realizar.server.openai.records.chat import ChatCompletionRequest
 from realizar.server.openai.records.sampling import StreamOptions
@@ -63,7 +65,7 @@ class ChatStreamer:
                     if data:
                         yield data
             if self._last_usage:
-                yield encode_event(self._chunk([], self._run.usage))
+                yield encode_event(self._chunk([], usage_of(self._plan, self._run)))
         finally:
             note(**self._run.notes)
 
@@ -94,7 +96,7 @@ class ChatStreamer:
 
     def _usage_so_far(self) -> Usage | UnsetType | None:
         if self._every_usage:
-            return self._run.usage
+            return usage_of(self._plan, self._run)
         return None if self._last_usage else UNSET
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> Answer:
@@ -147,3 +149,8 @@ class ChatStreamer:
                         )
                     ]
                 )
+
+
+def usage_of(plan: ChatPlan, run: ChatRun) -> Usage:
+    """The token counts so far. The count of cached tokens is known from the first delta on."""
+    return make_usage(len(plan.token_ids), run.num_completion_tokens, run.num_cached_tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,18 +37,6 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     if len(messages) > MAX_MESSAGES:
         raise refused(f"messages has {len(messages)} entries; at most {MAX_MESSAGES} are allowed", "messages")
     return [_checked(f"messages[{place}]", message) for place, message in enumerate(messages)]
-
-
-def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
-    """All text of checked messages, joined by line breaks."""
-    texts: list[str] = []
-    for message in messages:
-        content = message["content"]
-        texts += [part["text"] for part in content] if isinstance(content, list) else [content or ""]
-        for call in message.get("tool_calls", ()):
-            arguments = call["function"].get("arguments", "")
-            texts.append(arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
-    return "\n".join(texts)
 
 
 def _checked(where: str, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from starlette.responses import Response
 
 from realizar.server.api import Api, api_of, compute
 from realizar.server.errors import about, refused, unsupported
+from realizar.server.generation.chat_plan import template_variables
+from realizar.server.generation.conversation import text_of
 from realizar.server.generation.tools import shown_tools
 from realizar.server.http.body import read_record
-from realizar.server.openai.chat_plan import template_variables
-from realizar.server.openai.messages import check_messages, text_of
+from realizar.server.openai.messages import check_messages
 from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
 from realizar.server.openai.tools import check_tools
 

@@ -5,12 +5,12 @@ Log-probabilities are JSON already (`server.openai.logprobs`).
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+from realizar.server.generation.answer import FinishReason
 
 
 class PromptTokensDetails(msgspec.Struct):

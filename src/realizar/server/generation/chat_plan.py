@@ -1,4 +1,4 @@
-"""`plan_chat` prepares a chat request: its prompt, its sampling, and the parser of its answers. It runs nothing."""
+"""`plan_chat` prepares a conversation: its prompt, its sampling, and the parser of its answers. It runs nothing."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from typing import Any
 
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.api import Api
-from realizar.server.errors import ApiError, about, refused, unsupported
+from realizar.server.errors import ApiError, about, refused, renaming, unsupported
+from realizar.server.generation.conversation import Conversation, text_of
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last
-from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority, check_top
+from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority
 from realizar.server.generation.tools import ToolPlan
 from realizar.server.generation.work import Stop
-from realizar.server.openai.messages import check_messages, text_of
-from realizar.server.openai.neutral import check_neutral
-from realizar.server.openai.records.chat import ChatCompletionRequest
-from realizar.server.openai.structured import find_structured
-from realizar.server.openai.tools import plan_tools
-from realizar.server.openai.wishes import read_wishes
 from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, find_format, opens_reasoning
 from realizar.tokenizer.parsers.grammar import call_grammar
@@ -28,7 +23,7 @@ from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.templates.chat_template import ChatTemplate
 
 _PROMPT_END_TOKENS = 32
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _MAX_KWARGS_CHARACTERS = 64 << 10
 _RESERVED = ("messages", "tools", "add_generation_prompt", "self")  # the last is the template's own
 
@@ -43,9 +38,9 @@ class ChatPlan:
         tools: the tools that may be called.
         answer_format: the format of the template that rendered the prompt.
         prompt_end: the prompt's last words, with control tokens spelled out.
-        top_logprobs: log-probabilities to list for each token; None without log-probabilities.
-        structured_field: the request's field that constrains the answer.
         priority: the request's priority.
+        cache_salt: keeps the cache of one tenant from another's.
+        names: the request's names of the engine's fields, for errors.
     """
 
     token_ids: tuple[int, ...]
@@ -53,9 +48,9 @@ class ChatPlan:
     tools: ToolPlan
     answer_format: AnswerFormat
     prompt_end: str
-    top_logprobs: int | None
-    structured_field: str
     priority: int
+    cache_salt: str | None
+    names: Mapping[str, str]
 
     def new_parser(self) -> OutputParser:
         """Make the parser of one answer."""
@@ -66,8 +61,8 @@ class ChatPlan:
         )
 
 
-def plan_chat(api: Api, request: ChatCompletionRequest, stop: Stop) -> ChatPlan:
-    """Check a request and render its prompt. This may take a second, so it must not run on the event loop.
+def plan_chat(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
+    """Check a conversation and render its prompt. This may take a second, so it must not run on the event loop.
 
     Args:
         stop: checked between the parts of the work.
@@ -75,29 +70,22 @@ def plan_chat(api: Api, request: ChatCompletionRequest, stop: Stop) -> ChatPlan:
     Raises:
         ApiError, RealizarError: the request is refused.
     """
-    api.check_model(request.model)
-    check_neutral(request)
-    max_tokens = api.max_tokens
-    tools = plan_tools(request)
-    found = find_structured(request, request.response_format)
-    if found is not None and tools.tools:
-        raise refused(f"{found[0]} can't be combined with tools; set tool_choice to 'none'", found[0])
-    sampling = _sampling(api, request, None if found is None else found[1])
-    template = _template(api, request)
-    messages = check_messages(request.messages)
-    add_prompt = request.add_generation_prompt is not False
-    shown = tools.shown
+    with renaming(conversation.names):
+        return _planned(api, conversation, stop)
 
-    variables = _variables(request, template)
-    tokenizer = api.model.tokenizer
-    most = max_tokens if request.truncate_prompt_tokens is None else max(max_tokens, MAX_TOKENS)
-    check_fits(text_of(messages), tokenizer, most, "messages")
-    check_fits(json.dumps([shown, request.documents], ensure_ascii=False), tokenizer, most, "tools")
+
+def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
+    tools, tokenizer = conversation.tools, api.model.tokenizer
+    sampling = _sampling(api, conversation)
+    template = _template(api, conversation)
+    variables = _variables(conversation, template)
+    _check_sizes(api, conversation)
     stop.check()
+    shown = tools.shown
     answer_format = find_format(template.source(shown))  # renders the template once, so that its errors come first
     with about("messages"):
-        token_ids = template.encode(messages, shown, add_prompt, **variables)
-    prompt_end = api.model.tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
+        token_ids = template.encode(conversation.messages, shown, conversation.add_prompt, **variables)
+    prompt_end = tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
     if answer_format.in_channels and sampling.structured is not None:
         # The grammar has room for the text alone, so the channel is written for the model.
         start = final_start(prompt_end)
@@ -106,15 +94,31 @@ def plan_chat(api: Api, request: ChatCompletionRequest, stop: Stop) -> ChatPlan:
     if tools.tools:
         sampling = replace(sampling, structured=_tool_grammar(api, tools, answer_format, prompt_end))
     return ChatPlan(
-        token_ids=keep_last(token_ids, request.truncate_prompt_tokens, max_tokens),
+        token_ids=keep_last(token_ids, conversation.keep_last, api.max_tokens),
         sampling=sampling,
         tools=tools,
         answer_format=answer_format,
         prompt_end=prompt_end,
-        top_logprobs=request.top_logprobs or 0 if request.logprobs else None,
-        structured_field="tools" if found is None else found[0],
-        priority=check_priority(request.priority, allowed=api.settings.allow_request_priority),
+        priority=check_priority(conversation.priority, allowed=api.settings.allow_request_priority),
+        cache_salt=conversation.cache_salt,
+        names=_engine_names(conversation),
     )
+
+
+def _engine_names(conversation: Conversation) -> Mapping[str, str]:
+    """The request's names of the fields that the engine's errors name."""
+    names = conversation.names
+    constraint = "tools" if conversation.tools.tools else "structured"
+    return {"prompt": names.get("messages", "messages"), "structured": names.get(constraint, constraint)}
+
+
+def _check_sizes(api: Api, conversation: Conversation) -> None:
+    """Refuse texts that can't fit the context, before they are rendered."""
+    most = api.max_tokens if conversation.keep_last is None else max(api.max_tokens, MAX_TOKENS)
+    tokenizer = api.model.tokenizer
+    check_fits(text_of(conversation.messages), tokenizer, most, "messages")
+    others = json.dumps([conversation.tools.shown, conversation.documents], ensure_ascii=False)
+    check_fits(others, tokenizer, most, "tools")
 
 
 def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -145,35 +149,19 @@ def _tool_grammar(api: Api, tools: ToolPlan, answer_format: AnswerFormat, prompt
     )
 
 
-def _sampling(api: Api, request: ChatCompletionRequest, structured: StructuredOutput | None) -> SamplingParams:
-    if request.top_logprobs and not request.logprobs:
-        raise refused("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
-    if request.stream_options is not None and not request.stream:
-        raise refused("stream_options needs stream to be true", "stream_options", "invalid_value")
-    if request.stream and request.prompt_logprobs is not None:
-        raise unsupported("prompt_logprobs", "can't be combined with stream")
-    top = check_top(request.top_logprobs, "top_logprobs") or 0
-    wins = request.max_completion_tokens is not None
-    wishes = read_wishes(
-        request,
-        max_tokens=request.max_completion_tokens if wins else request.max_tokens,
-        max_tokens_field="max_completion_tokens" if wins else "max_tokens",
-        logprobs=top if request.logprobs else None,
-        prompt_logprobs=check_top(request.prompt_logprobs, "prompt_logprobs"),
-        structured=structured,
-    )
-    sampling = build_sampling(wishes, api.model)
+def _sampling(api: Api, conversation: Conversation) -> SamplingParams:
+    sampling = build_sampling(conversation.wishes, api.model)
     check_listed_ids(sampling, 1)
     if sampling.n > api.settings.max_choices:
         raise refused(f"n must be {api.settings.max_choices} at most, not {sampling.n}", "n", "invalid_value")
     return sampling
 
 
-def _template(api: Api, request: ChatCompletionRequest) -> ChatTemplate:
-    if request.chat_template is not None:
+def _template(api: Api, conversation: Conversation) -> ChatTemplate:
+    if conversation.template is not None:
         if not api.settings.allow_request_templates:
             raise unsupported("chat_template", "is not accepted: this server does not allow templates in requests")
-        return ChatTemplate(api.model.tokenizer, request.chat_template)
+        return ChatTemplate(api.model.tokenizer, conversation.template)
     if api.model.template is None:
         raise ApiError(
             400,
@@ -184,23 +172,21 @@ def _template(api: Api, request: ChatCompletionRequest) -> ChatTemplate:
     return api.model.template
 
 
-def _variables(request: ChatCompletionRequest, template: ChatTemplate) -> dict[str, Any]:
+def _variables(conversation: Conversation, template: ChatTemplate) -> dict[str, Any]:
     """The variables of a template besides messages and tools."""
-    variables = template_variables(request.chat_template_kwargs)
-    if request.add_special_tokens:
-        raise unsupported("add_special_tokens", "must be false: the chat template writes special tokens")
+    variables = dict(conversation.variables)
     source = template.source()
-    if request.documents:
+    if conversation.documents:
         if "documents" not in source:
             raise unsupported(
                 "documents", "is not supported: the model's template does not show documents; put them into a message"
             )
-        variables["documents"] = request.documents
-    effort = request.reasoning_effort
+        variables["documents"] = conversation.documents
+    effort = conversation.reasoning_effort
     if effort is None:
         return variables
-    if effort not in _EFFORTS:
-        raise refused(f"reasoning_effort must be one of {', '.join(_EFFORTS)}", "reasoning_effort", "invalid_value")
+    if effort not in EFFORTS:
+        raise refused(f"reasoning_effort must be one of {', '.join(EFFORTS)}", "reasoning_effort", "invalid_value")
     if "reasoning_effort" in source:
         variables.setdefault("reasoning_effort", effort)
     elif effort == "none" and "enable_thinking" in source:

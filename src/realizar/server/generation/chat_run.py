@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from realizar.engine.clients.async_stream import AsyncStream
@@ -12,21 +11,10 @@ from realizar.errors import RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput
 from realizar.server.api import Api, deltas_of, timing_notes
 from realizar.server.errors import renaming
+from realizar.server.generation.answer import AnswerDelta, FinishReason
+from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.http.request_memory import RequestLease
-from realizar.server.openai.chat_plan import ChatPlan
-from realizar.server.openai.records.answers import FinishReason, Usage, make_usage
-from realizar.server.openai.records.chat import ChatCompletionRequest
-from realizar.tokenizer.parsers.base import OutputParser, ParsedDelta
-
-
-@dataclass(slots=True)  # one a choice and step: frozen it would take four times as long to make
-class AnswerDelta:
-    """The parsed output that one choice gained; `finish_reason` is set on its last delta."""
-
-    index: int
-    parsed: list[ParsedDelta]
-    source: ChoiceDelta
-    finish_reason: FinishReason | None
+from realizar.tokenizer.parsers.base import OutputParser
 
 
 class ChatRun:
@@ -35,28 +23,26 @@ class ChatRun:
     Args:
         request_id: id of the answer and of the request in the engine.
         lease: the request's memory lease.
+
+    Attributes:
+        num_completion_tokens: tokens generated so far, over all choices.
+        num_cached_tokens: tokens of the prompt that were found in the cache; None before the first delta.
+        output: the engine's output, once it is complete.
     """
 
-    def __init__(
-        self, api: Api, request: ChatCompletionRequest, plan: ChatPlan, request_id: str, lease: RequestLease
-    ) -> None:
-        self._api, self._request, self._plan, self._request_id = api, request, plan, request_id
+    def __init__(self, api: Api, plan: ChatPlan, request_id: str, lease: RequestLease) -> None:
+        self._api, self._plan, self._request_id = api, plan, request_id
         self._lease = lease
         self._parsers: list[OutputParser] = [plan.new_parser() for _ in range(plan.sampling.n)]
         self._open = set(range(plan.sampling.n))
         self.num_completion_tokens = 0
-        self._num_cached_tokens: int | None = None
+        self.num_cached_tokens: int | None = None
         self.output: RequestOutput | None = None
-
-    @property
-    def usage(self) -> Usage:
-        """The token counts so far. The count of cached tokens is known from the first delta on."""
-        return make_usage(len(self._plan.token_ids), self.num_completion_tokens, self._num_cached_tokens)
 
     @property
     def notes(self) -> dict[str, Any]:
         """Figures for the request's line in the log."""
-        cached = {} if self._num_cached_tokens is None else {"cached": self._num_cached_tokens}
+        cached = {} if self.num_cached_tokens is None else {"cached": self.num_cached_tokens}
         return {"tokens": self.num_completion_tokens, **cached, **timing_notes(self.output)}
 
     async def deltas(self) -> AsyncGenerator[AnswerDelta]:
@@ -65,17 +51,17 @@ class ChatRun:
         Raises:
             RealizarError: the engine refused the request, or stopped.
         """
-        with renaming({"prompt": "messages", "structured": self._plan.structured_field}):
+        with renaming(self._plan.names):
             if (scored := self._plan.sampling.prompt_logprobs) is not None:
                 self._lease.hold_logprobs(len(self._plan.token_ids), scored)
-            if self._plan.top_logprobs is not None:
+            if self._plan.sampling.logprobs is not None:
                 self._lease.begin_logprobs()
             stream = await self._api.engine.generate(
                 self._plan.token_ids,
                 self._plan.sampling,
                 request_id=self._request_id,
                 priority=self._plan.priority,
-                cache_salt=self._request.cache_salt,
+                cache_salt=self._plan.cache_salt,
                 client=self._lease.client,
             )
             async with aclosing(self._counted(stream)) as deltas:
@@ -86,13 +72,13 @@ class ChatRun:
             self.output = await stream.result()
 
     def _counted(self, stream: AsyncStream) -> AsyncGenerator[ChoiceDelta]:
-        top = self._plan.top_logprobs or 0
+        top = self._plan.sampling.logprobs or 0
         return deltas_of(stream, self._api.metrics, self._lease, top, lambda: not self._open)
 
     def _take_in(self, delta: ChoiceDelta) -> AnswerDelta:
         parser = self._parsers[delta.choice]
         self.num_completion_tokens += len(delta.token_ids)
-        self._num_cached_tokens = max(self._num_cached_tokens or 0, delta.num_cached_tokens)
+        self.num_cached_tokens = max(self.num_cached_tokens or 0, delta.num_cached_tokens)
         parsed = parser.feed(delta.text)
         finish: FinishReason | None = None
         if parser.ended:

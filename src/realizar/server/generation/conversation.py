@@ -1,0 +1,57 @@
+"""`Conversation`: a conversation to answer, as each dialect reads it from its request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from realizar.server.generation.sampling import SamplingWishes
+from realizar.server.generation.tools import ToolPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A conversation to answer.
+
+    Attributes:
+        messages: in the form that chat templates take (OpenAI's), checked.
+        tools: the tools that may be called.
+        wishes: the wishes about sampling.
+        variables: the template's other variables, as `template_variables` checked them.
+        documents: documents for the template to show.
+        reasoning_effort: one of `EFFORTS`; None is the model's own.
+        template: a template in place of the model's own.
+        add_prompt: True to end the prompt where the answer begins.
+        keep_last: cut the prompt to its last tokens; -1 is the length of the context, None cuts nothing.
+        priority: the request's priority.
+        cache_salt: keeps the cache of one tenant from another's.
+        names: the dialect's names of the fields that errors name: `messages`, `tools`, `structured` (the constraint on
+            the answer) and others by their names here. A name that is not listed stays.
+    """
+
+    messages: Sequence[dict[str, Any]]
+    tools: ToolPlan
+    wishes: SamplingWishes
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    documents: Sequence[Mapping[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    template: str | None = None
+    add_prompt: bool = True
+    keep_last: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """All text of checked messages, joined by line breaks."""
+    texts: list[str] = []
+    for message in messages:
+        content = message["content"]
+        texts += [part["text"] for part in content] if isinstance(content, list) else [content or ""]
+        for call in message.get("tool_calls", ()):
+            arguments = call["function"].get("arguments", "")
+            texts.append(arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+    return "\n".join(texts)
