@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.gguf_experts import MIXTURES, add_experts, with_split_experts
-from models.gguf_gemma4 import add_gemma4_keys
+from models.gguf_gemma4 import add_gemma4_keys, scale_name
 
 Array = NDArray[np.float32]
 
@@ -76,7 +76,8 @@ def converted_tensors(model: Any, tensors: Mapping[str, Any]) -> dict[str, Array
     for hf_name, tensor in with_split_experts(_text_tensors(tensors), name).items():
         if hf_name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        stored = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
+        scales = scale_name(hf_name) if name == "gemma4" else None
+        stored = scales or names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, hf_name
         converted[stored] = _converted(hf_name, tensor, config, name)
     return converted

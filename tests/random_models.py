@@ -12,6 +12,7 @@ import numpy as np
 
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
+from realizar.models.expert_norms import ExpertNorms
 from realizar.models.spec import (
     Attention,
     ExpertLinear,
@@ -38,7 +39,8 @@ class Recipe:
         weights: ggml type of all matrices but the embedding, which is F16 and not tied.
         parts: of the architecture: `biases`, `layer_norm`, `qk_norm`, `token_norm`, `sinks`, `soft_cap`, `post_norms`,
             `ungated`, `partial_rope`, `interleaved`, `no_rope`, `undivided`. Of mixtures: `expert_biases`, `sigmoid`,
-            `selection_bias`, `groups` (2 of 4), `shared`, `shared_gate`, `clamped`.
+            `selection_bias`, `groups` (2 of 4), `shared`, `shared_gate`, `clamped`, `expert_scales`, and `own_norms`, which
+            need `shared`.
         lacking: what each of the first layers does not have, a `mixer` or a `feed_forward`; None has both.
         experts: of every layer but the last of several, in place of its feed-forward, whose size one expert then has.
             The part `undivided` leaves their weights as the softmax has them. per_token: experts of a token.
@@ -150,7 +152,15 @@ class _Maker:
             shared=self.feed_forward(f"{name}.shared") if "shared" in parts else None,
             clamped="clamped" in parts,
             shared_gate=self.linear(f"{name}.shared_gate", 1, hidden) if "shared_gate" in parts else None,
+            expert_scales=self.vector(f"{name}.scales", recipe.experts, 1.0) if "expert_scales" in parts else None,
+            norms=self.expert_norms(f"{name}.own") if "own_norms" in parts else None,
         )  # fmt: skip
+
+    def expert_norms(self, name: str) -> ExpertNorms:
+        hidden = self.recipe.hidden_size
+        router = replace(self.norm(f"{name}.router", hidden), weight_scale=0.5)
+        others = (self.norm(f"{name}.{part}", hidden) for part in ("experts", "shared", "sum", "output"))
+        return ExpertNorms(router, *others)
 
     def layer(self, index: int, window: int | None) -> Layer:
         name, recipe = f"layers.{index}", self.recipe
@@ -158,13 +168,13 @@ class _Maker:
         post, hidden = "post_norms" in recipe.parts, recipe.hidden_size
         mixes, feeds = lacks != "mixer", lacks != "feed_forward"
         is_mixture = recipe.experts > 0 and (index < len(recipe.windows) - 1 or len(recipe.windows) == 1)
-        feed = self.mixture if is_mixture else self.feed_forward
+        feed, own = (self.mixture if is_mixture else self.feed_forward), is_mixture and "own_norms" in recipe.parts
         feed_forward = feed(name) if feeds else None
         return Layer(
             self.attention(name, window) if mixes else None, feed_forward,
             input_norm=self.norm(f"{name}.input_norm", hidden) if mixes else None,
             post_mixer_norm=self.norm(f"{name}.post_attention_norm", hidden) if mixes and post else None,
-            pre_feedforward_norm=self.norm(f"{name}.pre_norm", hidden) if feeds else None,
+            pre_feedforward_norm=self.norm(f"{name}.pre_norm", hidden) if feeds and not own else None,
             post_feedforward_norm=self.norm(f"{name}.post_norm", hidden) if feeds and post else None,
         )  # fmt: skip
 

@@ -124,7 +124,8 @@ class ReferenceModel:
         if norm.kind == "layer":
             x = x - x.mean(axis=-1, keepdims=True)
         x = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.dtype.type(norm.eps))
-        x = x * (self._tensors[norm.weight] + self.dtype.type(norm.weight_offset))
+        weight = (self._tensors[norm.weight] + self.dtype.type(norm.weight_offset)) * self.dtype.type(norm.weight_scale)
+        x = x * weight
         return x if norm.bias is None else x + self._tensors[norm.bias]
 
     def _linear(self, linear: Linear, x: Array) -> Array:
@@ -202,21 +203,27 @@ class ReferenceModel:
         return self._linear(part.down, _gated(part.activation, self._linear(part.gate, x), up))
 
     def _experts(self, part: Experts, x: Array) -> Array:
-        logits = self._linear(part.router, x)
+        norms = part.norms
+        logits = self._linear(part.router, x if norms is None else self._norm(norms.router, x))
         scores = _softmax(logits) if part.scoring == "softmax" else _sigmoid(logits)
         chosen = self._choose(part, scores)
         weights = np.take_along_axis(scores, chosen, axis=-1)
         if part.normalized:
             weights = weights / weights.sum(axis=-1, keepdims=True)
         weights = weights * self.dtype.type(part.scale)
-        output = np.zeros_like(x)
+        if part.expert_scales is not None:
+            weights = weights * self._tensors[part.expert_scales][chosen]
+        output, read = np.zeros_like(x), x if norms is None else self._norm(norms.experts, x)
         for expert in range(part.num_experts):
             tokens, slots = np.nonzero(chosen == expert)
-            gate, up = (self._expert_linear(stack, expert, x[tokens]) for stack in (part.gate, part.up))
+            gate, up = (self._expert_linear(stack, expert, read[tokens]) for stack in (part.gate, part.up))
             down = self._expert_linear(
                 part.down, expert, _gated("clamped" if part.clamped else part.activation, gate, up)
             )
             output[tokens] += weights[tokens, slots, None] * down
+        if part.shared is not None and norms is not None:
+            shared = self._feed_forward(part.shared, self._norm(norms.shared, x))
+            return self._norm(norms.experts_output, output) + self._norm(norms.shared_output, shared)
         if part.shared is not None:
             shared = self._feed_forward(part.shared, x)
             output += shared if part.shared_gate is None else _sigmoid(self._linear(part.shared_gate, x)) * shared

@@ -11,8 +11,9 @@ from hybrid_spec import hybrid_spec
 from realizar.backends.supported import Feature, Supported
 from realizar.cache_kinds import FullCache, StateCache, WindowCache
 from realizar.errors import UnsupportedModelError
+from realizar.models.expert_norms import ExpertNorms
 from realizar.models.mixers import ShortConvolution
-from realizar.models.spec import Attention, Experts, FeedForward, Layer
+from realizar.models.spec import Attention, Experts, FeedForward, Layer, Norm
 
 DENSE = Supported(
     "the test backend", frozenset({Attention}), frozenset({FeedForward}), frozenset({FullCache, WindowCache})
@@ -71,6 +72,8 @@ def test_many_layers_are_counted_and_a_model_without_attention_is_refused() -> N
         ({"selection_bias": "bias"}, "a selection bias of experts"),
         ({"num_groups": 2}, "groups of experts"),
         ({"shared": hybrid_spec().layers[0].feed_forward}, "a shared expert"),
+        ({"expert_scales": "scales"}, "factors of experts"),
+        ({"norms": ExpertNorms(*[Norm("rms", 1e-5, "norm")] * 5)}, "experts beside a dense feed-forward, each with norms"),
         ({"router": replace(hybrid_spec().mixtures()[0][1].router, bias="bias")}, "a router with a bias"),
         ({"down": replace(hybrid_spec().mixtures()[0][1].down, bias="bias")}, "experts with biases"),
     ],

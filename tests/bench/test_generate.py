@@ -31,6 +31,7 @@ PARAMETERS = {
     "olmoe-7b": 6_919_161_856,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
+    "gemma4-26b-a4b": 25_233_142_046,
 }
 # Tensors of Q4_K and of Q6_K in llama.cpp's Q4_K_M files of these models.
 MIX = {"llama-8b": (193, 33), "llama-1b": (96, 17), "qwen2.5-1.5b": (168, 29)}
@@ -97,6 +98,8 @@ def test_describes_a_model(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     )
     if small.num_experts:
         small = dataclasses.replace(small, num_experts=4, experts_per_token=2, expert_size=512)
+    if small.full_kv_heads:
+        small = dataclasses.replace(small, full_kv_heads=1)
     monkeypatch.setitem(SHAPES, "small", small)
     generate_gguf("small", tmp_path / "small.gguf", "q8_0")
     spec = build_spec(open_checkpoint(tmp_path / "small.gguf"))
@@ -106,7 +109,7 @@ def test_describes_a_model(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     attention = spec.layers[0].mixer
     assert (attention.head_size, attention.num_kv_heads) == (small.head_size, 2)
     assert (attention.q.bias is not None) == (small.architecture in ("qwen2", "gpt-oss"))
-    assert (attention.q_norm is not None) == (small.architecture in ("qwen3", "qwen3moe", "olmoe"))
+    assert (attention.q_norm is not None) == (small.architecture in ("qwen3", "qwen3moe", "olmoe", "gemma4"))
     part = spec.layers[1].feed_forward
     assert isinstance(part, Experts if small.num_experts else FeedForward)
 
@@ -158,6 +161,15 @@ def test_unknown_shape(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_not_whole_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "odd", dataclasses.replace(SHAPES["tiny"], feed_forward_size=320))
-    with pytest.raises(ValueError, match="320 weights are not whole Q4_K"):
+    monkeypatch.setitem(SHAPES, "odd", dataclasses.replace(SHAPES["tiny"], feed_forward_size=336))
+    with pytest.raises(ValueError, match="336 weights are not whole Q5_0"):
         generate_gguf("odd", tmp_path / "x.gguf", "q4_k_m")
+
+
+def test_rows_of_whole_small_blocks_get_types_of_those(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llama.cpp's quantiser chooses them."""
+    monkeypatch.setitem(SHAPES, "odd", dataclasses.replace(SHAPES["tiny"], feed_forward_size=320))
+    generate_gguf("odd", tmp_path / "x.gguf", "q4_k_m")
+    types = {name: tensor.type_name for name, tensor in open_checkpoint(tmp_path / "x.gguf").tensors.items()}
+    assert [types[f"blk.{layer}.ffn_down.weight"] for layer in (0, 1)] == ["Q5_0", "Q8_0"]
+    assert types["blk.0.ffn_up.weight"] == "Q4_K"

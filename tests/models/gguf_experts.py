@@ -41,6 +41,9 @@ def _parts(hf_name: str, values: Array, name: str) -> Iterator[tuple[str, Array]
         return
     base = f"{layer.replace('block_sparse_moe', 'mlp')}.experts."
     suffix = ".bias" if kind.endswith("_bias") else ".weight"
+    if name == "gemma4":  # gate and up stay one tensor
+        yield f"{hf_name}.weight", values
+        return
     if name == "gpt-oss" and suffix == ".weight":
         values = values.swapaxes(1, 2)
     if kind.startswith("down_proj"):

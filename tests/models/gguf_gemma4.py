@@ -8,6 +8,15 @@ import gguf
 import numpy as np
 
 
+_SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+
+
+def scale_name(hf_name: str) -> str | None:
+    """The name of a router's or experts' scales in a file, which have no weight; None for other tensors."""
+    _, _, index, *rest = hf_name.split(".")
+    return f"blk.{index}.{_SCALES['.'.join(rest)]}" if ".".join(rest) in _SCALES else None
+
+
 def add_gemma4_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     """Sizes, ropes and windows, and the divisors that keep most of a full layer's head from rotating."""
     layers, is_local = config.num_hidden_layers, [kind == "sliding_attention" for kind in config.layer_types]
@@ -21,6 +30,10 @@ def add_gemma4_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     owners = layers - config.num_kv_shared_layers
     doubled = 2 * config.intermediate_size if config.use_double_wide_mlp else config.intermediate_size
     writer.add_feed_forward_length([config.intermediate_size if index < owners else doubled for index in range(layers)])
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("no_vocab")
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)

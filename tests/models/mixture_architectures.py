@@ -10,6 +10,26 @@ from dense_architectures import QWEN3_VL
 _LONG: dict[str, Any] = {"max_position_embeddings": 640}
 
 MIXTURES: dict[str, Case] = {
+    "gemma4-moe": Case(
+        "Gemma4",
+        {
+            **_LONG,
+            "num_hidden_layers": 7,
+            "head_dim": 24,
+            "global_head_dim": 48,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 40,
+            "final_logit_softcapping": 3.0,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 48,
+        },
+        num_tokens=600,
+        run_by=("cpu",),
+    ),
     "gpt-oss": Case(
         "GptOss",
         {

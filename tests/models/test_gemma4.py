@@ -186,7 +186,6 @@ def test_keys_of_layers_that_take_anothers_are_known_and_not_needed() -> None:
 @pytest.mark.parametrize(
     ("keys", "error", "match"),
     [
-        ({"enable_moe_block": True}, UnsupportedModelError, "enable_moe_block"),
         ({"use_bidirectional_attention": "all"}, UnsupportedModelError, "use_bidirectional_attention.*'all'"),
         ({"num_kv_shared_layers": 6}, CheckpointError, "num_kv_shared_layers.*6 of 6 layers"),
         ({"num_kv_shared_layers": 5}, CheckpointError, "num_kv_shared_layers.*5 of 6 layers"),
@@ -220,8 +219,6 @@ def test_wrong_or_unknown_sizes_are_refused_by_name(keys: dict[str, Any], error:
 def test_wrong_sizes_of_a_gguf_file_are_refused_by_name(keys: dict[str, Any], match: str) -> None:
     with pytest.raises(CheckpointError, match=match):
         _gguf(**keys)
-    with pytest.raises(UnsupportedModelError, match=r"gemma4\.expert_count"):
-        _gguf(expert_count=8)
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from hybrid_spec import EXPERTS, HIDDEN, LENGTH, hybrid_spec
+from realizar.models.expert_norms import ExpertNorms
 from realizar.models.mixers import ShortConvolution
-from realizar.models.spec import Attention, Experts, ModelSpec, Rope
+from realizar.models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope
 from reference_model import ReferenceModel, State
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
@@ -94,6 +96,36 @@ def test_experts_one_token_at_a_time(normalized: bool) -> None:
             expected[token] += 1.5 * chances[expert] / share * fed
     found = model._feed_forward(replace(part, normalized=normalized, scale=1.5), x)
     np.testing.assert_allclose(found, expected)
+
+
+def test_experts_with_norms_and_scales_beside_a_dense_feed_forward() -> None:
+    model, tensors, x = _model(), _tensors(_spec()), _inputs(9)
+    part, dense = (model.spec.layers[index].feed_forward for index in (1, 0))
+    assert isinstance(part, Experts)
+    assert isinstance(dense, FeedForward)
+    names = ("router", "experts", "shared", "experts output", "shared output")
+    rng = np.random.default_rng(3)
+    weights = {name: 1 + 0.2 * rng.standard_normal(HIDDEN) for name in names}
+    model._tensors |= {**weights, "scales": np.arange(EXPERTS) + 0.5}
+    norms = {name: Norm("rms", 1e-5, name) for name in names}
+    norms["router"] = replace(norms["router"], weight_scale=0.5)
+
+    def normed(values: Any, name: str) -> Any:
+        return values / np.sqrt((values**2).mean() + 1e-5) * weights[name]
+
+    expected = np.zeros((9, HIDDEN))
+    for token, row in enumerate(x):
+        logits = tensors["1.router.weight"] @ (normed(row, "router") * 0.5)
+        chosen = np.argsort(-logits)[:2]
+        shares = np.exp(logits[chosen]) / np.exp(logits[chosen]).sum() * (chosen + 0.5)
+        total = np.zeros(HIDDEN)
+        for expert, share in zip(chosen, shares, strict=True):
+            gate, up = (tensors[f"1.{kind}.weight"][expert] @ normed(row, "experts") for kind in ("gate", "up"))
+            total += share * (tensors["1.down.weight"][expert] @ (gate / (1 + np.exp(-gate)) * up))
+        own = model._feed_forward(dense, normed(row, "shared")[None])[0]
+        expected[token] = normed(total, "experts output") + normed(own, "shared output")
+    beside = replace(part, shared=dense, norms=ExpertNorms(*norms.values()), expert_scales="scales")
+    np.testing.assert_allclose(model._feed_forward(beside, x), expected)
 
 
 def test_of_equal_scores_the_lower_index_is_chosen() -> None:

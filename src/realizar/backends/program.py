@@ -106,7 +106,8 @@ class FeedForwardBlock(_BlockEnds):
 class ExpertsBlock(_BlockEnds):
     """Scores from the inputs; the chosen experts, which read the norm too, and the sum of their outputs.
 
-    A shared expert and its gate read the norm as well.
+    A shared expert and its gate read the norm as well. Where the mixture has norms of its own, the norm of the inputs is
+    the router's alone.
     """
 
     experts: Experts
@@ -189,7 +190,8 @@ def _mixer_block(index: int, layer: Layer, mixer: Mixer) -> Block:
 def _feed_forward_block(index: int, layer: Layer, part: FeedForward | Experts) -> Block:
     norm, post, scale = layer.pre_feedforward_norm, layer.post_feedforward_norm, layer.residual_scale
     if isinstance(part, Experts):
-        return ExpertsBlock(index, Inputs(norm, (part.router,)), Join(None, post, scale), part)
+        own = norm if part.norms is None else part.norms.router
+        return ExpertsBlock(index, Inputs(own, (part.router,)), Join(None, post, scale), part)
     inputs = Inputs(norm, (part.up,)) if part.gate is None else Inputs(norm, (part.gate, part.up), part)
     return FeedForwardBlock(index, inputs, _join(part.down, post, scale), part)
 

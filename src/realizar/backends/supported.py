@@ -32,6 +32,8 @@ class Feature(Enum):
     SELECTION_BIAS = "a selection bias of experts"
     EXPERT_GROUPS = "groups of experts"
     SHARED_EXPERT = "a shared expert"
+    EXPERT_SCALES = "factors of experts"
+    EXPERT_NORMS = "experts beside a dense feed-forward, each with norms"
     VALUE_NORM = "norms of values"
     INPUT_GATE = "inputs of their own"
     OUTPUT_SCALE = "factors of their outputs"
@@ -98,6 +100,8 @@ def _features(layer: Layer) -> Iterator[Feature]:
         Feature.SELECTION_BIAS: experts.selection_bias is not None,
         Feature.EXPERT_GROUPS: experts.num_groups > 1,
         Feature.SHARED_EXPERT: experts.shared is not None,
+        Feature.EXPERT_SCALES: experts.expert_scales is not None,
+        Feature.EXPERT_NORMS: experts.norms is not None,
     }
     yield from (feature for feature, is_there in found.items() if is_there)
 

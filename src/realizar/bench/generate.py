@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.bench.generate_gemma4 import EMBEDDING_STD, gemma4_keys, gemma4_layer, gemma4_rope_divisors
 from realizar.bench.generate_routers import router_weights
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
@@ -35,9 +36,10 @@ class Shape:
         num_experts: in place of each layer's feed-forward; 0 for a dense one. experts_per_token: that a token goes
             through.
         expert_size: between an expert's up and down projection.
+        full_head_size, full_kv_heads: of layers without a window, where these differ.
     """
 
-    architecture: Literal["llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "gpt-oss"]
+    architecture: Literal["llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "gpt-oss", "gemma4"]
     num_layers: int
     hidden_size: int
     feed_forward_size: int
@@ -52,6 +54,8 @@ class Shape:
     num_experts: int = 0
     experts_per_token: int = 0
     expert_size: int = 0
+    full_head_size: int = 0
+    full_kv_heads: int = 0
 
 
 SHAPES: dict[str, Shape] = {
@@ -63,16 +67,20 @@ SHAPES: dict[str, Shape] = {
     "olmoe-7b": Shape("olmoe", 16, 2048, 1024, 16, 16, 128, 50304, False, 1e4, 1e-5, 4096, 64, 8, 1024),
     "gpt-oss-20b": Shape("gpt-oss", 24, 2880, 2880, 64, 8, 64, 201088, False, 1.5e5, 1e-5, 131072, 32, 4, 2880),
     "gpt-oss-120b": Shape("gpt-oss", 36, 2880, 2880, 64, 8, 64, 201088, False, 1.5e5, 1e-5, 131072, 128, 4, 2880),
+    "gemma4-26b-a4b": Shape(
+        "gemma4", 30, 2816, 2112, 16, 8, 256, 262144, True, 1e6, 1e-6, 262144, 128, 8, 704, 512, 2
+    ),
     "tiny": Shape("llama", 2, 256, 512, 4, 2, 64, 512, False, 1e4, 1e-5, 2048),
     "tiny-moe": Shape("qwen3moe", 2, 256, 512, 4, 2, 64, 512, False, 1e6, 1e-6, 2048, 8, 2, 256),
 }
-"""Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-1.5B, Qwen3-0.6B, Qwen3-30B-A3B, OLMoE-1B-7B, gpt-oss-20b and -120b, and two for
-tests."""
+"""Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-1.5B, Qwen3-0.6B, Qwen3-30B-A3B, OLMoE-1B-7B, gpt-oss-20b and -120b, Gemma 4
+26B-A4B, and two for tests."""
 
 _MIXTURE_EMBEDDING_STD = 10.0
 """Of a mixture's embedding: tokens stay unlike each other, whatever attention adds to all of them alike, and so choose
 nearly as many experts as by chance."""
 _FILE_TYPE_IDS: dict[FileType, int] = {"f16": 1, "q8_0": 7, "q4_k_m": 15, "bf16": 32, "mxfp4": 38}
+_OF_SMALL_BLOCKS = {GGMLType.Q4_K: GGMLType.Q5_0, GGMLType.Q6_K: GGMLType.Q8_0}
 _WHOLE_FILE: dict[FileType, GGMLType] = {"q8_0": GGMLType.Q8_0, "f16": GGMLType.F16, "bf16": GGMLType.BF16}
 
 
@@ -91,7 +99,7 @@ def generate_gguf(
 
     Args:
         shape_name: a key of `SHAPES`.
-        file_type: `q4_k_m` has llama.cpp's mix of Q4_K and Q6_K, and `mxfp4` has experts of MXFP4 and Q8_0 beside them,
+        file_type: `q4_k_m` has llama.cpp's mix of Q4_K and Q6_K, Q5_0 and Q8_0 where rows are no whole blocks, and `mxfp4` has experts of MXFP4 and Q8_0 beside them,
             as gpt-oss is published; otherwise all matrices are of one type. Norms, biases and routers are float32.
         seed: equal seeds give equal files.
         skew: exponent of the Zipf law by which tokens prefer some experts; 0 prefers none. See `generate_routers`.
@@ -164,8 +172,8 @@ def _metadata(shape: Shape, name: str, file_type: FileType | GGMLType) -> dict[s
         metadata |= {f"{arch}.expert_count": shape.num_experts, f"{arch}.expert_used_count": shape.experts_per_token}
     if arch in ("qwen3moe", "gpt-oss"):
         metadata[f"{arch}.expert_feed_forward_length"] = shape.expert_size
-    if arch == "gpt-oss":
-        metadata |= {f"{arch}.{key}": value for key, value in _GPT_OSS_KEYS.items()}
+    own = _GPT_OSS_KEYS if arch == "gpt-oss" else gemma4_keys(shape) if arch == "gemma4" else {}
+    metadata |= {f"{arch}.{key}": value for key, value in own.items()}
     if not isinstance(file_type, GGMLType):
         metadata["general.file_type"] = _FILE_TYPE_IDS[file_type]
     return metadata
@@ -177,8 +185,10 @@ def _tensors(shape: Shape, file_type: FileType | GGMLType, seed: int, skew: floa
     def matrix(
         name: str, *sizes: int, six_bits: bool = False, of_experts: bool = False, std: float | None = None
     ) -> NewTensor:
-        ggml_type = _matrix_type(file_type, six_bits, of_experts)
         *outer, cols = sizes
+        ggml_type = _matrix_type(file_type, six_bits, of_experts)
+        if file_type == "q4_k_m" and cols % ggml_type.block_size:
+            ggml_type = _OF_SMALL_BLOCKS[ggml_type]
         if cols % ggml_type.block_size:
             raise ValueError(f"out_features of {cols} weights are not whole {ggml_type.name} blocks")
         make = partial(_random_matrix, ggml_type, math.prod(outer), cols, _state(seed, name), std or cols**-0.5)
@@ -196,9 +206,16 @@ def _tensors(shape: Shape, file_type: FileType | GGMLType, seed: int, skew: floa
 
     hidden = shape.hidden_size
     embedding_std = _MIXTURE_EMBEDDING_STD if shape.num_experts else None
+    if shape.architecture == "gemma4":
+        embedding_std = EMBEDDING_STD
+        yield gemma4_rope_divisors(shape)
     yield matrix("token_embd.weight", shape.vocab_size, hidden, six_bits=shape.tied, std=embedding_std)
     for index in range(shape.num_layers):
-        yield from _layer(shape, index, matrix, vector, router)
+        if shape.architecture == "gemma4":
+            better = _gets_more_bits(index, shape.num_layers)
+            yield from gemma4_layer(shape, index, matrix, vector, router, better)
+        else:
+            yield from _layer(shape, index, matrix, vector, router)
     yield vector("output_norm.weight", hidden, 1.0)
     if not shape.tied:
         yield matrix("output.weight", shape.vocab_size, hidden, six_bits=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from realizar.cache_kinds import CacheKind, attention_cache
+from realizar.models.expert_norms import ExpertNorms
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import SharedAttention, ShortConvolution
 from realizar.models.tensor_source import TensorName, TensorSource
@@ -23,7 +24,7 @@ SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMSNorm or LayerNorm over the last dimension: `normalised * (weight + weight_offset) + bias`.
+    """RMSNorm or LayerNorm over the last dimension: `normalised * (weight + weight_offset) * weight_scale + bias`.
 
     `weight_offset` is 1 where the checkpoint stores weights around zero (gemma from Hugging Face).
     """
@@ -33,6 +34,7 @@ class Norm:
     weight: TensorName
     bias: TensorName | None = None
     weight_offset: float = 0.0
+    weight_scale: float = 1.0
 
     def vectors(self) -> Iterator[TensorName]:
         """Weight, and bias if there is one."""
@@ -172,7 +174,7 @@ class Experts:
     scores = softmax(router(x)), over all experts, or sigmoid(router(x)), in float32
     ranks = scores + selection_bias
     chosen = the `experts_per_token` experts with the highest ranks; of equal ranks the lower index
-    weights = scores[chosen], divided by their sum if `normalized`, times `scale`
+    weights = scores[chosen], divided by their sum if `normalized`, times `scale`, times `expert_scales[chosen]`
     output = sum over the chosen of weights[e] * down[e](activation(gate[e](x)) * up[e](x))
              + shared(x), times sigmoid(shared_gate(x)) where there is one
 
@@ -184,6 +186,8 @@ class Experts:
         num_groups: experts are in so many runs of one length. Where there are several, a token chooses from the
             `groups_per_token` of them whose two highest ranks have the highest sums; of equal sums the earlier one.
         shared: a feed-forward that every token goes through. shared_gate: of one out_feature.
+        expert_scales: float32 [num_experts]; None is one.
+        norms: where the parts have some of their own, `shared` among them; see `ExpertNorms`.
     """
 
     router: Linear
@@ -201,6 +205,8 @@ class Experts:
     shared: FeedForward | None = None
     shared_gate: Linear | None = None
     clamped: bool = False
+    expert_scales: TensorName | None = None
+    norms: ExpertNorms | None = None
 
     @property
     def num_experts(self) -> int:
@@ -218,8 +224,9 @@ class Experts:
 
     def vectors(self) -> Iterator[TensorName]:
         """Its tensors other than matrices and the biases of matrices."""
-        if self.selection_bias is not None:
-            yield self.selection_bias
+        yield from (name for name in (self.selection_bias, self.expert_scales) if name is not None)
+        if self.norms is not None:
+            yield from self.norms.vectors()
 
 
 Mixer = Attention | SharedAttention | ShortConvolution
@@ -263,7 +270,7 @@ class Layer:
         return linears if self.input_gate is None else (*linears, self.input_gate.gate, self.input_gate.projection)
 
     def vectors(self) -> Iterator[TensorName]:
-        """Norms, sinks, selection biases, convolution kernels and the output scale, but no biases of matrices."""
+        """Norms, sinks, convolution kernels, the output scale and those of experts, but no biases of matrices."""
         last = None if self.input_gate is None else self.input_gate.norm
         norms = (self.input_norm, self.post_mixer_norm, self.pre_feedforward_norm, self.post_feedforward_norm, last)
         for norm in norms:

@@ -62,6 +62,19 @@ RECIPES = {
         parts=("shared", "shared_gate", "post_norms"),
         weights="F32",
     ),
+    "experts-beside-dense": Recipe(
+        experts=6,
+        per_token=3,
+        feed_forward_size=80,
+        parts=("shared", "own_norms", "expert_scales", "post_norms"),
+        activation="gelu_tanh",
+        weights="F32",
+    ),
+    "experts-beside-dense-biases": Recipe(
+        experts=5,
+        parts=("shared", "own_norms", "layer_norm"),
+        weights="F32",
+    ),
     "head-256": Recipe(256, 3, 1, windows=(None, 257), parts=("sinks", "soft_cap"), weights="F32"),
 }
 

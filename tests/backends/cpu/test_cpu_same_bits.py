@@ -48,6 +48,15 @@ RECIPES = {
         windows=(None, None),
         parts=("sigmoid", "selection_bias", "groups", "shared", "shared_gate"),
     ),
+    "experts-beside-dense": Recipe(
+        weights="Q4_K",
+        experts=8,
+        per_token=3,
+        feed_forward_size=256,
+        windows=(None, 40, None),
+        parts=("shared", "own_norms", "expert_scales", "post_norms"),
+        activation="gelu_tanh",
+    ),
     "bf16-64-gqa6": Recipe(64, 6, 1, weights="BF16", parts=("layer_norm", "ungated"), activation="gelu"),
 }
 

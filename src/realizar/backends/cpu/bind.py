@@ -160,22 +160,29 @@ class Binder:
         yield self._activate(feed_forward.activation, feed_forward.down, width, gated, up.at, up.stride)
 
     def _experts_block(self, block: ExpertsBlock) -> Iterator[BoundOperation]:
-        (router,), join = block.inputs.linears, block.join
+        (router,), join, norms = block.inputs.linears, block.join, block.experts.norms
         yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
         yield self._project(router, "normed", "scores", inputs_part(block))
+        if norms is not None:
+            yield self._normalize("norm", norms.shared, "hidden", "normed", begins_block=False)
         shared, gate = block.experts.shared, block.experts.shared_gate
         if gate is not None:
             yield self._project(gate, "normed", "shared gate", SHARED_PART)
         if shared is not None:
-            gated = shared if shared.gate is not None else None
-            yield from self._activated(shared, SHARED_PART, self._tiles_together(gated))
+            together = self._tiles_together(shared if shared.gate is not None else None)
+            yield from self._activated(shared, SHARED_PART, together)
             yield self._project(shared.down, "activated", "shared", SHARED_PART)
+        if norms is not None:
+            yield self._normalize("norm", norms.shared_output, "shared", "shared")
+            yield self._normalize("norm", norms.experts, "hidden", "normed", begins_block=False)
         # The sum over experts adds to the stream itself where no norm lies between.
-        added = None if join.norm is not None else join.scale
+        added = None if join.norm is not None or norms is not None else join.scale
         experts = ExpertsBinder(self.instructions, self.kernels, self.weights, self.workspace, self._block_bytes)
         yield from experts.bind(block.experts, added)
-        if join.norm is not None:
-            yield self._normalize("norm", join.norm, "branch", "branch", add_scale=join.scale)
+        if norms is not None:
+            yield self._normalize("norm", norms.experts_output, "branch", "branch", add_scale=1.0, to="shared")
+        if added is None:
+            yield self._normalize("norm", join.norm, "shared" if norms else "branch", "branch", add_scale=join.scale)
 
     def _join(self, join: Join, source: str, part: str) -> Iterator[BoundOperation]:
         assert join.linear is not None
@@ -268,9 +275,9 @@ class Binder:
 
     def _normalize(
         self, part: str, norm: Norm | None, source: str, target: str, *, add_scale: float | None = None,
-        terms: bool = False, count: int = STEP_TOKENS, begins_block: bool | None = None,
+        to: str = "hidden", terms: bool = False, count: int = STEP_TOKENS, begins_block: bool | None = None,
     ) -> BoundOperation:  # fmt: skip
-        """target = norm(source), and with `add_scale` hidden += add_scale * target.
+        """target = norm(source), and with `add_scale` to += add_scale * target.
 
         Args:
             norm: None copies.
@@ -279,7 +286,7 @@ class Binder:
             begins_block: see `BoundOperation`; by default where the source is the stream.
         """
         read, written = self.workspace.buffers[source], self.workspace.buffers[target]
-        hidden = self.workspace.buffers["hidden"]
+        total = self.workspace.buffers[to]
         record = self._pack(
             NORMALIZE, count_field=count, input=read.at, input_stride=read.stride,
             width=self._norm_width(norm, read.values.shape[1]), kind=_norm_kind(norm),
@@ -287,7 +294,7 @@ class Binder:
             weight=address(self.weights.norm_weight(norm)) if norm else 0,
             bias=address(self.weights.vector(norm.bias)) if norm and norm.bias else 0,
             out=written.at, out_stride=written.stride, **written_records(written.records),
-            residual=hidden.at if add_scale is not None else 0, residual_stride=hidden.stride,
+            residual=total.at if add_scale is not None else 0, residual_stride=total.stride,
             residual_scale=float(add_scale) if add_scale is not None else 0.0,
             terms=written.terms.at if terms and written.terms is not None else 0,
         )  # fmt: skip

@@ -39,7 +39,8 @@ class ExpertsBinder:
     def bind(self, experts: Experts, add_scale: float | None) -> Iterator[BoundOperation]:
         """From the buffers `scores` and `normed` to hidden += add_scale * output, or branch = output with None.
 
-        A shared expert's output and gate lie in `shared` and `shared gate`.
+        A shared expert's output and gate lie in `shared` and `shared gate`; where the mixture has norms of its own, the
+        output is without it.
         """
         matrices = [self.weights.matrices[each.weight] for each in experts.expert_linears()]
         together = self._tiles_together(experts, matrices)
@@ -71,6 +72,7 @@ class ExpertsBinder:
             "sigmoid": int(experts.scoring == "sigmoid"), "groups": experts.num_groups,
             "groups_per_token": experts.groups_per_token,
             "bias": address(self.weights.vector(experts.selection_bias)) if experts.selection_bias else 0,
+            "expert_scales": address(self.weights.vector(experts.expert_scales)) if experts.expert_scales else 0,
         })  # fmt: skip
         return BoundOperation("choice of experts", self.kernels.choose, record)
 
@@ -147,7 +149,7 @@ class ExpertsBinder:
         routing, add = self.workspace.routing, add_scale is not None
         buffers = self.workspace.buffers
         read, written = buffers["routed"], buffers["hidden" if add else "branch"]
-        shared = buffers["shared"] if experts.shared is not None else None
+        shared = buffers["shared"] if experts.shared is not None and experts.norms is None else None
         gate = buffers["shared gate"] if experts.shared_gate is not None else None
         record = SUM.pack({
             "step": address(self.workspace.step), "count_field": STEP_TOKENS, "per_token": experts.experts_per_token,

@@ -1,4 +1,4 @@
-"""The text model of Gemma 4, dense: heads of two sizes, values with norms, an input of its own for each layer.
+"""The text model of Gemma 4: heads of two sizes, values with norms, an input of its own for each layer, experts.
 
 Standard library only.
 """
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from realizar.models.architectures.gemma4_experts import Mixture, read_mixture, router_names
 from realizar.models.dimensions import (
     MAX_FEED_FORWARD,
     MAX_HEAD_SIZE,
@@ -18,7 +19,6 @@ from realizar.models.dimensions import (
     MAX_WIDTH,
     read_dimensions,
 )
-from realizar.models.experts import MAX_EXPERTS
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import SharedAttention
@@ -63,20 +63,18 @@ class _Shape:
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    """Gemma 4 (31B, 12B, E4B, E2B)."""
-    experts = "expert_count", "enable_moe_block"
-    if hparams.is_gguf and hparams.integer(experts[0], None, low=0, high=MAX_EXPERTS, default=0):
-        raise hparams.unsupported(*experts, hparams.raw(*experts))
-    if hparams.boolean(None, experts[1], default=False):
-        raise hparams.unsupported(*experts, True)
+    """Gemma 4 (31B, 26B-A4B, 12B, E4B, E2B)."""
     if hparams.text(None, "use_bidirectional_attention", default="vision") != "vision":  # of images alone
         raise hparams.unsupported(None, "use_bidirectional_attention", hparams.raw(None, "use_bidirectional_attention"))
     sizes = read_dimensions(hparams, defaults=_DEFAULTS, varies=True)
-    builder = SpecBuilder(hparams, sizes, norm_after_attention=True, prefix=text_prefix(hparams))
+    builder = SpecBuilder(
+        hparams, sizes, norm_after_attention=True, prefix=text_prefix(hparams), names=router_names(hparams.is_gguf)
+    )
+    mixture = read_mixture(hparams)
     shapes = _read_shapes(hparams, builder)
     activation = builder.activation("hidden_activation", default="gelu_tanh")
     inputs = _read_layer_inputs(hparams, builder)
-    layers = [_layer(builder, index, shape, shapes, activation, inputs) for index, shape in enumerate(shapes)]
+    layers = [_layer(builder, index, shapes, activation, inputs, mixture) for index in range(len(shapes))]
     unused = {
         builder.stored_name(f"model.layers.{index}.self_attn.{name}.weight")
         for index, shape in enumerate(shapes)
@@ -96,13 +94,13 @@ def build(hparams: HyperParameters) -> ModelSpec:
 def _layer(
     builder: SpecBuilder,
     index: int,
-    shape: _Shape,
     shapes: list[_Shape],
     activation: Activation,
     inputs: LayerInputs | None,
+    mixture: Mixture | None,
 ) -> Layer:
-    base, hidden = f"model.layers.{index}", builder.sizes.hidden_size
-    gate = None
+    base, hidden, shape = f"model.layers.{index}", builder.sizes.hidden_size, shapes[index]
+    dense, gate = _feed_forward(builder, index, shape.feed_forward_size, activation), None
     if inputs is not None:
         gate = InputGate(
             activation=activation,
@@ -112,10 +110,10 @@ def _layer(
         )
     return Layer(
         mixer=_mixer(builder, index, shape, shapes),
-        feed_forward=_feed_forward(builder, index, shape.feed_forward_size, activation),
+        feed_forward=dense if mixture is None else mixture.build(builder, index, activation, dense),
         input_norm=builder.norm(f"{base}.input_layernorm"),
         post_mixer_norm=builder.norm(f"{base}.post_attention_layernorm"),
-        pre_feedforward_norm=builder.norm(f"{base}.pre_feedforward_layernorm"),
+        pre_feedforward_norm=builder.norm(f"{base}.pre_feedforward_layernorm") if mixture is None else None,
         post_feedforward_norm=builder.norm(f"{base}.post_feedforward_layernorm"),
         input_gate=gate,
         output_scale=_output_scale(builder, base),

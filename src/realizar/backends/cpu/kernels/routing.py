@@ -27,13 +27,13 @@ COUNT_ITEMS, COUNT_EXPERTS, COUNT_READ, COUNT_SORTED = range(COUNT_FIELDS)
 since somebody set it to zero, and how many there were."""
 LEAST_COST = 8  # reading a tile of weights takes as long as multiplying it with some tokens
 
-# chosen int32, weights float32 [tokens, per_token]; bias float32 [experts], or 0
+# chosen int32, weights float32 [tokens, per_token]; bias and expert_scales float32 [experts], or 0
 CHOOSE = Record(
     "step count_field scores scores_stride experts per_token normalized scale chosen weights sigmoid bias groups "
-    "groups_per_token"
+    "groups_per_token expert_scales"
 )
 _STEP, _COUNT, _SCORES, _SCORES_STRIDE, _EXPERTS, _PER_TOKEN, _NORMALIZED, _SCALE, _CHOSEN, _WEIGHTS = range(10)
-_SIGMOID, _BIAS, _GROUPS_OF_EXPERTS, _GROUPS_PER_TOKEN = range(10, 14)
+_SIGMOID, _BIAS, _GROUPS_OF_EXPERTS, _GROUPS_PER_TOKEN, _EXPERT_SCALES = range(10, 15)
 _TAKEN = -1.0  # less than any score
 
 
@@ -120,6 +120,8 @@ def choose(arguments: int, thread: int, threads: int) -> None:
             if load_i64(arguments, _NORMALIZED) != 0:
                 weights[slot] /= total + np.float32(1e-20)  # sigmoids may all be zero
             weights[slot] *= scale
+            if load_i64(arguments, _EXPERT_SCALES) != 0:
+                weights[slot] *= view(load_i64(arguments, _EXPERT_SCALES), experts, np.float32)[chosen[slot]]
 
 
 # positions int32 [tokens, per_token], starts int64 [experts], items int64 [items + 1, ITEM_FIELDS]

@@ -38,7 +38,7 @@ class Weights:
         self.matrices: dict[TensorName, Matrix] = {}
         self._halves: dict[TensorName, NDArray[np.float32]] = {}
         self._expert_biases: dict[TensorName, NDArray[np.float32]] = {}
-        self._vectors: dict[tuple[TensorName, float], NDArray[np.float32]] = {}
+        self._vectors: dict[tuple[TensorName, float, float], NDArray[np.float32]] = {}
         self._embedding = EmbeddingRows(self._tensors.matrix(spec.embedding))
         inputs = spec.layer_inputs
         self._layer_rows = None if inputs is None else EmbeddingRows(self._tensors.matrix(inputs.table))
@@ -94,13 +94,13 @@ class Weights:
         self.matrices[stack.weight] = matrix
         return sum(pool.map(load, range(count)))
 
-    def vector(self, name: TensorName, offset: float = 0.0) -> NDArray[np.float32]:
-        """float32 values plus `offset`, padded with zeros to whole tiles; kept alive here."""
-        key = (name, offset)
+    def vector(self, name: TensorName, offset: float = 0.0, scale: float = 1.0) -> NDArray[np.float32]:
+        """float32 values plus `offset`, times `scale`, padded with zeros to whole tiles; kept alive here."""
+        key = (name, offset, scale)
         if key not in self._vectors:
             values = self._tensors.vector(name)
             padded = aligned_zeros(-(-values.size // 16) * 16, np.float32)
-            padded[: values.size] = values + np.float32(offset)
+            padded[: values.size] = (values + np.float32(offset)) * np.float32(scale)
             self._vectors[key] = padded  # type: ignore[assignment]
         return self._vectors[key]
 
@@ -131,8 +131,8 @@ class Weights:
         return self._spec.hidden_size
 
     def norm_weight(self, norm: Norm) -> NDArray[np.float32]:
-        """Float32 weights of a norm, its offset added."""
-        return self.vector(norm.weight, norm.weight_offset)
+        """Float32 weights of a norm, its offset added, times its scale."""
+        return self.vector(norm.weight, norm.weight_offset, norm.weight_scale)
 
     @property
     def size_bytes(self) -> int:
