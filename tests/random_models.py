@@ -39,8 +39,8 @@ class Recipe:
         weights: ggml type of all matrices but the embedding, which is F16 and not tied.
         parts: of the architecture: `biases`, `layer_norm`, `qk_norm`, `token_norm`, `sinks`, `soft_cap`, `post_norms`,
             `ungated`, `partial_rope`, `interleaved`, `no_rope`, `undivided`. Of mixtures: `expert_biases`, `sigmoid`,
-            `selection_bias`, `groups` (2 of 4), `shared`, `shared_gate`, `clamped`, `expert_scales`, and `own_norms`, which
-            need `shared`.
+            `selection_bias`, `groups` (2 of 4), `shared`, `shared_gate`, `clamped`, `expert_scales`, and `own_norms`,
+            which need `shared`.
         lacking: what each of the first layers does not have, a `mixer` or a `feed_forward`; None has both.
         experts: of every layer but the last of several, in place of its feed-forward, whose size one expert then has.
             The part `undivided` leaves their weights as the softmax has them. per_token: experts of a token.

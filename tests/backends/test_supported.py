@@ -73,7 +73,10 @@ def test_many_layers_are_counted_and_a_model_without_attention_is_refused() -> N
         ({"num_groups": 2}, "groups of experts"),
         ({"shared": hybrid_spec().layers[0].feed_forward}, "a shared expert"),
         ({"expert_scales": "scales"}, "factors of experts"),
-        ({"norms": ExpertNorms(*[Norm("rms", 1e-5, "norm")] * 5)}, "experts beside a dense feed-forward, each with norms"),
+        (
+            {"norms": ExpertNorms(*[Norm("rms", 1e-5, "norm")] * 5)},
+            "experts beside a dense feed-forward, each with norms",
+        ),
         ({"router": replace(hybrid_spec().mixtures()[0][1].router, bias="bias")}, "a router with a bias"),
         ({"down": replace(hybrid_spec().mixtures()[0][1].down, bias="bias")}, "experts with biases"),
     ],

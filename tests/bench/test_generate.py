@@ -135,6 +135,16 @@ def test_types_of_experts(tmp_path: Path) -> None:
     assert dequantize(embedding.ggml_type, embedding.data, 512, 256).std() == pytest.approx(10, rel=0.05)
 
 
+def test_a_header_has_the_tables_that_a_spec_reads(tmp_path: Path) -> None:
+    """Gemma 4's full layers rotate a quarter of each head, which a tensor says."""
+    spec = build_spec(generate.generated_header("gemma4-26b-a4b"))
+    attentions = [attention for _, attention in spec.attentions()]
+    assert [(a.head_size, a.num_kv_heads, a.window) for a in attentions[4:6]] == [(256, 8, 1024), (512, 2, None)]
+    assert [np.count_nonzero(np.array(a.rope.inverse_frequencies) > 1e-20) for a in attentions[4:6]] == [128, 64]
+    experts = spec.mixtures()[0][1]
+    assert (experts.num_experts, experts.experts_per_token, experts.up.out_features) == (128, 8, 704)
+
+
 def test_seeds(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         generate_gguf("tiny", tmp_path / name, "q4_k_m", seed=seed)

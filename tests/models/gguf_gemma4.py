@@ -7,7 +7,6 @@ from typing import Any
 import gguf
 import numpy as np
 
-
 _SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
 
 

@@ -102,7 +102,9 @@ def test_a_gguf_file_says_the_same_merged_and_apart() -> None:
     assert experts.expert_scales is not None
     assert dataclasses.replace(experts, expert_scales=None) == apart
     config = experts_of(build_spec(_folder()))
-    assert [each.out_features for each in config.expert_linears()] == [each.out_features for each in apart.expert_linears()]
+    assert [each.out_features for each in config.expert_linears()] == [
+        each.out_features for each in apart.expert_linears()
+    ]
 
 
 def test_a_token_goes_through_some_of_the_parameters() -> None:

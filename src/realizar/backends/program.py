@@ -106,8 +106,8 @@ class FeedForwardBlock(_BlockEnds):
 class ExpertsBlock(_BlockEnds):
     """Scores from the inputs; the chosen experts, which read the norm too, and the sum of their outputs.
 
-    A shared expert and its gate read the norm as well. Where the mixture has norms of its own, the norm of the inputs is
-    the router's alone.
+    A shared expert and its gate read the norm as well. Where the mixture has norms of its own, the norm of the inputs
+    is the router's alone.
     """
 
     experts: Experts

@@ -67,9 +67,7 @@ SHAPES: dict[str, Shape] = {
     "olmoe-7b": Shape("olmoe", 16, 2048, 1024, 16, 16, 128, 50304, False, 1e4, 1e-5, 4096, 64, 8, 1024),
     "gpt-oss-20b": Shape("gpt-oss", 24, 2880, 2880, 64, 8, 64, 201088, False, 1.5e5, 1e-5, 131072, 32, 4, 2880),
     "gpt-oss-120b": Shape("gpt-oss", 36, 2880, 2880, 64, 8, 64, 201088, False, 1.5e5, 1e-5, 131072, 128, 4, 2880),
-    "gemma4-26b-a4b": Shape(
-        "gemma4", 30, 2816, 2112, 16, 8, 256, 262144, True, 1e6, 1e-6, 262144, 128, 8, 704, 512, 2
-    ),
+    "gemma4-26b-a4b": Shape("gemma4", 30, 2816, 2112, 16, 8, 256, 262144, True, 1e6, 1e-6, 262144, 128, 8, 704, 512, 2),
     "tiny": Shape("llama", 2, 256, 512, 4, 2, 64, 512, False, 1e4, 1e-5, 2048),
     "tiny-moe": Shape("qwen3moe", 2, 256, 512, 4, 2, 64, 512, False, 1e6, 1e-6, 2048, 8, 2, 256),
 }
@@ -99,8 +97,9 @@ def generate_gguf(
 
     Args:
         shape_name: a key of `SHAPES`.
-        file_type: `q4_k_m` has llama.cpp's mix of Q4_K and Q6_K, Q5_0 and Q8_0 where rows are no whole blocks, and `mxfp4` has experts of MXFP4 and Q8_0 beside them,
-            as gpt-oss is published; otherwise all matrices are of one type. Norms, biases and routers are float32.
+        file_type: `q4_k_m` has llama.cpp's mix of Q4_K and Q6_K, with Q5_0 and Q8_0 where rows are no whole blocks, and
+            `mxfp4` has experts of MXFP4 and Q8_0 beside them, as gpt-oss is published; otherwise all
+            matrices are of one type. Norms, biases and routers are float32.
         seed: equal seeds give equal files.
         skew: exponent of the Zipf law by which tokens prefer some experts; 0 prefers none. See `generate_routers`.
 
@@ -114,7 +113,7 @@ def generate_gguf(
 
 
 def generated_header(shape_name: str) -> Checkpoint:
-    """The file that `generated_model` writes, without the bytes of its weights.
+    """The file that `generated_model` writes, without the bytes of its weights; tables that the spec reads are there.
 
     Args:
         shape_name: a key of `SHAPES`.
@@ -122,7 +121,10 @@ def generated_header(shape_name: str) -> Checkpoint:
     shape, file_type = SHAPES[shape_name], file_type_of(shape_name)
     path, nothing = Path(f"{shape_name}-{file_type}.gguf"), np.zeros(0, np.uint8)
     tensors = _tensors(shape, file_type, 0)
-    stored = {each.name: StoredTensor(each.name, each.ggml_type, each.shape, nothing, path, 0) for each in tensors}
+    stored = {}
+    for each in tensors:
+        data = nothing if callable(each.data) else np.asarray(each.data).view(np.uint8)
+        stored[each.name] = StoredTensor(each.name, each.ggml_type, each.shape, data, path, 0)
     return Checkpoint(path, "gguf", _metadata(shape, shape_name, file_type), stored)
 
 
