@@ -50,7 +50,6 @@ MIXTURES: dict[str, Case] = {
             },
         },
         num_tokens=600,
-        run_by=("cpu",),
     ),
     "mixtral": Case("Mixtral", {**_LONG, "num_local_experts": 6, "sliding_window": 40}, num_tokens=600),
     "qwen2moe": Case(

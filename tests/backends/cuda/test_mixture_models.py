@@ -19,6 +19,7 @@ from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 
 SMALL = Recipe(32, 2, 1, 64, 96, 48, windows=(None,), experts=5, per_token=2)
+GPT_OSS = ("biases", "expert_biases", "clamped", "sinks")
 RECIPES = {
     "f32": replace(SMALL, weights="F32"),
     "f32 undivided gelu": replace(SMALL, weights="F32", parts=("undivided", "post_norms"), activation="gelu"),
@@ -26,6 +27,8 @@ RECIPES = {
     "q8_0 then dense": replace(SMALL, weights="Q8_0", windows=(None, None)),
     "q4_0, down f16": replace(SMALL, weights="Q4_0", down_weights="F16", router_weights="F16"),
     "sigmoids": replace(SMALL, weights="F32", parts=("sigmoid", "selection_bias")),
+    "gpt-oss": replace(SMALL, weights="F32", parts=GPT_OSS),
+    "gpt-oss, mxfp4": replace(SMALL, weights="MXFP4", parts=GPT_OSS),
     "one expert": replace(SMALL, weights="F32", experts=1, per_token=1),
     "all experts": replace(SMALL, weights="F32", experts=3, per_token=3),
 }
@@ -36,8 +39,8 @@ RECIPES = {
 def test_logits(name: str, batch_invariant: bool) -> None:
     """A chunk, then a token beside another row's chunk, then a token of each."""
     recipe = RECIPES[name]
-    if batch_invariant and name not in ("f32", "q8_0 then dense"):
-        pytest.skip("two are enough")
+    if batch_invariant and name not in ("f32", "q8_0 then dense", "gpt-oss"):
+        pytest.skip("three are enough")
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(
         threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64,

@@ -16,7 +16,14 @@ if not torch.cuda.is_available():
 
 from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.cuda.matmul.experts import FLOATS, INTEGERS, ExpertMatmuls, Pairs, input_format  # noqa: E402
+from realizar.backends.cuda.matmul.experts import (  # noqa: E402
+    FLOATS,
+    INTEGERS,
+    ExpertMatmuls,
+    Pairs,
+    gated_activation,
+    input_format,
+)
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
 from realizar.backends.cuda.matmul.routing import Router, RouterKernels  # noqa: E402
@@ -28,7 +35,7 @@ from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.models.spec import Experts, Linear, Norm  # noqa: E402
 from realizar.quantization import QUANTIZED_TYPES  # noqa: E402
-from reference_model import ReferenceModel  # noqa: E402
+from reference_model import ReferenceModel, _gated  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -85,12 +92,18 @@ CASES = [
     *((name, shape) for name in ("Q8_0", "MXFP4", "F32") for shape in list(SHAPES)[:3]),
     *((name, "a part of a strip") for name in ("BF16", "F16")),  # packed, floats have grouped matmuls alone
 ]
+CLAMPED = [(name, shape) for name in ("Q8_0", "MXFP4") for shape in SHAPES] + [("F32", "a strip")]
 
 
-@pytest.mark.parametrize(("weights", "shape"), CASES, ids=lambda value: value)
-def test_pairs(weights: str, shape: str) -> None:
-    """Gate and up, with the activation or without, and down times the pairs' weights: as in exact arithmetic."""
-    recipe = recipe_of(weights, shape)
+@pytest.mark.parametrize(
+    ("weights", "shape", "clamped"),
+    [*((*case, False) for case in CASES), *((*case, True) for case in CLAMPED)],
+    ids=lambda value: value if isinstance(value, str) else "clamped" if value else "plain",
+)
+def test_pairs(weights: str, shape: str, clamped: bool) -> None:
+    """Gate and up, with the activation or without, and down times the pairs' weights: as in exact arithmetic. With
+    `clamped` all have biases, as in gpt-oss."""
+    recipe = recipe_of(weights, shape, parts=("expert_biases", "clamped") if clamped else ())
     hidden, width, count, per_token = SHAPES[shape]
     spec, checkpoint = random_model(recipe)
     part = spec.layers[0].feed_forward
@@ -104,6 +117,10 @@ def test_pairs(weights: str, shape: str) -> None:
         np.stack([tensors.expert(linear.weight, e).dequantize() for e in range(count)]).astype(np.float64)
         for linear in part.expert_linears()
     )
+    biases = [
+        tensors.expert_vectors(linear.bias) if linear.bias else np.zeros((count, linear.out_features))
+        for linear in part.expert_linears()
+    ]
     rng = np.random.default_rng(3)
     for rows, kind in ((1, "random"), (5, "one"), (37, "random")):
         chosen, factors = choices(count, rows, per_token, kind), rng.random((rows, per_token)).astype(np.float32)
@@ -112,22 +129,28 @@ def test_pairs(weights: str, shape: str) -> None:
         )
         live = chosen >= 0
         source, x = stored(rng.standard_normal((rows, hidden)), input_format(matrices.gate_up[0]).kind)
-        sums = [np.einsum("rsoi,ri->rso", matrix[np.maximum(chosen, 0)], x) for matrix in (gate, up)]
-        expected = (sums[0] / (1 + np.exp(-sums[0])) * sums[1])[live]
+        own = np.maximum(chosen, 0)
+        sums = [
+            np.einsum("rsoi,ri->rso", matrix[own], x) + bias[own]
+            for matrix, bias in zip((gate, up), biases[:2], strict=True)
+        ]
+        activation = gated_activation(part)
+        expected = _gated(activation, *sums)[live]
         if matmuls.ends_with_activation(matrices):
             target, _ = stored(np.zeros((rows * per_token, width)), "int8")
-            matmuls.activate(matrices.gate_up[0], "silu", source, pairs, target, rows)
+            bias = matrices.gate_up_biases[0]
+            matmuls.activate(matrices.gate_up[0], bias, activation, source, pairs, target, rows)
             near(read_integers(target).reshape(rows, per_token, width)[live], expected, 8e-3)
         else:
-            for stack, wanted in zip(matrices.gate_up, sums, strict=True):
+            for stack, bias, wanted in zip(matrices.gate_up, matrices.gate_up_biases, sums, strict=True):
                 out = torch.zeros((rows * per_token, width), device=DEVICE)
-                matmuls.multiply(stack, source, pairs, out, rows)
+                matmuls.multiply(stack, bias, source, pairs, out, rows)
                 near(out.cpu().numpy().reshape(rows, per_token, width)[live], wanted[live], 2e-3)
         source, x = stored(rng.standard_normal((rows * per_token, width)), input_format(matrices.down).kind)
         out = torch.full((rows * per_token, hidden), 7.0, device=DEVICE)
-        matmuls.multiply(matrices.down, source, pairs, out, rows, of_pairs=True)
+        matmuls.multiply(matrices.down, matrices.down_bias, source, pairs, out, rows, of_pairs=True)
         found = out.cpu().numpy().reshape(rows, per_token, hidden)
-        wanted = np.einsum("rsoi,rsi->rso", down[np.maximum(chosen, 0)], x.reshape(rows, per_token, width))
+        wanted = np.einsum("rsoi,rsi->rso", down[own], x.reshape(rows, per_token, width)) + biases[2][own]
         near(found[live], (wanted * factors[:, :, None])[live], 2e-3)
         assert (found[~live] == 7.0).all(), "pairs of no expert are left as they are"
 
@@ -138,7 +161,8 @@ def near(found: NDArray[np.floating], expected: Array, limit: float) -> None:
 
 @pytest.mark.parametrize(("hidden", "count", "per_token"), [(2048, 128, 8), (2880, 32, 4), (64, 5, 5), (3200, 3, 1)])
 @pytest.mark.parametrize("normalized", [True, False])
-def test_choices_of_few_tokens(hidden: int, count: int, per_token: int, normalized: bool) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_choices_of_few_tokens(hidden: int, count: int, per_token: int, normalized: bool, biased: bool) -> None:
     """The norm, scores and choice of one kernel; of equal scores the lowest index, and none for tokens of padding."""
     spec, _ = random_model(Recipe(hidden_size=256, feed_forward_size=64, windows=(None,), experts=5))
     part = spec.layers[0].feed_forward
@@ -153,7 +177,9 @@ def test_choices_of_few_tokens(hidden: int, count: int, per_token: int, normaliz
     x = (3 * rng.standard_normal((tokens, hidden))).astype(np.float32)
     x[1] = 0.0  # all scores are
     kernels = RouterKernels(MatmulKernels(DEVICE))
-    router = Router(torch.from_numpy(rows).cuda(), part, 1e-5)
+    bias = rng.standard_normal(count).astype(np.float32) if biased else np.zeros(count, np.float32)
+    bias[count // 2] = bias[-1] = bias[0]
+    router = Router(torch.from_numpy(rows).cuda(), torch.from_numpy(bias).cuda() if biased else None, part, 1e-5)
     assert kernels.runs(part, Norm("rms", 1e-5, "norm"))
     kernels.prepare([router.key])
     header = torch.tensor([0, live], dtype=torch.int32, device=DEVICE)
@@ -162,7 +188,7 @@ def test_choices_of_few_tokens(hidden: int, count: int, per_token: int, normaliz
     for _ in range(3):  # arrivals are left as they were
         kernels.launch(router, torch.from_numpy(x).cuda(), header, scores, chosen, weights, tokens)
     root = np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True) + 1e-5)
-    expected = (x / root) @ rows.T.astype(np.float64)
+    expected = (x / root) @ rows.T.astype(np.float64) + bias
     found = scores.cpu().numpy()
     np.testing.assert_allclose(found[:live], expected[:live], atol=1e-5)
     order = np.argsort(-found, axis=1, kind="stable")[:, :per_token]
@@ -180,6 +206,9 @@ RECIPES = {
     "q4_0, down f16": recipe_of("Q4_0", "a strip", down_weights="F16", router_weights="F16"),
     "bf16": recipe_of("BF16", "a strip", router_weights="BF16"),
     "mxfp4, a tail": recipe_of("MXFP4", "a tail", parts=("undivided", "post_norms")),
+    "gpt-oss": replace(
+        recipe_of("MXFP4", "a tail", parts=("biases", "expert_biases", "clamped", "sinks")), windows=(None, 128, None)
+    ),
 }
 
 
@@ -222,7 +251,7 @@ def test_a_file_runs(tmp_path: Path) -> None:
     assert np.quantile(errors(found, expected), 0.8) <= 0.04
 
 
-@pytest.mark.parametrize("name", ["q4_k", "bf16"])
+@pytest.mark.parametrize("name", ["q4_k", "bf16", "gpt-oss"])
 def test_batch_invariant(name: str) -> None:
     """A row's logits have the same bits alone and in any batch, experts included."""
     recipe = RECIPES[name]
@@ -246,11 +275,12 @@ def test_batch_invariant(name: str) -> None:
     runner.close()
 
 
-def test_graphs_give_what_launches_give() -> None:
+@pytest.mark.parametrize("name", ["q4_k", "gpt-oss"])
+def test_graphs_give_what_launches_give(name: str) -> None:
     """Logits of the same steps by graphs and launch by launch, bit for bit."""
     found = []
     for graphs in (True, False):
-        recipe = RECIPES["q4_k"]
+        recipe = RECIPES[name]
         config = EngineConfig(max_running=4, max_step_tokens=64, kv_cache_bytes=64 << 20, graphs=graphs)
         runner = GPURunner(*random_model(recipe), config)
         requests = [runner.request(row, random_tokens(recipe, 20, row), first=10 * row) for row in range(3)]

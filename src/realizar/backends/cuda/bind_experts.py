@@ -16,22 +16,24 @@ from realizar.backends.cuda.matmul.experts import (
     ExpertsInput,
     ExpertsOutput,
     Pairs,
+    gated_activation,
     input_format,
 )
 from realizar.backends.cuda.matmul.grouped_experts import GroupedExperts
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.routing import Router, RouterKernels
+from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.norms import Folded, Run
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts, Stack, stack_bytes
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import Inputs
-from realizar.models.spec import Activation, Experts, Norm
+from realizar.models.spec import Experts, Norm
 from realizar.models.tensor_source import TensorName
 
-ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+ACTIVATIONS: dict[GatedActivation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped": 4}
 
 
 class ExpertsBinder:
@@ -87,7 +89,7 @@ class ExpertsBinder:
             yield self._launch("expert gate and up", run, matrices.gate_up[0], experts)
         else:
             for part, stack in enumerate(matrices.gate_up):
-                run = self._gate_or_up(experts, stack, pairs, part, len(matrices.gate_up))
+                run = self._gate_or_up(experts, matrices, pairs, part)
                 yield self._launch("expert gate and up", run, stack, experts)
             yield Launch("expert activation", self._activate(experts, matrices))
         yield self._launch("expert down", self._down(experts, matrices, pairs, consumer), matrices.down, experts)
@@ -98,7 +100,8 @@ class ExpertsBinder:
             return None
         (weights,) = self._weights.groups[(experts.router.weight,)]
         assert isinstance(weights, torch.Tensor)
-        router = Router(weights * self._weights.norm_weight(norm), experts, float(norm.eps))
+        bias = None if experts.router.bias is None else self._weights.vector(experts.router.bias)
+        router = Router(weights * self._weights.norm_weight(norm), bias, experts, float(norm.eps))
         self._routers.prepare([router.key])
         return router
 
@@ -144,7 +147,7 @@ class ExpertsBinder:
     def _activate_at_once(
         self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, consumer: ExpertsInput, folded: Folded | None
     ) -> Run:
-        buffers, (stack,) = self._space.activations, matrices.gate_up
+        buffers, (stack,), (bias,) = self._space.activations, matrices.gate_up, matrices.gate_up_biases
         assert isinstance(stack, PackedExperts)
 
         def run(shape: StepShape) -> None:
@@ -155,18 +158,20 @@ class ExpertsBinder:
             source = buffers.normed(input_format(stack), stack.in_features)
             target = self._activated(experts)
             norm = folded(shape.tokens) if folded else None
-            self._matmuls.activate(stack, experts.activation, source, pairs, target, shape.tokens, norm)
+            activation = gated_activation(experts)
+            self._matmuls.activate(stack, bias, activation, source, pairs, target, shape.tokens, norm)
 
         return run
 
-    def _gate_or_up(self, experts: Experts, stack: Stack, pairs: Pairs, part: int, parts: int) -> Run:
+    def _gate_or_up(self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, part: int) -> Run:
         """Sums of gate, of up, or of both interleaved, one stack after the other in the memory of partial sums."""
-        space, width = self._space, 2 * experts.up.out_features // parts
+        space, parts = self._space, len(matrices.gate_up)
+        width, stack, bias = 2 * experts.up.out_features // parts, matrices.gate_up[part], matrices.gate_up_biases[part]
 
         def run(shape: StepShape) -> None:
             source = space.activations.normed(input_format(stack), experts.up.in_features)
             out = space.partials(parts, shape.tokens * pairs.per_token, width)[part]
-            self._matmuls.multiply(stack, source, pairs, out, shape.tokens)
+            self._matmuls.multiply(stack, bias, source, pairs, out, shape.tokens)
 
         return run
 
@@ -180,15 +185,15 @@ class ExpertsBinder:
             target, cut = self._activated(experts), activation_blocks(width, shape.tokens)
             activate[(pairs, cut.blocks)](
                 space.partial_sums, 0, stride, self._none, 64 if interleaved else pairs * width, width,
-                *target.pointers(), *space.token_state, SPLITS=1, BIAS=False, KIND=ACTIVATIONS[experts.activation],
-                GATED=True, INTERLEAVED=interleaved, BLOCK=cut.block, num_warps=cut.warps, **target.constants(),
-                **space.launching(shape.tokens),
+                *target.pointers(), *space.token_state, SPLITS=1, BIAS=False,
+                KIND=ACTIVATIONS[gated_activation(experts)], GATED=True, INTERLEAVED=interleaved, BLOCK=cut.block,
+                num_warps=cut.warps, **target.constants(), **space.launching(shape.tokens),
             )  # fmt: skip
 
         return run
 
     def _down(self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, consumer: ExpertsInput) -> Run:
-        space, stack = self._space, matrices.down
+        space, stack, bias = self._space, matrices.down, matrices.down_bias
 
         def run(shape: StepShape) -> None:
             out = space.partials(1, shape.tokens * pairs.per_token, experts.down.out_features)[0]
@@ -196,7 +201,7 @@ class ExpertsBinder:
                 self._grouped.launch_down(experts, matrices, pairs, out, shape.tokens)
                 return
             source = self._activated(experts)
-            self._matmuls.multiply(stack, source, pairs, out, shape.tokens, of_pairs=True)
+            self._matmuls.multiply(stack, bias, source, pairs, out, shape.tokens, of_pairs=True)
 
         return run
 

@@ -132,7 +132,7 @@ def _sampling_bytes(spec: ModelSpec, config: ResolvedConfig, sizes: StepSizes) -
 
 
 def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Estimated bytes of partial sums and inputs of matmuls."""
+    """Estimated bytes of partial sums and inputs of matmuls, and of routers and experts' biases."""
     attention = max(one.num_heads * one.head_size for _, one in spec.attentions())
     widest = max((one.up.out_features for _, one in spec.feed_forwards()), default=0)
     tiles = (
@@ -141,8 +141,14 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     pairs = max((step.places * one.down.in_features // 2 for step, one in tiles), default=0)
     partials = max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size, expert_floats(spec, sizes.tokens))
     routers = sum(one.router.out_features * one.router.in_features for _, one in spec.mixtures())  # times norm weights
+    biases = sum(
+        linear.num_experts * linear.out_features
+        for _, one in spec.mixtures()
+        for linear in one.expert_linears()
+        if linear.bias is not None
+    )
     inputs = sizes.tokens * (spec.hidden_size + attention + widest) + pairs
-    return 4 * (partials + inputs + routers)
+    return 4 * (partials + inputs + routers + biases)
 
 
 def graph_bytes(num_layers: int, sizes: StepSizes) -> int:

@@ -11,5 +11,13 @@ SUPPORTED = Supported(
     frozenset({Attention}),
     frozenset({FeedForward, Experts}),
     frozenset({FullCache, WindowCache}),
-    frozenset({Feature.ROUTER_BIAS, Feature.SIGMOID_ROUTER, Feature.SELECTION_BIAS}),
+    frozenset(
+        {
+            Feature.ROUTER_BIAS,
+            Feature.SIGMOID_ROUTER,
+            Feature.SELECTION_BIAS,
+            Feature.EXPERT_BIASES,
+            Feature.CLAMPED_EXPERTS,
+        }
+    ),
 )

@@ -35,13 +35,18 @@ def _matrix(stack: PackedExperts, expert: int) -> Array:
     return found
 
 
+def _bias(bias: torch.Tensor | None, expert: int) -> Array:
+    """The biases of an expert's out_features, or one zero for all."""
+    return np.zeros(1, np.float32) if bias is None else bias[expert].numpy()
+
+
 class HostExpertMatmuls(ExpertMatmuls):
     """A stand-in for the mat-vec of pairs."""
 
     def prepare(self, mixtures: Iterable[Any]) -> None: ...
 
     def _launch(
-        self, stack: PackedExperts, activation: Any, source: ActivationBuffer, pairs: Pairs,
+        self, stack: PackedExperts, bias: torch.Tensor | None, activation: Any, source: ActivationBuffer, pairs: Pairs,
         target: tuple[int, int, int], tokens: int, per_input: int, norm: FoldedNorm | None,
     ) -> None:  # fmt: skip
         launched[f"pairs {'folded' if norm else 'whole'}"] += 1
@@ -51,7 +56,7 @@ class HostExpertMatmuls(ExpertMatmuls):
         for pair, expert in enumerate(pairs.chosen[:count].tolist()):
             if expert < 0:
                 continue
-            sums = x[pair // per_input][None] @ _matrix(stack, expert).T
+            sums = x[pair // per_input][None] @ _matrix(stack, expert).T + _bias(bias, expert)
             if activation is None:
                 factor = pairs.weights[pair].item() if factors else 1.0
                 _array(out + 4 * pair * stack.out_features, np.float32, stack.out_features)[:] = sums[0] * factor
@@ -72,7 +77,8 @@ class HostRouters(RouterKernels):
         launched["routed"] += 1
         part, x = router.experts, hidden[:tokens]
         normed = x / torch.sqrt(x.square().mean(dim=1, keepdim=True) + router.eps)
-        shares = torch.softmax(normed @ router.weights.T, dim=1)
+        scores = normed @ router.weights.T
+        shares = torch.softmax(scores if router.bias is None else scores + router.bias, dim=1)
         found, ids = torch.sort(shares, dim=1, descending=True, stable=True)
         found, ids = found[:, : part.experts_per_token], ids[:, : part.experts_per_token]
         ids[int(header[1]) :] = -1
@@ -102,21 +108,22 @@ class HostGrouped:
         self._chosen, self._gated = chosen[: step.pairs].tolist(), {}
 
     def launch_gated(
-        self, stack: PackedExperts, x: HalfActivations, per_token: int, step: StepTiles, buffers: object, config: Any
-    ) -> None:
+        self, stack: PackedExperts, x: HalfActivations, per_token: int, step: StepTiles, buffers: object, config: Any,
+        bias: torch.Tensor | None,
+    ) -> None:  # fmt: skip
         launched["grouped"] += 1
         rows = decoded(x, step.pairs // per_token, stack.in_features)
         for pair, expert in enumerate(self._chosen):
             if expert >= 0:
-                sums = rows[pair // per_token][None] @ _matrix(stack, expert).T
+                sums = rows[pair // per_token][None] @ _matrix(stack, expert).T + _bias(bias, expert)
                 self._gated[pair] = _activated(config[0], sums)[0]
 
     def launch_pairs(
         self, stack: PackedExperts, x: None, per_token: int, step: StepTiles, buffers: object, config: Any,
-        out: torch.Tensor, weights: torch.Tensor,
+        out: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None,
     ) -> None:  # fmt: skip
         for pair, values in self._gated.items():
-            sums = _matrix(stack, self._chosen[pair]) @ values
+            sums = _matrix(stack, self._chosen[pair]) @ values + _bias(bias, self._chosen[pair])
             out[pair] = torch.from_numpy(sums) * weights[pair]
 
 

@@ -29,6 +29,7 @@ from realizar.backends.cuda.weights import load as weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads
 from realizar.errors import KernelError
+from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
 from realizar.quantization import MatrixSource
 
 TOKEN_FACTOR = 64.0  # of halves from matmuls that end with an activation
@@ -146,7 +147,10 @@ def _activated(name: str, sums: NDArray[np.float32]) -> NDArray[np.float32]:
     both = torch.from_numpy(sums).reshape(tokens, -1, 2, 64)
     gate, up = both[:, :, 0].reshape(tokens, -1), both[:, :, 1].reshape(tokens, -1)
     gelu = torch.nn.functional.gelu
-    if "silu" in name:
+    if "clamped" in name:
+        gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+        active, up = gate * torch.sigmoid(SWIGLU_ALPHA * gate), up + 1
+    elif "silu" in name:
         active = torch.nn.functional.silu(gate)
     else:
         active = gelu(gate, approximate="tanh" if "tanh" in name else "none")

@@ -31,7 +31,7 @@ TYPES = [
 
 
 TYPES_AND_FLOATS = [*TYPES, (GGMLType.BF16, False)]
-ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh", "gelu")
+ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh", "gelu", "clamped")
 
 
 @pytest.fixture(scope="module", params=["wgmma", "mma_sync"])
@@ -167,9 +167,14 @@ def test_rows_of_pairs(matmuls: MatmulKernels, grouped: GroupedMatmuls, ggml_typ
 
 
 def gated_values(
-    x: torch.Tensor, exact: torch.Tensor, chosen: NDArray[np.int32], activation: GatedActivation
+    x: torch.Tensor, exact: torch.Tensor, chosen: NDArray[np.int32], activation: GatedActivation, bias: torch.Tensor
 ) -> torch.Tensor:
-    gate, up = sums_of(x, exact, chosen).chunk(2, dim=1)
+    """Of biases [experts, 2 * width], gate's before up's."""
+    flat = on_device(chosen).reshape(-1).clamp(0, EXPERTS - 1).long()
+    gate, up = (sums_of(x, exact, chosen) + bias.double()[flat]).chunk(2, dim=1)
+    if activation == "clamped":
+        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
     if activation == "silu":
         return torch.nn.functional.silu(gate) * up
     return torch.nn.functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
@@ -178,6 +183,7 @@ def gated_values(
 def chain(
     grouped: GroupedMatmuls, stacks: tuple[PackedExperts, PackedExperts], x: HalfActivations, chosen: torch.Tensor,
     step: StepTiles, activation: GatedActivation, out: torch.Tensor, weights: torch.Tensor,
+    biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
 ) -> Callable[[], None]:  # fmt: skip
     """The kernels of a layer's experts, ready to be started."""
     gate_up, down = stacks
@@ -187,20 +193,23 @@ def chain(
 
     def start() -> None:
         grouped.sort(chosen, step, gate_up.count, buffers)
-        grouped.launch_gated(gate_up, x, chosen.shape[1], step, buffers, first)
-        grouped.launch_pairs(down, None, 1, step, buffers, second, out, weights)
+        grouped.launch_gated(gate_up, x, chosen.shape[1], step, buffers, first, biases[0])
+        grouped.launch_pairs(down, None, 1, step, buffers, second, out, weights, biases[1])
 
     return start
 
 
 @pytest.mark.parametrize(("ggml_type", "compact"), TYPES[:6], ids=lambda v: getattr(v, "name", str(v)))
 def test_feed_forwards(matmuls: MatmulKernels, grouped: GroupedMatmuls, ggml_type: GGMLType, compact: bool) -> None:
-    """Gate, up and down of pairs: with two warpgroups the last item of gate and up ends early, down's in a strip."""
+    """Gate, up and down of pairs, with biases: with two warpgroups the last item of gate and up ends early, down's in a
+    strip."""
     number = TYPES.index((ggml_type, compact))
-    activation = ACTIVATIONS[number % 3]
+    activation = ACTIVATIONS[number % 4 if number < 5 else 3]
     width, cols = 192 if ggml_type.block_size <= 32 else 256, 768
     gate_up, exact = random_stack(ggml_type, EXPERTS, 2 * width, cols, compact=compact, gated=True)
     down, exact_down = random_stack(GGMLType.Q8_0, EXPERTS, 328, width, seed=1)
+    bias, bias_down = torch.randn(EXPERTS, 2 * width, device="cuda"), torch.randn(EXPERTS, 328, device="cuda")
+    interleaved = bias.view(EXPERTS, 2, -1, 64).transpose(1, 2).reshape(EXPERTS, -1).contiguous()
     for seed, tokens in enumerate(sizes(grouped, number + 1)):
         rows = (40, 1, 200)[seed]
         x, chosen = torch.randn(rows, cols, device="cuda"), some_choices(rows, seed)
@@ -208,12 +217,14 @@ def test_feed_forwards(matmuls: MatmulKernels, grouped: GroupedMatmuls, ggml_typ
         out = torch.full((chosen.size, 328), torch.nan, device="cuda")
         step = tiles_of(grouped, rows, tokens)
         half = matmuls.to_half(x, 32)
-        chain(grouped, (gate_up, down), half, on_device(chosen), step, activation, out, weights)()
-        inner = gated_values(x, exact, chosen, activation)
+        biases = interleaved, bias_down
+        chain(grouped, (gate_up, down), half, on_device(chosen), step, activation, out, weights, biases)()
+        inner = gated_values(x, exact, chosen, activation, bias)
         wanted = torch.full_like(out, torch.nan, dtype=torch.float64)
         for expert in range(EXPERTS):
             pairs = np.flatnonzero(chosen.reshape(-1) == expert)
-            wanted[pairs] = inner[pairs] @ exact_down[expert].T * weights.double()[pairs, None]
+            sums = inner[pairs] @ exact_down[expert].T + bias_down[expert].double()
+            wanted[pairs] = sums * weights.double()[pairs, None]
         check(out, wanted)
 
 

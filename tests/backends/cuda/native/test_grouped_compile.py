@@ -14,12 +14,13 @@ from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fra
 from realizar.backends.cuda.matmul.grouped_tiles import TILE_TOKENS, grouped_tiles
 from realizar.backends.cuda.native.compiler import Source, architecture
 from realizar.backends.cuda.native.grouped.source import GroupedTiles, grouped_source, route_source
+from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 
 H200_BYTES, SMALL_BYTES = 227 * 1024, 99 * 1024
-Q4_K = fragment_format(GGML_LAYOUTS[GGMLType.Q4_K])
+Q4_K, MXFP4 = (fragment_format(GGML_LAYOUTS[ggml_type]) for ggml_type in (GGMLType.Q4_K, GGMLType.MXFP4))
 FAMILIES: dict[str, tuple[GGMLType | None, ...]] = {
     "sm_80": (GGMLType.Q8_0, GGMLType.IQ4_NL),
     "sm_90a": (GGMLType.Q6_K, GGMLType.Q3_K, GGMLType.IQ2_XS, None),
@@ -31,11 +32,13 @@ def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def both(weight_format: FragmentFormat, tokens: int, wgmma: bool) -> tuple[list[Source], list[GroupedTiles]]:
+def both(
+    weight_format: FragmentFormat, tokens: int, wgmma: bool, activation: GatedActivation = "silu"
+) -> tuple[list[Source], list[GroupedTiles]]:
     """Gate and up with an activation, and down, with the tiles that are chosen for them."""
     shared = H200_BYTES if wgmma else SMALL_BYTES
     tiles = [grouped_tiles(tokens, weight_format, gated, wgmma, shared) for gated in (True, False)]
-    gate_up = grouped_source(weight_format, tiles[0], True, "silu", False)
+    gate_up = grouped_source(weight_format, tiles[0], True, activation, False)
     return [gate_up, grouped_source(weight_format, tiles[1], False, None, tokens == 16)], tiles
 
 
@@ -44,6 +47,11 @@ def both(weight_format: FragmentFormat, tokens: int, wgmma: bool) -> tuple[list[
 )
 def test_sums_stay_in_registers_on_hopper(tokens: int, tmp_path: Path) -> None:
     check_registers(*both(Q4_K, tokens, True), "sm_90a", tmp_path)
+
+
+@pytest.mark.parametrize("tokens", [pytest.param(16, marks=pytest.mark.full), 128])
+def test_clamped_sums_stay_in_registers_on_hopper(tokens: int, tmp_path: Path) -> None:
+    check_registers(*both(MXFP4, tokens, True, "clamped"), "sm_90a", tmp_path)
 
 
 def test_sums_stay_in_registers_on_ampere(tmp_path: Path) -> None:

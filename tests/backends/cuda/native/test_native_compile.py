@@ -13,7 +13,7 @@ from backends.cuda.native.compiled import check, check_registers
 from backends.grouped_source import grouped_layout
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
-from realizar.backends.cuda.native.experts.source import expert_source
+from realizar.backends.cuda.native.experts.source import choice_source, expert_source
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sampling.source import sampling_source
 from realizar.backends.cuda.native.sources import (
@@ -119,8 +119,14 @@ def test_residual_epilogues_keep_their_sums_in_registers(ggml_type: GGMLType, ar
 )  # fmt: skip
 def test_pairs_keep_their_sums_in_registers(ggml_type: GGMLType, arch: str, tmp_path: Path) -> None:
     gated, plain = MatvecTiles(1, 2, 4, 2, 3), MatvecTiles(1, 1, 3, 2, 8)
-    sources = [expert_source(form_of(ggml_type), gated, "silu"), expert_source(form_of(ggml_type), plain, None)]
+    activation: GatedActivation = "clamped" if ggml_type is GGMLType.MXFP4 else "silu"
+    sources = [expert_source(form_of(ggml_type), gated, activation), expert_source(form_of(ggml_type), plain, None)]
     check_registers(sources, (gated, plain), arch, tmp_path)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_choices_compile(arch: str) -> None:
+    check([choice_source(2880, 32, 4), choice_source(2048, 128, 8)], arch)
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)])

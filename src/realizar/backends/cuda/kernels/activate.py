@@ -6,8 +6,11 @@ import triton.language as tl
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
 from realizar.backends.cuda.kernels.store_inputs import store_block, store_values
+from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
 
 SILU, GELU_TANH, GELU, NO_ACTIVATION = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+CLAMPED = tl.constexpr(4)  # of gate and up together: see `models.spec.Experts`
+ALPHA, LIMIT = tl.constexpr(SWIGLU_ALPHA), tl.constexpr(SWIGLU_LIMIT)
 
 
 @triton.jit
@@ -23,18 +26,28 @@ def apply_activation(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def apply_gate(gate, up, KIND: tl.constexpr):
+    """activation(gate) * up, or what CLAMPED makes of both."""
+    if KIND == CLAMPED:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)  # NaN stays
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        return gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+    return apply_activation(gate, KIND) * up
+
+
+@triton.jit
 def activated(
     partials, splits_stride, token_at, bias, up_at, width, first, SPLITS: tl.constexpr, BIAS: tl.constexpr,
     KIND: tl.constexpr, GATED: tl.constexpr, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The columns from `first` on of activation(gate) * up, or activation(up); 0 beyond `width`."""
+    """The columns from `first` on of gate and up together, or activation(up); 0 beyond `width`."""
     columns = first + tl.arange(0, BLOCK)
     inside = columns < width
     if INTERLEAVED:
         columns = columns // 64 * 128 + columns % 64
     x = load_sum(partials, bias, token_at, up_at + columns, inside, splits_stride, SPLITS, BIAS)
     if GATED:
-        x = x * apply_activation(load_sum(partials, bias, token_at, columns, inside, splits_stride, SPLITS, BIAS), KIND)
+        x = apply_gate(load_sum(partials, bias, token_at, columns, inside, splits_stride, SPLITS, BIAS), x, KIND)
     else:
         x = apply_activation(x, KIND)
     return tl.where(inside, x, 0.0)

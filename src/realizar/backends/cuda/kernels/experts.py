@@ -59,8 +59,12 @@ def choose_experts(
 
 
 @triton.jit
-def store_pair(sums, pair, feature, inside, factors, out, out_stride, WEIGHED: tl.constexpr):
-    """out[pair, feature] = sums, times the pair's factor where WEIGHED."""
+def store_pair(
+    sums, pair, feature, inside, factors, bias, out, out_stride, WEIGHED: tl.constexpr, BIAS: tl.constexpr
+):  # fmt: skip
+    """out[pair, feature] = sums, with the expert's `bias` where BIAS, times the pair's factor where WEIGHED."""
+    if BIAS:
+        sums += tl.load(bias + feature, mask=inside, other=0.0)
     if WEIGHED:
         sums *= tl.load(factors + pair)
     tl.store(out + pair.to(tl.int64) * out_stride + feature, sums, mask=inside)
@@ -68,12 +72,13 @@ def store_pair(sums, pair, feature, inside, factors, out, out_stride, WEIGHED: t
 
 @triton.jit
 def multiply_float_pairs(
-    x, x_stride, chosen, factors, out, out_stride, weights, out_features, cols,
-    PER_INPUT: tl.constexpr, WEIGHED: tl.constexpr, DEPENDENT: tl.constexpr, OUT_FEATURES: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    x, x_stride, chosen, factors, bias, out, out_stride, weights, out_features, cols,
+    PER_INPUT: tl.constexpr, WEIGHED: tl.constexpr, BIAS: tl.constexpr, DEPENDENT: tl.constexpr,
+    OUT_FEATURES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """out [pairs, out_features] = x [pairs / PER_INPUT, cols] times the chosen experts of float matrices.
 
+    BIAS: `bias` float32 [experts, out_features] is added. WEIGHED: then they are multiplied by their pairs' factors.
     Grid: pairs, blocks of out_features. Pairs of no expert are left as they are.
     """
     begin(DEPENDENT)
@@ -90,16 +95,18 @@ def multiply_float_pairs(
             w = tl.load(row + column[None, :], mask=inside[:, None] & (column < cols)[None, :], other=0.0)
             a = tl.load(values + column, mask=column < cols, other=0.0)
             sums += w.to(tl.float32) * a[None, :]
-        store_pair(tl.sum(sums, axis=1), pair, feature, inside, factors, out, out_stride, WEIGHED)
+        own_bias = bias + expert * out_features
+        store_pair(tl.sum(sums, axis=1), pair, feature, inside, factors, own_bias, out, out_stride, WEIGHED, BIAS)
 
 
 @triton.jit
 def multiply_plain_pairs(
-    x, x_stride, chosen, factors, out, out_stride, out_features, cols, low, high, small, small_minima, supers,
+    x, x_stride, chosen, factors, bias, out, out_stride, out_features, cols, low, high, small, small_minima, supers,
     super_minima, codebook, signs,
     LOW: tl.constexpr, HIGH: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr,
     MINIMA: tl.constexpr, VECTOR: tl.constexpr, CODEBOOK: tl.constexpr, SIGNS: tl.constexpr, PER_INPUT: tl.constexpr,
-    WEIGHED: tl.constexpr, DEPENDENT: tl.constexpr, OUT_FEATURES: tl.constexpr, COLUMNS: tl.constexpr,
+    WEIGHED: tl.constexpr, BIAS: tl.constexpr, DEPENDENT: tl.constexpr, OUT_FEATURES: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """As `multiply_float_pairs`, of quantised matrices row by row."""
     begin(DEPENDENT)
@@ -118,4 +125,5 @@ def multiply_plain_pairs(
                 CODEBOOK, SIGNS,
             )  # fmt: skip
             sums += w * tl.load(values + column, mask=column < cols, other=0.0)[None, :]
-        store_pair(tl.sum(sums, axis=1), pair, feature, inside, factors, out, out_stride, WEIGHED)
+        own_bias = bias + expert * out_features
+        store_pair(tl.sum(sums, axis=1), pair, feature, inside, factors, own_bias, out, out_stride, WEIGHED, BIAS)

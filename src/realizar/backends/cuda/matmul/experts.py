@@ -157,7 +157,7 @@ class ExpertMatmuls:
             self._kernels[key] = Kernel(cubin, source.name, 0)
 
     def _keys(self, experts: Experts, matrices: ExpertMatrices) -> Iterable[Key]:
-        activation = experts.activation if self.ends_with_activation(matrices) else None
+        activation = gated_activation(experts) if self.ends_with_activation(matrices) else None
         for stack, gated in (*((each, activation) for each in matrices.gate_up), (matrices.down, None)):
             if isinstance(stack, PackedExperts) and not stack.format.is_float:
                 for tokens in range(1, _MOST_TILED + 1):
@@ -183,28 +183,29 @@ class ExpertMatmuls:
         return stack.format, MatvecTiles(1, tiles, parts, 2, resident), activation
 
     def activate(
-        self, stack: PackedExperts, activation: GatedActivation, source: ActivationBuffer, pairs: Pairs,
-        target: ActivationBuffer, tokens: int, norm: FoldedNorm | None = None,
+        self, stack: PackedExperts, bias: torch.Tensor | None, activation: GatedActivation, source: ActivationBuffer,
+        pairs: Pairs, target: ActivationBuffer, tokens: int, norm: FoldedNorm | None = None,
     ) -> None:  # fmt: skip
         """Start target [pairs] = activation(gate) * up, of gate and up = source [tokens] times the pairs' experts.
 
         Args:
-            stack: gate and up, interleaved.
+            stack: gate and up, interleaved. bias: theirs, as in `ExpertMatrices`.
             target: codes and terms of as many columns as gate has.
             norm: of `source`, where its scale is still missing.
         """
         self._launch(
-            stack, activation, source, pairs, (target.codes.data_ptr(), target.terms.data_ptr(), 0), tokens,
+            stack, bias, activation, source, pairs, (target.codes.data_ptr(), target.terms.data_ptr(), 0), tokens,
             pairs.per_token, norm,
         )  # fmt: skip
 
     def multiply(
-        self, stack: Stack, source: ActivationBuffer, pairs: Pairs, out: torch.Tensor, tokens: int, *,
-        of_pairs: bool = False,
+        self, stack: Stack, bias: torch.Tensor | None, source: ActivationBuffer, pairs: Pairs, out: torch.Tensor,
+        tokens: int, *, of_pairs: bool = False,
     ) -> None:  # fmt: skip
-        """Start out [pairs] = source times the pairs' experts.
+        """Start out [pairs] = source times the pairs' experts, with their biases.
 
         Args:
+            bias: of the stack, as in `ExpertMatrices`.
             source: a row for each token, in the format of `input_format`.
             out: float32 [pairs, >= out_features], contiguous; gets columns from 0 on.
             of_pairs: True if `source` has a row for each pair; then the outputs are multiplied by the pairs' weights.
@@ -213,14 +214,15 @@ class ExpertMatmuls:
         if isinstance(stack, PackedExperts):
             assert stride == stack.out_features
             factors = pairs.weights.data_ptr() if of_pairs else 0
-            self._launch(stack, None, source, pairs, (out.data_ptr(), 0, factors), tokens, per_input, None)
+            self._launch(stack, bias, None, source, pairs, (out.data_ptr(), 0, factors), tokens, per_input, None)
             return
         width, cols = out.shape[1], int(stack.shape[1]) if isinstance(stack, torch.Tensor) else stack.in_features
         grid = tokens * pairs.per_token, -(-width // _OUT_FEATURES)
-        shared = source.values, source.cols, pairs.chosen, pairs.weights, out, stride
+        biases = pairs.weights if bias is None else bias  # anything: it is not read
+        shared = source.values, source.cols, pairs.chosen, pairs.weights, biases, out, stride
         constants = {
-            "PER_INPUT": per_input, "WEIGHED": of_pairs, "DEPENDENT": False, "OUT_FEATURES": _OUT_FEATURES,
-            "COLUMNS": _COLUMNS,
+            "PER_INPUT": per_input, "WEIGHED": of_pairs, "BIAS": bias is not None, "DEPENDENT": False,
+            "OUT_FEATURES": _OUT_FEATURES, "COLUMNS": _COLUMNS,
         }  # fmt: skip
         if isinstance(stack, PlainMatrix):
             multiply_plain_pairs[grid](*shared, width, cols, **stack.arrays, **stack.constants, **constants)
@@ -228,8 +230,9 @@ class ExpertMatmuls:
             multiply_float_pairs[grid](*shared, stack, width, cols, **constants)
 
     def _launch(
-        self, stack: PackedExperts, activation: GatedActivation | None, source: ActivationBuffer, pairs: Pairs,
-        target: tuple[int, int, int], tokens: int, per_input: int, norm: FoldedNorm | None,
+        self, stack: PackedExperts, bias: torch.Tensor | None, activation: GatedActivation | None,
+        source: ActivationBuffer, pairs: Pairs, target: tuple[int, int, int], tokens: int, per_input: int,
+        norm: FoldedNorm | None,
     ) -> None:  # fmt: skip
         """Start the mat-vec; `target` has the addresses of output, its terms and factors."""
         assert self._matmuls is not None
@@ -238,13 +241,19 @@ class ExpertMatmuls:
         blocks = tiles.grid(stack.out_features, 1, 1)[0]
         arguments = [
             stack.weights.data_ptr(), stack.block_scales.data_ptr(), table.data_ptr(), *target,
-            pairs.chosen.data_ptr(), source.codes.data_ptr(), source.terms.data_ptr(), stack.stride,
-            stack.strips, stack.out_features, stack.format.chunks(stack.in_features), blocks, per_input,
+            0 if bias is None else bias.data_ptr(), pairs.chosen.data_ptr(), source.codes.data_ptr(),
+            source.terms.data_ptr(), stack.stride, stack.strips, stack.out_features,
+            stack.format.chunks(stack.in_features), blocks, per_input,
             *(NO_NORM if norm is None else norm.arguments()),
         ]  # fmt: skip
         grid, dependent = (blocks * tokens * pairs.per_token, 1, 1), self._matmuls.is_dependent(tokens)
         stream = self._matmuls.stream(None)
         self._kernels[key].launch(grid, tiles.threads, arguments, EXPERT_SIZES, stream, dependent)
+
+
+def gated_activation(experts: Experts) -> GatedActivation:
+    """What makes one of a mixture's gate and up."""
+    return "clamped" if experts.clamped else experts.activation
 
 
 def input_format(stack: Stack) -> InputFormat:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs
+from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs, gated_activation
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
 from realizar.backends.cuda.matmul.grouped_tiles import StepTiles
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
@@ -69,21 +69,24 @@ class GroupedExperts:
         plan, buffers = self._plan(experts, matrices, tokens), self._buffers_of(experts)
         self._grouped.sort(pairs.chosen, plan.step, experts.num_experts, buffers)
         x = HalfActivations(source.values, source.scales)
-        self._grouped.launch_gated(_packed(matrices.gate_up[0]), x, pairs.per_token, plan.step, buffers, plan.gate_up)
+        (stack,), (bias,) = matrices.gate_up, matrices.gate_up_biases
+        self._grouped.launch_gated(_packed(stack), x, pairs.per_token, plan.step, buffers, plan.gate_up, bias)
 
     def launch_down(
         self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, out: torch.Tensor, tokens: int
     ) -> None:
         """Start out [pairs, out_features] = weights of the pairs times down, of what gate and up left."""
         plan, buffers = self._plan(experts, matrices, tokens), self._buffers_of(experts)
-        self._grouped.launch_pairs(_packed(matrices.down), None, 1, plan.step, buffers, plan.down, out, pairs.weights)
+        self._grouped.launch_pairs(
+            _packed(matrices.down), None, 1, plan.step, buffers, plan.down, out, pairs.weights, matrices.down_bias
+        )
 
     def _plan(self, experts: Experts, matrices: ExpertMatrices, tokens: int) -> _Plan:
         """Tiles and kernels of a step, made once: steps without a graph ask for them layer by layer."""
         key = experts.gate.weight, tokens
         if key not in self._plans:
             step = self._grouped.step(tokens, experts.experts_per_token, experts.num_experts)
-            gate_up = self._grouped.route(step, _packed(matrices.gate_up[0]), experts.activation)
+            gate_up = self._grouped.route(step, _packed(matrices.gate_up[0]), gated_activation(experts))
             down = self._grouped.route(step, _packed(matrices.down), tiled=True)
             self._plans[key] = _Plan(step, gate_up, down)
         return self._plans[key]

@@ -26,11 +26,12 @@ class Router:
     """A router whose norm is an RMSNorm without bias.
 
     Attributes:
-        weights: float32 [experts, width], times the norm's weight.
+        weights: float32 [experts, width], times the norm's weight. bias: float32 [experts] of scores, or None.
         experts: of the layer. eps: of the norm.
     """
 
     weights: torch.Tensor
+    bias: torch.Tensor | None
     experts: Experts
     eps: float
 
@@ -53,13 +54,13 @@ class RouterKernels:
         self._arrivals = torch.zeros(ROUTED_TOKENS, dtype=torch.int32, device=matmuls.device)
 
     def runs(self, experts: Experts, norm: Norm | None) -> bool:
-        """True if a mixture and the norm before it have this kernel: one of softmax alone, without biases.
+        """True if a mixture and the norm before it have this kernel: one of softmax alone, without a selection bias.
 
         With `batch_invariant` none has.
         """
         plain = norm is not None and norm.kind == "rms" and norm.bias is None
         fits = experts.experts_per_token <= MOST_CHOSEN and experts.router.in_features % 4 == 0
-        shares = experts.scoring == "softmax" and experts.selection_bias is None and experts.router.bias is None
+        shares = experts.scoring == "softmax" and experts.selection_bias is None
         return plain and fits and shares and not self._matmuls.batch_invariant
 
     def prepare(self, keys: Iterable[Key]) -> None:
@@ -87,7 +88,8 @@ class RouterKernels:
         """
         part, (_, experts, _) = router.experts, router.key
         arguments = [
-            *(each.data_ptr() for each in (router.weights, hidden, header, scores, self._arrivals, chosen, weights)),
+            router.weights.data_ptr(), 0 if router.bias is None else router.bias.data_ptr(),
+            *(each.data_ptr() for each in (hidden, header, scores, self._arrivals, chosen, weights)),
             router.eps, int(part.normalized), float(part.scale),
         ]  # fmt: skip
         grid, dependent = (-(-experts // CHOICE_WARPS), tokens, 1), self._matmuls.is_dependent(tokens)

@@ -38,6 +38,17 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   Raw even[UNROLL], odd[UNROLL];
   request(even, 0);
   const float block_scale = count > 0 ? __ldg(block_scales + tile / 4) : 0.f;
+  float biases[2] = {0.f, 0.f};  // of the outputs that the thread stores, the same of each token
+  if (matrix.bias) {
+#ifdef ACTIVATION
+    const int own = block_x / 4 * 128 + block_x % 4 * 16 + threadIdx.x % 16;
+    biases[0] = __ldg(matrix.bias + own);
+    biases[1] = __ldg(matrix.bias + own + 64);
+#else
+    const int own = block_x * TILES * 16 + threadIdx.x % (TILES * 16);
+    if (own < out_features) biases[0] = __ldg(matrix.bias + own);
+#endif
+  }
 #ifdef RESIDUAL
   ResidualAdd residual_add;
   residual_add.read_weights(matrix, shape.stream, block_x);
@@ -137,7 +148,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   }
   __syncthreads();
 #ifdef ACTIVATION
-  store_gated(sums, factors, norm.parts > 0, matrix, block_x);
+  store_gated(sums, factors, norm.parts > 0, biases, matrix, block_x);
 #elif defined RESIDUAL
   residual_add.store(sums, matrix, shape.stream, block_x);
 #else
@@ -149,7 +160,9 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     float sum = 0.f;
 #pragma unroll
     for (int w = 0; w < PARTS; w++) sum += sums[w][m][i % (TILES * 16)];
-    sum *= norm.parts > 0 ? factors[m] : matrix.factor;
+    if (norm.parts > 0) sum *= factors[m];
+    if (matrix.bias) sum += biases[0];
+    sum *= matrix.factor;
     if (out < out_features) partials[(long)blockIdx.y * shape.split_stride + (long)m * shape.token_stride + out] = sum;
   }
 #endif

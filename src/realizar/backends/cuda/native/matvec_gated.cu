@@ -4,8 +4,8 @@
 // Defined around it: what gated_epilogue.cu and matvec.cu have.
 
 // sums: of each warp's columns, gate before up; factors: the scale of a folded norm, if there is one. All of the
-// block's threads come here, after their shared memory is written.
-INLINE void store_gated(const float (&sums)[PARTS][TOKENS][TILES * 16], const float (&factors)[TOKENS], bool folded, const Matrix& matrix, int block_x) {
+// block's threads come here, after their shared memory is written. biases: of the thread's gate and up.
+INLINE void store_gated(const float (&sums)[PARTS][TOKENS][TILES * 16], const float (&factors)[TOKENS], bool folded, const float (&biases)[2], const Matrix& matrix, int block_x) {
   static_assert(TILES == 2, "a tile of gate and one of up");
   const int groups = matrix.out_features / 32;  // of 16 outputs
 #pragma unroll
@@ -17,7 +17,8 @@ INLINE void store_gated(const float (&sums)[PARTS][TOKENS][TILES * 16], const fl
 #pragma unroll
     for (int w = 0; w < PARTS; w++) { gate += sums[w][m][column]; up += sums[w][m][column + 16]; }
     if (folded) { gate *= factors[m]; up *= factors[m]; }
-    const float x = activated(gate) * up;
+    if (matrix.bias) { gate += biases[0]; up += biases[1]; }
+    const float x = gated(gate, up);
     const Code code = code_of(x);
     if (i < TOKENS * 16) code.store((char*)matrix.partials, (float2*)matrix.out_scales, (long)m * groups + block_x, column);
   }

@@ -91,7 +91,8 @@ struct Matrix {
                     // residual-add epilogue the stream
   int out_features;
   float* out_scales;  // with the gated epilogue: the next matmul's token scales, or its terms
-  float factor;       // of its sums, where no norm is folded
+  float factor;       // of its outputs
+  const float* bias;  // of its out_features, or null
 };
 // A folded norm: tokens still lack their factor 1 / sqrt(mean of squares + eps). A token's sum of squares comes in
 // parts, a multiple of 8; zero parts: no norm is folded.

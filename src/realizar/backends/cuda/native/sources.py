@@ -8,13 +8,15 @@ from typing import Literal
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat, Small
 from realizar.backends.cuda.native.compiler import Source, read
+from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
 from realizar.quantization import WeightLayout
 
 KernelKind = Literal["matvec", "wgmma", "mma_sync"]
-GatedActivation = Literal["silu", "gelu_tanh", "gelu"]
-Epilogue = Literal["silu", "gelu_tanh", "gelu", "residual"]
+GatedActivation = Literal["silu", "gelu_tanh", "gelu", "clamped"]
+"""How gate and up become one: activation(gate) * up, or by `clamped` as `models.spec.Experts` says."""
+Epilogue = Literal["silu", "gelu_tanh", "gelu", "clamped", "residual"]
 """An epilogue: the activation of a gated feed-forward, or the residual add."""
-ACTIVATIONS: dict[Epilogue, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3}
+ACTIVATIONS: dict[Epilogue, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3, "clamped": 4}
 
 _SMALL: dict[Small, str] = {
     "f16": "SMALL_F16",
@@ -204,7 +206,10 @@ def epilogue_files(kind: KernelKind, epilogue: Epilogue | None) -> list[str]:
 def epilogue_defines(epilogue: Epilogue | None) -> list[tuple[str, str]]:
     if epilogue is None:
         return []
-    return [("RESIDUAL", "1")] if epilogue == "residual" else [("ACTIVATION", str(ACTIVATIONS[epilogue]))]
+    if epilogue == "residual":
+        return [("RESIDUAL", "1")]
+    numbers = [("SWIGLU_ALPHA", f"{SWIGLU_ALPHA}f"), ("SWIGLU_LIMIT", f"{SWIGLU_LIMIT}f")]
+    return [("ACTIVATION", str(ACTIVATIONS[epilogue])), *(numbers if epilogue == "clamped" else [])]
 
 
 def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> str:

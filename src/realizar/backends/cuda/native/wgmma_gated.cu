@@ -39,7 +39,7 @@ INLINE void store_gated(const float (&c)[STRIPS][TOKENS / 2], const float (&stri
       for (int half = 0; half < 2; half++) {
         const int i = m * 4 + half * 2 + e;
         const float gate = c[0][i] * (strip_scales[0] * scale), up = c[1][i] * (strip_scales[1] * scale);
-        *(u16*)(to + half * 4 * CORE_PITCH + m * 128 + e * 16) = limited_half(activated(gate) * up * (1.f / TOKEN_FACTOR));
+        *(u16*)(to + half * 4 * CORE_PITCH + m * 128 + e * 16) = limited_half(gated(gate, up) * (1.f / TOKEN_FACTOR));
       }
     }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

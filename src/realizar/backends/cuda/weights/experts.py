@@ -70,10 +70,14 @@ class ExpertMatrices:
     Attributes:
         gate_up: one stack with gate and up interleaved, or gate and up.
         down: the last matrix.
+        gate_up_biases, down_bias: of the stacks, float32 [experts, out_features] in the order of their out_features;
+            None where experts have none.
     """
 
     gate_up: tuple[Stack, ...]
     down: Stack
+    gate_up_biases: tuple[torch.Tensor | None, ...]
+    down_bias: torch.Tensor | None
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
@@ -133,9 +137,26 @@ class ExpertLoader:
         floats = packs_floats(experts, gate, up, down)
         if self._packer is not None and (floats or not gate.is_float) and is_interleaved(experts, gate, up):
             gate_up: tuple[Stack, ...] = (self._stack(experts.gate, experts.up, packs_floats=floats),)
+            biases: tuple[torch.Tensor | None, ...] = (self._biases(experts.gate, experts.up),)
         else:
             gate_up = self._stack(experts.gate), self._stack(experts.up)
-        return ExpertMatrices(gate_up, self._stack(experts.down, packs_floats=floats))
+            biases = self._biases(experts.gate), self._biases(experts.up)
+        last = self._stack(experts.down, packs_floats=floats)
+        return ExpertMatrices(gate_up, last, biases, self._biases(experts.down))
+
+    def _biases(self, *linears: ExpertLinear) -> torch.Tensor | None:
+        """Biases of a stack: float32 [experts, out_features], of two linears interleaved; zeros for one without."""
+        if all(linear.bias is None for linear in linears):
+            return None
+        parts = [
+            np.zeros((linear.num_experts, linear.out_features), np.float32)
+            if linear.bias is None
+            else self._tensors.expert_vectors(linear.bias)
+            for linear in linears
+        ]
+        width = BLOCK if len(parts) > 1 else linears[0].out_features
+        values = np.stack([part.reshape(len(part), -1, width) for part in parts], axis=2)
+        return torch.from_numpy(np.ascontiguousarray(values).reshape(len(values), -1)).to(self._device)
 
     def _stack(self, *linears: ExpertLinear, packs_floats: bool = False) -> Stack:
         """The matrices of one layout of all experts, as one stack; two are interleaved."""

@@ -61,11 +61,12 @@ INLINE void choose(const float* scores, int* chosen, float* weights, int lane, b
   }
 }
 
-// Grid: blocks of experts, tokens. router: float32 [EXPERTS, WIDTH], times the norm's weight; header[1]: tokens of the
-// step without padding; arrivals: int32 [tokens] of zeros, left so; chosen, weights: [tokens, PER_TOKEN].
+// Grid: blocks of experts, tokens. router: float32 [EXPERTS, WIDTH], times the norm's weight; biases: of scores, or
+// null; header[1]: tokens of the step without padding; arrivals: int32 [tokens] of zeros, left so; chosen, weights:
+// [tokens, PER_TOKEN].
 extern "C" __global__ void __launch_bounds__(WARPS * 32) NAME(
-    const float* router, const float* hidden, const int* header, float* scores, int* arrivals, int* chosen,
-    float* weights, float eps, int normalized, float scale) {
+    const float* router, const float* biases, const float* hidden, const int* header, float* scores, int* arrivals,
+    int* chosen, float* weights, float eps, int normalized, float scale) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.y;
   const int expert = min((int)blockIdx.x * WARPS + warp, EXPERTS - 1);
   const float4* row = (const float4*)(router + (long)expert * WIDTH);
@@ -73,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) NAME(
 #pragma unroll
   for (int v = 0; v < EARLY; v++)
     early[v] = v * 128 + lane * 4 < WIDTH ? __ldg(row + v * 32 + lane) : make_float4(0.f, 0.f, 0.f, 0.f);
+  const float bias = biases ? __ldg(biases + expert) : 0.f;
   let_next_start();
   wait_for_previous();
   chosen += (long)token * PER_TOKEN;
@@ -96,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) NAME(
   dot = sum_of_warp(dot);
   square = sum_of_warp(square);
   __shared__ int last;
-  if (lane == 0) scores[expert] = dot / sqrtf(square / WIDTH + eps);
+  if (lane == 0) scores[expert] = dot / sqrtf(square / WIDTH + eps) + bias;
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();

@@ -14,10 +14,10 @@ from realizar.backends.cuda.native.sources import (
     format_name,
 )
 
-EXPERT_SIZES = "pppppppppp" + "iiiii" + "piff"
-"""Of the kernel's parameters: weights, block scales, table, output, its terms, factors, chosen experts, codes and terms
-of the input, bytes of an expert; strips of an expert, out_features, chunks, blocks of a pair, pairs of an input; a
-folded norm's partial sums of squares, their number, inverse width and epsilon."""
+EXPERT_SIZES = "ppppppppppp" + "iiiii" + "piff"
+"""Of the kernel's parameters: weights, block scales, table, output, its terms, factors, biases, chosen experts, codes
+and terms of the input, bytes of an expert; strips of an expert, out_features, chunks, blocks of a pair, pairs of an
+input; a folded norm's partial sums of squares, their number, inverse width and epsilon."""
 
 
 def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation: GatedActivation | None) -> Source:
@@ -29,7 +29,8 @@ def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation:
     Args:
         tiles: of one token.
         activation: that of gate and up, interleaved: codes and terms of the next matrix are written, a row for each
-            pair. None writes float32 sums times the pair's factor, or the sums where factors are null.
+            pair. None writes float32 sums, with biases unless those are null, times the pair's factor unless factors
+            are null.
     """
     name = f"expert_matvec_{format_name(weight_format)}{f'_{activation}' if activation else ''}"
     defines = format_defines(weight_format)
@@ -41,9 +42,9 @@ def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation:
     return Source(name, "".join(parts).replace("KERNEL_ENTRY", f"{entry}{name}"))
 
 
-CHOICE_SIZES = "ppppppp" + "fif"
-"""Of the parameters of the choice: weights, stream, header, scores, arrivals, chosen, factors; epsilon, whether factors
-are divided by their sum, their scale."""
+CHOICE_SIZES = "pppppppp" + "fif"
+"""Of the parameters of the choice: weights, biases, stream, header, scores, arrivals, chosen, factors; epsilon, whether
+factors are divided by their sum, their scale."""
 CHOICE_WARPS = 8  # of a block: each has one expert
 MOST_CHOSEN = 32  # experts of a token that one warp can choose
 

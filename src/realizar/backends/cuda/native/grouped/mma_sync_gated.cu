@@ -25,7 +25,7 @@ INLINE void finish(const float (&c)[TOKENS / 8][4], float strip_scale, const flo
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const float gate = c[m][i] * (strip_scale * item.factors[m * 8 + t * 2 + i % 2].x) + bias[i / 2];
-      const float value = activated(gate) * ups[(m * 4 + i) * 128 + thread];
+      const float value = gated(gate, ups[(m * 4 + i) * 128 + thread]);
       to[i / 2 * 4 * (TOKENS * 8) + m * 64 + i % 2 * 8] = limited_half(value * (1.f / TOKEN_FACTOR));
     }
 }

@@ -12,11 +12,11 @@ from typing import Literal
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.native.compiler import Source, read
 from realizar.backends.cuda.native.sources import (
-    ACTIVATIONS,
     GatedActivation,
     MmaSyncTiles,
     WgmmaTiles,
     define,
+    epilogue_defines,
     format_defines,
     format_name,
 )
@@ -103,8 +103,7 @@ def grouped_source(
     end = "pairs" if activation is None else "gated"
     name = f"grouped_{tiles.kind}_{format_name(weight_format)}_{activation or end}_tokens{tiles.tokens}"
     own = [*tiles.defines(), ("GATHER", str(int(gathers))), ("ODD", str(int(odd))), *format_defines(weight_format)]
-    if activation is not None:
-        own.append(("ACTIVATION", str(ACTIVATIONS[activation])))
+    own += epilogue_defines(activation)
     files = ["primitives.cu", *(["bulk.cu"] if tiles.kind == "wgmma" else []), f"{tiles.kind}_instructions.cu"]
     files += ["weights.cu", "grouped/work.cu", *(["gated_epilogue.cu"] if activation else [])]
     matmul, finish = read(f"grouped/{tiles.kind}.cu"), read(f"grouped/{tiles.kind}_{end}.cu")

@@ -30,7 +30,7 @@ INLINE void finish(const float (&c)[STRIPS][TOKENS / 2], const float (&strip_sca
         const float gate = c[0][i] * (strip_scales[0] * scale) + bias[0][half];
         const float up = c[1][i] * (strip_scales[1] * scale) + bias[1][half];
         char* place = to + half * 4 * CORE_PITCH + m * 128 + e * 16;
-        *(u16*)place = limited_half(activated(gate) * up * (1.f / TOKEN_FACTOR));
+        *(u16*)place = limited_half(gated(gate, up) * (1.f / TOKEN_FACTOR));
       }
     }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
