@@ -40,11 +40,14 @@ from realizar.scheduler.policy import Policy
 PEER: dict[str, dict[int | str, int]] = {
     "llama-8b": {1: 253, 2: 471, 4: 695, 8: 961, 16: 2077, 32: 3335, 64: 4669, 128: 5406, 256: 6235, "prefill": 9715},
     "llama-1b": {1: 846, "prefill": 44281},
+    "gpt-oss-20b": {1: 314, 8: 845, 16: 1049, 64: 2462, 256: 4770, "prefill": 12765},
     "qwen2.5-1.5b": {1: 559, 2: 923, 4: 1422, 8: 2246, 16: 3700, 32: 5758, 64: 8305, 256: 14179, "prefill": 28522},
 }
 TARGET: dict[str, dict[int | str, int]] = {
     "llama-8b": {1: 650, 8: 3800, 16: 7000, 64: 18000, 256: 30000, "prefill": 32000},
     "llama-1b": {1: 2000},
+    "gpt-oss-20b": {1: 900, 8: 3000, 16: 4500, 64: 13000, 256: 26000, "prefill": 35000},
+    "gpt-oss-120b": {1: 600, 64: 3400},
     "qwen2.5-1.5b": {1: 1500},
 }
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
@@ -163,7 +166,7 @@ def decode_rate(core: EngineCore, batch: int, prompt: int, sampling: SamplingPar
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="llama-8b", choices=sorted(generate.SHAPES))
-    parser.add_argument("--type", default="q4_k_m")
+    parser.add_argument("--type", help="by default that of the files that people run: q4_k_m, or of gpt-oss mxfp4")
     parser.add_argument("--batches", default="1,8,16,64,256")
     parser.add_argument("--prefill", type=int, default=2048)
     parser.add_argument("--step-tokens", type=int, default=0, help="tokens of a step; 0 reads the prompt in one")
@@ -176,7 +179,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     batches = [int(text) for text in arguments.batches.split(",") if text]
-    checkpoint = random_checkpoint(arguments.shape, arguments.type)
+    checkpoint = random_checkpoint(arguments.shape, arguments.type or generate.file_type_of(arguments.shape))
     longest = max(arguments.prefill, arguments.context + 256, 512) + 64
     config = EngineConfig(
         device="cuda", max_running=max([*batches, 1]),

@@ -114,6 +114,8 @@ class Reader:
         if form.small == "f16":
             found = halves(self.data, at + entry * (4 if form.minima else 2), 2 if form.minima else 1)
             return found[0] * place, found[1] if form.minima else 0.0
+        if form.small == "f16_high":
+            return halves(np.array([0, self.data[at + entry]], np.uint8), 0, 1)[0] * place, 0.0
         width = 2 if form.minima else 1
         found = halves(self.data, supers + ((tile * 8 + g) * 2 + half) * 2 * width, width)
         small: tuple[int, int] = (1, 0)
@@ -179,6 +181,19 @@ def test_no_type_packs_to_much_more_than_its_file(ggml_type: GGMLType) -> None:
     assert form.size_bytes(rows, cols) + 4 <= limit * in_file
     assert form.block_bytes % 16 == 0
     assert form.super_bytes % 16 == 0
+
+
+def test_powers_of_two_take_a_byte() -> None:
+    """MXFP4 packs to its own 4.25 bits, and scales down to 2^-30 of the largest are exact."""
+    form = fragment_format(GGML_LAYOUTS[GGMLType.MXFP4])
+    assert form.size_bytes(2880, 2880) * 8 == 4.25 * 2880 * 2880
+    planes = random_source(GGMLType.MXFP4, 64, 64).planes(0, 64)
+    factors = np.float32(2.0) ** -np.arange(64, dtype=np.float32)[:, None]
+    spread = Planes(planes.codes, 4, 0, 32, np.full_like(planes.scales, 2.0**-9) * factors, codebook=planes.codebook)
+    reader = Reader(form, *pack_fragments(spread, form), codebook_table(GGML_LAYOUTS[GGMLType.MXFP4]), 64)
+    exact = spread.dequantize()
+    assert all(reader.weight(row, col) == exact[row, col] for row in range(31) for col in (0, 17, 63))
+    assert all(reader.weight(row, col) == 0 for row in range(31, 64) for col in (0, 17, 63))
 
 
 def test_scales_far_apart_keep_their_precision() -> None:

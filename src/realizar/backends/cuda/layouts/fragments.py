@@ -43,8 +43,10 @@ from realizar.quantization import Planes, WeightLayout
 BLOCK = 64  # out_features of a block and columns of a chunk
 TILE = 16  # out_features of a tile
 SUPER = 256  # columns that share super-scales
-Small = Literal["f16", "u4_pair", "u8_pair", "i8", "u4_odd", "none"]
-SMALL_BYTES: dict[Small, int] = {"f16": 2, "u4_pair": 1, "u8_pair": 2, "i8": 1, "u4_odd": 0, "none": 0}
+Small = Literal["f16", "f16_high", "u4_pair", "u8_pair", "i8", "u4_odd", "none"]
+SMALL_BYTES: dict[Small, int] = {
+    "f16": 2, "f16_high": 1, "u4_pair": 1, "u8_pair": 2, "i8": 1, "u4_odd": 0, "none": 0,
+}  # fmt: skip
 PLANES: dict[int, tuple[int, ...]] = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 
 
@@ -56,8 +58,9 @@ class FragmentFormat:
         bits: width of a scalar code; 0 for vectors, 16 for halves, which have no scales: `layouts.float_fragments`.
         offset: subtracted from a code: 0, or a power of two.
         sets: scales per out_feature and chunk: 1, 2 or 4.
-        small: type of the scales in a block. `f16` are final, the others integers that multiply super-scales: `u4_pair`
-            and `u8_pair` scale and minimum, `i8` scale, `u4_odd` the n of scale 2 n + 1, `none` 1.
+        small: type of the scales in a block. `f16` are final, and so is `f16_high`, the upper byte of one that is a
+            power of two from 2^-16 on. The others are integers that multiply super-scales: `u4_pair` and `u8_pair`
+            scale and minimum, `i8` scale, `u4_odd` the n of scale 2 n + 1, `none` 1.
         minima: whether minima stand beside scales.
         codebook: whether codes index a table of 16 bytes.
         vector: columns of a codebook vector: 0, 4 or 8.
@@ -81,7 +84,7 @@ class FragmentFormat:
 
     @property
     def two_level(self) -> bool:
-        return self.small != "f16" and not self.is_float
+        return self.small not in ("f16", "f16_high") and not self.is_float
 
     @property
     def planes(self) -> tuple[int, ...]:
@@ -162,7 +165,7 @@ def fragment_format(layout: WeightLayout, compact: bool = False) -> FragmentForm
         high = _HIGH_BITS[layout.bits]
         return FragmentFormat(0, 128, sets, "u4_odd", vector=layout.vector_size, high_bits=high, signs=layout.signs)
     if layout.codebook is not None:
-        return FragmentFormat(4, 128, sets, "f16", codebook=True)
+        return FragmentFormat(4, 128, sets, "f16_high" if layout.scale == "e8m0" else "f16", codebook=True)
     if layout.centred:
         return FragmentFormat(1, 0.5, sets, "f16")
     offset = float(layout.offset)
@@ -325,12 +328,15 @@ def _small_scales(
         return _tiled(np.repeat(values, repeat, axis=1), strips, chunks, weight_format.sets)
 
     order = (0, 4, 1, 5, 3, 2)  # to strip, chunk, tile, set, g, half
-    if weight_format.small == "f16":
+    if not weight_format.two_level:
         scales = _placed(tiled(planes.group_scales()), weight_format, exponents).transpose(order)
         minima = planes.group_minima() if weight_format.minima else None
         if minima is not None:
             scales = np.stack([scales, _lowered(tiled(minima), exponents).transpose(order)], axis=-1)
-        return np.ascontiguousarray(scales).view(np.uint8)
+        stored = np.ascontiguousarray(scales)
+        if weight_format.small == "f16_high":
+            return (stored.view(np.uint16) >> 8).astype(np.uint8)
+        return stored.view(np.uint8)
     small = tiled(planes.scales.astype(np.int16)).transpose(order)
     if weight_format.small == "u4_odd":
         nibbles = np.maximum(small >> 1, 0).astype(np.uint8)

@@ -13,6 +13,7 @@ typedef unsigned long long u64;
 #define SMALL_I8 3
 #define SMALL_U4_ODD 4
 #define SMALL_NONE 5
+#define SMALL_F16_HIGH 6
 
 INLINE u32 fma2(u32 a, u32 b, u32 c) { u32 r; asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c)); return r; }
 INLINE u32 mul2(u32 a, u32 b) { u32 r; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }

@@ -57,6 +57,7 @@ INLINE float minimum(const u8*, int) { return 0.f; }
 #endif
 
 constexpr int SET_COLUMNS = 64 / SETS;
+constexpr int SCALE_BYTES = TILE_SCALE_BYTES / (SETS * 16);  // with the minimum; one byte is the upper one of a half
 
 // tops: int32 [strips, 2], zeroed before: the bits of the largest |scale| and |minimum| of 64 output features.
 extern "C" __global__ void NAME_TOPS(const u8* __restrict__ raw, int* __restrict__ tops, int out_features, int cols) {
@@ -95,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(128) NAME_PACK(const u8* __restrict
   const long row_bytes = (long)(cols / WEIGHTS) * BYTES;
   const int col = chunk * 64 + t * 16;
   u8* block = out + ((long)strip * stride * chunks + chunk) * BLOCK_BYTES;
-  u8* scales = block + CODES_BYTES + tile * TILE_SCALE_BYTES + (t * SETS / 4 * 8 + g) * (MINIMA ? 8 : 4);
+  u8* scales = block + CODES_BYTES + tile * TILE_SCALE_BYTES + (t * SETS / 4 * 8 + g) * (2 * SCALE_BYTES);
   u32 four[4] = {}, two[2] = {}, one = 0, eight[8] = {};
   for (int half = 0; half < 2; half++) {
     const int out_feature = strip * 64 + tile * 16 + half * 8 + g;
@@ -113,9 +114,11 @@ extern "C" __global__ void __launch_bounds__(128) NAME_PACK(const u8* __restrict
         if constexpr (BITS == 5) one |= (q >> 4) << (b * 8 + half * 4 + j);
       }
     if (t * SETS % 4 == 0) {
-      u16* to = (u16*)scales + half * (MINIMA ? 2 : 1);
-      to[0] = real ? to_half(ldexpf(scale(source, at), exponent + 24 - (half ? POSITION1 : POSITION0))) : 0;
-      if constexpr (MINIMA) to[1] = real ? to_half(ldexpf(minimum(source, at), exponent)) : 0;
+      u8* to = scales + half * SCALE_BYTES;
+      const u16 bits = real ? to_half(ldexpf(scale(source, at), exponent + 24 - (half ? POSITION1 : POSITION0))) : 0;
+      if constexpr (SCALE_BYTES == 1) *to = bits >> 8;
+      else *(u16*)to = bits;
+      if constexpr (MINIMA) ((u16*)to)[1] = real ? to_half(ldexpf(minimum(source, at), exponent)) : 0;
     }
   }
   if constexpr (BITS == 8) {

@@ -20,6 +20,7 @@ ACTIVATIONS: dict[Epilogue, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3, "clamp
 
 _SMALL: dict[Small, str] = {
     "f16": "SMALL_F16",
+    "f16_high": "SMALL_F16_HIGH",
     "u4_pair": "SMALL_U4_PAIR",
     "u8_pair": "SMALL_U8_PAIR",
     "i8": "SMALL_I8",

@@ -14,7 +14,7 @@ constexpr int CODE_WORDS = LOW_WORDS + 2;
 constexpr int CODE_WORDS = BITS;
 #endif
 constexpr int SCALE_WORDS = (SMALL == SMALL_F16 && MINIMA) ? 2 : 1;
-constexpr bool TWO_LEVEL = SMALL != SMALL_F16 && BITS != 16;
+constexpr bool TWO_LEVEL = SMALL != SMALL_F16 && SMALL != SMALL_F16_HIGH && BITS != 16;
 
 // A lane's part of a tile and a chunk, as it lies in memory.
 struct Raw {
@@ -61,7 +61,7 @@ INLINE void read_scales(Raw& raw, const Memory& block, const Memory& supers, int
   }
   if constexpr (SMALL == SMALL_F16 && !MINIMA) raw.scales[0] = block.read4(at + entry * 4);
   if constexpr (SMALL == SMALL_U8_PAIR) raw.scales[0] = block.read4(at + entry * 4);
-  if constexpr (SMALL == SMALL_U4_PAIR || SMALL == SMALL_I8) raw.scales[0] = block.read2(at + entry * 2);
+  if constexpr (SMALL == SMALL_U4_PAIR || SMALL == SMALL_I8 || SMALL == SMALL_F16_HIGH) raw.scales[0] = block.read2(at + entry * 2);
   if constexpr (SMALL == SMALL_U4_ODD) raw.scales[0] = block.read1(at + entry);
   if constexpr (TWO_LEVEL && MINIMA) {
     const uint2 v = supers.read8((tile * 8 + g) * 8);
@@ -77,6 +77,7 @@ INLINE Pairs scale_pairs(const Raw& raw) {
   Pairs p; p.pair[1] = 0;
   const u32 word = raw.scales[0];
   if constexpr (SMALL == SMALL_F16) { p.pair[0] = word; if constexpr (MINIMA) p.pair[1] = raw.scales[SCALE_WORDS - 1]; }
+  if constexpr (SMALL == SMALL_F16_HIGH) p.pair[0] = permute(word, 0, 0x1404);
   if constexpr (SMALL == SMALL_NONE) p.pair[0] = raw.supers[0];
   if constexpr (SMALL == SMALL_U8_PAIR || SMALL == SMALL_U4_PAIR) {
     u32 first, second;
