@@ -237,7 +237,7 @@ def test_random_models(name: str) -> None:
     runner.close()
     assert np.isfinite(found).all()
     assert np.quantile(found, 0.9) <= 0.03, np.quantile(found, [0.5, 0.9, 1.0])
-    assert found.max() <= 0.5
+    assert found.max() <= 1.0  # a token that goes through another expert
 
 
 def test_a_file_runs(tmp_path: Path) -> None:
