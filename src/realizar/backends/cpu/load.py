@@ -30,7 +30,6 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import InvalidRequestError
 from realizar.models.spec import ExpertLinear, Linear, ModelSpec
 
-MAX_SELECTED = 32  # tokens whose logits exist at once
 PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
 
 Progress = Callable[[str, float], None]
@@ -102,7 +101,7 @@ def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, 
     start_s = time.perf_counter()
     instructions = select(config.instruction_set)
     program = build_program(spec)
-    workspace = reserve_workspace(spec, config, MAX_SELECTED, instructions.tile_tokens[0])
+    workspace = reserve_workspace(spec, config, instructions.tile_tokens[0])
     weights = Weights(spec, checkpoint, instructions.lanes, config.threads)
     kv = KVMemory(spec, config)
     _load_weights(weights, checkpoint, spec.matrices(), progress)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.sampling.record import scratch_bytes
 from realizar.backends.cpu.kv.memory import KVSizes, free_memory_bytes, kv_limit_bytes, most_kv_bytes
-from realizar.backends.cpu.load import MAX_SELECTED, PARTIAL_FLOATS, refuse_copies
+from realizar.backends.cpu.load import PARTIAL_FLOATS, refuse_copies
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.weights.pack import packed_bytes
 from realizar.backends.cpu.weights.pack_floats import packed_float_bytes
@@ -42,7 +42,7 @@ def plan_memory(
     SUPPORTED.check(spec)
     check_tensors(spec, checkpoint)
     instructions = select(config.instruction_set)
-    workspace = Workspace(spec, config, MAX_SELECTED, instructions.tile_tokens[0])  # never written: it costs nothing
+    workspace = Workspace(spec, config, instructions.tile_tokens[0])  # never written: it costs nothing
     tensors = WeightTensors(spec, checkpoint)
     machine = memory_bytes() if free_bytes is None else None
     free = free_memory_bytes() if free_bytes is None else free_bytes

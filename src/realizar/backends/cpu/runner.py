@@ -20,7 +20,7 @@ from realizar.backends.cpu.kernels.attention import (
     STEP_TOKENS,
     TILE,
 )
-from realizar.backends.cpu.load import MAX_SELECTED, PARTIAL_FLOATS, LoadedModel, load_model, refuse_copies
+from realizar.backends.cpu.load import PARTIAL_FLOATS, LoadedModel, load_model, refuse_copies
 from realizar.backends.cpu.mean_pool import MeanPool
 from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.sampling.step_sampler import StepSampler
@@ -197,8 +197,9 @@ class CPUBackend:
         self._pending = None
         columns = forward_input.columns
         rows, sampler = self.model.rows, StepSampler(self.model.sampling, self.model.rows, columns, masks)
-        for first in range(0, len(sampler.tokens), MAX_SELECTED):
-            sampler.read(first, self._logits(sampler.tokens[first : first + MAX_SELECTED]))
+        most = self.model.workspace.max_selected
+        for first in range(0, len(sampler.tokens), most):
+            sampler.read(first, self._logits(sampler.tokens[first : first + most]))
         if columns.only_decodes and np.count_nonzero(sampler.made) == len(columns):
             self._last[columns.numbers] = sampler.choices[:, 0]
         else:
@@ -254,8 +255,9 @@ class CPUBackend:
             return finite_vector(self._hidden([end - 1])[0].copy())
         pool = self._pools.setdefault(row.row, MeanPool(self.model.spec.hidden_size))
         pool.restart_at(row.num_computed_tokens)
-        for first in range(start, end, MAX_SELECTED):
-            pool.add(self._hidden(list(range(first, min(first + MAX_SELECTED, end)))))
+        most = self.model.workspace.max_selected
+        for first in range(start, end, most):
+            pool.add(self._hidden(list(range(first, min(first + most, end)))))
         return finite_vector(pool.mean())
 
     def _hidden(self, tokens: list[int]) -> NDArray[np.float32]:

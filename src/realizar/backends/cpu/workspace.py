@@ -19,6 +19,8 @@ from realizar.models.spec import ModelSpec
 from realizar.sizes import format_bytes
 
 _TOKEN_PADDING = 16  # float32 between tokens: values a power of two apart would share cache sets
+_LEAST_SELECTED, _MOST_SELECTED = 32, 64
+_SELECTED_LOGITS = 1 << 22  # 16 MiB, which leaves room for the head's weights in the caches of today's processors
 
 
 class RecordBuffer:
@@ -95,7 +97,12 @@ def buffer_widths(spec: ModelSpec) -> dict[str, int]:
     return widths
 
 
-def reserve_workspace(spec: ModelSpec, config: ResolvedConfig, max_selected: int, block_tokens: int) -> Workspace:
+def most_selected(vocab_size: int) -> int:
+    """Tokens whose logits exist at once: 64, so that most steps are sampled in one go, but 32 of large vocabularies."""
+    return min(max(_SELECTED_LOGITS // vocab_size, _LEAST_SELECTED), _MOST_SELECTED)
+
+
+def reserve_workspace(spec: ModelSpec, config: ResolvedConfig, block_tokens: int) -> Workspace:
     """The workspace of an engine, as far as this machine can ever have the memory: the system takes it when it is used.
 
     Raises:
@@ -103,7 +110,7 @@ def reserve_workspace(spec: ModelSpec, config: ResolvedConfig, max_selected: int
     """
     has = memory_bytes()
     try:
-        workspace = Workspace(spec, config, max_selected, block_tokens)
+        workspace = Workspace(spec, config, block_tokens)
     except MemoryError:
         raise _too_many_tokens(config, has, None) from None
     if workspace.size_bytes > has:
@@ -127,14 +134,18 @@ ROUTED = ("routed", "expert gate", "expert up", "expert activated")
 
 
 class Workspace:
-    """Buffers for a step's tokens and `max_selected` selected tokens; records in blocks of `block_tokens`.
+    """Buffers for a step's tokens and those whose logits are wanted; records in blocks of `block_tokens`.
 
     The buffer "routed" holds what experts read and, once they have read it, what they make of it. "layer rows" holds
     the tokens' rows, and once these are part of "layer inputs" each layer's gate.
+
+    Attributes:
+        max_selected: tokens whose logits, or final hidden states, exist at once.
     """
 
-    def __init__(self, spec: ModelSpec, config: ResolvedConfig, max_selected: int, block_tokens: int) -> None:
+    def __init__(self, spec: ModelSpec, config: ResolvedConfig, block_tokens: int) -> None:
         max_tokens, max_rows = config.max_step_tokens, config.max_running
+        self.max_selected = max_selected = most_selected(spec.vocab_size)
         mixtures = [experts for _, experts in spec.mixtures()]
         self.routing = Routing(mixtures, max_tokens, block_tokens)
         self.block_tokens = block_tokens

@@ -15,7 +15,6 @@ from realizar.backends.base import ForwardInput
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.routing import COUNT_EXPERTS
 from realizar.backends.cpu.kv.layout import KVLayout
-from realizar.backends.cpu.load import MAX_SELECTED
 from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walkable
 from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.runner import CPUBackend
@@ -42,8 +41,9 @@ def time_operations(backend: CPUBackend, spec: ModelSpec, step: ForwardInput, re
     Raises:
         InvalidRequestError: more rows are chosen for than there is room for logits.
     """
-    if sum(row.sample for row in step.rows) > MAX_SELECTED:
-        raise InvalidRequestError(f"at most {MAX_SELECTED} rows can be profiled at once on the CPU", "batch")
+    most = backend.model.workspace.max_selected
+    if sum(row.sample for row in step.rows) > most:
+        raise InvalidRequestError(f"at most {most} rows can be profiled at once on the CPU", "batch")
     backend.submit(step).result()
     operations = [operation for bound in backend.programs for operation in bound.operations]
     alone = [walkable([operation]) for operation in operations]
