@@ -72,6 +72,9 @@ class Intake:
         is_open &= ~_have_nothing(rows, output)
         owners = [self._open.in_rows[row] for row in rows.numbers.tolist()]
         choices = self._append(rows, output, is_open, owners)
+        if not choices.need_care and not output.others and np.count_nonzero(choices.plain) == len(owners):
+            each = zip(owners, choices.gained, strict=True)
+            return [plain_output(owner, gained, now_s) for owner, gained in each if owner is not None]
         by_themselves = (is_open & ~choices.plain).nonzero()[0].tolist()
         settled: dict[int, TokenOutput | None] = {}
         failed: dict[str, int] = {}  # index of the row with which a request failed
@@ -110,10 +113,11 @@ class Intake:
         where = plain.nonzero()[0]
         if not len(where):
             return _Choices(plain, [], frozenset(), frozenset(), [])
-        those = numbers[where]
+        are_all = len(where) == len(numbers)
+        those = numbers if are_all else numbers[where]
         gained: list[tuple[int, ...]]
         if choices.shape[1] == 1:
-            taken = table.take_in(those, choices[where, 0])
+            taken = table.take_in(those, choices[:, 0] if are_all else choices[where, 0])
             gained = [(token_id,) for token_id in choices[:, 0].tolist()]
         else:
             taken = table.take_in_several(those, choices[where])
@@ -123,6 +127,8 @@ class Intake:
         need_care = taken.stopped | taken.full
         if self._cache.prefix_cache:
             need_care |= self._cache.have_new_blocks(those, table.num_known[those], table.num_computed[those])
+        if not np.count_nonzero(need_care):
+            return _Choices(plain, gained, frozenset(), frozenset(), [])
         return _Choices(
             plain,
             gained,

@@ -9,7 +9,6 @@ measured by a step of decodes alone.
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -44,7 +43,7 @@ class _Estimate:
     def take_in_middle(self, sample: float, step: int, up: float, down: float) -> None:
         """Take in the middle one of the last three samples: one that stands alone is the machine's doing."""
         self.recent.append(sample)
-        self.take_in(statistics.median(self.recent) if len(self.recent) == 3 else sample, step, up, down)
+        self.take_in(sorted(self.recent)[1] if len(self.recent) == 3 else sample, step, up, down)
 
 
 class Pace:

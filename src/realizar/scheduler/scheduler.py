@@ -188,7 +188,9 @@ class Scheduler:
         plan = Plan(self._limit.tokens, self._pace, self._limit.rows)
         running = self._open.running_rows
         remaining = self._table.num_remaining(running)  # 0 where a row's last token is on its way
-        decoding, prefilling = running[remaining == 1], self._open.of_rows(running[remaining > 1])
+        decoding, prefilling = running, list[Sequence]()  # the very array, by which a backend knows the rows again
+        if np.count_nonzero(remaining == 1) < len(running):
+            decoding, prefilling = running[remaining == 1], self._open.of_rows(running[remaining > 1])
         if self._policy.first == "prefill":
             self._schedule_prompts(prefilling, plan)
             self._admit(plan)

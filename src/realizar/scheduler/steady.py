@@ -24,7 +24,8 @@ def schedule_decodes(rows: NDArray[np.intp], plan: Plan, table: RowTable, cache:
         False if the rows must be scheduled one by one: one has drafts or wants more than a choice, or a block is
         missing. Blocks that were taken by then are the same that scheduling one by one would take.
     """
-    rows = rows[: plan.most_decodes]
+    if len(rows) > plan.most_decodes:
+        rows = rows[: plan.most_decodes]
     if not table.have_one_result(rows):
         return False
     computed = table.num_computed[rows]

@@ -111,7 +111,7 @@ def test_decodes_are_as_any_rows(seed: int, threads: int) -> None:
             StepSampler(kernel_of(threads), rows, columns, {})
             for rows, columns in zip(alike, (decodes, others), strict=True)
         )
-        assert ours.tokens == theirs.tokens
+        assert ours.tokens.tolist() == theirs.tokens.tolist()
         for each in (ours, theirs):
             for first in range(0, len(chosen), 4):
                 each.read(first, logits[first : first + 4])
@@ -125,6 +125,26 @@ def test_decodes_are_as_any_rows(seed: int, threads: int) -> None:
             assert (index in singly) == (index in listed)
             if index in listed:
                 assert singly[index] == theirs.logprobs(index)
+
+
+def test_rows_that_are_opened_again_are_described_again() -> None:
+    """The array of numbers is the very same, and what its rows want is not."""
+    rows, numbers = SamplingRows(2, VOCAB, 64), np.arange(2)
+    ones = np.ones(2, np.int32)
+    logits = np.eye(2, VOCAB, 5, np.float32)
+    for wanted in (None, 2, 0, None):
+        for row in range(2):
+            rows.open(opened_row(row, SamplingParams(temperature=0, logprobs=wanted if row else None), [7, 7]))
+        for _ in range(2):
+            step = StepSampler(kernel_of(1), rows, StepRows.of_decodes(numbers, numbers, ones, ones), {})
+            for first in range(2):  # in two parts, then at once
+                step.read(first, logits[first : first + 1])
+            again = StepSampler(kernel_of(1), rows, StepRows.of_decodes(numbers, numbers, ones, ones), {})
+            again.read(0, logits)
+            assert step.choices.tolist() == again.choices.tolist() == [[5], [6]]
+            assert step.wants_logprobs == (wanted is not None)
+            if wanted is not None:
+                assert [len(entry.top) for entry in again.logprobs(1)] == [wanted]
 
 
 def assert_alike(found: Sequence[TokenLogprobs], wanted: Sequence[TokenLogprobs]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,8 @@ from realizar.models.spec import ModelSpec
 from realizar.outputs import RowError
 
 _LOG = logging.getLogger(__name__)
+
+Tokens: TypeAlias = list[int] | NDArray[np.integer]  # of a step, by their index
 
 
 class CPUStep:
@@ -126,7 +129,7 @@ class CPUBackend:
         """The residual stream of the last step's first tokens, as it is now: float32 [tokens, hidden_size]."""
         return self.model.workspace.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
 
-    def logits(self, tokens: list[int]) -> NDArray[np.float32]:
+    def logits(self, tokens: Tokens) -> NDArray[np.float32]:
         """Logits of some of the last step's tokens, float32 [tokens, vocab], overwritten by the next step."""
         return self._logits(tokens)
 
@@ -183,10 +186,12 @@ class CPUBackend:
     def _split(self, columns: StepRows) -> int:
         """Segments per query where attention has too few units of work for the threads, else 0."""
         threads, counts = self.model.team.size, columns.num_tokens
+        if threads == 1 or (columns.only_decodes and len(columns) >= 4 * threads):  # a row has a unit at least
+            return 0
         units = np.minimum.reduce([kv_heads * -(-counts * group // TILE) for kv_heads, group in self._kv_heads]).sum()
         segments = -(-int(columns.num_context_tokens.max()) // SEGMENT)
         fits = len(columns.token_ids) * self._segment_floats * segments <= PARTIAL_FLOATS
-        return segments if units < 4 * threads and segments > 1 and threads > 1 and fits else 0
+        return segments if units < 4 * threads and segments > 1 and fits else 0
 
     def finish(self, forward_input: ForwardInput, masks: Mapping[int, NDArray[np.uint32]]) -> StepOutput:
         """Sample, and gather log-probabilities, of a step that has run: logits of some tokens at a time.
@@ -200,8 +205,10 @@ class CPUBackend:
         most = self.model.workspace.max_selected
         for first in range(0, len(sampler.tokens), most):
             sampler.read(first, self._logits(sampler.tokens[first : first + most]))
-        if columns.only_decodes and np.count_nonzero(sampler.made) == len(columns):
+        if columns.only_decodes and np.count_nonzero(sampler.made) == len(columns):  # so none has an error
             self._last[columns.numbers] = sampler.choices[:, 0]
+            if not sampler.wants_logprobs:
+                return StepOutput(columns.numbers, sampler.choices)
         else:
             chosen = sampler.made.nonzero()[0]
             self._last[columns.numbers[chosen]] = sampler.choices[chosen, sampler.made[chosen] - 1]
@@ -219,7 +226,7 @@ class CPUBackend:
                 sampler.choices[index] = NO_CHOICE
         return StepOutput(columns.numbers, sampler.choices, others)
 
-    def _logits(self, tokens: list[int]) -> NDArray[np.float32]:
+    def _logits(self, tokens: Tokens) -> NDArray[np.float32]:
         self._run_selected(self.model.tail, tokens)
         logits = self.model.workspace.buffers["logits"].values[: len(tokens), : self.model.spec.vocab_size]
         if self.model.spec.logit_scale != 1.0:
@@ -265,7 +272,7 @@ class CPUBackend:
         self._run_selected(self.model.final_norm, tokens)
         return self.model.workspace.buffers["selected"].values[: len(tokens), : self.model.spec.hidden_size]
 
-    def _run_selected(self, program: BoundProgram, tokens: list[int]) -> None:
+    def _run_selected(self, program: BoundProgram, tokens: Tokens) -> None:
         space = self.model.workspace
         space.selected[: len(tokens)] = tokens
         space.step[STEP_SELECTED] = len(tokens)

@@ -284,7 +284,7 @@ class EngineCore:
             with suppress(CapacityError, StepError):
                 step.result()  # no row is closed before the backend is done with it
         # A step in flight may have been made anew of this one, with the same rows, as some of them were held.
-        if batch.num_rows and not any(each.columns.numbers is batch.columns.numbers for each in lost):
+        if batch.num_rows and not any(each.columns.sequence_ids is batch.columns.sequence_ids for each in lost):
             lost.append(batch)
         self._in_flight.clear()
         self._stuck.clear()

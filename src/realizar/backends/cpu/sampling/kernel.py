@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from realizar.backends.cpu.kernels.sampling.record import CHOOSE, COUNT, RUNS, STRIDE, scratch_bytes
 from realizar.backends.cpu.operations import BoundOperation, walkable
@@ -33,13 +32,12 @@ class SamplingKernel:
         self._arguments = CHOOSE.pack(values)
         self._program = walkable([BoundOperation("sampling", kernels["choose"], self._arguments)])
 
-    def run(self, runs: NDArray[np.int64], stride: int) -> None:
-        """Read runs, int64 [runs, fields of a run], of logits that lie `stride` bytes apart.
+    def run(self, runs_at: int, count: int, stride: int) -> None:
+        """Read runs, int64 [count, fields of a run] at an address, of logits that lie `stride` bytes apart.
 
         Raises:
             StepError: the kernel failed.
         """
         self._next[0] = 0
-        for field, value in ((RUNS, address(runs)), (COUNT, len(runs)), (STRIDE, stride)):
-            self._arguments[field] = value
+        self._arguments[RUNS], self._arguments[COUNT], self._arguments[STRIDE] = runs_at, count, stride
         self._team.run(self._program.at, self._program.count)

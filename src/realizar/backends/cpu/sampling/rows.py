@@ -36,7 +36,6 @@ class SamplingRows:
 
     Attributes:
         table: int64 [max_rows, fields of a row]. table_address: where it lies.
-        decodes: the runs of steps of decodes.
         logprobs: int64 [max_rows], most probable ids wanted with a choice; -1 for none and no log-probability.
     """
 
@@ -45,7 +44,8 @@ class SamplingRows:
         fields = aligned_zeros(max_rows * ROW_FIELDS, np.int64).reshape(max_rows, ROW_FIELDS)
         self.table: NDArray[np.int64] = fields  # type: ignore[assignment]
         self.table_address = address(self.table)
-        self.decodes = DecodeRuns()
+        self._decodes: dict[int, DecodeRuns] = {}  # by their number of rows
+        self._version = 0  # another one once a row was opened or closed
         self._numbers = self.table.view(np.float64)
         self.logprobs = self.table[:, record.LOGPROBS]
         self._held: dict[int, list[NDArray[Any]]] = {}
@@ -83,8 +83,28 @@ class SamplingRows:
         if sampling.dry_multiplier > 0.0 and sampling.dry_penalty_last_n != 0:
             self._write_dry(row, opened, held)
 
+    def begin_decodes(self, numbers: NDArray[np.intp], positions: NDArray[np.int32]) -> DecodeRuns:
+        """The runs of a step in which rows make a choice each, good until the next step of as many rows.
+
+        Args:
+            numbers: intp [rows], never written.
+            positions: [rows], of the choices.
+        """
+        runs = self._decodes.get(len(numbers))
+        if runs is None:
+            runs = self._decodes[len(numbers)] = DecodeRuns(len(numbers))
+        if not runs.names(numbers, self._version):
+            runs.name_rows(numbers, self._version, self.addresses(numbers), self.logprobs[numbers])
+        runs.begin(positions)
+        return runs
+
+    def addresses(self, numbers: NDArray[np.intp]) -> NDArray[np.int64]:
+        """int64 [rows], where the kernel reads rows."""
+        return self.table_address + numbers * self.table.strides[0]
+
     def close(self, row: int) -> None:
         """Forget a row. Steps on their way may still name it: it is then a plain greedy one."""
+        self._version += 1
         self._held.pop(row, None)
         self.table[row] = 0
         self._write(row, greedy=1, logprobs=-1)

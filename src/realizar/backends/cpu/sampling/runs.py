@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.kernels.sampling.record import RUN
 from realizar.backends.cpu.records import address
+from realizar.batch import NO_CHOICE
 
 ALL = -1  # in place of a query's number: the run has a row's choices
 
@@ -42,24 +43,15 @@ class StepRuns:
 
     @classmethod
     def of(
-        cls, owners: NDArray[np.integer], queries: NDArray[np.int64], runs: NDArray[np.int64], num_rows: int
-    ) -> StepRuns:
-        """Runs that name their rows and counts, and nothing yet of what is found."""
-        faults, made = np.zeros((len(runs), 2), np.int64), np.zeros(num_rows, np.int64)
+        cls, owners: NDArray[np.integer], queries: NDArray[np.int64], runs: NDArray[np.int64],
+        made: NDArray[np.int64], faults: NDArray[np.int64],
+    ) -> StepRuns:  # fmt: skip
+        """Runs that name their counts, and nothing yet of what is found."""
         runs[:, RUN["fault"]] = address(faults) + 16 * np.arange(len(runs))
         starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(runs[:, record.RUN_COUNT])))
         nowhere = np.zeros(len(runs) + 1, np.int64)
         ids, values = np.empty(0, np.int32), np.empty(0, np.float64)
         return cls(owners, queries, runs, faults, made, starts, nowhere, nowhere, ids, values)
-
-    @classmethod
-    def of_decodes(cls, count: int) -> StepRuns:
-        """Those of `count` rows that make one choice each."""
-        each, runs = np.arange(count), np.zeros((count, len(RUN.names)), np.int64)
-        runs[:, record.RUN_COUNT] = 1
-        made = cls.of(each, np.full(count, ALL, np.int64), runs, count)
-        runs[:, RUN["made"]] = address(made.made) + 8 * each
-        return made
 
     def give_lines(self, wanted: NDArray[np.bool_], top_n: NDArray[np.int64]) -> None:
         """Give the runs that want log-probabilities, bool [runs], room for those of each of their tokens.
@@ -78,26 +70,64 @@ class StepRuns:
 
 
 class DecodeRuns:
-    """Runs of steps of decodes by their number of rows. A step's are good until the next step of as many rows."""
+    """The runs of a step of decodes, which later steps of as many rows use again.
 
-    def __init__(self) -> None:
-        self._runs: dict[int, StepRuns] = {}
-        self._logprobs: dict[int, NDArray[np.int64]] = {}  # by rows, those for which the runs have room for lines
+    Only what differs from the step before is written: positions in every step, the rows where they are others.
 
-    def take(self, logprobs: NDArray[np.int64]) -> StepRuns:
-        """The runs of a step, of which nothing is found yet.
+    Args:
+        count: of rows.
+
+    Attributes:
+        step: the runs, and what the kernel finds for each.
+        at: address of the runs.
+        choices: int32 [rows, 1], those of the step; NO_CHOICE where a row has made none.
+        tokens: int64 [rows], indices in the step of the tokens whose logits are wanted.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.tokens = np.arange(count)
+        runs = np.zeros((count, len(RUN.names)), np.int64)
+        runs[:, record.RUN_COUNT] = 1
+        self._found = np.zeros(3 * count, np.int64)
+        made, faults = self._found[:count], self._found[count:].reshape(count, 2)
+        self.step = StepRuns.of(self.tokens, np.full(count, ALL, np.int64), runs, made, faults)
+        self.at = address(runs)
+        self.choices = np.empty((count, 1), np.int32)
+        runs[:, RUN["made"]] = address(made) + 8 * self.tokens
+        runs[:, RUN["choices"]] = address(self.choices) + 4 * self.tokens
+        self._numbers: NDArray[np.intp] | None = None
+        self._version = -1
+        self._logprobs = np.full(count, -1, np.int64)  # for which the runs have room for lines
+        self._logits: tuple[int, int] | None = None  # address and stride of those that all runs name
+
+    def names(self, numbers: NDArray[np.intp], version: int) -> bool:
+        """True if these rows are named: the same array, never written, and the same version of what rows hold."""
+        return numbers is self._numbers and version == self._version
+
+    def name_rows(
+        self, numbers: NDArray[np.intp], version: int, addresses: NDArray[np.int64], logprobs: NDArray[np.int64]
+    ) -> None:
+        """Name the rows of a step.
 
         Args:
-            logprobs: int64 [rows], most probable ids that each row wants; -1 for none and no log-probability.
+            addresses: int64 [rows], where the kernel reads them.
+            logprobs: int64 [rows], most probable ids that each wants; -1 for none and no log-probability.
         """
-        count = len(logprobs)
-        runs = self._runs.get(count)
-        if runs is None:
-            runs = self._runs[count] = StepRuns.of_decodes(count)
-            self._logprobs[count] = np.full(count, -1, np.int64)
-        if not np.array_equal(logprobs, self._logprobs[count]):
-            runs.give_lines(logprobs >= 0, np.maximum(logprobs, 0))
-            self._logprobs[count] = logprobs
-        runs.made.fill(0)
-        runs.faults.fill(0)
-        return runs
+        self._numbers, self._version = numbers, version
+        self.step.runs[:, record.RUN_ROW] = addresses
+        if not np.array_equal(logprobs, self._logprobs):
+            self.step.give_lines(logprobs >= 0, np.maximum(logprobs, 0))
+            self._logprobs = logprobs
+
+    def begin(self, positions: NDArray[np.int32]) -> None:
+        """Begin a step, of which nothing is found yet, with the positions of its choices, [rows]."""
+        self._found.fill(0)
+        self.choices.fill(NO_CHOICE)
+        self.step.runs[:, record.RUN_POSITION] = positions
+
+    def place_logits(self, first: int, count: int, at: int, stride: int) -> None:
+        """Let runs from `first` on read logits at an address, which lie `stride` bytes apart."""
+        where = (at, stride) if count == len(self.tokens) else None
+        if where is None or where != self._logits:
+            self.step.runs[first : first + count, record.RUN_LOGITS] = at + stride * self.tokens[:count]
+        self._logits = where

@@ -12,7 +12,7 @@ from realizar.backends.cpu.kernels.sampling.record import RUN, RUN_LOGITS, RUN_P
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
-from realizar.backends.cpu.sampling.runs import ALL, StepRuns
+from realizar.backends.cpu.sampling.runs import ALL, DecodeRuns, StepRuns
 from realizar.backends.row_faults import nothing_allowed
 from realizar.batch import NO_CHOICE, StepRows
 from realizar.errors import RealizarError
@@ -35,7 +35,7 @@ class StepSampler:
         masks: by row uint32 [words] or [drafts + 1, words], the ids allowed for each choice.
 
     Attributes:
-        tokens: indices in the step of the tokens whose logits are wanted: those of choices, then those of queries.
+        tokens: int64, indices in the step of the tokens whose logits are wanted: those of choices, then of queries.
         choices: int32 [rows, 1 + drafts], the choices that each row made; NO_CHOICE beyond them.
         made: int64 [rows], how many they are.
     """
@@ -44,23 +44,17 @@ class StepSampler:
         self, kernel: SamplingKernel, rows: SamplingRows, columns: StepRows, masks: Mapping[int, NDArray[np.uint32]]
     ) -> None:
         self._kernel, self._columns, self._rows = kernel, columns, rows
-        self._masks = {row: np.ascontiguousarray(mask, np.uint32) for row, mask in masks.items()}  # stay for the kernel
-        self._are_single = columns.only_decodes and not masks
-        if self._are_single:
-            self._describe_decodes()
-        else:
-            self._describe()
-
-    def _describe_decodes(self) -> None:
-        """Describe one choice of each row, in arrays that the last step of as many rows had."""
-        columns, table, count = self._columns, self._rows.table, len(self._columns)
-        numbers = columns.numbers
-        self.choices = np.full((count, 1), NO_CHOICE, np.int32)
-        self._step = self._rows.decodes.take(self._rows.logprobs[numbers])
-        self.made, self.tokens, runs = self._step.made, list(range(count)), self._step.runs
-        runs[:, record.RUN_ROW] = self._rows.table_address + numbers * table.strides[0]
-        runs[:, record.RUN_POSITION] = columns.num_context_tokens
-        runs[:, record.RUN_CHOICES] = address(self.choices) + 4 * self._step.owners
+        self._masks: dict[int, NDArray[np.uint32]] = {}
+        self._decodes: DecodeRuns | None = None
+        self.tokens: Integers
+        if columns.only_decodes and not masks:
+            self._decodes = rows.begin_decodes(columns.numbers, columns.num_context_tokens)
+            self._step, self.tokens, self.choices = self._decodes.step, self._decodes.tokens, self._decodes.choices
+            self.made = self._step.made
+            return
+        for row, mask in masks.items():
+            self._masks[row] = np.ascontiguousarray(mask, np.uint32)  # stays for the kernel
+        self._describe()
 
     def _describe(self) -> None:
         """Describe choices and queries of any rows."""
@@ -72,7 +66,8 @@ class StepSampler:
         numbers = np.array([*[ALL] * len(choosing), *[at for _, at in queries]], np.int64)
         runs = np.zeros((len(owners), len(RUN.names)), np.int64)
         runs[: len(choosing), record.RUN_COUNT], runs[len(choosing) :, record.RUN_COUNT] = 1 + drafts, 1
-        self._step = StepRuns.of(owners, numbers, runs, len(columns))
+        made, faults = np.zeros(len(columns), np.int64), np.zeros((len(runs), 2), np.int64)
+        self._step = StepRuns.of(owners, numbers, runs, made, faults)
         self.choices = np.full((len(columns), 1 + int(drafts.max(initial=0))), NO_CHOICE, np.int32)
         self.made = self._step.made
         ends = columns.starts[1:][choosing].astype(np.int64)
@@ -84,7 +79,7 @@ class StepSampler:
         counts, starts = runs[:, record.RUN_COUNT], self._step.starts
         places = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
         firsts = np.concatenate((ends - 1 - drafts, np.array([self._token(*query) for query in queries], np.int64)))
-        self.tokens = (np.repeat(firsts, counts) + places).tolist()
+        self.tokens = np.repeat(firsts, counts) + places
 
     def read(self, first: int, logits: NDArray[np.float32]) -> None:
         """Take in the logits of `tokens` from `first` on, float32 [some, vocab], in rows of contiguous memory.
@@ -93,11 +88,12 @@ class StepSampler:
             StepError: the kernel failed.
         """
         end, stride, at = first + len(logits), int(logits.strides[0]), address(logits)
-        step = self._step
-        if self._are_single:
-            runs = step.runs[first:end]
-            runs[:, RUN_LOGITS] = at + stride * step.owners[: len(logits)]
-            self._kernel.run(runs, stride)
+        step, decodes = self._step, self._decodes
+        if decodes is not None:
+            decodes.place_logits(first, len(logits), at, stride)
+            self._kernel.run(decodes.at + first * record.RUN_BYTES, len(logits), stride)
+            if end == len(self.tokens):
+                self.choices = decodes.choices.copy()  # the next step writes its own there
             return
         begin = int(np.searchsorted(step.starts, first, side="right")) - 1
         part = slice(begin, int(np.searchsorted(step.starts, end)))
@@ -106,7 +102,7 @@ class StepSampler:
         runs[:, RUN_LOGITS] = at + (from_token - first) * stride
         runs[:, RUN_PLACE] = from_token - step.starts[part]
         runs[:, record.RUN_COUNT] = np.minimum(step.starts[1:][part], end) - from_token
-        self._kernel.run(runs, stride)
+        self._kernel.run(address(runs), len(runs), stride)
 
     def error(self, index: int) -> RowError | None:
         """The reason why the row of this index gets nothing: of several the one that comes first in the row."""
@@ -164,12 +160,11 @@ class StepSampler:
         return LogprobColumns.joined([self._lines(runs[at : at + 1], 1) for at in range(len(runs))])
 
     def _describe_choices(self, runs: NDArray[np.int64], choosing: Integers, drafts: Integers, ends: Integers) -> None:
-        columns, table = self._columns, self._rows.table
-        numbers = columns.numbers[choosing]
+        columns, numbers = self._columns, self._columns.numbers[choosing]
         token_ids = np.ascontiguousarray(columns.token_ids, np.int32)
         self._token_ids = token_ids  # stays for the kernel
         values = {
-            "row": address(table) + numbers * table.strides[0],
+            "row": self._rows.addresses(numbers),
             "count": 1 + drafts,
             "position": columns.num_context_tokens[choosing] - drafts,
             "drafts": address(token_ids) + 4 * (ends - drafts),
