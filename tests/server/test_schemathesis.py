@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from schemathesis.generation import GenerationMode  # noqa: E402
 
+from realizar.server.app import COMMON_ROUTES, DIALECTS  # noqa: E402
 from realizar.server.openapi import describe  # noqa: E402
 from waits import HANG_S  # noqa: E402
 
@@ -24,7 +25,7 @@ NAMED = {"model": "org/smollm2"}
 
 def drive(server: RunningServer, path: str, mode: GenerationMode, examples: int) -> int:
     """Send generated requests; how many were answered with 200."""
-    schema = schemathesis.openapi.from_dict(describe())
+    schema = schemathesis.openapi.from_dict(describe(DIALECTS, COMMON_ROUTES))
     operation = schema[path]["get" if "{" in path else "post"]
     answered = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from itertools import chain
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -10,7 +11,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.server import health
@@ -18,22 +19,27 @@ from realizar.server.api import make_api
 from realizar.server.errors import ApiError, to_api_error
 from realizar.server.http.auth import AuthMiddleware, KeyRing
 from realizar.server.http.browser_guard import BrowserGuardMiddleware
+from realizar.server.http.dialects import ApiRoute, error_response
 from realizar.server.http.disconnects import ClientDisconnectedError
 from realizar.server.http.request_log import RequestLogMiddleware
 from realizar.server.http.request_memory import RequestMemoryMiddleware
 from realizar.server.http.tracing import TraceMiddleware, make_tracer
 from realizar.server.metrics import Metrics
-from realizar.server.openai.chat import chat_completions
-from realizar.server.openai.completions import completions
-from realizar.server.openai.embeddings import embeddings
-from realizar.server.openai.models import list_models, show_model
-from realizar.server.openai.tokenizer_routes import detokenize, tokenize, tokenizer_info
+from realizar.server.openai.routes import OPENAI
 from realizar.server.openapi import openapi
 from realizar.server.served_model import ServedModel
 from realizar.server.settings import ServerSettings
 from realizar.server.web import web_routes
 
 OPEN_PATHS = ("/health", "/ready")
+DIALECTS = (OPENAI,)
+COMMON_ROUTES = (
+    ApiRoute("/health", health.health, "Alive."),
+    ApiRoute("/ready", health.ready, "Ready to take requests."),
+    ApiRoute("/metrics", health.metrics, "Figures for Prometheus."),
+    ApiRoute("/version", health.version, "The program's version."),
+    ApiRoute("/openapi.json", openapi, "This description."),
+)
 
 
 def create_app(
@@ -50,35 +56,18 @@ def create_app(
     pages = web_routes() if settings.web_page else []
     open_paths = (*OPEN_PATHS, *(page.path for page in pages))
     app = Starlette(
-        routes=[*_api_routes(), *pages],
+        routes=[*map(_route, (*chain.from_iterable(dialect.routes for dialect in DIALECTS), *COMMON_ROUTES)), *pages],
         middleware=_layers(settings, open_paths),
         exception_handlers={HTTPException: _http_error, Exception: _error},
     )
     app.router.redirect_slashes = False
+    app.state.dialects, app.state.common_routes = DIALECTS, COMMON_ROUTES
     app.state.api = make_api(engine, model, settings, exposition)
     return app
 
 
-def _api_routes() -> list[BaseRoute]:
-    return [
-        _route("/v1/chat/completions", chat_completions, "POST"),
-        _route("/v1/completions", completions, "POST"),
-        _route("/v1/embeddings", embeddings, "POST"),
-        _route("/v1/models", list_models, "GET"),
-        _route("/v1/models/{name:path}", show_model, "GET"),
-        _route("/tokenize", tokenize, "POST"),
-        _route("/detokenize", detokenize, "POST"),
-        _route("/tokenizer_info", tokenizer_info, "GET"),
-        _route("/health", health.health, "GET"),
-        _route("/ready", health.ready, "GET"),
-        _route("/metrics", health.metrics, "GET"),
-        _route("/version", health.version, "GET"),
-        _route("/openapi.json", openapi, "GET"),
-    ]
-
-
-def _route(path: str, handler: Callable[[Request], Awaitable[Response]], method: str) -> Route:
-    return Route(path, _answering(handler), methods=[method], name=path)
+def _route(route: ApiRoute) -> Route:
+    return Route(route.path, _answering(route.handler), methods=[route.method], name=route.path)
 
 
 def _answering(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
@@ -98,7 +87,7 @@ def _answering(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[R
 async def _error(request: Request, error: Exception) -> Response:
     api_error = to_api_error(error)
     request.scope["state"]["error_code"] = api_error.code
-    return api_error.response()
+    return error_response(request.scope, api_error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

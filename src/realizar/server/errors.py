@@ -1,4 +1,4 @@
-"""Errors in the form of OpenAI's API: a status and `{"error": {"message", "type", "param", "code"}}`.
+"""Errors as every dialect answers them: a status, a message, and the field at fault (`http/dialects.py` writes them).
 
 The official client retries 408, 409, 429 and all 5xx by itself, so a client's mistake always gets another 4xx status.
 Messages contain no paths, stack traces or memory addresses.
@@ -12,9 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-
-import msgspec
-from starlette.responses import Response
 
 from realizar.errors import (
     CapacityError,
@@ -65,13 +62,10 @@ class ApiError(Exception):
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
         self.headers = dict(headers or {})
 
-    def body(self) -> dict[str, Any]:
-        """The JSON object of the answer."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        """The whole HTTP answer."""
-        return Response(msgspec.json.encode(self.body()), self.status, self.headers, "application/json")
+def plain_body(error: ApiError) -> dict[str, Any]:
+    """The JSON object of an error in OpenAI's form, which is also that of connections without a request."""
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
 
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:

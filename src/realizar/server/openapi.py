@@ -1,8 +1,9 @@
-"""`GET /openapi.json`: the API's description, generated from the request records."""
+"""`GET /openapi.json`: the API's description, generated from the routes and the request records."""
 
 from __future__ import annotations
 
-import functools
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,79 +11,58 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar import __version__
-from realizar.server.openai.records.chat import ChatCompletionRequest
-from realizar.server.openai.records.completion import CompletionRequest
-from realizar.server.openai.records.embedding import EmbeddingRequest
-from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
+from realizar.server.http.dialects import ApiRoute, Dialect
 
-_BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
-    "/v1/chat/completions": (ChatCompletionRequest, "Answer a conversation."),
-    "/v1/completions": (CompletionRequest, "Complete prompts."),
-    "/v1/embeddings": (EmbeddingRequest, "Embed texts."),
-    "/tokenize": (TokenizeRequest, "Token ids of a text or of messages."),
-    "/detokenize": (DetokenizeRequest, "The text of token ids."),
-}
-_READ = {
-    "/v1/models": "Names of the model.",
-    "/v1/models/{name}": "One of them.",
-    "/tokenizer_info": "What a client needs to tokenize by itself.",
-    "/health": "Alive.",
-    "/ready": "Ready to take requests.",
-    "/metrics": "Figures for Prometheus.",
-    "/version": "The program's version.",
-}
-_ERROR_SCHEMA = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
+_PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
+_SCHEMAS = "#/components/schemas/"
 
 
 async def openapi(request: Request) -> Response:
     """Answer with the description."""
-    return Response(msgspec.json.encode(describe()), media_type="application/json")
+    state = request.app.state
+    return Response(msgspec.json.encode(describe(state.dialects, state.common_routes)), media_type="application/json")
 
 
-@functools.cache
-def describe() -> dict[str, Any]:
-    """Describe the API in the format of OpenAPI 3.1."""
-    records = [record for record, _ in _BODIES.values()]
-    schemas, components = msgspec.json.schema_components(records, ref_template="#/components/schemas/{name}")
-    paths: dict[str, Any] = {}
-    for (path, (_, text)), schema in zip(_BODIES.items(), schemas, strict=True):
-        body = {"required": True, "content": {"application/json": {"schema": schema}}}
-        paths[path] = {"post": {"summary": text, "requestBody": body, "responses": _responses()}}
-    for path, text in _READ.items():
-        paths[path] = {"get": {"summary": text, "responses": _responses()}}
-    paths["/v1/models/{name}"]["get"]["parameters"] = [
-        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-    ]
+def describe(dialects: Sequence[Dialect], common: Sequence[ApiRoute]) -> dict[str, Any]:
+    """Describe the API in the format of OpenAPI 3.1.
+
+    Args:
+        common: routes of no dialect, whose errors have the first one's form.
+    """
+    listed = [(route, dialect) for dialect in dialects for route in dialect.routes]
+    listed += [(route, dialects[0]) for route in common]
+    records = [route.body for route, _ in listed if route.body is not None]
+    schemas, components = msgspec.json.schema_components(records, ref_template=f"{_SCHEMAS}{{name}}")
+    bodies = dict(zip(records, schemas, strict=True))
+    errors = {_error_name(dialect): dialect.error_schema for dialect in dialects}
     return {
         "openapi": "3.1.0",
         "info": {"title": "realizar", "version": __version__},
-        "paths": paths,
+        "paths": {_PARAMETER.sub(r"{\1}", route.path): _described(route, dialect, bodies) for route, dialect in listed},
         "components": {
-            "schemas": {**components, "Error": _ERROR_SCHEMA},
+            "schemas": {**components, **errors},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}],
     }
 
 
-def _responses() -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {
+def _described(route: ApiRoute, dialect: Dialect, bodies: Mapping[type[msgspec.Struct], Any]) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": f"{_SCHEMAS}{_error_name(dialect)}"}}}
+    responses = {
         "200": {"description": "The answer."},
         "default": {"description": "An error.", "content": error},
     }
+    operation: dict[str, Any] = {"summary": route.summary, "responses": responses}
+    if names := _PARAMETER.findall(route.path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if route.body is not None:
+        content = {"application/json": {"schema": bodies[route.body]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return {route.method.lower(): operation}
+
+
+def _error_name(dialect: Dialect) -> str:
+    return f"{dialect.name}Error"

@@ -39,6 +39,7 @@ from openai.types.shared_params import (
 from openai.types.shared_params.response_format_json_schema import JSONSchema
 
 from realizar import server as server_package
+from realizar.server.app import COMMON_ROUTES, DIALECTS
 from realizar.server.errors import ApiError
 from realizar.server.generation.sampling import PLAIN_FIELDS
 from realizar.server.openai.messages import check_messages
@@ -187,7 +188,7 @@ def test_fields_without_a_type_are_checked() -> None:
 
 
 def test_the_description_has_every_endpoint_and_field() -> None:
-    described = describe()
+    described = describe(DIALECTS, COMMON_ROUTES)
     schemas = described["components"]["schemas"]
     assert set(schemas["ChatCompletionRequest"]["properties"]) == set(ChatCompletionRequest.__struct_fields__)
     assert {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize"} < set(

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from realizar.server.errors import ApiError
+from realizar.server.http.dialects import error_response
 
 
 class KeyRing:
@@ -54,7 +55,7 @@ class AuthMiddleware:
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
-        await error.response()(scope, receive, send)
+        await error_response(scope, error)(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
         return self._keys.opens(value for name, value in scope["headers"] if name == b"authorization")

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from realizar.server.errors import ApiError
+from realizar.server.http.dialects import error_response
 
 _ANY = "*"
 
@@ -42,7 +43,7 @@ class BrowserGuardMiddleware:
             await self._app(scope, receive, send)
             return
         scope["state"]["error_code"] = fault.code
-        await fault.response()(scope, receive, send)
+        await error_response(scope, fault)(scope, receive, send)
 
     def _fault(self, scope: Scope) -> ApiError | None:
         headers: dict[bytes, bytes] = {}

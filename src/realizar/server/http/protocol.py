@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from realizar.server.errors import ApiError
+from realizar.server.errors import ApiError, plain_body
 from realizar.server.http.connections import Connections
 from realizar.server.settings import ServerSettings
 
@@ -269,7 +269,7 @@ class _AnswerTransport:
 
 
 def _error_bytes(fault: ApiError) -> bytes:
-    body = msgspec.json.encode(fault.body())
+    body = msgspec.json.encode(plain_body(fault))
     headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     lines = "".join(f"{name}: {value}\r\n" for name, value in {**headers, **fault.headers}.items())
     return STATUS_LINE[fault.status] + lines.encode("latin-1") + b"\r\n" + body

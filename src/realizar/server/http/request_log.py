@@ -11,6 +11,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realizar.server.errors import to_api_error
+from realizar.server.http.dialects import error_response
 from realizar.server.http.disconnects import ClientDisconnectedError
 
 _LOG = logging.getLogger("realizar.access")
@@ -52,7 +53,7 @@ class RequestLogMiddleware:
             api_error = to_api_error(error)
             state["error_code"] = api_error.code
             if not status:
-                await api_error.response()(scope, receive, send_noting)
+                await error_response(scope, api_error)(scope, receive, send_noting)
         finally:
             if self._enabled:
                 _write_line(scope, status, time.monotonic() - started_s)

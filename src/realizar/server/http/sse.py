@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from realizar.server.errors import to_api_error
+from realizar.server.http.dialects import dialect_of, error_response
 from realizar.server.http.disconnects import wait_for_disconnect
 
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -100,10 +101,10 @@ class EventStream(Response):
             api_error = to_api_error(error)
             scope["state"]["error_code"] = api_error.code
             if self._started:
-                await self._write(encode_event(api_error.body()), more=False)
+                await self._write(encode_event(dialect_of(scope).error_body(api_error)), more=False)
             else:
                 self._started = True
-                await api_error.response()(scope, receive, self._send)
+                await error_response(scope, api_error)(scope, receive, self._send)
         finally:
             await self._events.aclose()
 

@@ -9,4 +9,5 @@ Read in this order:
    without effect. `records/` has the records of the wire.
 4. `logprobs.py`: log-probabilities in the formats of both endpoints.
 5. `embeddings.py`, `models.py`: `POST /v1/embeddings` and `GET /v1/models`; `tokenizer_routes.py`: vLLM's `/tokenize`.
+6. `routes.py`: the dialect's routes and its form of errors.
 """

@@ -1,0 +1,76 @@
+"""`Dialect`: an API that the server speaks, with its routes and its form of errors.
+
+Everything that answers an error, the layers before routing too, finds the dialect by the request's path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from realizar.server.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRoute:
+    """A route, as the application serves it and `/openapi.json` describes it.
+
+    Attributes:
+        path: in Starlette's form.
+        body: the record of the request's body; None for a GET.
+        summary: one sentence.
+    """
+
+    path: str
+    handler: Callable[[Request], Awaitable[Response]]
+    summary: str
+    body: type[msgspec.Struct] | None = None
+
+    @property
+    def method(self) -> str:
+        """POST with a body, otherwise GET."""
+        return "GET" if self.body is None else "POST"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """An API that the server speaks.
+
+    Attributes:
+        name: for logs and for the names of its schemas.
+        routes: its routes.
+        error_body: the JSON object of an error's answer.
+        error_schema: JSON schema of that object.
+    """
+
+    name: str
+    routes: Sequence[ApiRoute]
+    error_body: Callable[[ApiError], Any]
+    error_schema: dict[str, Any]
+
+    def owns(self, path: str) -> bool:
+        """True if a request's path is one of the dialect's, or begins with one that ends in a parameter."""
+        return any(path == route.path or _begins(path, route.path) for route in self.routes)
+
+
+def dialect_of(scope: Scope) -> Dialect:
+    """The dialect of a request: that of its path, otherwise the server's first."""
+    dialects: Sequence[Dialect] = scope["app"].state.dialects
+    return next((dialect for dialect in dialects if dialect.owns(scope["path"])), dialects[0])
+
+
+def error_response(scope: Scope, error: ApiError) -> Response:
+    """The whole HTTP answer of an error, in the form of the request's dialect."""
+    body = msgspec.json.encode(dialect_of(scope).error_body(error))
+    return Response(body, error.status, error.headers, "application/json")
+
+
+def _begins(path: str, route: str) -> bool:
+    fixed, brace, _ = route.partition("{")
+    return bool(brace) and path.startswith(fixed)

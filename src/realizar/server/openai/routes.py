@@ -1,0 +1,44 @@
+"""OpenAI's dialect: its routes, with vLLM's for the tokenizer, and the form of its errors."""
+
+from __future__ import annotations
+
+from realizar.server.errors import plain_body
+from realizar.server.http.dialects import ApiRoute, Dialect
+from realizar.server.openai.chat import chat_completions
+from realizar.server.openai.completions import completions
+from realizar.server.openai.embeddings import embeddings
+from realizar.server.openai.models import list_models, show_model
+from realizar.server.openai.records.chat import ChatCompletionRequest
+from realizar.server.openai.records.completion import CompletionRequest
+from realizar.server.openai.records.embedding import EmbeddingRequest
+from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
+from realizar.server.openai.tokenizer_routes import detokenize, tokenize, tokenizer_info
+
+_TEXT = {"type": "string"}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+
+OPENAI = Dialect(
+    name="OpenAI",
+    routes=(
+        ApiRoute("/v1/chat/completions", chat_completions, "Answer a conversation.", ChatCompletionRequest),
+        ApiRoute("/v1/completions", completions, "Complete prompts.", CompletionRequest),
+        ApiRoute("/v1/embeddings", embeddings, "Embed texts.", EmbeddingRequest),
+        ApiRoute("/v1/models", list_models, "Names of the model."),
+        ApiRoute("/v1/models/{name:path}", show_model, "One of them."),
+        ApiRoute("/tokenize", tokenize, "Token ids of a text or of messages.", TokenizeRequest),
+        ApiRoute("/detokenize", detokenize, "The text of token ids.", DetokenizeRequest),
+        ApiRoute("/tokenizer_info", tokenizer_info, "What a client needs to tokenize by itself."),
+    ),
+    error_body=plain_body,
+    error_schema={
+        "type": "object",
+        "required": ["error"],
+        "properties": {
+            "error": {
+                "type": "object",
+                "required": ["message", "type", "param", "code"],
+                "properties": {"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL},
+            }
+        },
+    },
+)
