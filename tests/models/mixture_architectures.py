@@ -62,7 +62,6 @@ MIXTURES: dict[str, Case] = {
             "shared_expert_intermediate_size": 80,
         },
         num_tokens=600,
-        run_by=("cpu",),
     ),
     "qwen2moe-dense-layers": Case(
         "Qwen2Moe",
@@ -76,7 +75,6 @@ MIXTURES: dict[str, Case] = {
             "decoder_sparse_step": 2,
         },
         forms=("safetensors",),
-        run_by=("cpu",),
     ),
     "granitemoe": Case(
         "GraniteMoe",
@@ -95,7 +93,6 @@ MIXTURES: dict[str, Case] = {
         "GraniteMoeShared",
         {**_LONG, "num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 80},
         num_tokens=600,
-        run_by=("cpu",),
     ),
     "qwen3vlmoe": Case(
         "Qwen3VLMoe",
@@ -122,7 +119,6 @@ MIXTURES: dict[str, Case] = {
             "moe_layer_start_index": 1,
         },
         num_tokens=600,
-        run_by=("cpu",),
     ),
     "ernie4_5-moe-interval": Case(
         "Ernie4_5_Moe",
@@ -156,7 +152,6 @@ MIXTURES: dict[str, Case] = {
             "num_mtp_layers": 0,
         },
         num_tokens=600,
-        run_by=("cpu",),
     ),
     "glm4moe-plain": Case(
         "Glm4Moe",
@@ -169,7 +164,6 @@ MIXTURES: dict[str, Case] = {
             "norm_topk_prob": False,
             "partial_rotary_factor": 0.25,
         },
-        run_by=("cpu",),
     ),
     "minimax-m2": Case(
         "MiniMaxM2",

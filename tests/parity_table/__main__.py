@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import importlib.metadata
+import multiprocessing
 import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
-from architectures import CASES
+from architectures import CASES, DeviceKind
 from models.parity_rows import digest
-from parity_table.checkpoints import forms_of
-from parity_table.measure import measure
+from parity_table.measure import Found, measure_forms
 from parity_table.page import DEVICES, load, save
 from parity_table.vocabularies import measure_vocabularies
 from realizar.backends.machine import read_machine
@@ -21,14 +23,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m parity_table", description=__doc__)
     parser.add_argument("--device", choices=DEVICES, help="by default every one of this machine")
     parser.add_argument("--case", choices=sorted(CASES), action="append", help="rows of these alone")
+    parser.add_argument("--processes", type=int, default=1, help="that measure beside each other, a row each")
     options = parser.parse_args()
     devices = [options.device] if options.device else [device for device in DEVICES if device == "cpu" or _has_gpu()]
     figures, failed = load(), []
-    for device in devices:
-        for name in options.case or CASES:
-            if device in CASES[name].run_by:
-                failed += _measure_rows(figures["rows"], name, device)
+    wanted = [(name, device) for device in devices for name in options.case or CASES if device in CASES[name].run_by]
+    for name, device, found in _measured(wanted, options.processes):
+        failed += _note(figures["rows"], name, device, found)
         figures["measured"][device] = _stamp(device)
+        save(figures)
     if "cpu" in devices:
         figures["vocabularies"] = measure_vocabularies()
     save(figures)
@@ -36,18 +39,29 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _measure_rows(rows: dict[str, Any], name: str, device: Any) -> list[str]:
-    """Note the figures of a row of `CASES`; returns what failed."""
+def _measured(wanted: Sequence[tuple[str, DeviceKind]], processes: int) -> Iterator[tuple[str, DeviceKind, Found]]:
+    """The figures of rows on devices, in any order where there are several processes."""
+    if processes == 1:
+        yield from ((name, device, measure_forms(name, device)) for name, device in wanted)
+        return
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        started = {pool.submit(measure_forms, name, device): (name, device) for name, device in wanted}
+        for done in as_completed(started):
+            yield (*started[done], done.result())
+
+
+def _note(rows: dict[str, Any], name: str, device: DeviceKind, found: Found) -> list[str]:
+    """Note the figures of a row; returns what failed."""
     failed = []
-    for form in forms_of(name):
+    for form, figures in found.items():
         row = f"{name} {form}"
         if rows.get(row, {}).get("digest") != digest(name):
             rows[row] = {"digest": digest(name)}
-        try:
-            rows[row][device] = measure(name, form, device).as_json()
-        except AssertionError as error:
-            failed.append(f"{device}: {error}")
-        sys.stdout.write(f"{device} {row} {rows[row].get(device, failed[-1:])}\n")
+        if isinstance(figures, str):
+            failed.append(f"{device}: {figures}")
+        else:
+            rows[row][device] = figures
+        sys.stdout.write(f"{device} {row} {figures}\n")
         sys.stdout.flush()
     return failed
 

@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 
 from architectures import MAX_RELATIVE_ERROR, BuiltCase, DeviceKind, expected_logits
 from backend_runs import BackendRunner
-from parity_table.checkpoints import Weights, build
+from parity_table.checkpoints import Weights, build, forms_of
 from realizar.config import EngineConfig
+from realizar.errors import UnsupportedModelError
 
 LENGTHS = (8, 600)
+Found = dict[Weights, dict[str, Any] | str]
+"""The figures of a row of `CASES` by form, or why there are none."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,19 @@ def measure(name: str, weights: Weights, device: DeviceKind) -> Figures:
     return Figures(errors, equals)
 
 
+def measure_forms(name: str, device: DeviceKind) -> Found:
+    """The figures of a row of `CASES` in each form. A model that a backend refuses has the reason in their place."""
+    found: Found = {}
+    for form in forms_of(name):
+        try:
+            found[form] = measure(name, form, device).as_json()
+        except UnsupportedModelError as error:
+            found[form] = {"refused": str(error)}
+        except AssertionError as error:
+            found[form] = str(error)
+    return found
+
+
 def first_length(built: BuiltCase) -> int:
     """The shortest prompt that is compared: transformers takes longrope's other table for shorter ones."""
     rope = built.model.config.get_text_config().rope_parameters
@@ -67,7 +83,7 @@ def _load(built: BuiltCase, device: DeviceKind, *, batch_invariant: bool) -> Bac
         load = importlib.import_module("cpu_runs").load_runner
     else:  # needs torch with CUDA and Triton
         load = importlib.import_module("backends.cuda.cuda_runs").load_gpu_runner
-        config = replace(config, batch_invariant=batch_invariant)
+        config = replace(config, batch_invariant=batch_invariant, graphs=False)
     runner: BackendRunner[Any] = load(built.path, config, built.context_length)
     return runner
 

@@ -78,6 +78,8 @@ def _cells(found: dict[str, Any] | None, runs: bool) -> list[str]:
         return ["refused"] * 3
     if found is None:
         return ["not measured"] * 3
+    if "refused" in found:
+        return [f"refused: {found['refused']}", "refused", "refused"]
     errors = [f"{found['errors'][length]:.1e}" if length in found["errors"] else "-" for length in ("8", "600")]
     return [*errors, {True: "equal", False: "differs", None: "refused"}[found["batch_equals_alone"]]]
 

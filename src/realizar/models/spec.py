@@ -218,6 +218,10 @@ class Experts:
         gate = () if self.shared_gate is None else (self.shared_gate,)
         return (self.router, *gate, *(() if self.shared is None else self.shared.linears()))
 
+    def scorers(self) -> tuple[Linear, ...]:
+        """The router, and the gate of the shared expert where there is one: few out_features, which weigh outputs."""
+        return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
+
     def expert_linears(self) -> tuple[ExpertLinear, ...]:
         """The matrices of the experts, in the order in which they are multiplied."""
         return self.gate, self.up, self.down

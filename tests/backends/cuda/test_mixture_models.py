@@ -29,6 +29,11 @@ RECIPES = {
     "sigmoids": replace(SMALL, weights="F32", parts=("sigmoid", "selection_bias")),
     "gpt-oss": replace(SMALL, weights="F32", parts=GPT_OSS),
     "gpt-oss, mxfp4": replace(SMALL, weights="MXFP4", parts=GPT_OSS),
+    "groups": replace(SMALL, weights="F32", experts=8, parts=("sigmoid", "selection_bias", "groups")),
+    "shared": replace(SMALL, weights="F32", parts=("shared", "post_norms")),
+    "shared, gate": replace(
+        SMALL, weights="Q8_0", parts=("shared", "shared_gate", "biases", "layer_norm"), windows=(None, None)
+    ),
     "one expert": replace(SMALL, weights="F32", experts=1, per_token=1),
     "all experts": replace(SMALL, weights="F32", experts=3, per_token=3),
 }
@@ -39,8 +44,8 @@ RECIPES = {
 def test_logits(name: str, batch_invariant: bool) -> None:
     """A chunk, then a token beside another row's chunk, then a token of each."""
     recipe = RECIPES[name]
-    if batch_invariant and name not in ("f32", "q8_0 then dense", "gpt-oss"):
-        pytest.skip("three are enough")
+    if batch_invariant and name not in ("f32", "q8_0 then dense", "gpt-oss", "shared, gate"):
+        pytest.skip("four are enough")
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(
         threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64,

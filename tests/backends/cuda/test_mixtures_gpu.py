@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
+from backends.cuda.matmul.packed_experts import expected_choices  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.matmul.experts import (  # noqa: E402
     FLOATS,
@@ -161,25 +163,33 @@ def near(found: NDArray[np.floating], expected: Array, limit: float) -> None:
 
 @pytest.mark.parametrize(("hidden", "count", "per_token"), [(2048, 128, 8), (2880, 32, 4), (64, 5, 5), (3200, 3, 1)])
 @pytest.mark.parametrize("normalized", [True, False])
-@pytest.mark.parametrize("biased", [False, True])
-def test_choices_of_few_tokens(hidden: int, count: int, per_token: int, normalized: bool, biased: bool) -> None:
-    """The norm, scores and choice of one kernel; of equal scores the lowest index, and none for tokens of padding."""
+@pytest.mark.parametrize(
+    "parts", [(), ("bias",), ("sigmoid", "bias", "selection"), ("groups", "selection"), ("sigmoid", "groups")]
+)
+def test_choices_of_few_tokens(hidden: int, count: int, per_token: int, normalized: bool, parts: Sequence[str]) -> None:
+    """The norm, scores and choice of one kernel; of equal ranks the lowest index, and none for tokens of padding."""
     spec, _ = random_model(Recipe(hidden_size=256, feed_forward_size=64, windows=(None,), experts=5))
     part = spec.layers[0].feed_forward
     assert isinstance(part, Experts)
+    groups = (count // 4, count // 8) if "groups" in parts and count % 8 == 0 else (1, 1)
     part = replace(
-        part, router=Linear("router", count, hidden), experts_per_token=per_token, normalized=normalized, scale=2.5
-    )
+        part, router=Linear("router", count, hidden), experts_per_token=per_token, normalized=normalized, scale=2.5,
+        scoring="sigmoid" if "sigmoid" in parts else "softmax", num_groups=groups[0], groups_per_token=groups[1],
+        selection_bias="selection" if "selection" in parts else None,
+    )  # fmt: skip
     rng, tokens, live = np.random.default_rng(count), 7, 5
+    ranks = torch.from_numpy((rng.integers(-2, 3, count) / 8).astype(np.float32)).cuda()
+    selection = ranks if "selection" in parts else None
     rows = rng.standard_normal((count, hidden)).astype(np.float32) / np.sqrt(hidden).astype(np.float32)
     rows[count // 2] = rows[0]  # always equal
     rows[-1] = rows[0]
     x = (3 * rng.standard_normal((tokens, hidden))).astype(np.float32)
     x[1] = 0.0  # all scores are
     kernels = RouterKernels(MatmulKernels(DEVICE))
-    bias = rng.standard_normal(count).astype(np.float32) if biased else np.zeros(count, np.float32)
+    bias = (rng.integers(-2, 3, count) / 8).astype(np.float32) if "bias" in parts else np.zeros(count, np.float32)
     bias[count // 2] = bias[-1] = bias[0]
-    router = Router(torch.from_numpy(rows).cuda(), torch.from_numpy(bias).cuda() if biased else None, part, 1e-5)
+    on_device = torch.from_numpy(bias).cuda() if "bias" in parts else None
+    router = Router(torch.from_numpy(rows).cuda(), on_device, part, 1e-5, selection)
     assert kernels.runs(part, Norm("rms", 1e-5, "norm"))
     kernels.prepare([router.key])
     header = torch.tensor([0, live], dtype=torch.int32, device=DEVICE)
@@ -191,13 +201,22 @@ def test_choices_of_few_tokens(hidden: int, count: int, per_token: int, normaliz
     expected = (x / root) @ rows.T.astype(np.float64) + bias
     found = scores.cpu().numpy()
     np.testing.assert_allclose(found[:live], expected[:live], atol=1e-5)
-    order = np.argsort(-found, axis=1, kind="stable")[:, :per_token]
-    assert np.array_equal(chosen.cpu().numpy()[:live], order[:live])
-    assert (chosen.cpu().numpy()[live:] == -1).all()
-    powers = np.exp(expected - expected.max(axis=1, keepdims=True))
-    shares = np.take_along_axis(powers / powers.sum(axis=1, keepdims=True), order, axis=1)
+    order, shares = chosen.cpu().numpy(), shares_of(part, found)
+    assert (order[live:] == -1).all()
+    if "selection" in parts or "groups" in parts:  # ranks are equal or apart
+        assert np.array_equal(np.sort(order[:live]), np.sort(expected_choices(part, shares, selection)[:live]))
+    else:
+        assert np.array_equal(order[:live], np.argsort(-found, axis=1, kind="stable")[:live, :per_token])
+    shares = np.take_along_axis(shares_of(part, expected), np.maximum(order, 0), axis=1)
     wanted = 2.5 * (shares / shares.sum(axis=1, keepdims=True) if normalized else shares)
     np.testing.assert_allclose(weights.cpu().numpy()[:live], wanted[:live], rtol=1e-4)
+
+
+def shares_of(part: Experts, sums: NDArray[np.floating]) -> NDArray[np.floating]:
+    if part.scoring == "sigmoid":
+        return 1 / (1 + np.exp(-sums))
+    powers = np.exp(sums - sums.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
 
 
 RECIPES = {
@@ -205,6 +224,14 @@ RECIPES = {
     "q8_0, two layers": replace(recipe_of("Q8_0", "a part of a strip"), windows=(None, None, None)),
     "q4_0, down f16": recipe_of("Q4_0", "a strip", down_weights="F16", router_weights="F16"),
     "bf16": recipe_of("BF16", "a strip", router_weights="BF16"),
+    "q4_k, shared": recipe_of("Q4_K", "long", down_weights="Q6_K", parts=("shared", "shared_gate")),
+    "q8_0, groups": replace(
+        recipe_of("Q8_0", "long", parts=("sigmoid", "selection_bias", "groups", "shared")),
+        experts=16,
+        per_token=4,
+        windows=(None, None),
+    ),
+    "bf16, shared": recipe_of("BF16", "a strip", parts=("shared", "shared_gate")),
     "mxfp4, a tail": recipe_of("MXFP4", "a tail", parts=("undivided", "post_norms")),
     "gpt-oss": replace(
         recipe_of("MXFP4", "a tail", parts=("biases", "expert_biases", "clamped", "sinks")), windows=(None, 128, None)
@@ -251,7 +278,7 @@ def test_a_file_runs(tmp_path: Path) -> None:
     assert np.quantile(errors(found, expected), 0.8) <= 0.04
 
 
-@pytest.mark.parametrize("name", ["q4_k", "bf16", "gpt-oss"])
+@pytest.mark.parametrize("name", ["q4_k", "bf16", "gpt-oss", "q4_k, shared", "q8_0, groups"])
 def test_batch_invariant(name: str) -> None:
     """A row's logits have the same bits alone and in any batch, experts included."""
     recipe = RECIPES[name]
@@ -275,12 +302,12 @@ def test_batch_invariant(name: str) -> None:
     runner.close()
 
 
-@pytest.mark.parametrize("name", ["q4_k", "gpt-oss"])
+@pytest.mark.parametrize("name", ["q4_k", "gpt-oss", "q4_k, shared"])
 def test_graphs_give_what_launches_give(name: str) -> None:
     """Logits of the same steps by graphs and launch by launch, bit for bit."""
     found = []
+    recipe = RECIPES[name]
     for graphs in (True, False):
-        recipe = RECIPES[name]
         config = EngineConfig(max_running=4, max_step_tokens=64, kv_cache_bytes=64 << 20, graphs=graphs)
         runner = GPURunner(*random_model(recipe), config)
         requests = [runner.request(row, random_tokens(recipe, 20, row), first=10 * row) for row in range(3)]

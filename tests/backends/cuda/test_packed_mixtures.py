@@ -36,12 +36,25 @@ CASES = {  # recipe, batch_invariant, kinds of launches that run
     "gpt-oss, batch-invariant": (GPT_OSS, True, {"grouped"}),
     "gpt-oss, a part of a strip": (replace(GPT_OSS, feed_forward_size=96), False, {"pairs whole", "routed"}),
     "gpt-oss, down of floats": (replace(GPT_OSS, down_weights="F32"), False, {"pairs whole", "routed"}),
+    "shared": (replace(SMALL, parts=("shared",)), False, {"pairs folded", "pairs whole", "grouped", "routed"}),
+    "shared, gate": (
+        replace(SMALL, parts=("shared", "shared_gate"), feed_forward_size=96, seed=1),
+        False,
+        {"pairs whole", "routed"},
+    ),
+    "shared floats": (replace(SMALL, weights="BF16", parts=("shared", "shared_gate")), False, {"grouped", "routed"}),
+    "shared, batch-invariant": (replace(SMALL, parts=("shared", "shared_gate", "post_norms")), True, {"grouped"}),
+    "groups": (
+        replace(SMALL, experts=8, parts=("sigmoid", "selection_bias", "groups", "shared")),
+        False,
+        {"pairs folded", "pairs whole", "grouped", "routed"},
+    ),
 }
 
 
 FULL = (
     "a part of a strip", "norms between", "layer norms", "down of floats", "gpt-oss, a part of a strip",
-    "gpt-oss, down of floats",
+    "gpt-oss, down of floats", "shared floats",
 )  # fmt: skip
 
 

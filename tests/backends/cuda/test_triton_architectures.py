@@ -1,4 +1,4 @@
-"""Architectures with layers unlike others, or routers of sigmoids, through the whole GPU backend, interpreted."""
+"""Architectures with layers unlike others, and mixtures, through the whole GPU backend, interpreted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from backends.cuda.cuda_runs import load_gpu_runner
 from realizar.config import EngineConfig
 
 
-@pytest.mark.parametrize("name", ["smollm3", "minimax-m2"])
+@pytest.mark.parametrize("name", ["smollm3", "minimax-m2", "glm4moe"])
 def test_architectures(name: str, tmp_path: Path) -> None:
-    """A chunk and one token: through a layer without rope and the one after it, and through a router of sigmoids."""
+    """A chunk and one token: through a layer without rope and the one after it, and through routers of sigmoids."""
     built = build_case(name, tmp_path, "gguf")
     config = EngineConfig(threads=1, max_running=1, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64)
     runner = load_gpu_runner(built.path, config, 64)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from realizar.backends.cuda.attention.bind import AttentionBinder
-from realizar.backends.cuda.bind_experts import ACTIVATIONS, ExpertsBinder
-from realizar.backends.cuda.kernel_sizes import activation_blocks, whole_width
+from realizar.backends.cuda.bind_experts import ExpertsBinder
+from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks, whole_width
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
 from realizar.backends.cuda.kernels.embed import embed_floats, embed_quantized
@@ -93,7 +93,8 @@ class Binder:
         consumer = self._experts.input(block.inputs, experts)
         normalize, folded = self._norms.bind(before, block.inputs.norm, consumer)
         yield Launch("norm", normalize)
-        yield from self._experts.bind(experts, consumer, router, self._project(router, normed=True), folded)
+        score = self._project(router, normed=True)
+        yield from self._experts.bind(experts, block.inputs.norm, consumer, router, score, folded)
 
     def _next_consumer(self, join: Join) -> Consumer | None:
         """What reads the stream after a residual add; None where the blocks end."""

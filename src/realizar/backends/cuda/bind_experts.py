@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 import triton
 
-from realizar.backends.cuda.kernel_sizes import activation_blocks
+from realizar.backends.cuda.bind_shared import SharedBinder
+from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.experts import choose_experts
 from realizar.backends.cuda.launch import Launch
@@ -23,7 +24,6 @@ from realizar.backends.cuda.matmul.grouped_experts import GroupedExperts
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.routing import Router, RouterKernels
-from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.norms import Folded, Run
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts, Stack, stack_bytes
@@ -33,8 +33,6 @@ from realizar.backends.program import Inputs
 from realizar.models.spec import Experts, Norm
 from realizar.models.tensor_source import TensorName
 
-ACTIVATIONS: dict[GatedActivation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped": 4}
-
 
 class ExpertsBinder:
     """Binds mixtures. A pair is a token and one expert that it goes through.
@@ -43,14 +41,15 @@ class ExpertsBinder:
         weights: with the matrices of mixtures.
         matmuls: of pairs, prepared.
         routers, grouped: the latter prepared; None where Triton's kernels run alone.
+        shared: of the experts that every token goes through.
     """
 
     def __init__(
         self, weights: Weights, space: Workspace, matmuls: ExpertMatmuls, routers: RouterKernels | None,
-        grouped: GroupedExperts | None,
+        grouped: GroupedExperts | None, shared: SharedBinder,
     ) -> None:  # fmt: skip
         self._weights, self._matrices, self._space = weights, weights.experts, space
-        self._matmuls, self._routers, self._grouped = matmuls, routers, grouped
+        self._matmuls, self._routers, self._grouped, self._shared = matmuls, routers, grouped, shared
         self._inputs: dict[TensorName, ExpertsInput] = {}
         self._none = torch.zeros(1, device=space.hidden.device)
 
@@ -64,6 +63,7 @@ class ExpertsBinder:
             self._inputs[experts.gate.weight] = ExpertsInput(
                 pairs, grouped.input_format if grouped is not None and at_once else None,
                 self._matmuls.pair_tokens(matrices), router, folds=at_once and router is not None,
+                shared=self._shared.first(experts),
             )  # fmt: skip
         return self._inputs[experts.gate.weight]
 
@@ -72,8 +72,9 @@ class ExpertsBinder:
         return ExpertsOutput(experts.experts_per_token, experts.down.out_features)
 
     def bind(
-        self, experts: Experts, consumer: ExpertsInput, router: MergedLinear, score: Run, folded: Folded | None
-    ) -> Iterator[Launch]:
+        self, experts: Experts, norm: Norm | None, consumer: ExpertsInput, router: MergedLinear, score: Run,
+        folded: Folded | None,
+    ) -> Iterator[Launch]:  # fmt: skip
         """The launches after the norm.
 
         Args:
@@ -82,6 +83,7 @@ class ExpertsBinder:
         """
         matrices, matmuls = self._matrices[experts.gate.weight], self._matmuls
         pairs = Pairs(self._space.chosen, self._space.expert_weights, experts.experts_per_token)
+        yield from self._shared.bind_first(experts, folded)
         yield Launch("router", self._route(consumer, score), router.weight_bytes)
         yield Launch("choice of experts", self._choose(experts, consumer, router))
         if matmuls.ends_with_activation(matrices):
@@ -93,6 +95,7 @@ class ExpertsBinder:
                 yield self._launch("expert gate and up", run, stack, experts)
             yield Launch("expert activation", self._activate(experts, matrices))
         yield self._launch("expert down", self._down(experts, matrices, pairs, consumer), matrices.down, experts)
+        yield from self._shared.bind_last(experts, norm)
 
     def _router(self, norm: Norm | None, experts: Experts) -> Router | None:
         """The router of few tokens, where its kernel runs."""
@@ -100,8 +103,11 @@ class ExpertsBinder:
             return None
         (weights,) = self._weights.groups[(experts.router.weight,)]
         assert isinstance(weights, torch.Tensor)
-        bias = None if experts.router.bias is None else self._weights.vector(experts.router.bias)
-        router = Router(weights * self._weights.norm_weight(norm), bias, experts, float(norm.eps))
+        bias, selection = (
+            None if name is None else self._weights.vector(name)
+            for name in (experts.router.bias, experts.selection_bias)
+        )
+        router = Router(weights * self._weights.norm_weight(norm), bias, experts, float(norm.eps), selection)
         self._routers.prepare([router.key])
         return router
 
@@ -136,7 +142,8 @@ class ExpertsBinder:
             scores = space.partials(router.splits(shape.tokens), shape.tokens, router.width)
             choose_experts[(shape.tokens,)](
                 scores, scores.stride(1), bias, selection, space.arrays["header"], space.chosen,
-                space.expert_weights, float(experts.scale), count, PER_TOKEN=per_token, BIAS=biased,
+                space.expert_weights, float(experts.scale), count, PER_TOKEN=per_token, GROUPS=experts.num_groups,
+                GROUPS_PER_TOKEN=experts.groups_per_token, BIAS=biased,
                 SIGMOID=experts.scoring == "sigmoid", SELECTION=selects is not None, NORMALIZED=experts.normalized,
                 SLOTS=triton.next_power_of_2(per_token), BLOCK=triton.next_power_of_2(count), num_warps=1,
                 **space.launching(shape.tokens),

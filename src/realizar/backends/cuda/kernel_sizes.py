@@ -9,11 +9,13 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.models.spec import Attention, ModelSpec
 
 KEYS = 64  # keys of a block of attention
 ROTATE_PARTS = 4  # heads that one program rotates
 MAX_PARTS = 64  # parts of a context
+ACTIVATIONS: dict[GatedActivation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped": 4}  # of kernels.activate
 _LEAST_PART, _FIXED_PARTS = 512, 32  # keys of a part at fixed places; parts of the longest context, at most
 
 

@@ -14,6 +14,7 @@ from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_experts import ExpertsBinder
+from realizar.backends.cuda.bind_shared import SharedBinder, shared_floats
 from realizar.backends.cuda.device import DeviceProfile, free_bytes
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import GraphRunner
@@ -159,11 +160,13 @@ def load_model(
     if kernels is not None and mixtures:
         grouped = GroupedExperts(kernels, expert_matmuls, space.arrays.sizes.tokens)
         grouped.prepare(mixtures, matmuls.counts)
-    space.size_partials(max(matmuls.partial_floats, expert_floats(spec, space.arrays.sizes.tokens)))
+    pair_floats = expert_floats(spec, space.arrays.sizes.tokens) + shared_floats(spec, merger, matmuls.counts)
+    space.size_partials(max(matmuls.partial_floats, pair_floats))
     kv = KVMemory(spec, config, device, reserved)
     attention = AttentionBinder(weights, space, kv, ropes, device, context, config.batch_invariant)
     routers = None if kernels is None else RouterKernels(kernels)
-    experts = ExpertsBinder(weights, space, expert_matmuls, routers, grouped)
+    shared = SharedBinder(weights, space, merger)
+    experts = ExpertsBinder(weights, space, expert_matmuls, routers, grouped, shared)
     binder = Binder(spec, weights, space, attention, merger, experts)
     graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), space, device)
     decodes = _decode_shapes(space, attention, context)

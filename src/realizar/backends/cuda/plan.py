@@ -108,11 +108,11 @@ def _matrix_sizes(
     Raises:
         UnsupportedModelError: no kernel expresses a matrix's layout.
     """
-    routers = {experts.router.weight for _, experts in spec.mixtures()}
+    as_floats = {linear.weight for _, experts in spec.mixtures() for linear in experts.scorers()}
     sizes = {}
     for matrix in spec.linears():
         with naming_refusals(matrix.weight):
-            layout = FLOAT32_LAYOUT if matrix.weight in routers else layouts[matrix.weight]
+            layout = FLOAT32_LAYOUT if matrix.weight in as_floats else layouts[matrix.weight]
             sizes[matrix.weight] = matrix_bytes(layout, matrix.out_features, matrix.in_features)
     for _, experts in spec.mixtures():
         linears = experts.expert_linears()
@@ -131,15 +131,22 @@ def _sampling_bytes(spec: ModelSpec, config: ResolvedConfig, sizes: StepSizes) -
     return fixed + native_buffers.reserved_bytes(sizes.selected, config.max_running, vocab, config.context_length)
 
 
+def _pair_floats(spec: ModelSpec, sizes: StepSizes) -> int:
+    """float32 of the outputs of a step's pairs, and of shared experts behind them."""
+    shared = any(one.shared is not None for _, one in spec.mixtures())
+    return expert_floats(spec, sizes.tokens) + (sizes.tokens * spec.hidden_size if shared else 0)
+
+
 def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     """Estimated bytes of partial sums and inputs of matmuls, and of routers and experts' biases."""
     attention = max(one.num_heads * one.head_size for _, one in spec.attentions())
-    widest = max((one.up.out_features for _, one in spec.feed_forwards()), default=0)
+    shared = [one.shared for _, one in spec.mixtures() if one.shared is not None]
+    widest = max((one.up.out_features for one in (*(one for _, one in spec.feed_forwards()), *shared)), default=0)
     tiles = (
         (step_tiles(sizes.tokens, one.experts_per_token, one.num_experts, True), one) for _, one in spec.mixtures()
     )
     pairs = max((step.places * one.down.in_features // 2 for step, one in tiles), default=0)
-    partials = max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size, expert_floats(spec, sizes.tokens))
+    partials = max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size, _pair_floats(spec, sizes))
     routers = sum(one.router.out_features * one.router.in_features for _, one in spec.mixtures())  # times norm weights
     biases = sum(
         linear.num_experts * linear.out_features

@@ -18,6 +18,8 @@ SUPPORTED = Supported(
             Feature.SELECTION_BIAS,
             Feature.EXPERT_BIASES,
             Feature.CLAMPED_EXPERTS,
+            Feature.EXPERT_GROUPS,
+            Feature.SHARED_EXPERT,
         }
     ),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -9,6 +11,8 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
+from backends.cuda.matmul.packed_experts import expected_choices  # noqa: E402
+from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.cuda.kernels.experts import choose_experts  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -17,6 +21,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def choose(
     scores: NDArray[np.float32], per_token: int, live: int, normalized: bool = True, scale: float = 1.0,
     bias: NDArray[np.float32] | None = None, selection: NDArray[np.float32] | None = None, sigmoid: bool = False,
+    groups: tuple[int, int] = (1, 1),
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:  # fmt: skip
     tokens, experts = scores.shape
     header = torch.zeros(16, dtype=torch.int32, device=DEVICE)
@@ -27,7 +32,8 @@ def choose(
     padded, slots = 1 << (experts - 1).bit_length(), 1 << (per_token - 1).bit_length()
     choose_experts[(tokens,)](
         torch.from_numpy(scores).to(DEVICE), experts, *biases, header, chosen, weights, scale, experts,
-        PER_TOKEN=per_token, BIAS=bias is not None, SIGMOID=sigmoid, SELECTION=selection is not None,
+        PER_TOKEN=per_token, GROUPS=groups[0], GROUPS_PER_TOKEN=groups[1], BIAS=bias is not None, SIGMOID=sigmoid,
+        SELECTION=selection is not None,
         NORMALIZED=normalized, DEPENDENT=False, SLOTS=slots, BLOCK=padded,
     )  # fmt: skip
     return chosen.cpu().numpy(), weights.cpu().numpy()
@@ -63,6 +69,25 @@ def test_sigmoids_and_biases() -> None:
     found = np.take_along_axis(shares, expected, axis=1)
     np.testing.assert_allclose(weights[:5], (found / found.sum(axis=1, keepdims=True))[:5], rtol=1e-5)
     assert (weights[5] == 0).all()
+
+
+@pytest.mark.parametrize(("experts", "groups", "per_token"), [(20, (4, 2), 5), (64, (8, 4), 6), (6, (6, 3), 2)])
+@pytest.mark.parametrize("sigmoid", [True, False])
+def test_groups(experts: int, groups: tuple[int, int], per_token: int, sigmoid: bool) -> None:
+    """Experts come from the groups whose two highest ranks have the highest sums; of equal sums from the first ones."""
+    rng = np.random.default_rng(experts)
+    scores = rng.integers(-3, 4, (40, experts)).astype(np.float32)  # many ranks are equal, and many sums
+    scores[0] = 1.0
+    selection = (rng.integers(-2, 3, experts) / 4).astype(np.float32)
+    spec, _ = random_model(Recipe(windows=(None,), experts=experts, per_token=per_token, weights="F32"))
+    part = replace(
+        spec.mixtures()[0][1], scoring="sigmoid" if sigmoid else "softmax", selection_bias="selection",
+        num_groups=groups[0], groups_per_token=groups[1],
+    )  # fmt: skip
+    chosen, _ = choose(scores, per_token, 40, selection=selection, sigmoid=sigmoid, groups=groups)
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares = 1 / (1 + np.exp(-scores)) if sigmoid else powers / powers.sum(axis=1, keepdims=True)
+    assert np.array_equal(chosen, expected_choices(part, shares, torch.from_numpy(selection)))
 
 
 def test_scores_that_are_not_a_number_choose_experts_that_exist() -> None:

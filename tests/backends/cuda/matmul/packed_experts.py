@@ -21,6 +21,8 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations
 from realizar.backends.cuda.matmul.routing import Router, RouterKernels
 from realizar.backends.cuda.weights.experts import PackedExperts
+from realizar.models.spec import Experts
+from reference_model import ReferenceModel
 
 Array = NDArray[np.float32]
 launched: Counter[str] = Counter()  # kernels that ran
@@ -65,6 +67,14 @@ class HostExpertMatmuls(ExpertMatmuls):
                 _write_int8(_activated(activation, sums), out + pair * width, terms + pair * width // 2)
 
 
+def expected_choices(part: Experts, scores: Array, selection: torch.Tensor | None) -> NDArray[np.int64]:
+    """[tokens, experts per token] that the specification's twin chooses."""
+    tensors = {} if selection is None else {part.selection_bias: selection.cpu().numpy()}
+    reference = ReferenceModel.__new__(ReferenceModel)
+    reference.dtype, reference._tensors = np.dtype(np.float32), tensors  # type: ignore[assignment]
+    return reference._choose(part, scores)
+
+
 class HostRouters(RouterKernels):
     """A stand-in for the choice of few tokens."""
 
@@ -76,11 +86,12 @@ class HostRouters(RouterKernels):
     ) -> None:  # fmt: skip
         launched["routed"] += 1
         part, x = router.experts, hidden[:tokens]
-        normed = x / torch.sqrt(x.square().mean(dim=1, keepdim=True) + router.eps)
-        scores = normed @ router.weights.T
-        shares = torch.softmax(scores if router.bias is None else scores + router.bias, dim=1)
-        found, ids = torch.sort(shares, dim=1, descending=True, stable=True)
-        found, ids = found[:, : part.experts_per_token], ids[:, : part.experts_per_token]
+        sums = x / torch.sqrt(x.square().mean(dim=1, keepdim=True) + router.eps) @ router.weights.T
+        if router.bias is not None:
+            sums = sums + router.bias
+        shares = torch.softmax(sums, dim=1) if part.scoring == "softmax" else torch.sigmoid(sums)
+        ids = torch.from_numpy(expected_choices(part, shares.numpy(), router.selection))
+        found = torch.gather(shares, 1, ids)
         ids[int(header[1]) :] = -1
         if part.normalized:
             found = found / found.sum(dim=1, keepdim=True)

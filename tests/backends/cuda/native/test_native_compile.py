@@ -13,7 +13,7 @@ from backends.cuda.native.compiled import check, check_registers
 from backends.grouped_source import grouped_layout
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
-from realizar.backends.cuda.native.experts.source import choice_source, expert_source
+from realizar.backends.cuda.native.experts.source import ChoiceShape, choice_source, expert_source
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sampling.source import sampling_source
 from realizar.backends.cuda.native.sources import (
@@ -51,6 +51,13 @@ def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
 def test_families_of_weights_compile(arch: str, tiles: Tiles) -> None:
     check([matmul_source([form_of(ggml_type)], tiles) for ggml_type in FAMILIES], arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_choices_compile(arch: str) -> None:
+    """A softmax alone, one with a bias and groups of one expert, and sigmoids with all that ranks may have."""
+    plain, biased = ChoiceShape(2048, 128, 8), ChoiceShape(64, 6, 3, groups=6, groups_per_token=2)
+    check([choice_source(choice) for choice in (plain, biased, ChoiceShape(64, 160, 8, True, True, 8, 4))], arch)
 
 
 @pytest.mark.full
@@ -122,11 +129,6 @@ def test_pairs_keep_their_sums_in_registers(ggml_type: GGMLType, arch: str, tmp_
     activation: GatedActivation = "clamped" if ggml_type is GGMLType.MXFP4 else "silu"
     sources = [expert_source(form_of(ggml_type), gated, activation), expert_source(form_of(ggml_type), plain, None)]
     check_registers(sources, (gated, plain), arch, tmp_path)
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_choices_compile(arch: str) -> None:
-    check([choice_source(2880, 32, 4), choice_source(2048, 128, 8)], arch)
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)])

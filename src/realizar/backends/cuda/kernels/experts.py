@@ -11,16 +11,37 @@ from realizar.backends.cuda.kernels.plain_weights import load_weights
 
 
 @triton.jit
+def keep_groups(left, expert, size, GROUPS: tl.constexpr, KEPT: tl.constexpr):
+    """Ranks, with -inf for those out of the KEPT groups whose two highest have the highest sums, of equal ones the
+    first. A group has `size` experts."""
+    sums = tl.full(left.shape, float("-inf"), tl.float32)  # of a group, at the place of its number
+    for group in tl.static_range(GROUPS):
+        own = tl.where(expert // size == group, left, float("-inf"))
+        first = tl.max(own, axis=0)
+        at = tl.min(tl.where(own == first, expert, 2147483647), axis=0)
+        second = tl.max(tl.where(expert == at, float("-inf"), own), axis=0)
+        sums = tl.where(expert == group, tl.where(size == 1, first, first + second), sums)
+    kept = expert < 0
+    for _ in tl.static_range(KEPT):
+        best = tl.min(tl.where(sums == tl.max(sums, axis=0), expert, 2147483647), axis=0)
+        kept |= expert // size == best
+        sums = tl.where(expert == best, float("-inf"), sums)
+    return tl.where(kept, left, float("-inf"))
+
+
+@triton.jit
 def choose_experts(
     scores, scores_stride, bias, selection, header, chosen, weights, scale, experts,
-    PER_TOKEN: tl.constexpr, BIAS: tl.constexpr, SIGMOID: tl.constexpr, SELECTION: tl.constexpr,
-    NORMALIZED: tl.constexpr, DEPENDENT: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+    PER_TOKEN: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PER_TOKEN: tl.constexpr, BIAS: tl.constexpr,
+    SIGMOID: tl.constexpr, SELECTION: tl.constexpr, NORMALIZED: tl.constexpr, DEPENDENT: tl.constexpr,
+    SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Softmax over all experts, or sigmoids, then the highest ranks, of equal ones the first. Grid: tokens.
 
     chosen int32, weights float32 [tokens, PER_TOKEN], the highest rank first; a token of padding, from header[1] on,
     chooses -1. Scores that are NaN choose the first experts, with weights that are NaN.
     BIAS: `bias` [experts] is added to the scores. SELECTION: `selection` [experts] is added to ranks alone.
+    GROUPS: experts are in so many runs, of which the GROUPS_PER_TOKEN with the highest sums of two ranks are left.
     """
     begin(DEPENDENT)
     token = tl.program_id(0)
@@ -40,6 +61,8 @@ def choose_experts(
     if SELECTION:
         rank += tl.load(selection + expert, mask=inside, other=0.0)
     left = tl.where(inside, tl.where(rank == rank, rank, 0.0), float("-inf"))
+    if GROUPS > 1:
+        left = keep_groups(left, expert, experts // GROUPS, GROUPS, GROUPS_PER_TOKEN)
     slot = tl.arange(0, SLOTS)
     ids = tl.zeros([SLOTS], tl.int32)
     parts = tl.zeros([SLOTS], tl.float32)

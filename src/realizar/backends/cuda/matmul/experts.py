@@ -16,6 +16,7 @@ from realizar.backends.cuda.kernels.experts import multiply_float_pairs, multipl
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.folded_norm import NO_NORM, FoldedNorm
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
+from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.routing import ROUTED_TOKENS, Router
 from realizar.backends.cuda.native.compiler import compile_sources
@@ -61,6 +62,7 @@ class ExpertsInput:
         pair_tokens: the most tokens of a step that multiplies pairs beside grouped matmuls.
         router: of few tokens; None where the router is a matmul in any step.
         folds: True if the mat-vec applies the norm's scale, in steps of few tokens.
+        shared: the first matmul of the shared expert, where there is one.
     """
 
     pairs: tuple[InputFormat, ...]
@@ -68,6 +70,7 @@ class ExpertsInput:
     pair_tokens: int = 0
     router: Router | None = None
     folds: bool = False
+    shared: MergedLinear | None = None
 
     @property
     def all_packed(self) -> bool:
@@ -87,11 +90,20 @@ class ExpertsInput:
         formats = self.pairs
         if self.grouped is not None and tokens > self.pair_tokens:
             formats = (self.grouped(tokens),)
-        return formats if self.is_routed(tokens) else tuple(dict.fromkeys((FLOATS, *formats)))
+        if not self.is_routed(tokens):
+            formats = FLOATS, *formats
+        if self.shared is not None:
+            formats = *formats, *self.shared.input_formats(tokens)
+        return tuple(dict.fromkeys(formats))
 
     def applies_norm_scale(self, tokens: int) -> bool:
         """True if the norm's scale is left to the mat-vec."""
-        return self.folds and self.is_routed(tokens) and not self.is_grouped(tokens)
+        folds = self.folds and self.is_routed(tokens) and not self.is_grouped(tokens)
+        return folds and (self.shared is None or self._shared_folds(self.shared, tokens))
+
+    def _shared_folds(self, shared: MergedLinear, tokens: int) -> bool:
+        """True if the shared expert reads the mat-vec's integers."""
+        return shared.applies_norm_scale(tokens) and shared.input_formats(tokens) == (INTEGERS,)
 
 
 @dataclass(frozen=True, slots=True)

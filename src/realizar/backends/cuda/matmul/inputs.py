@@ -74,18 +74,22 @@ class ActivationBuffers:
 
     def __init__(self, tokens: int, device: torch.device) -> None:
         self._tokens, self._device = tokens, device
-        self._made: dict[tuple[InputFormat, int, int, bool], ActivationBuffer] = {}
+        self._made: dict[tuple[InputFormat, int, int, str], ActivationBuffer] = {}
 
     def get(self, input_format: InputFormat, cols: int, tokens: int | None = None) -> ActivationBuffer:
         """The buffer of a format and a number of columns: for the step's tokens, or for `tokens`."""
-        return self._get(input_format, cols, tokens or self._tokens, False)
+        return self._get(input_format, cols, tokens or self._tokens, "")
 
     def normed(self, input_format: InputFormat, cols: int) -> ActivationBuffer:
         """The buffer of norms of the stream, which a matmul that reads as many columns of integers may write."""
-        return self._get(input_format, cols, self._tokens, input_format.kind == "int8")
+        return self._get(input_format, cols, self._tokens, "norm" if input_format.kind == "int8" else "")
 
-    def _get(self, input_format: InputFormat, cols: int, tokens: int, own: bool) -> ActivationBuffer:
-        key = input_format, cols, tokens, own
+    def shared(self, input_format: InputFormat, cols: int) -> ActivationBuffer:
+        """The buffer of the activations of shared experts, which experts beside them leave as they are."""
+        return self._get(input_format, cols, self._tokens, "shared")
+
+    def _get(self, input_format: InputFormat, cols: int, tokens: int, of: str) -> ActivationBuffer:
+        key = input_format, cols, tokens, of
         if key not in self._made:
             self._made[key] = self._make(input_format, cols, tokens)
         return self._made[key]

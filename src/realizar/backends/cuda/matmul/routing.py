@@ -12,13 +12,18 @@ import torch
 
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.native.compiler import compile_sources
-from realizar.backends.cuda.native.experts.source import CHOICE_SIZES, CHOICE_WARPS, MOST_CHOSEN, choice_source
+from realizar.backends.cuda.native.experts.source import (
+    CHOICE_SIZES,
+    CHOICE_WARPS,
+    MOST_CHOSEN,
+    MOST_GROUPS,
+    ChoiceShape,
+    choice_source,
+)
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.models.spec import Experts, Norm
 
 ROUTED_TOKENS = 16  # at most: each reads the whole router, from the second-level cache
-
-Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +33,23 @@ class Router:
     Attributes:
         weights: float32 [experts, width], times the norm's weight. bias: float32 [experts] of scores, or None.
         experts: of the layer. eps: of the norm.
+        selection: float32 [experts], added to ranks; None adds nothing.
     """
 
     weights: torch.Tensor
     bias: torch.Tensor | None
     experts: Experts
     eps: float
+    selection: torch.Tensor | None = None
 
     @property
-    def key(self) -> Key:
-        """Stream's width, experts of the layer and of a token, on which the kernel depends."""
-        return int(self.weights.shape[1]), self.experts.num_experts, self.experts.experts_per_token
+    def key(self) -> ChoiceShape:
+        """What the kernel depends on."""
+        part = self.experts
+        return ChoiceShape(
+            int(self.weights.shape[1]), part.num_experts, part.experts_per_token, part.scoring == "sigmoid",
+            self.selection is not None, part.num_groups, part.groups_per_token,
+        )  # fmt: skip
 
 
 class RouterKernels:
@@ -50,27 +61,23 @@ class RouterKernels:
 
     def __init__(self, matmuls: MatmulKernels) -> None:
         self._matmuls = matmuls
-        self._kernels: dict[Key, Kernel] = {}
+        self._kernels: dict[ChoiceShape, Kernel] = {}
         self._arrivals = torch.zeros(ROUTED_TOKENS, dtype=torch.int32, device=matmuls.device)
 
     def runs(self, experts: Experts, norm: Norm | None) -> bool:
-        """True if a mixture and the norm before it have this kernel: one of softmax alone, without a selection bias.
-
-        With `batch_invariant` none has.
-        """
+        """True if a mixture and the norm before it have this kernel; with `batch_invariant` none has."""
         plain = norm is not None and norm.kind == "rms" and norm.bias is None
-        fits = experts.experts_per_token <= MOST_CHOSEN and experts.router.in_features % 4 == 0
-        shares = experts.scoring == "softmax" and experts.selection_bias is None
-        return plain and fits and shares and not self._matmuls.batch_invariant
+        fits = experts.experts_per_token <= MOST_CHOSEN and experts.num_groups <= MOST_GROUPS
+        return plain and fits and experts.router.in_features % 4 == 0 and not self._matmuls.batch_invariant
 
-    def prepare(self, keys: Iterable[Key]) -> None:
+    def prepare(self, keys: Iterable[ChoiceShape]) -> None:
         """Compile and load kernels.
 
         Raises:
             KernelError: one does not compile or does not fit the device.
         """
         missing = [key for key in dict.fromkeys(keys) if key not in self._kernels]
-        sources = [choice_source(*key) for key in missing]
+        sources = [choice_source(key) for key in missing]
         for key, source, cubin in zip(missing, sources, compile_sources(sources, self._matmuls.arch), strict=True):
             self._kernels[key] = Kernel(cubin, source.name, 0)
 
@@ -86,12 +93,12 @@ class RouterKernels:
             scores: float32 [tokens, experts], written and read.
             chosen: int32 [>= tokens * per_token]. weights: float32, of as many.
         """
-        part, (_, experts, _) = router.experts, router.key
+        part, biases = router.experts, (router.bias, router.selection)
         arguments = [
-            router.weights.data_ptr(), 0 if router.bias is None else router.bias.data_ptr(),
+            router.weights.data_ptr(), *(0 if each is None else each.data_ptr() for each in biases),
             *(each.data_ptr() for each in (hidden, header, scores, self._arrivals, chosen, weights)),
             router.eps, int(part.normalized), float(part.scale),
         ]  # fmt: skip
-        grid, dependent = (-(-experts // CHOICE_WARPS), tokens, 1), self._matmuls.is_dependent(tokens)
+        grid, dependent = (-(-part.num_experts // CHOICE_WARPS), tokens, 1), self._matmuls.is_dependent(tokens)
         stream = self._matmuls.stream(None)
         self._kernels[router.key].launch(grid, CHOICE_WARPS * 32, arguments, CHOICE_SIZES, stream, dependent)

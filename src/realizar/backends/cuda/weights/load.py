@@ -60,9 +60,13 @@ class Weights:
         self.gated: dict[Group, FeedForward] = {
             tuple(linear.weight for linear in each.linears): each.gated for each in inputs if each.gated is not None
         }
+        for _, experts in spec.mixtures():
+            shared = experts.shared
+            if shared is not None and shared.gate is not None:
+                self.gated[shared.gate.weight, shared.up.weight] = shared
         self._vectors: dict[tuple[TensorName, float], torch.Tensor] = {}
         self.experts: dict[TensorName, ExpertMatrices] = {}
-        self._routers = {experts.router.weight for _, experts in spec.mixtures()}
+        self._as_floats = {linear.weight for _, experts in spec.mixtures() for linear in experts.scorers()}
         self._packer: Packer | None = None
         self._tables: dict[WeightLayout, torch.Tensor | None] = {}
         self._stores: dict[TensorName, Store] = {}
@@ -153,7 +157,7 @@ class Weights:
         linears = layer.linears()
         for linear in linears:
             source = self._tensors.matrix(linear.weight)
-            if linear.weight in self._routers:
+            if linear.weight in self._as_floats:
                 yield 4 * linear.out_features * linear.in_features
             elif self._is_packed(source.layout):
                 with naming_refusals(linear.weight):
@@ -169,9 +173,9 @@ class Weights:
     def _pack_group(self, linears: Sequence[Linear], store: Store | None) -> Iterable[Matrix]:
         """Pack matrices side by side; neighbours of one layout are packed as one where the CUDA matmuls allow it.
 
-        Routers become float32: a score decides which experts a token goes through.
+        Routers become float32: a score decides which experts a token goes through. So do gates of shared experts.
         """
-        if linears[0].weight in self._routers:
+        if linears[0].weight in self._as_floats:
             values = self._tensors.matrix(linears[0].weight).dequantize()
             yield self._send(values.reshape(-1), store).view(values.shape)
             return

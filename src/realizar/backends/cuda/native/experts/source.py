@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.native.compiler import Source, read
 from realizar.backends.cuda.native.sources import (
@@ -42,20 +44,42 @@ def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation:
     return Source(name, "".join(parts).replace("KERNEL_ENTRY", f"{entry}{name}"))
 
 
-CHOICE_SIZES = "pppppppp" + "fif"
-"""Of the parameters of the choice: weights, biases, stream, header, scores, arrivals, chosen, factors; epsilon, whether
-factors are divided by their sum, their scale."""
+CHOICE_SIZES = "ppppppppp" + "fif"
+"""Of the parameters of the choice: weights, biases of scores and of ranks, stream, header, scores, arrivals, chosen,
+factors; epsilon, whether factors are divided by their sum, their scale."""
 CHOICE_WARPS = 8  # of a block: each has one expert
-MOST_CHOSEN = 32  # experts of a token that one warp can choose
+MOST_CHOSEN = MOST_GROUPS = 32  # experts of a token, and groups of experts, that one warp can choose
 
 
-def choice_source(width: int, experts: int, per_token: int) -> Source:
-    """Scores and choices of experts for few tokens of a residual stream, through an RMSNorm.
+@dataclass(frozen=True, slots=True)
+class ChoiceShape:
+    """What a kernel of the choice depends on.
 
-    Args:
-        width: of the stream, a multiple of 4. experts: of a layer. per_token: experts of a token, up to MOST_CHOSEN.
+    Attributes:
+        width: of the stream, a multiple of 4.
+        experts: of a layer. per_token: experts of a token, up to MOST_CHOSEN.
+        sigmoid: True scores by sigmoids, False by a softmax.
+        selects: True if ranks have a bias.
+        groups: of experts, up to MOST_GROUPS, of which a token chooses from `groups_per_token`.
     """
-    name = f"choose_experts_{width}_{experts}_{per_token}"
-    values = {"WIDTH": width, "EXPERTS": experts, "PER_TOKEN": per_token, "WARPS": CHOICE_WARPS, "NAME": name}
+
+    width: int
+    experts: int
+    per_token: int
+    sigmoid: bool = False
+    selects: bool = False
+    groups: int = 1
+    groups_per_token: int = 1
+
+
+def choice_source(choice: ChoiceShape) -> Source:
+    """Scores and choices of experts for few tokens of a residual stream, through an RMSNorm."""
+    numbers = {
+        "WIDTH": choice.width, "EXPERTS": choice.experts, "PER_TOKEN": choice.per_token,
+        "SIGMOID": int(choice.sigmoid), "SELECTS": int(choice.selects),
+        "GROUPS": choice.groups, "GROUPS_PER_TOKEN": choice.groups_per_token,
+    }  # fmt: skip
+    name = "choose_experts_" + "_".join(map(str, numbers.values()))
+    values = {**numbers, "WARPS": CHOICE_WARPS, "NAME": name}
     defines = define((key, str(value)) for key, value in values.items())
     return Source(name, defines + read("primitives.cu") + read("experts/choose.cu"))

@@ -1,0 +1,145 @@
+"""Shared experts bound to kernels: dense feed-forwards, whose output joins that of a token's last expert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks, whole_width
+from realizar.backends.cuda.kernels.activate import activate
+from realizar.backends.cuda.kernels.shared_expert import add_shared
+from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
+from realizar.backends.cuda.matmul.linears import MergedLinear, partial_floats
+from realizar.backends.cuda.matmul.merging import Merger
+from realizar.backends.cuda.norms import NORM_KINDS, Folded, Run
+from realizar.backends.cuda.step_arrays import StepShape
+from realizar.backends.cuda.weights.load import Weights
+from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.parts import SHARED_PART
+from realizar.models.spec import Experts, FeedForward, ModelSpec, Norm
+
+
+def shared_floats(spec: ModelSpec, merger: Merger, token_counts: Iterable[int]) -> int:
+    """float32 of the largest partial sums that lie behind the outputs of a step's pairs."""
+    parts = [one.shared for _, one in spec.mixtures() if one.shared is not None]
+    return partial_floats((merger.merge((part.down,)) for part in parts), token_counts) if parts else 0
+
+
+class SharedBinder:
+    """Binds the shared experts of mixtures.
+
+    The activations are made before the experts beside them, whose matmuls take the memory of partial sums from its
+    beginning; the last matmul comes after them and takes it from behind their outputs.
+    """
+
+    def __init__(self, weights: Weights, space: Workspace, merger: Merger) -> None:
+        self._weights, self._space, self._merger = weights, space, merger
+        self._none = torch.zeros(1, device=space.hidden.device)
+
+    def first(self, experts: Experts) -> MergedLinear | None:
+        """The matmul that reads the norm before a mixture; None where there is no shared expert."""
+        return None if experts.shared is None else self._merger.merge(experts.shared.linears()[:-1])
+
+    def bind_first(self, experts: Experts, folded: Folded | None) -> Iterator[Launch]:
+        """The launches before the experts.
+
+        Args:
+            folded: the scale of the norm that is still missing.
+        """
+        first, shared = self.first(experts), experts.shared
+        if first is None or shared is None:
+            return
+        last = self._merger.merge((shared.down,))
+        yield Launch(SHARED_PART, self._multiply(first, last, folded), first.weight_bytes)
+        yield Launch(SHARED_PART, self._activate(shared, first, last))
+
+    def bind_last(self, experts: Experts, norm: Norm | None) -> Iterator[Launch]:
+        """The launches after the experts, whose outputs lie at the beginning of the partial sums.
+
+        Args:
+            norm: before the mixture.
+        """
+        if experts.shared is not None:
+            last = self._merger.merge((experts.shared.down,))
+            yield Launch(SHARED_PART, self._project(experts, last), last.weight_bytes)
+            yield Launch(SHARED_PART, self._add(experts, last, norm))
+
+    def _multiply(self, first: MergedLinear, last: MergedLinear, folded: Folded | None) -> Run:
+        space, buffers = self._space, self._space.activations
+
+        def inputs(input_format: InputFormat) -> ActivationBuffer:
+            return buffers.normed(input_format, first.cols)
+
+        def run(shape: StepShape) -> None:
+            tokens, norm = shape.tokens, folded(shape.tokens) if folded else None
+            if first.is_gated(tokens):
+                (input_format,) = last.input_formats(tokens)
+                first.launch_gated(tokens, inputs, buffers.shared(input_format, last.cols), norm)
+            else:
+                first.launch(tokens, inputs, space.partials(first.splits(tokens), tokens, first.width), norm)
+
+        return run
+
+    def _activate(self, part: FeedForward, first: MergedLinear, last: MergedLinear) -> Run:
+        space, width, gated = self._space, part.up.out_features, part.gate is not None
+        up_at = 64 if first.interleaved else width if gated else 0
+
+        def run(shape: StepShape) -> None:
+            tokens = shape.tokens
+            if first.is_gated(tokens):  # the matmul has activated already
+                return
+            splits = first.splits(tokens)
+            partials = space.partials(splits, tokens, first.width)
+            for input_format in last.input_formats(tokens):
+                target = space.activations.shared(input_format, width)
+                cut = whole_width(width) if input_format.kind == "fp8" else activation_blocks(width, tokens)
+                activate[(tokens, cut.blocks)](
+                    partials, partials.stride(0), partials.stride(1), self._none if first.bias is None else first.bias,
+                    up_at, width, *target.pointers(), *space.token_state, SPLITS=splits, BIAS=first.bias is not None,
+                    KIND=ACTIVATIONS[part.activation], GATED=gated, INTERLEAVED=first.interleaved, BLOCK=cut.block,
+                    num_warps=cut.warps, **target.constants(), **space.launching(tokens),
+                )  # fmt: skip
+
+        return run
+
+    def _partials(self, experts: Experts, last: MergedLinear, tokens: int) -> torch.Tensor:
+        """float32 [splits, tokens, width], behind the outputs of the step's pairs."""
+        first, splits = tokens * experts.experts_per_token * last.width, last.splits(tokens)
+        end = first + splits * tokens * last.width
+        return self._space.partial_sums[first:end].view(splits, tokens, last.width)
+
+    def _project(self, experts: Experts, last: MergedLinear) -> Run:
+        shared = self._space.activations.shared
+
+        def run(shape: StepShape) -> None:
+            partials = self._partials(experts, last, shape.tokens)
+            last.launch(shape.tokens, lambda input_format: shared(input_format, last.cols), partials)
+
+        return run
+
+    def _add(self, experts: Experts, last: MergedLinear, norm: Norm | None) -> Run:
+        space, width, per_token = self._space, last.width, experts.experts_per_token
+        cut, none, gate = whole_width(width), self._none, experts.shared_gate
+        weight = none if norm is None else self._weights.norm_weight(norm)
+        norm_bias = none if norm is None or norm.bias is None else self._weights.vector(norm.bias)
+        rows, gate_bias = none, None
+        if gate is not None:
+            (matrix,) = self._weights.groups[(gate.weight,)]
+            assert isinstance(matrix, torch.Tensor)
+            rows, gate_bias = matrix, self._merger.merge((gate,)).bias
+
+        def run(shape: StepShape) -> None:
+            partials = self._partials(experts, last, shape.tokens)
+            add_shared[(shape.tokens,)](
+                partials, partials.stride(0), partials.stride(1), none if last.bias is None else last.bias,
+                space.partial_sums[(per_token - 1) * width :], per_token * width, space.hidden, width, weight,
+                norm_bias, float(norm.eps) if norm else 0.0, rows, none if gate_bias is None else gate_bias, width,
+                SPLITS=partials.shape[0], BIAS=last.bias is not None, GATED=gate is not None,
+                GATE_BIAS=gate_bias is not None, NORM=NORM_KINDS[norm.kind] if norm else 0,
+                NORM_BIAS=bool(norm and norm.bias), BLOCK=cut.block, num_warps=cut.warps,
+                **space.launching(shape.tokens),
+            )  # fmt: skip
+
+        return run
