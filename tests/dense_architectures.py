@@ -200,7 +200,6 @@ DENSE: dict[str, Case] = {
             "use_bidirectional_attention": "vision",
         },
         num_tokens=600,
-        run_by=("cpu",),
     ),
     "gemma4-e": Case(
         "Gemma4",

@@ -38,13 +38,15 @@ class Recipe:
         windows: one layer each.
         weights: ggml type of all matrices but the embedding, which is F16 and not tied.
         parts: of the architecture: `biases`, `layer_norm`, `qk_norm`, `token_norm`, `sinks`, `soft_cap`, `post_norms`,
-            `ungated`, `partial_rope`, `interleaved`, `no_rope`, `undivided`. Of mixtures: `expert_biases`, `sigmoid`,
+            `ungated`, `partial_rope`, `interleaved`, `no_rope`, `undivided`, `value_norm`, `k_is_v` (in layers
+            without a window), `output_scale`. Of mixtures: `expert_biases`, `sigmoid`,
             `selection_bias`, `groups` (2 of 4), `shared`, `shared_gate`, `clamped`, `expert_scales`, and `own_norms`,
             which need `shared`.
         lacking: what each of the first layers does not have, a `mixer` or a `feed_forward`; None has both.
         experts: of every layer but the last of several, in place of its feed-forward, whose size one expert then has.
             The part `undivided` leaves their weights as the softmax has them. per_token: experts of a token.
         router_weights: ggml type of routers. down_weights: of experts' down projections; None takes that of `weights`.
+        full_head_size: of layers without a window, which then have one KV head; 0 takes that of the others.
     """
 
     head_size: int = 64
@@ -64,6 +66,7 @@ class Recipe:
     per_token: int = 2
     router_weights: str = "F32"
     down_weights: str | None = None
+    full_head_size: int = 0
 
 
 class _Maker:
@@ -92,8 +95,8 @@ class _Maker:
             return Norm("rms", 1e-5, self.vector(f"{name}.weight", size, 1.0))
         return Norm("layer", 1e-5, self.vector(f"{name}.weight", size, 1.0), self.vector(f"{name}.bias", size, 0.0))
 
-    def rope(self) -> Rope | None:
-        parts, size = self.recipe.parts, self.recipe.head_size
+    def rope(self, size: int) -> Rope | None:
+        parts = self.recipe.parts
         if "no_rope" in parts:
             return None
         half = size // 4 if "partial_rope" in parts else size // 2
@@ -102,20 +105,23 @@ class _Maker:
 
     def attention(self, name: str, window: int | None) -> Attention:
         recipe, parts = self.recipe, self.recipe.parts
-        size, hidden = recipe.head_size, recipe.hidden_size
-        queries, keys = recipe.num_heads * size, recipe.num_kv_heads * size
+        hidden, is_wide = recipe.hidden_size, window is None and recipe.full_head_size > 0
+        size, kv_heads = (recipe.full_head_size, 1) if is_wide else (recipe.head_size, recipe.num_kv_heads)
+        queries, keys = recipe.num_heads * size, kv_heads * size
         q_norm = k_norm = None
         if "qk_norm" in parts:
             q_norm, k_norm = self.norm(f"{name}.q_norm", size), self.norm(f"{name}.k_norm", size)
         elif "token_norm" in parts:
             q_norm, k_norm = self.norm(f"{name}.q_norm", queries), self.norm(f"{name}.k_norm", keys)
+        q, k = self.linear(f"{name}.q", queries, hidden), self.linear(f"{name}.k", keys, hidden)
         return Attention(
-            recipe.num_heads, recipe.num_kv_heads, size, 1 / math.sqrt(size),
-            self.linear(f"{name}.q", queries, hidden), self.linear(f"{name}.k", keys, hidden),
-            self.linear(f"{name}.v", keys, hidden), self.linear(f"{name}.o", hidden, queries),
-            rope=self.rope(), window=window, soft_cap=3.0 if "soft_cap" in parts else None, q_norm=q_norm,
+            recipe.num_heads, kv_heads, size, 1 / math.sqrt(size), q, k,
+            k if "k_is_v" in parts and window is None else self.linear(f"{name}.v", keys, hidden),
+            self.linear(f"{name}.o", hidden, queries),
+            rope=self.rope(size), window=window, soft_cap=3.0 if "soft_cap" in parts else None, q_norm=q_norm,
             k_norm=k_norm, qk_norm_axis="token" if "token_norm" in parts else "head",
             sinks=self.vector(f"{name}.sinks", recipe.num_heads, 1.0) if "sinks" in parts else None,
+            v_norm_eps=1e-5 if "value_norm" in parts else None,
         )  # fmt: skip
 
     def feed_forward(self, name: str) -> FeedForward:
@@ -176,6 +182,7 @@ class _Maker:
             post_mixer_norm=self.norm(f"{name}.post_attention_norm", hidden) if mixes and post else None,
             pre_feedforward_norm=self.norm(f"{name}.pre_norm", hidden) if feeds and not own else None,
             post_feedforward_norm=self.norm(f"{name}.post_norm", hidden) if feeds and post else None,
+            output_scale=self.vector(f"{name}.output_scale", 1, 0.75) if "output_scale" in recipe.parts else None,
         )  # fmt: skip
 
 

@@ -48,8 +48,8 @@ class Join:
     Attributes:
         linear: None where the part's output is added as it is.
         norm: None adds without one.
-        adds_directly: True if the matmul's epilogue may add to the stream, which needs `linear` and no norm. False
-            stores the matmul's sums first; a kernel of its own adds them.
+        adds_directly: True if the matmul's epilogue may add to the stream, which needs `linear`, and neither a norm nor
+            an `output_scale`. False stores the matmul's sums first; a kernel of its own adds them.
         next: the beginning of the block that reads the stream after it; None where the blocks end.
         folds_next_norm: True if the root of the next norm, one factor for each token, may be left to the matmul that
             reads that norm, which must be an RMSNorm without bias.
@@ -76,7 +76,7 @@ class _BlockEnds:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock(_BlockEnds):
-    """Queries, keys and values from the inputs; norms of queries and keys, rope, attention."""
+    """Queries, keys and values from the inputs; norms of them, rope, attention. Values may be the keys' product."""
 
     attention: Attention
 
@@ -173,14 +173,15 @@ def _layer_blocks(index: int, layer: Layer) -> list[Block]:
         gate = layer.input_gate
         blocks.append(InputGateBlock(index, Inputs(None, (gate.gate,)), _join(gate.projection, gate.norm, 1.0), gate))
     if blocks and layer.output_scale is not None:
-        blocks[-1] = replace(blocks[-1], join=replace(blocks[-1].join, output_scale=layer.output_scale))
+        join = replace(blocks[-1].join, output_scale=layer.output_scale, adds_directly=False)
+        blocks[-1] = replace(blocks[-1], join=join)
     return blocks
 
 
 def _mixer_block(index: int, layer: Layer, mixer: Mixer) -> Block:
     norm, post, scale = layer.input_norm, layer.post_mixer_norm, layer.residual_scale
     if isinstance(mixer, Attention):
-        inputs = Inputs(norm, (mixer.q, mixer.k, mixer.v))
+        inputs = Inputs(norm, (mixer.q, mixer.k) if mixer.is_k_also_v else (mixer.q, mixer.k, mixer.v))
         return AttentionBlock(index, inputs, _join(mixer.o, post, scale), mixer)
     if isinstance(mixer, SharedAttention):
         return SharedAttentionBlock(index, Inputs(norm, (mixer.q,)), _join(mixer.o, post, scale), mixer)

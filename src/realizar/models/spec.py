@@ -124,6 +124,11 @@ class Attention:
         """Kind of the cache group that a layer with this mixer belongs to."""
         return attention_cache(self.window)
 
+    @property
+    def is_k_also_v(self) -> bool:
+        """True if one product is both: V takes it before the norm and rope of K, which are by head."""
+        return self.v == self.k and self.qk_norm_axis == "head"
+
     def linears(self) -> tuple[Linear, ...]:
         """Its matrices, in the order in which they are multiplied."""
         return self.q, self.k, self.v, self.o

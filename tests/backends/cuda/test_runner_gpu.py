@@ -37,6 +37,18 @@ RECIPES = {
     "q6_k-96-gqa1-cap": Recipe(96, 8, 8, weights="Q6_K", parts=("soft_cap", "qk_norm", "post_norms")),
     "q8_0-128-gqa8": Recipe(128, 8, 1, weights="Q8_0", windows=(300, None), parts=("token_norm",)),
     "iq4_nl-256-gqa3": Recipe(256, 3, 1, weights="IQ4_NL", parts=("partial_rope", "interleaved")),
+    "q4_k-512-gqa8": Recipe(
+        256,
+        8,
+        4,
+        hidden_size=512,
+        weights="Q4_K",
+        windows=(270, None),
+        full_head_size=512,
+        activation="gelu_tanh",
+        parts=("qk_norm", "value_norm", "k_is_v", "post_norms", "output_scale"),
+    ),
+    "q8_0-128-values": Recipe(weights="Q8_0", head_size=128, parts=("value_norm", "output_scale", "k_is_v")),
     "bf16-64-gqa6": Recipe(64, 6, 1, weights="BF16", parts=("layer_norm", "ungated"), activation="gelu"),
 }
 TOLERANCE = {"f16": 0.03, "bf16": 0.035, "int8": 0.045}  # activations of eight bits, and the cache's rounding
@@ -111,7 +123,7 @@ def test_logits_agree_with_transformers(name: str, form: Form, tmp_path: Path) -
     runner.close()
 
 
-@pytest.mark.parametrize("name", ["q4_0-64-gqa2", "q4_k-64-gqa4-wide"])
+@pytest.mark.parametrize("name", ["q4_0-64-gqa2", "q4_k-64-gqa4-wide", "q4_k-512-gqa8"])
 def test_batch_invariant(name: str) -> None:
     """A row's logits have the same bits alone and in any batch."""
     recipe = RECIPES[name]

@@ -16,7 +16,7 @@ from backends.cuda.cuda_runs import load_gpu_runner
 from realizar.config import EngineConfig
 
 
-@pytest.mark.parametrize("name", ["smollm3", "minimax-m2", "glm4moe"])
+@pytest.mark.parametrize("name", ["smollm3", "minimax-m2", "glm4moe", "gemma4"])
 def test_architectures(name: str, tmp_path: Path) -> None:
     """A chunk and one token: through a layer without rope and the one after it, and through routers of sigmoids."""
     built = build_case(name, tmp_path, "gguf")

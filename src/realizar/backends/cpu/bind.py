@@ -97,10 +97,9 @@ class Binder:
     def _attention_block(self, block: AttentionBlock) -> Iterator[BoundOperation]:
         attention, terms, part = block.attention, self.two_terms(block.attention), inputs_part(block)
         yield self._normalize("norm", block.inputs.norm, "hidden", "normed", terms=terms)
-        query, key, value = block.inputs.linears
-        yield self._project(query, "normed", "query", part, barrier=False)
-        yield self._project(key, "normed", "key", part, barrier=False)
-        yield self._project(value, "normed", "value", part, terms=terms)
+        yield self._project(attention.q, "normed", "query", part, barrier=False)
+        yield self._project(attention.k, "normed", "key", part, barrier=False)
+        yield self._project(attention.v, "normed", "value", part, terms=terms)
         if attention.qk_norm_axis == "token":
             yield self._normalize("qk norm", attention.q_norm, "query", "query")
             yield self._normalize("qk norm", attention.k_norm, "key", "key")

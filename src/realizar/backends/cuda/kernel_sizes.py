@@ -12,7 +12,8 @@ from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.models.spec import Attention, ModelSpec
 
-KEYS = 64  # keys of a block of attention
+KEYS = 64  # keys of a block of attention, at most
+_WIDE_HEAD = 256  # beyond which blocks of so many keys do not fit in shared memory
 ROTATE_PARTS = 4  # heads that one program rotates
 MAX_PARTS = 64  # parts of a context
 ACTIVATIONS: dict[GatedActivation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped": 4}  # of kernels.activate
@@ -62,6 +63,18 @@ def _padded(cols: int) -> int:
 
 def padded_head(attention: Attention) -> int:
     return max(32, triton.next_power_of_2(attention.head_size))
+
+
+def block_keys(attention: Attention, compute: torch.dtype) -> int:
+    """Keys of a block of attention: fewer where heads are wide."""
+    if padded_head(attention) <= _WIDE_HEAD:
+        return KEYS
+    return KEYS // 4 if compute == torch.float32 else KEYS // 2
+
+
+def block_stages(attention: Attention) -> dict[str, int]:
+    """The launch option that bounds how many blocks of keys are on their way, where heads are wide."""
+    return {"num_stages": 1} if padded_head(attention) > _WIDE_HEAD else {}
 
 
 def shared_heads(attention: Attention) -> int:

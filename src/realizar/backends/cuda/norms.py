@@ -96,7 +96,7 @@ class NormBinder:
 
     def bind_last(self, branch: Branch) -> Run:
         """Add the body's last branch to the stream."""
-        if branch.join.norm is not None:
+        if branch.join.norm is not None or branch.join.output_scale is not None:
             return self._whole(branch, None, None)
         return self._blocks(branch, None, None, self._none, self._none)
 
@@ -132,6 +132,7 @@ class NormBinder:
         space, cols, cut = self._space, self._cols, whole_width(self._cols)
         own = self._arguments(norm)
         branch_arguments = self._arguments(branch.join.norm if branch else None)
+        output_scale = self._output_scale(branch)
         selected = space.arrays["selected"]
         unread = formats.PLAIN if gather else formats.NOTHING
         to_pooled = (space.pooled, cols, self._none, self._none, self._none)
@@ -145,8 +146,8 @@ class NormBinder:
             constants = target.constants() if target else {"FORMAT": unread.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
             normalize[(tokens,)](
                 partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias,
-                *branch_arguments, float(added.join.scale) if added else 0.0, space.hidden, cols, selected, *own,
-                *pointers, cols, self._none if square_sums is None else square_sums,
+                *branch_arguments, float(added.join.scale) if added else 0.0, output_scale, space.hidden, cols,
+                selected, *own, *pointers, cols, self._none if square_sums is None else square_sums,
                 SPLITS=splits, MATMUL_BIAS=bias is not None,
                 BRANCH_NORM=NORM_KINDS[added.join.norm.kind] if added and added.join.norm else 0,
                 BRANCH_BIAS=bool(added and added.join.norm and added.join.norm.bias),
@@ -199,6 +200,11 @@ class NormBinder:
             )  # fmt: skip
 
         return run
+
+    def _output_scale(self, branch: Branch | None) -> float:
+        """What the stream is multiplied by once a branch is added."""
+        name = None if branch is None else branch.join.output_scale
+        return 1.0 if name is None else float(self._weights.vector_values(name)[0])
 
     def _partials(self, branch: Branch, tokens: int) -> torch.Tensor:
         """A branch's sums: float32 [splits, tokens, hidden_size]."""

@@ -20,6 +20,8 @@ SUPPORTED = Supported(
             Feature.CLAMPED_EXPERTS,
             Feature.EXPERT_GROUPS,
             Feature.SHARED_EXPERT,
+            Feature.VALUE_NORM,
+            Feature.OUTPUT_SCALE,
         }
     ),
 )

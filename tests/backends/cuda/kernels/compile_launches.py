@@ -34,10 +34,21 @@ from realizar.config import EngineConfig
 
 _EARLY = {"attend_parts": 4}  # row, token and length of a decode, and the tables' stride
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
-RECIPES = {
+RECIPES = {  # by element type of the cache, but for heads of 512, whose cache is of bf16
     "f16": Recipe(128, 8, 2, weights="Q4_K", windows=(None, 64), parts=("biases", "qk_norm")),
     "bf16": Recipe(256, 4, 1, weights="Q6_K", parts=("soft_cap", "post_norms"), activation="gelu_tanh"),
     "int8": Recipe(64, 6, 2, weights="IQ4_NL", parts=("sinks", "interleaved", "layer_norm", "qk_norm")),
+    "wide": Recipe(
+        256,
+        8,
+        4,
+        hidden_size=512,
+        weights="Q4_K",
+        windows=(64, None),
+        full_head_size=512,
+        activation="gelu_tanh",
+        parts=("qk_norm", "value_norm", "k_is_v", "post_norms", "output_scale"),
+    ),
     "f32": Recipe(96, 4, 4, weights="F32", parts=("token_norm", "ungated"), activation="gelu"),
 }
 FORMATS = (None, InputFormat("int8"), InputFormat("half", 8), InputFormat("half", 64), InputFormat("fp8"))
@@ -105,7 +116,7 @@ def run_backend(recipes: Sequence[str] = tuple(RECIPES), formats: int = len(FORM
                 activation_format is not None and activation_format.kind == "half" and "biases" not in recipe.parts
             )
             linears.MergedLinear.interleaved = property(lambda self, by_turns=by_turns: by_turns)
-            kv_dtype: Any = "auto" if kv == "f32" else kv
+            kv_dtype: Any = {"f32": "auto", "wide": "bf16"}.get(kv, kv)
             config = EngineConfig(max_running=4, max_step_tokens=32, kv_cache_dtype=kv_dtype, context_length=256)
             made = GPURunner(*random_model(recipe), config)
             ids = random_tokens(recipe, 40)

@@ -152,8 +152,8 @@ def test_normalize_adds_a_branch() -> None:
     partials, stream = (torch.from_numpy(values.astype(np.float32)) for values in (parts, hidden))
     out, square_sums, none = torch.full((ROWS, COLS), float("nan")), torch.full((ROWS, 8), float("nan")), torch.zeros(1)
     normalize[(ROWS,)](
-        partials, partials.stride(0), partials.stride(1), bias, branch_weight, none, 1e-5, 0.5, stream, COLS, none,
-        weight, norm_bias, 1e-5, out, COLS, none, none, none, COLS, square_sums, SPLITS=3, MATMUL_BIAS=True,
+        partials, partials.stride(0), partials.stride(1), bias, branch_weight, none, 1e-5, 0.5, 1.0, stream, COLS,
+        none, weight, norm_bias, 1e-5, out, COLS, none, none, none, COLS, square_sums, SPLITS=3, MATMUL_BIAS=True,
         BRANCH_NORM=1, BRANCH_BIAS=False, NORM=2, NORM_BIAS=True, GATHER=False, FORMAT=0, BLOCK_TOKENS=1, CHUNKS=1,
         DEPENDENT=False, PARTS=8, BLOCK=256,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.attention.rope_tables import RopeTables
-from realizar.backends.cuda.kernel_sizes import KEYS, TRITON_TYPES, padded_head
+from realizar.backends.cuda.kernel_sizes import TRITON_TYPES, block_keys, block_stages, padded_head
 from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.norms import NORM_KINDS
@@ -22,7 +22,8 @@ from realizar.models.spec import Attention
 def columns(attention: Attention) -> tuple[int, int]:
     """The first columns of keys and of values in the output of the QKV matmul."""
     queries = attention.num_heads * attention.head_size
-    return queries, queries + attention.num_kv_heads * attention.head_size
+    keys = 0 if attention.is_k_also_v else attention.num_kv_heads * attention.head_size
+    return queries, queries + keys
 
 
 def _is_summed(attention: Attention) -> bool:
@@ -59,7 +60,7 @@ class AttentionArguments:
         return [
             partials, partials.stride(0), partials.stride(1), self.none if bias is None else bias,
             self._space.arrays["positions"], *self._ropes.get(attention.rope), *weights, *biases,
-            float(norm.eps) if norm else 0.0, *columns(attention),
+            float(norm.eps) if norm else 0.0, float(attention.v_norm_eps or 0.0), *columns(attention),
         ]  # fmt: skip
 
     def rotated_constants(self, attention: Attention, linear: MergedLinear, shape: StepShape) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class AttentionArguments:
             "PADDED_HEAD": padded_head(attention), "ROTARY": rope.size if rope else 0,
             "INTERLEAVED": bool(rope and rope.pairing == "interleaved"),
             "NORM": NORM_KINDS[norm.kind] if norm else 0, "NORM_BIAS": bool(norm and norm.bias),
-            "BLOCK_SIZE": self._kv.block_size,
+            "VALUE_NORM": attention.v_norm_eps is not None, "BLOCK_SIZE": self._kv.block_size,
         }  # fmt: skip
 
     def cache(self, layer: int) -> tuple[torch.Tensor, ...]:
@@ -84,12 +85,13 @@ class AttentionArguments:
         return self._weights.vector(attention.sinks) if attention.sinks else self.none
 
     def shared(self, block: AttentionBlock) -> dict[str, Any]:
-        """Constants that both Triton kernels of attention take."""
-        attention, arrays = block.attention, self._space.arrays
+        """Constants and launch options that both Triton kernels of attention take."""
+        attention, arrays, compute = block.attention, self._space.arrays, self._space.query.dtype
         return {
             "TABLE_ROWS": arrays.sizes.rows, "CACHE_GROUP": self._kv.group_of(block.layer),
             "WINDOW": attention.window or 0, "SOFT_CAP": attention.soft_cap is not None,
-            "SINKS": attention.sinks is not None, "COMPUTE": TRITON_TYPES[self._space.query.dtype], "KEYS": KEYS,
+            "SINKS": attention.sinks is not None, "COMPUTE": TRITON_TYPES[compute],
+            "KEYS": block_keys(attention, compute), **block_stages(attention),
         }  # fmt: skip
 
     def direct(self, attention: Attention, consumer: MergedLinear, shape: StepShape) -> ActivationBuffer | None:

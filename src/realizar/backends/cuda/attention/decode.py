@@ -99,6 +99,7 @@ class DecodeBinder:
             bias=rotated["BIAS"], norm=rotated["NORM"], norm_bias=rotated["NORM_BIAS"], rotary=rotated["ROTARY"],
             interleaved=rotated["INTERLEAVED"], element=self._kv.dtype, block_size=self._kv.block_size, out=output.kind,
             block_tokens=output.block_tokens, cap=attention.soft_cap is not None,
+            value_norm=rotated["VALUE_NORM"],
         )  # fmt: skip
         return self._sized(kernel, shape, attention)
 
@@ -113,6 +114,8 @@ class DecodeBinder:
         runs = 1 if long or kernel.element == "int8" else 4  # there more copies cost more than bank conflicts
         bulk = long or kernel.element == "int8"  # the others are 3 % faster by lanes, which ask for 16 bytes each
         sized = replace(kernel, warps=warps, resident=resident, least=2 if long else 4, runs=runs, bulk=bulk)
+        while sized.warps > 2 and not self._fits(sized, 1):  # heads of 512 on cards with little shared memory
+            sized = replace(sized, warps=sized.warps // 2)
         ahead = replace(sized, stages=2)
         return ahead if few and not long and self._fits(ahead, 1) else sized
 
@@ -135,14 +138,18 @@ class DecodeBinder:
             values = target.codes if kernel.out == "int8" else target.values
             written, stride = [values, target.scales, target.terms], target.cols
         pointers = self._arguments.rotated(decode.block.attention, decode.linear, shape)
-        (partials, *strides), (bias, _, *vectors), (eps, key_at, value_at) = pointers[:3], pointers[3:-3], pointers[-3:]
+        (partials, *strides), (bias, _, *vectors), (*eps, key_at, value_at) = (
+            pointers[:3],
+            pointers[3:-4],
+            pointers[-4:],
+        )
         tensors = [
             partials, bias, *vectors, *self._arguments.cache(layer), arrays.slots(self._kv.group_of(layer)),
             self._arguments.sinks(attention) if attention.sinks else None,
             space.attention_parts, space.attention_state, space.arrivals, arrays["decodes"], arrays["tables"],
             arrays["header"], *written,
         ]  # fmt: skip
-        numbers = [eps, float(attention.scale), float(attention.soft_cap or 0.0)]
+        numbers = [*eps, float(attention.scale), float(attention.soft_cap or 0.0)]
         integers = [
             *strides, key_at, value_at, attention.num_kv_heads, attention.window or 0,
             self._kv.group_of(layer) * arrays.sizes.rows, stride,

@@ -93,12 +93,12 @@ def combined_heads(
 @triton.jit
 def attend_decode(
     partials, splits_stride, token_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
-    key_norm_bias, eps, key_at, value_at, keys, values, key_scales, value_scales, slots,
+    key_norm_bias, eps, value_eps, key_at, value_at, keys, values, key_scales, value_scales, slots,
     sinks, partial, state, arrivals, decodes, tables, table_stride, scale, soft_cap,
     out, out_stride, out_scale, codes, terms,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr,
-    PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, INT8_CACHE: tl.constexpr,
+    VALUE_NORM: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, INT8_CACHE: tl.constexpr,
     TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, SHARED: tl.constexpr, WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr, PARTS: tl.constexpr,
     COMBINED: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr,
@@ -128,8 +128,8 @@ def attend_decode(
         place = tl.where(index < group, kv_head * group + index, HEADS + (index - group) * KV_HEADS + kv_head)
         x, _ = rotated_heads(
             partials, splits_stride, token_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
-            key_norm_bias, eps, key_at, value_at, token, place, (index < group) | is_key | is_value, dims[None, :],
-            SPLITS, BIAS, HEADS, KV_HEADS, HEAD, ROTARY, INTERLEAVED, NORM, NORM_BIAS,
+            key_norm_bias, eps, value_eps, key_at, value_at, token, place, (index < group) | is_key | is_value,
+            dims[None, :], SPLITS, BIAS, HEADS, KV_HEADS, HEAD, ROTARY, INTERLEAVED, NORM, NORM_BIAS, VALUE_NORM,
         )  # fmt: skip
         slot = tl.load(slots + token)
         held = store_heads(

@@ -30,12 +30,14 @@ def norm_vector(query_values, key_values, is_query, at, mask):
 @triton.jit
 def rotated_heads(
     partials, splits_stride, token_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
-    key_norm_bias, eps, key_at, value_at, token, part, own, dims,
+    key_norm_bias, eps, value_eps, key_at, value_at, token, part, own, dims,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr,
+    VALUE_NORM: tl.constexpr,
 ):  # fmt: skip
-    """float32 [parts, dims]: some of a token's heads as attention takes them, values as they are; and their columns.
+    """float32 [parts, dims]: some of a token's heads as attention takes them; and their columns.
 
+    Values are as they are, or with VALUE_NORM divided by their root mean square.
     `part` int [parts, 1] counts queries, then keys, then values; of those that are not `own` all is 0. A row of
     `partials` has query, key and value side by side, at columns 0, `key_at` and `value_at`. dims: int [1, dims].
     """
@@ -54,6 +56,8 @@ def rotated_heads(
         angle = tl.where(dims < half, dims, dims - half)
         sign = tl.where(dims < half, -1.0, 1.0)
     rotates = inside & (dims < ROTARY) & ~is_value
+    if VALUE_NORM:
+        value_scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / HEAD + value_eps)[:, None]
     y = x
     if ROTARY > 0:
         y = load_heads(partials, bias, at, base + partner, rotates, splits_stride, SPLITS, BIAS)
@@ -68,6 +72,8 @@ def rotated_heads(
         if NORM_BIAS:
             x += norm_vector(query_norm_bias, key_norm_bias, is_query, dims, normed)
             y += norm_vector(query_norm_bias, key_norm_bias, is_query, partner, rotates)
+    if VALUE_NORM:
+        x = tl.where(is_value, x * value_scale, x)
     if ROTARY > 0:
         place = tl.load(positions + token).to(tl.int64) * half + angle
         c = tl.load(cosine + place, mask=rotates, other=1.0)

@@ -25,14 +25,14 @@ def norm_token(x, inside, width, weight, bias, columns, eps, KIND: tl.constexpr,
 @triton.jit
 def normalize(
     partials, splits_stride, token_stride, matmul_bias, branch_weight, branch_bias, branch_eps,
-    add_scale, hidden, hidden_stride, selected, weight, bias, eps, values, value_stride, value_scale, codes, terms,
-    width, square_sums,
+    add_scale, output_scale, hidden, hidden_stride, selected, weight, bias, eps, values, value_stride, value_scale,
+    codes, terms, width, square_sums,
     SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, BRANCH_NORM: tl.constexpr,
     BRANCH_BIAS: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr, GATHER: tl.constexpr,
     FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """hidden += add_scale * branch_norm(sum of partials); out = norm(hidden). Grid: tokens.
+    """hidden = (hidden + add_scale * branch_norm(sum of partials)) * output_scale; out = norm(hidden). Grid: tokens.
 
     SPLITS of 0: there is no branch. GATHER: program i reads token selected[i] of hidden. FORMAT: see
     `activation.store_token`.
@@ -55,7 +55,7 @@ def normalize(
         branch = norm_token(
             branch, inside, width, branch_weight, branch_bias, columns, branch_eps, BRANCH_NORM, BRANCH_BIAS
         )
-        x += add_scale * branch
+        x = (x + add_scale * branch) * output_scale
         tl.store(stream, x, mask=inside)
     if PARTS > 0:
         part = tl.arange(0, PARTS)

@@ -8,7 +8,8 @@
 // of keys that a part has at least) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the matmul) BIAS NORM (0
 // none, 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8) BLOCK_SIZE FORM (0 float32, 1
 // int8, 2 half) BLOCK_TOKENS RUNS (of a tile: 1, 4) BULK (whether the copy engine fetches tiles, where there is one;
-// else lanes copy 16 bytes each) STAGE_BYTES (of a warp and a stage) CAP (whether scores are capped).
+// else lanes copy 16 bytes each) STAGE_BYTES (of a warp and a stage) CAP (whether scores are capped)
+// VALUE_NORM (whether values are divided by their root mean square).
 // Before it: primitives.cu, bulk.cu, attend_heads.cu, attend_results.cu.
 
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD <= 128 ? RESIDENT / WARPS : 1)
@@ -17,7 +18,7 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
      char* keys, char* values, char* key_scales, char* value_scales, const int* slots, const float* sinks,
      float* partial, float* state, int* arrivals, const int4* decodes, const int* tables, const int* table_stride,
      char* out, float* out_scale, float* terms,
-     float eps, float score_scale, float soft_cap, int split_stride, int token_stride, int key_at, int value_at,
+     float eps, float value_eps, float score_scale, float soft_cap, int split_stride, int token_stride, int key_at, int value_at,
      int kv_heads, int window, int table_rows, int out_stride) {
   __shared__ __align__(16) float heads[(GROUP + 2) * HEAD_PITCH];
   __shared__ float tops[WARPS + 1][GROUP], totals[WARPS + 1][GROUP], part_weights[GROUP][MAX_PARTS];
@@ -142,6 +143,8 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
       const bool query = h < GROUP;
       norm_and_rotate(x[o], head, query ? query_norm : key_norm, query ? query_norm_bias : key_norm_bias, eps, angles, cosine + angles_at, sine + angles_at, lane);
     }
+    if constexpr (VALUE_NORM)
+      if (h == GROUP + 1) divide_by_root(x[o], value_eps);
     if (h >= GROUP) keep(x[o], h == GROUP ? keys : values, h == GROUP ? key_scales : value_scales, place, slot >= 0, lane);
 #pragma unroll
     for (int i = 0; i < EACH; i++)

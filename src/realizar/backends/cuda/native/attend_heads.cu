@@ -124,6 +124,16 @@ INLINE void norm_and_rotate(float (&x)[EACH], float* room, const float* weight, 
   }
 }
 
+// One warp: a head's float32 values by their root mean square.
+INLINE void divide_by_root(float (&x)[EACH], float eps) {
+  float square_sum = 0.f;  // beyond the head are zeros
+#pragma unroll
+  for (int i = 0; i < EACH; i++) square_sum += x[i] * x[i];
+  const float scale = 1.f / sqrtf(sum_of_warp(square_sum) / HEAD + eps);
+#pragma unroll
+  for (int i = 0; i < EACH; i++) x[i] *= scale;
+}
+
 // One warp: a head into its place in the cache; it becomes what the cache then holds.
 INLINE void keep(float (&head)[EACH], char* cache, char* scales, long place, bool stored, int lane) {
 #pragma unroll

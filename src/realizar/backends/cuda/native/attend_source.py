@@ -27,7 +27,7 @@ class AttendKernel:
         runs: 4 or 1: copies that a tile comes by, apart so that they are read without bank conflicts where there are 4.
         bulk: True if the copy engine fetches tiles, where there is one; else each lane asks for 16 bytes at once.
         least: parts of a context are no shorter than `least` times 64 keys.
-        cap: True if scores are capped.
+        cap: True if scores are capped. value_norm: True if values are divided by their root mean square.
     """
 
     head: int
@@ -49,11 +49,12 @@ class AttendKernel:
     bulk: bool = True
     least: int = 2
     cap: bool = False
+    value_norm: bool = False
 
     @property
     def supported(self) -> bool:
         """True if there is a kernel of this shape."""
-        fits = self.head % 8 == 0 and self.head <= 256 and self.group <= 8 and self.block_size % _TILE == 0
+        fits = self.head % 8 == 0 and self.head <= 512 and self.group <= 8 and self.block_size % _TILE == 0
         return self.element in _ELEMENTS and fits
 
     @property
@@ -78,7 +79,7 @@ class AttendKernel:
             "BLOCK_TOKENS": self.block_tokens, "WARPS": self.warps,
             "RESIDENT": self.resident, "STAGES": self.stages,
             "RUNS": self.runs, "BULK": int(self.bulk), "STAGE_BYTES": self.stage_bytes,
-            "LEAST": self.least, "CAP": int(self.cap),
+            "LEAST": self.least, "CAP": int(self.cap), "VALUE_NORM": int(self.value_norm),
         }  # fmt: skip
         defines = "".join(f"#define {key} {value}\n" for key, value in values.items())
         return Source(name, defines + "".join(map(read, _FILES)))

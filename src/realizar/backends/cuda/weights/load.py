@@ -64,7 +64,7 @@ class Weights:
             shared = experts.shared
             if shared is not None and shared.gate is not None:
                 self.gated[shared.gate.weight, shared.up.weight] = shared
-        self._vectors: dict[tuple[TensorName, float], torch.Tensor] = {}
+        self._vectors: dict[tuple[TensorName, float, float], torch.Tensor] = {}
         self.experts: dict[TensorName, ExpertMatrices] = {}
         self._as_floats = {linear.weight for _, experts in spec.mixtures() for linear in experts.scorers()}
         self._packer: Packer | None = None
@@ -106,12 +106,13 @@ class Weights:
                 self.experts[experts.gate.weight] = loader.load(experts)
         self._packer = None
 
-    def vector(self, name: TensorName, offset: float = 0.0) -> torch.Tensor:
-        """float32 values plus `offset`."""
-        key = name, offset
+    def vector(self, name: TensorName, offset: float = 0.0, scale: float = 1.0) -> torch.Tensor:
+        """float32 values plus `offset`, times `scale`."""
+        key = name, offset, scale
         if key not in self._vectors:
             with naming(name):
-                self._vectors[key] = self._send(self.vector_values(name) + np.float32(offset), self._stores.get(name))
+                values = (self.vector_values(name) + np.float32(offset)) * np.float32(scale)
+                self._vectors[key] = self._send(values, self._stores.get(name))
         return self._vectors[key]
 
     def vector_values(self, name: TensorName) -> NDArray[np.float32]:
@@ -119,7 +120,7 @@ class Weights:
         return self._tensors.vector(name)
 
     def norm_weight(self, norm: Norm) -> torch.Tensor:
-        return self.vector(norm.weight, norm.weight_offset)
+        return self.vector(norm.weight, norm.weight_offset, norm.weight_scale)
 
     def bias(self, linears: tuple[Linear, ...]) -> torch.Tensor | None:
         """The biases of matmuls side by side, zeros for those without; None where none has one."""
