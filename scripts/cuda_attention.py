@@ -16,7 +16,7 @@ import torch
 
 from realizar.backends.cuda.attention.native_decode import DecodeAttention
 from realizar.backends.cuda.native.attend_source import AttendKernel
-from realizar.backends.cuda.tuning.measure import replay_ms
+from realizar.backends.cuda.tuning.replay import replay_ms
 from realizar.bench import generate
 
 BLOCK, MOST_PARTS = 16, 64

@@ -14,32 +14,14 @@ from functools import partial
 import numpy as np
 import torch
 
-from realizar.backends.cuda.layouts.fragments import BLOCK, fragment_format
-from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
-from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, most_tiles
+from realizar.backends.cuda.matmul.grouped import GroupedConfig, GroupedMatmuls
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
 from realizar.backends.cuda.native.grouped.source import GroupedTiles
+from realizar.backends.cuda.tuning.measure_experts import buffers_of, random_choices, random_experts, step_of
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
-
-
-def random_stack(count: int, out_features: int, cols: int, ggml_type: GGMLType, compact: bool) -> PackedExperts:
-    weight_format = fragment_format(GGML_LAYOUTS[ggml_type], compact)
-    stride = weight_format.size_bytes(out_features, cols)
-    weights = torch.randint(0, 60, (count * stride,), dtype=torch.uint8, device="cuda")
-    scales = torch.full((count * -(-out_features // BLOCK),), 1e-3, device="cuda")
-    table = torch.arange(16, dtype=torch.uint8, device="cuda") + 120 if weight_format.codebook else None
-    return PackedExperts(count, out_features, cols, weight_format, weights, scales, table)
-
-
-def choices(rows: int, per_token: int, experts: int, skew: float, layers: int) -> list[torch.Tensor]:
-    """Experts of each row of each layer; `skew`: the exponent of Zipf's law."""
-    rng = np.random.default_rng(rows)
-    law = skew * np.log(np.arange(1, experts + 1))
-    noise = [rng.gumbel(size=(rows, experts)) - rng.permutation(law) for _ in range(layers)]
-    return [torch.from_numpy(np.argsort(-each, axis=1)[:, :per_token].astype(np.int32).copy()).cuda() for each in noise]
 
 
 def milliseconds(run: Callable[[], None], layers: int) -> float:
@@ -69,18 +51,18 @@ class Layers:
         self.rows, self.experts, self.per_token, self.count = rows, options.experts, options.per_token, options.layers
         self.step = self.grouped.step(rows, self.per_token, self.experts)
         if tokens:
-            self.step = replace(self.step, tokens=tokens, count=most_tiles(self.step.pairs, self.experts, tokens))
+            self.step = step_of(self.step.pairs, self.experts, tokens)
         sizes = (
-            (2 * options.width, options.hidden, GGMLType[options.gate_up]),
-            (options.hidden, options.width, GGMLType[options.down]),
+            (2 * options.width, options.hidden, GGML_LAYOUTS[GGMLType[options.gate_up]]),
+            (options.hidden, options.width, GGML_LAYOUTS[GGMLType[options.down]]),
         )
         self.gate_ups, self.downs = (
-            [random_stack(self.experts, *each, options.compact) for _ in range(self.count)] for each in sizes
+            [random_experts(self.experts, *each, options.compact) for _ in range(self.count)] for each in sizes
         )
-        self.chosen = choices(rows, self.per_token, self.experts, options.skew, self.count)
+        self.chosen = random_choices(rows, self.per_token, self.experts, self.count, options.skew)
         x = torch.randn(rows, options.hidden, device="cuda")
         self.x: HalfActivations = self.matmuls.to_half(x, 64 if rows >= 64 else 16)
-        self.buffers = buffers_for(self.step, self.experts, options.width)
+        self.buffers = buffers_of(self.step, self.experts, options.width)
         self.out = torch.zeros(self.step.pairs, options.hidden, device="cuda")
         self.weights = torch.rand(self.step.pairs, device="cuda")
         first = self.grouped.route(self.step, self.gate_ups[0], "silu")
@@ -126,15 +108,6 @@ class Layers:
         rates = f"{read:7.1f} MB {read / ms / 1e3:6.2f} TB/s {flops / ms / 1e9:6.1f} TFLOP/s" if stacks else ""
         head = f"rows {self.rows:5d} places {self.step.tokens:3d}"
         print(f"{head} {name:32s} {ms * 1e3:8.2f} us {rates}", flush=True)
-
-
-def buffers_for(step: StepTiles, experts: int, width: int) -> GroupedBuffers:
-    """Buffers for tiles of any size."""
-    buffers = GroupedBuffers("cuda", 1, 1, experts, BLOCK, True)
-    buffers.slots = torch.full((step.places,), -1, dtype=torch.int32, device="cuda")
-    buffers.work = torch.zeros(1 + step.count, dtype=torch.int32, device="cuda")
-    buffers.gated = torch.zeros(step.places * width, dtype=torch.float16, device="cuda")
-    return buffers
 
 
 def other_tiles(config: GroupedConfig, text: str) -> Iterator[GroupedConfig]:

@@ -13,7 +13,7 @@ import sys
 from cuda_bench import decodes, random_checkpoint
 
 from realizar.backends.cuda.runner import CUDABackend
-from realizar.backends.cuda.tuning.measure import median_ms
+from realizar.backends.cuda.tuning.replay import median_ms
 from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow
 from realizar.bench import generate

@@ -12,6 +12,7 @@ from realizar.cli.terminal.progress import download_progress
 from realizar.errors import InvalidRequestError, UnsupportedModelError
 
 if TYPE_CHECKING:
+    from realizar.backends.cuda.matmul.expert_lines import ExpertLine
     from realizar.backends.cuda.matmul.tuning_table import Line
 
 
@@ -36,15 +37,17 @@ def tune_command(
     spec = build_spec(checkpoint)
 
     from realizar.backends.cuda.device import open_device
+    from realizar.backends.cuda.tuning.experts import tuned_experts
     from realizar.backends.cuda.tuning.measure import tune_device
     from realizar.backends.cuda.tuning.sweep import TOKEN_COUNTS, model_shapes
 
-    shapes = model_shapes(spec, checkpoint)
-    if not shapes:
+    shapes, mixtures = model_shapes(spec, checkpoint), tuned_experts(spec, checkpoint)
+    if not shapes and not mixtures:
         raise UnsupportedModelError(f"{model} has no quantised matmuls, so there is nothing to tune")
     shown = _Progress()
-    path = tune_device(open_device(device.index), shapes, counts or TOKEN_COUNTS, shown.measured)
-    print(f"{shown.count} configurations were measured for {len(shapes)} shapes; the fastest are saved in {path}")
+    path = tune_device(open_device(device.index), shapes, counts or TOKEN_COUNTS, shown.measured, mixtures)
+    count = len(shapes) + len(mixtures)
+    print(f"{shown.count} configurations were measured for {count} shapes; the fastest are saved in {path}")
 
 
 class _Progress:
@@ -52,14 +55,13 @@ class _Progress:
 
     def __init__(self) -> None:
         self.count = 0
-        self._last: tuple[int, int, int] | None = None
+        self._last = ""
 
-    def measured(self, line: Line) -> None:
+    def measured(self, line: Line | ExpertLine) -> None:
         self.count += 1
-        place = line.out_features, line.cols, line.tokens
-        if place != self._last:
-            self._last = place
-            print(f"{line.out_features} x {line.cols}, {line.tokens} tokens", file=sys.stderr, flush=True)
+        if line.work != self._last:
+            self._last = line.work
+            print(line.work, file=sys.stderr, flush=True)
 
 
 def _token_counts(text: str) -> tuple[int, ...]:

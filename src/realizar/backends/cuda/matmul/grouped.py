@@ -23,13 +23,14 @@ first weights before it waits for the kernel before it, which must be `launch_ga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
-from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, grouped_tiles, step_tiles
+from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape, measured_tiles
+from realizar.backends.cuda.matmul.grouped_tiles import MOST_STAGES, StepTiles, fitted, grouped_tiles, step_tiles
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
 from realizar.backends.cuda.native.compiler import Source, compile_source, compile_sources
 from realizar.backends.cuda.native.grouped.source import (
@@ -79,16 +80,17 @@ class GroupedBuffers:
     """
 
     def __init__(
-        self, device: torch.device | str, rows: int, per_token: int, experts: int, width: int, wgmma: bool
-    ) -> None:
+        self, device: torch.device | str, rows: int, per_token: int, experts: int, width: int, wgmma: bool,
+        lines: Sequence[ExpertLine] = (),
+    ) -> None:  # fmt: skip
         """Allocate.
 
         Args:
             rows: of the largest step. per_token: experts of a row. experts: of a layer.
             width: outputs of gate and up together, a multiple of 64; 0 where nothing is written in tiles.
-            wgmma: whether the Hopper kernel runs.
+            wgmma: whether the Hopper kernel runs. lines: measured on the device.
         """
-        steps = [step_tiles(each, per_token, experts, wgmma) for each in range(1, rows + 1)]
+        steps = [step_tiles(each, per_token, experts, wgmma, lines) for each in range(1, rows + 1)]
         places = max(step.places for step in steps)
         self.slots = torch.full((places,), -1, dtype=torch.int32, device=device)
         self.work = torch.zeros(1 + max(step.count for step in steps), dtype=torch.int32, device=device)
@@ -112,7 +114,7 @@ class GroupedMatmuls:
 
     def step(self, rows: int, per_token: int, experts: int) -> StepTiles:
         """Tiles of a step of `rows`."""
-        return step_tiles(rows, per_token, experts, self._tuning.wgmma)
+        return step_tiles(rows, per_token, experts, self._tuning.wgmma, self._tuning.grouped_lines)
 
     def route(
         self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False
@@ -124,9 +126,16 @@ class GroupedMatmuls:
             activation: of interleaved gate and up; None writes rows of pairs.
             tiled: whether its input is what `launch_gated` writes.
         """
-        tiles = grouped_tiles(
-            step.tokens, stack.format, activation is not None, self._tuning.wgmma, self._tuning.shared_bytes
-        )
+        gated, shared = activation is not None, self._tuning.shared_bytes
+        hidden, width = stack.out_features, stack.in_features
+        if gated:
+            hidden, width = width, hidden // 2
+        shape = ExpertShape(stack.count, hidden, width)
+        measured = measured_tiles(self._tuning.grouped_lines, step.pairs, shape, gated, step.tokens)
+        if measured is None:
+            tiles = grouped_tiles(step.tokens, stack.format, gated, self._tuning.wgmma, shared)
+        else:
+            tiles = fitted(replace(measured, stages=MOST_STAGES), stack.format, gated, shared)
         odd = stack.format.chunks(stack.in_features) % 2 == 1
         return GroupedConfig(stack.format, tiles, not tiled, activation, odd)
 

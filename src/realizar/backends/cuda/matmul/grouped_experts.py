@@ -95,7 +95,10 @@ class GroupedExperts:
         """What layers of one shape share."""
         key = experts.experts_per_token, experts.num_experts, experts.down.in_features
         if key not in self._buffers:
-            self._buffers[key] = GroupedBuffers(self._matmuls.device, self._rows, *key, self._matmuls.tuning.wgmma)
+            tuning = self._matmuls.tuning
+            self._buffers[key] = GroupedBuffers(
+                self._matmuls.device, self._rows, *key, tuning.wgmma, tuning.grouped_lines
+            )
         return self._buffers[key]
 
 

@@ -1,21 +1,23 @@
 """Tiles of grouped matmuls, and the memory that their pairs take. torch-free.
 
-The places of a tile depend on a step's padded rows alone, so that a graph holds one kernel for each matmul. Experts
-that are chosen more often take several tiles.
+They come from measured lines, or by rule where there are none. The places of a tile depend on a step's padded rows
+alone, so that a graph holds one kernel for each matmul. Experts that are chosen more often take several tiles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
+from realizar.backends.cuda.matmul.expert_lines import ExpertLine, measured_places
 from realizar.backends.cuda.native.grouped.source import GroupedTiles
 
 TILE_TOKENS = (8, 16, 32, 64, 128)
-_MMA_SYNC_TOKENS = 64  # the largest tile of mma.sync
+MMA_SYNC_TOKENS = 64  # the largest tile of mma.sync
 _ROOM = 1.3  # places of a tile for each pair that an expert has on average
-_LEAST_STAGES, _MOST_STAGES = 3, 8
+_LEAST_STAGES, MOST_STAGES = 3, 8  # of a ring
 _BLOCK_BYTES = 1024  # of shared memory that the device keeps for itself in each block
 _MULTIPROCESSOR_BYTES = 1024  # that all blocks of a multiprocessor may have beyond what one block may
 _WGMMA = {8: (2, 1, (3, 4)), 16: (2, 1, (4, 4)), 32: (2, 1, (3, 3)), 64: (2, 2, (1, 1)), 128: (2, 2, (1, 1))}
@@ -24,7 +26,7 @@ _WGMMA = {8: (2, 1, (3, 4)), 16: (2, 1, (4, 4)), 32: (2, 1, (3, 3)), 64: (2, 2, 
 
 def tile_tokens(rows: int, per_token: int, experts: int, wgmma: bool) -> int:
     """Places of a tile for a step of `rows`: enough for most experts where all are chosen equally often."""
-    most = TILE_TOKENS[-1] if wgmma else _MMA_SYNC_TOKENS
+    most = TILE_TOKENS[-1] if wgmma else MMA_SYNC_TOKENS
     wanted = min(_ROOM * rows * per_token / experts, most)
     return next(size for size in TILE_TOKENS if size >= wanted)
 
@@ -52,9 +54,10 @@ class StepTiles:
         return self.count * self.tokens
 
 
-def step_tiles(rows: int, per_token: int, experts: int, wgmma: bool) -> StepTiles:
-    """Tiles of a step of `rows`."""
-    tokens = tile_tokens(rows, per_token, experts, wgmma)
+def step_tiles(rows: int, per_token: int, experts: int, wgmma: bool, lines: Sequence[ExpertLine] = ()) -> StepTiles:
+    """Tiles of a step of `rows`; `lines` are those measured on the device."""
+    measured = measured_places(lines, rows * per_token, experts)
+    tokens = tile_tokens(rows, per_token, experts, wgmma) if measured is None else measured
     return StepTiles(rows * per_token, tokens, most_tiles(rows * per_token, experts, tokens))
 
 
@@ -68,17 +71,23 @@ def grouped_tiles(
         tokens: places of a tile. gated: whether gate and up are multiplied. wgmma: whether the Hopper kernel runs.
         shared_bytes: shared memory that one block may have.
     """
-    tiles = GroupedTiles("mma_sync", tokens, 2, 1, _MOST_STAGES, 1)
+    tiles = GroupedTiles("mma_sync", tokens, 2, 1, MOST_STAGES, 1)
     if wgmma:
         strips, groups, blocks = _WGMMA[tokens]
-        tiles = GroupedTiles("wgmma", tokens, strips, groups, _MOST_STAGES, blocks[gated])
+        tiles = GroupedTiles("wgmma", tokens, strips, groups, MOST_STAGES, blocks[gated])
+    return fitted(tiles, weight_format, gated, shared_bytes)
+
+
+@cache
+def fitted(tiles: GroupedTiles, weight_format: FragmentFormat, gated: bool, shared_bytes: int) -> GroupedTiles:
+    """Tiles with fewer stages, then blocks, then warpgroups, until a format's blocks fit the shared memory."""
     while not _fits(tiles, weight_format, gated, shared_bytes):
         if tiles.stages > _LEAST_STAGES:
             tiles = replace(tiles, stages=tiles.stages - 1)
         elif tiles.blocks > 1:
-            tiles = replace(tiles, blocks=tiles.blocks - 1, stages=_MOST_STAGES)
+            tiles = replace(tiles, blocks=tiles.blocks - 1, stages=MOST_STAGES)
         elif tiles.groups > 1:
-            tiles = replace(tiles, groups=1, stages=_MOST_STAGES)
+            tiles = replace(tiles, groups=1, stages=MOST_STAGES)
         else:
             break  # nothing is smaller; loading it says so
     return tiles

@@ -1,9 +1,9 @@
 """Tiles and splits of a matmul: from measured tables per GPU, or by rule where there is no table. torch-free.
 
 A table is JSON in `tables/`, a list of lines as `Line.to_json` writes them: the fastest tiles and splits for a number
-of tokens and a shape. A matmul takes the line of its number of tokens and the nearest shape; splits are then
-scaled so that as many blocks run, and stages cut where another weight format's blocks are too large for shared
-memory.
+of tokens and a shape. After them come those of grouped matmuls over experts, as `ExpertLine.to_json` writes them. A
+matmul takes the line of its number of tokens and the nearest shape; splits are then scaled so that as many blocks run,
+and stages cut where another weight format's blocks are too large for shared memory.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from realizar.backends.cuda.layouts.fragments import TILE, FragmentFormat
+from realizar.backends.cuda.matmul.expert_lines import ExpertLine, best_expert_lines
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
 from realizar.hub.folders import user_data
 
@@ -69,6 +70,11 @@ class Line:
         return Line(tokens, out_features, cols, _KINDS[kind](*numbers), splits, ms)
 
     @property
+    def work(self) -> str:
+        """The matmul, in words."""
+        return f"{self.out_features} x {self.cols}, {self.tokens} tokens"
+
+    @property
     def key(self) -> tuple[int, int, int, bool]:
         """A table has one line for each key: tokens, shape, and True if activations are integers."""
         return self.tokens, self.out_features, self.cols, self.tiles.kind == "matvec"
@@ -96,13 +102,32 @@ def updated_lines(old: Iterable[Line], new: Iterable[Line]) -> list[Line]:
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """Measured lines: of matmuls, and of grouped matmuls over experts."""
+
+    lines: tuple[Line, ...] = ()
+    expert_lines: tuple[ExpertLine, ...] = ()
+
+    @staticmethod
+    def parse(text: str) -> Table:
+        """A table as `write_table` writes it.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is no table.
+        """
+        rows = json.loads(text)
+        of_experts = tuple(ExpertLine.from_json(values) for values in rows if ExpertLine.is_line(values))
+        return Table(tuple(Line.from_json(values) for values in rows if not ExpertLine.is_line(values)), of_experts)
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceTuning:
     """The tilings of one device.
 
     Attributes:
         wgmma: whether the Hopper kernel runs.
         processors: multiprocessors. shared_bytes: shared memory that one block may have.
-        lines: the table, empty where there is none.
+        lines: the table, empty where there is none. expert_lines: its lines of grouped matmuls.
         int8_tokens: the largest number of tokens for the integer mat-vec.
     """
 
@@ -111,6 +136,12 @@ class DeviceTuning:
     shared_bytes: int = _DEFAULT_SHARED_BYTES
     lines: tuple[Line, ...] = ()
     int8_tokens: int = 2
+    expert_lines: tuple[ExpertLine, ...] = ()
+
+    @property
+    def grouped_lines(self) -> tuple[ExpertLine, ...]:
+        """The lines of grouped matmuls whose instruction runs."""
+        return tuple(line for line in self.expert_lines if (line.tiles.kind == "wgmma") == self.wgmma)
 
     def block_tokens(self, tokens: int) -> int:
         """Rows of a block of `half` activations."""
@@ -262,7 +293,9 @@ def load_tuning(name: str, capability: tuple[int, int], processors: int, shared_
         name: as the driver reports it. capability: major and minor. processors: multiprocessors.
         shared_bytes: shared memory that one block may ask for.
     """
-    return DeviceTuning(capability == (9, 0), processors, shared_bytes, _own_lines(name) or _shipped_lines(name))
+    own, shipped, wgmma = _own_table(name), _shipped_table(name), capability == (9, 0)
+    lines, expert_lines = own.lines or shipped.lines, own.expert_lines or shipped.expert_lines
+    return DeviceTuning(wgmma, processors, shared_bytes, lines, expert_lines=expert_lines)
 
 
 def own_table(name: str) -> Path:
@@ -270,32 +303,29 @@ def own_table(name: str) -> Path:
     return user_data() / "tuning" / f"{'-'.join(name.lower().split())}.json"
 
 
-def write_table(path: Path, lines: Iterable[Line]) -> None:
+def write_table(path: Path, lines: Iterable[Line], expert_lines: Iterable[ExpertLine] = ()) -> None:
     """Write the best of these lines as a table, folders included."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = ",\n".join(json.dumps(line.to_json()) for line in best_lines(lines))
+    rows = [*(line.to_json() for line in best_lines(lines)), *(x.to_json() for x in best_expert_lines(expert_lines))]
+    text = ",\n".join(map(json.dumps, rows))
     path.write_text(f"[\n{text}\n]\n", encoding="utf-8")
 
 
-def _own_lines(name: str) -> tuple[Line, ...]:
-    """Lines measured on this machine; a file that is not a table is passed over."""
+def _own_table(name: str) -> Table:
+    """The table measured on this machine; a file that is not a table is passed over."""
     path = own_table(name)
     try:
-        return _parse(path.read_text(encoding="utf-8"))
+        return Table.parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return ()
+        return Table()
     except (OSError, ValueError, TypeError, KeyError) as error:
         _LOG.warning("%s is not a tuning table (%s); the built-in table is used", path, error)
-        return ()
+        return Table()
 
 
 @cache
-def _shipped_lines(name: str) -> tuple[Line, ...]:
+def _shipped_table(name: str) -> Table:
     file = next((table for word, table in _TABLES.items() if word in name.split()), None)
     if file is None:
-        return ()
-    return _parse(resources.files("realizar.backends.cuda").joinpath("tables", file).read_text(encoding="utf-8"))
-
-
-def _parse(table: str) -> tuple[Line, ...]:
-    return tuple(Line.from_json(values) for values in json.loads(table))
+        return Table()
+    return Table.parse(resources.files("realizar.backends.cuda").joinpath("tables", file).read_text(encoding="utf-8"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,9 +12,13 @@ import torch
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
+from realizar.backends.cuda.matmul.expert_lines import ExpertLine, updated_expert_lines
 from realizar.backends.cuda.matmul.quantized import ActivationFormat, Activations, MatmulConfig, MatmulKernels
 from realizar.backends.cuda.matmul.tuning_table import Line, own_table, updated_lines, write_table
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles
+from realizar.backends.cuda.tuning.experts import TunedExperts, sweep_experts
+from realizar.backends.cuda.tuning.measure_experts import ExpertDeviceMeter
+from realizar.backends.cuda.tuning.replay import replay_ms
 from realizar.backends.cuda.tuning.sweep import Shape, sweep
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
 from realizar.errors import CapacityError
@@ -40,30 +43,6 @@ def written(matmuls: MatmulKernels, x: torch.Tensor, activation_format: Activati
     return (
         matmuls.to_int8(x) if activation_format.kind == "int8" else matmuls.to_half(x, activation_format.block_tokens)
     )
-
-
-def replay_ms(run: Callable[[], None], repeats: int = 7) -> float:
-    """Median time of a CUDA graph of what `run` launches."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    return median_ms(graph.replay, repeats)
-
-
-def median_ms(run: Callable[[], object], repeats: int) -> float:
-    """Median time on the device of what `run` launches."""
-    times = []
-    for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
 
 
 class DeviceMeter:
@@ -114,12 +93,13 @@ class DeviceMeter:
 
 
 def tune_device(
-    device: DeviceProfile, shapes: Sequence[Shape], token_counts: Sequence[int], measured: Callable[[Line], None]
-) -> Path:
+    device: DeviceProfile, shapes: Sequence[Shape], token_counts: Sequence[int],
+    measured: Callable[[Line | ExpertLine], None], mixtures: Sequence[TunedExperts] = (),
+) -> Path:  # fmt: skip
     """Measure the matmuls of a model here, and write this machine's table; its lines of other matmuls stay.
 
     Args:
-        measured: called with each candidate's line.
+        measured: called with each candidate's line. mixtures: whose grouped matmuls are measured too.
 
     Returns:
         The path of the table.
@@ -132,7 +112,9 @@ def tune_device(
         raise CapacityError(f"{device.name} can't run the kernels that are tuned: they need compute capability 8.0")
     with device_errors():
         matmuls = MatmulKernels(device.torch_device)
-        lines = sweep(matmuls.tuning, shapes, token_counts, DeviceMeter(matmuls), measured)
+        tuning = matmuls.tuning
+        lines = sweep(tuning, shapes, token_counts, DeviceMeter(matmuls), measured)
+        of_experts = sweep_experts(tuning, mixtures, token_counts, ExpertDeviceMeter(matmuls), measured)
     path = own_table(device.name)
-    write_table(path, updated_lines(matmuls.tuning.lines, lines))
+    write_table(path, updated_lines(tuning.lines, lines), updated_expert_lines(tuning.expert_lines, of_experts))
     return path

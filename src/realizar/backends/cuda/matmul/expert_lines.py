@@ -1,0 +1,112 @@
+"""Measured grouped matmuls over experts: lines of a tuning table, and what a step takes from them. torch-free.
+
+A line counts for its own matrices and number of experts, and for steps with as many pairs or fewer, down to half. Its
+ring is made as deep as the weights' format allows. Both matmuls of a mixture share the places of a tile, so a table has
+a line for gate and up and one for down, of one number of places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from realizar.backends.cuda.native.grouped.source import GroupedTiles
+
+_MARK = "experts"  # begins a line of a table
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """A mixture's matrices, as its grouped matmuls read them.
+
+    Attributes:
+        experts: of a layer. hidden, width: of the stream, and between gate or up and down.
+    """
+
+    experts: int
+    hidden: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLine:
+    """A measured grouped matmul.
+
+    Attributes:
+        pairs: of a token and an expert, in the step. shape: of the mixture.
+        gated: True of gate and up with the activation, False of down.
+        tiles: how it ran. ms: how long, of one launch in a graph of many.
+    """
+
+    pairs: int
+    shape: ExpertShape
+    gated: bool
+    tiles: GroupedTiles
+    ms: float
+
+    @property
+    def work(self) -> str:
+        """The matmul, in words."""
+        part = "gate and up" if self.gated else "down"
+        return f"{part} of {self.shape.experts} experts, {self.shape.hidden} x {self.shape.width}, {self.pairs} pairs"
+
+    def to_json(self) -> list[Any]:
+        """["experts", pairs, experts, hidden, width, 1 if gated else 0, kind, the tiles' numbers, ms]."""
+        kind, *numbers = astuple(self.tiles)
+        return [_MARK, self.pairs, *astuple(self.shape), int(self.gated), kind, numbers, round(self.ms, 5)]
+
+    @staticmethod
+    def is_line(values: Sequence[Any]) -> bool:
+        """True if a line of a table is of this kind."""
+        return values[0] == _MARK
+
+    @staticmethod
+    def from_json(values: Sequence[Any]) -> ExpertLine:
+        _, pairs, experts, hidden, width, gated, kind, numbers, ms = values
+        shape = ExpertShape(experts, hidden, width)
+        return ExpertLine(pairs, shape, bool(gated), GroupedTiles(kind, *numbers), ms)
+
+
+def best_expert_lines(lines: Iterable[ExpertLine]) -> list[ExpertLine]:
+    """The cheapest pair of lines of each shape and number of pairs: gate and up, and down, of one number of places."""
+    best: dict[tuple[ExpertShape, int], dict[int, dict[bool, ExpertLine]]] = {}
+    for line in lines:
+        of_places = best.setdefault((line.shape, line.pairs), {}).setdefault(line.tiles.tokens, {})
+        if line.gated not in of_places or line.ms < of_places[line.gated].ms:
+            of_places[line.gated] = line
+    chosen = []
+    for key in sorted(best, key=lambda key: (astuple(key[0]), key[1])):
+        whole = [both for both in best[key].values() if len(both) == 2]
+        if whole:
+            both = min(whole, key=lambda both: both[True].ms + both[False].ms)
+            chosen += [both[True], both[False]]
+    return chosen
+
+
+def updated_expert_lines(old: Iterable[ExpertLine], new: Iterable[ExpertLine]) -> list[ExpertLine]:
+    """A table in which new lines replace the old ones of the same mixtures and numbers of pairs."""
+    best = best_expert_lines(new)
+    keys = {(line.shape, line.pairs) for line in best}
+    return best_expert_lines([*best, *(line for line in old if (line.shape, line.pairs) not in keys)])
+
+
+def measured_places(lines: Iterable[ExpertLine], pairs: int, experts: int) -> int | None:
+    """Places of a tile for a step of so many pairs; None where nothing near was measured."""
+    line = _nearest([line for line in lines if line.shape.experts == experts], pairs)
+    return None if line is None else line.tiles.tokens
+
+
+def measured_tiles(
+    lines: Iterable[ExpertLine], pairs: int, shape: ExpertShape, gated: bool, places: int
+) -> GroupedTiles | None:
+    """Tiles of a grouped matmul with these places; None where nothing near was measured."""
+    fitting = [line for line in lines if (line.shape, line.gated, line.tiles.tokens) == (shape, gated, places)]
+    line = _nearest(fitting, pairs)
+    return None if line is None else line.tiles
+
+
+def _nearest(lines: Sequence[ExpertLine], pairs: int) -> ExpertLine | None:
+    """The line of the smallest number of pairs that is no smaller, and at most twice as large."""
+    near = (line for line in lines if pairs <= line.pairs <= 2 * pairs)
+    return min(near, key=lambda line: line.pairs, default=None)

@@ -1,0 +1,127 @@
+"""The mixtures of a model whose grouped matmuls can be tuned, their candidates, and a sweep over them. torch-free."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from realizar.backends.cuda.layouts.fragments import FragmentFormat
+from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape
+from realizar.backends.cuda.matmul.grouped_tiles import MMA_SYNC_TOKENS, MOST_STAGES, TILE_TOKENS, fitted
+from realizar.backends.cuda.matmul.tuning_table import DeviceTuning
+from realizar.backends.cuda.native.grouped.source import GroupedTiles
+from realizar.backends.cuda.weights.experts import is_interleaved
+from realizar.backends.weight_tensors import WeightTensors
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import KernelError
+from realizar.models.spec import ModelSpec
+from realizar.quantization import WeightLayout
+
+_LOG = logging.getLogger(__name__)
+
+_REGISTERS = 65_536  # of a multiprocessor
+_LEAST_TOKENS = 9  # of a step whose pairs are sorted by expert
+
+# strips, groups, blocks
+_GATED = ((2, 1, 2), (2, 1, 3), (2, 1, 4), (2, 1, 5), (2, 2, 1), (2, 2, 2), (2, 1, 1))
+_PAIRS = (*_GATED, (1, 1, 4), (1, 1, 6), (1, 2, 2), (1, 2, 3), (1, 2, 1))
+_MMA_SYNC = ((2, 1, 1), (2, 1, 2), (2, 1, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class TunedExperts:
+    """Mixtures of one shape.
+
+    Attributes:
+        per_token: experts of a token. gate_up, down: layouts of most of their matrices.
+    """
+
+    shape: ExpertShape
+    per_token: int
+    gate_up: WeightLayout
+    down: WeightLayout
+
+
+class ExpertMeter(Protocol):
+    """Times grouped matmuls on a device."""
+
+    def take(self, experts: TunedExperts) -> dict[bool, FragmentFormat]:
+        """Make matrices of a mixture, for the following calls; the formats of gate and up (True) and down."""
+
+    def prepare(self, tokens: int, tiles: Sequence[tuple[bool, GroupedTiles]]) -> None:
+        """Compile the kernels that will be timed."""
+
+    def ms(self, tokens: int, gated: bool, tiles: GroupedTiles) -> float:
+        """Milliseconds of one launch. Raises KernelError: it does not run here."""
+
+
+def tuned_experts(spec: ModelSpec, checkpoint: Checkpoint) -> list[TunedExperts]:
+    """The quantised mixtures of a model that have grouped matmuls, each shape once."""
+    tensors = WeightTensors(spec, checkpoint)
+    found: dict[tuple[ExpertShape, int], Counter[tuple[WeightLayout, WeightLayout]]] = {}
+    for _, experts in spec.mixtures():
+        gate, up, down = (tensors.layout(linear.weight) for linear in experts.expert_linears())
+        if gate.is_float or down.is_float or not is_interleaved(experts, gate, up):
+            continue
+        shape = ExpertShape(experts.num_experts, experts.down.out_features, experts.down.in_features)
+        found.setdefault((shape, experts.experts_per_token), Counter())[gate, down] += 1
+    return [TunedExperts(*key, *layouts.most_common(1)[0][0]) for key, layouts in found.items()]
+
+
+def expert_candidates(
+    pairs: int, experts: int, gated: bool, weight_format: FragmentFormat, device: DeviceTuning
+) -> Iterator[GroupedTiles]:
+    """Tiles that fit, with the deepest ring, whose places hold half an expert's average pairs to four times as many."""
+    average, most = pairs / experts, TILE_TOKENS[-1] if device.wgmma else MMA_SYNC_TOKENS
+    seen = set()
+    for tokens in TILE_TOKENS:
+        if tokens > most or tokens < min(average / 2, most) or tokens > max(8, 4 * average):
+            continue
+        for strips, groups, blocks in (_GATED if gated else _PAIRS) if device.wgmma else _MMA_SYNC:
+            tiles = GroupedTiles("wgmma" if device.wgmma else "mma_sync", tokens, strips, groups, MOST_STAGES, blocks)
+            tiles = fitted(tiles, weight_format, gated, device.shared_bytes)
+            available = tiles.registers or _REGISTERS // (tiles.threads * tiles.blocks)
+            if tiles not in seen and tiles.strips * tokens // 2 + 80 <= available:
+                seen.add(tiles)
+                yield tiles
+
+
+def sweep_experts(
+    tuning: DeviceTuning, mixtures: Iterable[TunedExperts], token_counts: Sequence[int], meter: ExpertMeter,
+    measured: Callable[[ExpertLine], None] | None = None,
+) -> list[ExpertLine]:  # fmt: skip
+    """Time every candidate for these mixtures and numbers of tokens.
+
+    Args:
+        tuning: of the device that the meter times on.
+        measured: called with each line.
+
+    Returns:
+        A line per candidate that runs; `best_expert_lines` picks from them.
+    """
+    lines: list[ExpertLine] = []
+    for one in mixtures:
+        formats = meter.take(one)
+        for tokens in token_counts:
+            if tokens < _LEAST_TOKENS:
+                continue
+            pairs = tokens * one.per_token
+            tried = [
+                (gated, tiles)
+                for gated, weight_format in formats.items()
+                for tiles in expert_candidates(pairs, one.shape.experts, gated, weight_format, tuning)
+            ]
+            meter.prepare(tokens, tried)
+            for gated, tiles in tried:
+                try:
+                    line = ExpertLine(pairs, one.shape, gated, tiles, meter.ms(tokens, gated, tiles))
+                except KernelError as error:
+                    _LOG.info("%s", error)
+                    continue
+                lines.append(line)
+                if measured is not None:
+                    measured(line)
+    return lines
