@@ -1,24 +1,29 @@
-"""Measured grouped matmuls over experts: lines of a tuning table, and what a step takes from them. torch-free.
+"""Measured matmuls over experts: lines of a tuning table, and what a step takes from them. torch-free.
 
-A line counts for its own matrices and number of experts, and for steps with as many pairs or fewer, down to half. Its
-ring is made as deep as the weights' format allows. Both matmuls of a mixture share the places of a tile, so a table has
-a line for gate and up and one for down, of one number of places.
+A line counts for its own matrices and number of experts, and for steps with as many pairs or fewer, down to half. A
+grouped matmul's ring is made as deep as the weights' format allows. Both matmuls of a mixture share the places of a
+tile, so a table has a line for gate and up and one for down, of one number of places. Mat-vecs of pairs, for few
+tokens, have lines of the same kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any
+from dataclasses import astuple, dataclass, fields
+from typing import Any, TypeAlias
 
 from realizar.backends.cuda.native.grouped.source import GroupedTiles
+from realizar.backends.cuda.native.sources import MatvecTiles
 
 _MARK = "experts"  # begins a line of a table
+
+ExpertTiles: TypeAlias = GroupedTiles | MatvecTiles
+"""Of a grouped matmul, or of the mat-vec of pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """A mixture's matrices, as its grouped matmuls read them.
+    """A mixture's matrices.
 
     Attributes:
         experts: of a layer. hidden, width: of the stream, and between gate or up and down.
@@ -28,10 +33,17 @@ class ExpertShape:
     hidden: int
     width: int
 
+    @staticmethod
+    def of_stack(experts: int, out_features: int, in_features: int, gated: bool) -> ExpertShape:
+        """The shape of a mixture whose gate and up together, or whose down, has these features."""
+        if gated:
+            return ExpertShape(experts, in_features, out_features // 2)
+        return ExpertShape(experts, out_features, in_features)
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertLine:
-    """A measured grouped matmul.
+    """A measured matmul over experts.
 
     Attributes:
         pairs: of a token and an expert, in the step. shape: of the mixture.
@@ -42,7 +54,7 @@ class ExpertLine:
     pairs: int
     shape: ExpertShape
     gated: bool
-    tiles: GroupedTiles
+    tiles: ExpertTiles
     ms: float
 
     @property
@@ -53,8 +65,8 @@ class ExpertLine:
 
     def to_json(self) -> list[Any]:
         """["experts", pairs, experts, hidden, width, 1 if gated else 0, kind, the tiles' numbers, ms]."""
-        kind, *numbers = astuple(self.tiles)
-        return [_MARK, self.pairs, *astuple(self.shape), int(self.gated), kind, numbers, round(self.ms, 5)]
+        numbers = [getattr(self.tiles, field.name) for field in fields(self.tiles) if field.name != "kind"]
+        return [_MARK, self.pairs, *astuple(self.shape), int(self.gated), self.tiles.kind, numbers, round(self.ms, 5)]
 
     @staticmethod
     def is_line(values: Sequence[Any]) -> bool:
@@ -65,7 +77,8 @@ class ExpertLine:
     def from_json(values: Sequence[Any]) -> ExpertLine:
         _, pairs, experts, hidden, width, gated, kind, numbers, ms = values
         shape = ExpertShape(experts, hidden, width)
-        return ExpertLine(pairs, shape, bool(gated), GroupedTiles(kind, *numbers), ms)
+        tiles = MatvecTiles(*numbers) if kind == "matvec" else GroupedTiles(kind, *numbers)
+        return ExpertLine(pairs, shape, bool(gated), tiles, ms)
 
 
 def best_expert_lines(lines: Iterable[ExpertLine]) -> list[ExpertLine]:
@@ -92,15 +105,15 @@ def updated_expert_lines(old: Iterable[ExpertLine], new: Iterable[ExpertLine]) -
 
 
 def measured_places(lines: Iterable[ExpertLine], pairs: int, experts: int) -> int | None:
-    """Places of a tile for a step of so many pairs; None where nothing near was measured."""
+    """Places of a tile for a step of so many pairs, from lines of one kind; None where nothing near was measured."""
     line = _nearest([line for line in lines if line.shape.experts == experts], pairs)
     return None if line is None else line.tiles.tokens
 
 
 def measured_tiles(
     lines: Iterable[ExpertLine], pairs: int, shape: ExpertShape, gated: bool, places: int
-) -> GroupedTiles | None:
-    """Tiles of a grouped matmul with these places; None where nothing near was measured."""
+) -> ExpertTiles | None:
+    """Tiles of a matmul with these places, from lines of one kind; None where nothing near was measured."""
     fitting = [line for line in lines if (line.shape, line.gated, line.tiles.tokens) == (shape, gated, places)]
     line = _nearest(fitting, pairs)
     return None if line is None else line.tiles

@@ -14,6 +14,7 @@ import torch
 
 from realizar.backends.cuda.kernels.experts import multiply_float_pairs, multiply_plain_pairs
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
+from realizar.backends.cuda.matmul.expert_lines import ExpertShape, measured_tiles
 from realizar.backends.cuda.matmul.folded_norm import NO_NORM, FoldedNorm
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
@@ -172,27 +173,33 @@ class ExpertMatmuls:
         activation = gated_activation(experts) if self.ends_with_activation(matrices) else None
         for stack, gated in (*((each, activation) for each in matrices.gate_up), (matrices.down, None)):
             if isinstance(stack, PackedExperts) and not stack.format.is_float:
-                for tokens in range(1, _MOST_TILED + 1):
-                    yield self._key(stack, self._tiled(tokens) * experts.experts_per_token, gated)
+                for tokens in range(1, PAIR_TOKENS + 2):  # with more than the last they stay the same
+                    yield self._key(stack, tokens, experts.experts_per_token, gated)
 
-    def _tiled(self, tokens: int) -> int:
-        """The number of tokens whose tiles a step of `tokens` has: with `batch_invariant` one order of sums."""
+    def _key(self, stack: PackedExperts, tokens: int, per_token: int, activation: GatedActivation | None) -> Key:
+        """The kernel of a step of `tokens`, by measured tiles or by rule; with `batch_invariant` one order of sums."""
         assert self._matmuls is not None
-        return 1 if self._matmuls.batch_invariant else min(tokens, _MOST_TILED)
+        gated, tokens = activation is not None, 1 if self._matmuls.batch_invariant else tokens
+        shape = ExpertShape.of_stack(stack.count, stack.out_features, stack.in_features, gated)
+        pairs, lines = tokens * per_token, self._matmuls.tuning.pair_lines if tokens <= PAIR_TOKENS else ()
+        measured = measured_tiles(lines, pairs, shape, gated, 1)
+        if isinstance(measured, MatvecTiles):
+            return stack.format, measured, activation
+        return stack.format, self._tiles(stack, min(pairs, _MOST_TILED * per_token), gated), activation
 
-    def _key(self, stack: PackedExperts, pairs: int, activation: GatedActivation | None) -> Key:
+    def _tiles(self, stack: PackedExperts, pairs: int, gated: bool) -> MatvecTiles:
         """Tiles that give all warps of the device work with so many pairs, and each as many columns as it can have.
 
         Gate and up that end with the activation are two tiles of a block.
         """
         assert self._matmuls is not None
-        tiles = 1 if activation is None else 2
+        tiles = 2 if gated else 1
         blocks = -(-stack.out_features // (16 * tiles)) * pairs
         at_once = -(-blocks // self._matmuls.tuning.processors)
         chunks = stack.format.chunks(stack.in_features)
         parts = max(1, min(_WARPS // (tiles * at_once), _MOST_PARTS, chunks // 2))
         resident = max(1, min(at_once, _WARPS // (tiles * parts)))
-        return stack.format, MatvecTiles(1, tiles, parts, 2, resident), activation
+        return MatvecTiles(1, tiles, parts, 2, resident)
 
     def activate(
         self, stack: PackedExperts, bias: torch.Tensor | None, activation: GatedActivation, source: ActivationBuffer,
@@ -248,7 +255,7 @@ class ExpertMatmuls:
     ) -> None:  # fmt: skip
         """Start the mat-vec; `target` has the addresses of output, its terms and factors."""
         assert self._matmuls is not None
-        key = self._key(stack, self._tiled(tokens) * pairs.per_token, activation)
+        key = self._key(stack, tokens, pairs.per_token, activation)
         tiles, table = key[1], stack.weights if stack.table is None else stack.table
         blocks = tiles.grid(stack.out_features, 1, 1)[0]
         arguments = [

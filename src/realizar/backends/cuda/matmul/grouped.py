@@ -127,15 +127,12 @@ class GroupedMatmuls:
             tiled: whether its input is what `launch_gated` writes.
         """
         gated, shared = activation is not None, self._tuning.shared_bytes
-        hidden, width = stack.out_features, stack.in_features
-        if gated:
-            hidden, width = width, hidden // 2
-        shape = ExpertShape(stack.count, hidden, width)
+        shape = ExpertShape.of_stack(stack.count, stack.out_features, stack.in_features, gated)
         measured = measured_tiles(self._tuning.grouped_lines, step.pairs, shape, gated, step.tokens)
-        if measured is None:
-            tiles = grouped_tiles(step.tokens, stack.format, gated, self._tuning.wgmma, shared)
-        else:
+        if isinstance(measured, GroupedTiles):
             tiles = fitted(replace(measured, stages=MOST_STAGES), stack.format, gated, shared)
+        else:
+            tiles = grouped_tiles(step.tokens, stack.format, gated, self._tuning.wgmma, shared)
         odd = stack.format.chunks(stack.in_features) % 2 == 1
         return GroupedConfig(stack.format, tiles, not tiled, activation, odd)
 

@@ -1,7 +1,7 @@
 """Tiles and splits of a matmul: from measured tables per GPU, or by rule where there is no table. torch-free.
 
 A table is JSON in `tables/`, a list of lines as `Line.to_json` writes them: the fastest tiles and splits for a number
-of tokens and a shape. After them come those of grouped matmuls over experts, as `ExpertLine.to_json` writes them. A
+of tokens and a shape. After them come those of matmuls over experts, as `ExpertLine.to_json` writes them. A
 matmul takes the line of its number of tokens and the nearest shape; splits are then scaled so that as many blocks run,
 and stages cut where another weight format's blocks are too large for shared memory.
 """
@@ -103,7 +103,7 @@ def updated_lines(old: Iterable[Line], new: Iterable[Line]) -> list[Line]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Measured lines: of matmuls, and of grouped matmuls over experts."""
+    """Measured lines: of matmuls, and of those over experts."""
 
     lines: tuple[Line, ...] = ()
     expert_lines: tuple[ExpertLine, ...] = ()
@@ -127,7 +127,7 @@ class DeviceTuning:
     Attributes:
         wgmma: whether the Hopper kernel runs.
         processors: multiprocessors. shared_bytes: shared memory that one block may have.
-        lines: the table, empty where there is none. expert_lines: its lines of grouped matmuls.
+        lines: the table, empty where there is none. expert_lines: its lines of experts.
         int8_tokens: the largest number of tokens for the integer mat-vec.
     """
 
@@ -141,7 +141,15 @@ class DeviceTuning:
     @property
     def grouped_lines(self) -> tuple[ExpertLine, ...]:
         """The lines of grouped matmuls whose instruction runs."""
-        return tuple(line for line in self.expert_lines if (line.tiles.kind == "wgmma") == self.wgmma)
+        return self._of_kind("wgmma" if self.wgmma else "mma_sync")
+
+    @property
+    def pair_lines(self) -> tuple[ExpertLine, ...]:
+        """The lines of mat-vecs of pairs."""
+        return self._of_kind("matvec")
+
+    def _of_kind(self, kind: str) -> tuple[ExpertLine, ...]:
+        return tuple(line for line in self.expert_lines if line.tiles.kind == kind)
 
     def block_tokens(self, tokens: int) -> int:
         """Rows of a block of `half` activations."""

@@ -1,4 +1,4 @@
-"""The mixtures of a model whose grouped matmuls can be tuned, their candidates, and a sweep over them. torch-free."""
+"""The mixtures of a model whose matmuls can be tuned, their candidates, and a sweep over them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
-from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape
+from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape, ExpertTiles
+from realizar.backends.cuda.matmul.experts import PAIR_TOKENS
 from realizar.backends.cuda.matmul.grouped_tiles import MMA_SYNC_TOKENS, MOST_STAGES, TILE_TOKENS, fitted
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning
 from realizar.backends.cuda.native.grouped.source import GroupedTiles
+from realizar.backends.cuda.native.sources import MatvecTiles
 from realizar.backends.cuda.weights.experts import is_interleaved
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -23,12 +25,13 @@ from realizar.quantization import WeightLayout
 _LOG = logging.getLogger(__name__)
 
 _REGISTERS = 65_536  # of a multiprocessor
-_LEAST_TOKENS = 9  # of a step whose pairs are sorted by expert
+_WARPS = {1: 32, 2: 24, 4: 16}  # of a multiprocessor in the mat-vec, by the chunks that each requests at once
 
 # strips, groups, blocks
 _GATED = ((2, 1, 2), (2, 1, 3), (2, 1, 4), (2, 1, 5), (2, 2, 1), (2, 2, 2), (2, 1, 1))
 _PAIRS = (*_GATED, (1, 1, 4), (1, 1, 6), (1, 2, 2), (1, 2, 3), (1, 2, 1))
 _MMA_SYNC = ((2, 1, 1), (2, 1, 2), (2, 1, 3))
+_PARTS = (1, 2, 3, 4, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +49,15 @@ class TunedExperts:
 
 
 class ExpertMeter(Protocol):
-    """Times grouped matmuls on a device."""
+    """Times matmuls over experts on a device."""
 
     def take(self, experts: TunedExperts) -> dict[bool, FragmentFormat]:
         """Make matrices of a mixture, for the following calls; the formats of gate and up (True) and down."""
 
-    def prepare(self, tokens: int, tiles: Sequence[tuple[bool, GroupedTiles]]) -> None:
+    def prepare(self, tokens: int, tiles: Sequence[tuple[bool, ExpertTiles]]) -> None:
         """Compile the kernels that will be timed."""
 
-    def ms(self, tokens: int, gated: bool, tiles: GroupedTiles) -> float:
+    def ms(self, tokens: int, gated: bool, tiles: ExpertTiles) -> float:
         """Milliseconds of one launch. Raises KernelError: it does not run here."""
 
 
@@ -71,7 +74,21 @@ def tuned_experts(spec: ModelSpec, checkpoint: Checkpoint) -> list[TunedExperts]
     return [TunedExperts(*key, *layouts.most_common(1)[0][0]) for key, layouts in found.items()]
 
 
-def expert_candidates(
+def pair_candidates(gated: bool, chunks: int) -> Iterator[MatvecTiles]:
+    """Tiles of the mat-vec of pairs that registers allow; gate and up that end with the activation are two of a block.
+
+    Args:
+        chunks: of a row of weights.
+    """
+    for tiles in (2,) if gated else (1, 2, 4):
+        for parts in _PARTS:
+            for unroll, warps in _WARPS.items():
+                blocks = warps // (tiles * parts)
+                if blocks and parts * unroll <= chunks and (unroll < 4 or tiles * parts <= 4):
+                    yield MatvecTiles(1, tiles, parts, unroll, blocks)
+
+
+def grouped_candidates(
     pairs: int, experts: int, gated: bool, weight_format: FragmentFormat, device: DeviceTuning
 ) -> Iterator[GroupedTiles]:
     """Tiles that fit, with the deepest ring, whose places hold half an expert's average pairs to four times as many."""
@@ -106,14 +123,14 @@ def sweep_experts(
     for one in mixtures:
         formats = meter.take(one)
         for tokens in token_counts:
-            if tokens < _LEAST_TOKENS:
-                continue
-            pairs = tokens * one.per_token
-            tried = [
-                (gated, tiles)
-                for gated, weight_format in formats.items()
-                for tiles in expert_candidates(pairs, one.shape.experts, gated, weight_format, tuning)
-            ]
+            pairs, tried = tokens * one.per_token, list[tuple[bool, ExpertTiles]]()
+            for gated, weight_format in formats.items():
+                if tokens <= PAIR_TOKENS:
+                    chunks = weight_format.chunks(one.shape.hidden if gated else one.shape.width)
+                    tried += [(gated, tiles) for tiles in pair_candidates(gated, chunks)]
+                else:
+                    found = grouped_candidates(pairs, one.shape.experts, gated, weight_format, tuning)
+                    tried += [(gated, tiles) for tiles in found]
             meter.prepare(tokens, tried)
             for gated, tiles in tried:
                 try:

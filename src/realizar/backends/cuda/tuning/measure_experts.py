@@ -1,27 +1,33 @@
-"""Timing grouped matmuls over experts on the device at hand."""
+"""Timing matmuls over experts on the device at hand."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
 
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, fragment_format
-from realizar.backends.cuda.matmul.expert_lines import ExpertShape
+from realizar.backends.cuda.matmul.expert_lines import ExpertShape, ExpertTiles
+from realizar.backends.cuda.matmul.experts import INTEGERS, ExpertMatmuls, Key, Pairs
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
 from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, most_tiles
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
+from realizar.backends.cuda.native.compiler import compile_source, compile_sources
+from realizar.backends.cuda.native.experts.source import expert_source
 from realizar.backends.cuda.native.grouped.source import GroupedTiles
+from realizar.backends.cuda.native.launcher import Kernel
+from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles
 from realizar.backends.cuda.tuning.experts import TunedExperts
 from realizar.backends.cuda.tuning.replay import replay_ms
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import codebook_table
 from realizar.quantization import WeightLayout
 
-_CACHE_TIMES = 4  # matrices together are this many times the last-level cache
+_CACHE_TIMES = 4  # what is read for a time is this many times the last-level cache
+_MOST_LAUNCHES = 48  # of a graph
 
 
 def random_experts(
@@ -71,8 +77,19 @@ class _Step:
     weights: torch.Tensor
 
 
+class _PairMatmuls(ExpertMatmuls):
+    """The mat-vec of pairs with tiles that are given."""
+
+    def __init__(self, matmuls: MatmulKernels, tiles: MatvecTiles, kernels: dict[Key, Kernel]) -> None:
+        super().__init__(matmuls)
+        self._given, self._kernels = tiles, kernels
+
+    def _key(self, stack: PackedExperts, tokens: int, per_token: int, activation: GatedActivation | None) -> Key:
+        return stack.format, self._given, activation
+
+
 class ExpertDeviceMeter:
-    """Times grouped matmuls on the device at hand; the layers of a mixture together do not fit its cache.
+    """Times matmuls over experts on the device at hand; what the launches of a graph read does not fit its cache.
 
     Args:
         matmuls: of the device.
@@ -88,21 +105,39 @@ class ExpertDeviceMeter:
         self._stacks, self._step = {}, None  # freed before others are made
         self._per_token, self._shape = experts.per_token, experts.shape
         count, hidden, width = experts.shape.experts, experts.shape.hidden, experts.shape.width
-        cache = int(torch.cuda.get_device_properties(self._matmuls.device).L2_cache_size)
         for gated, sizes, layout in (
             (True, (2 * width, hidden), experts.gate_up),
             (False, (hidden, width), experts.down),
         ):
             first = random_experts(count, *sizes, layout)
-            layers = max(2, -(-_CACHE_TIMES * cache // first.size_bytes))
+            layers = max(2, -(-_CACHE_TIMES * self._cache_bytes // first.size_bytes))
             self._stacks[gated] = [first, *(random_experts(count, *sizes, layout) for _ in range(layers - 1))]
         return {gated: stacks[0].format for gated, stacks in self._stacks.items()}
 
-    def prepare(self, tokens: int, tiles: Sequence[tuple[bool, GroupedTiles]]) -> None:
-        self._grouped.prepare([self._config(*each) for each in tiles], self._shape.experts)
+    def prepare(self, tokens: int, tiles: Sequence[tuple[bool, ExpertTiles]]) -> None:
+        grouped = [self._config(gated, each) for gated, each in tiles if isinstance(each, GroupedTiles)]
+        self._grouped.prepare(grouped, self._shape.experts)
+        pairs = [self._key(gated, each) for gated, each in tiles if isinstance(each, MatvecTiles)]
+        compile_sources([expert_source(*key) for key in pairs], self._matmuls.arch)
 
-    def ms(self, tokens: int, gated: bool, tiles: GroupedTiles) -> float:
-        step, stacks, config = self._made(tokens, tiles.tokens), self._stacks[gated], self._config(gated, tiles)
+    def ms(self, tokens: int, gated: bool, tiles: ExpertTiles) -> float:
+        stacks = self._stacks[gated]
+        read = min(tokens * self._per_token, self._shape.experts) * stacks[0].stride
+        launches = max(len(stacks), min(_MOST_LAUNCHES, -(-_CACHE_TIMES * self._cache_bytes // read)))
+        ordered = [stacks[index % len(stacks)] for index in range(launches)]
+        if isinstance(tiles, GroupedTiles):
+            return replay_ms(self._of_groups(tokens, gated, tiles, ordered), 5) / launches
+        return replay_ms(self._of_pairs(tokens, gated, tiles, ordered), 5) / launches
+
+    @property
+    def _cache_bytes(self) -> int:
+        return int(torch.cuda.get_device_properties(self._matmuls.device).L2_cache_size)
+
+    def _of_groups(
+        self, tokens: int, gated: bool, tiles: GroupedTiles, stacks: Sequence[PackedExperts]
+    ) -> Callable[[], None]:
+        """Grouped matmuls of layers with choices of their own."""
+        step, config = self._made(tokens, tiles.tokens, len(stacks)), self._config(gated, tiles)
 
         def run() -> None:
             for stack, buffers in zip(stacks, step.buffers, strict=False):
@@ -111,7 +146,33 @@ class ExpertDeviceMeter:
                 else:
                     self._grouped.launch_pairs(stack, None, 1, step.tiles, buffers, config, step.out, step.weights)
 
-        return replay_ms(run, 5) / len(stacks)
+        return run
+
+    def _of_pairs(
+        self, tokens: int, gated: bool, tiles: MatvecTiles, stacks: Sequence[PackedExperts]
+    ) -> Callable[[], None]:
+        """Mat-vecs of pairs of layers with choices of their own."""
+        key, shape, device = self._key(gated, tiles), self._shape, self._matmuls.device
+        kernel = Kernel(compile_source(expert_source(*key), self._matmuls.arch), expert_source(*key).name, 0)
+        matmuls, count = _PairMatmuls(self._matmuls, tiles, {key: kernel}), tokens * self._per_token
+        weights = torch.rand(count, device=device)
+        chosen = random_choices(tokens, self._per_token, shape.experts, len(stacks))
+        buffers = ActivationBuffers(count, torch.device(device))
+        source, target = buffers.get(INTEGERS, shape.hidden), buffers.get(INTEGERS, shape.width)
+        out = torch.zeros(count, shape.hidden, device=device)
+
+        def run() -> None:
+            for stack, each in zip(stacks, chosen, strict=True):
+                pairs = Pairs(each, weights, self._per_token)
+                if gated:
+                    matmuls.activate(stack, "silu", source, pairs, target, tokens)
+                else:
+                    matmuls.multiply(stack, target, pairs, out, tokens, of_pairs=True)
+
+        return run
+
+    def _key(self, gated: bool, tiles: MatvecTiles) -> Key:
+        return self._stacks[gated][0].format, tiles, "silu" if gated else None
 
     def _config(self, gated: bool, tiles: GroupedTiles) -> GroupedConfig:
         """The kernel of candidates."""
@@ -119,16 +180,15 @@ class ExpertDeviceMeter:
         chosen = self._grouped.route(step, stack, "silu" if gated else None, tiled=not gated)
         return replace(chosen, tiles=tiles)
 
-    def _made(self, tokens: int, places: int) -> _Step:
+    def _made(self, tokens: int, places: int, layers: int) -> _Step:
         """Rows and sorted pairs for tiles of so many places, kept until others are asked for."""
-        if self._step is None or self._step[:2] != (tokens, places):
-            shape, layers = self._shape, max(map(len, self._stacks.values()))
+        if self._step is None or self._step[:2] != (tokens, places) or len(self._step[2].buffers) < layers:
+            shape = self._shape
             step = step_of(tokens * self._per_token, shape.experts, places)
             chosen = random_choices(tokens, self._per_token, shape.experts, layers)
-            sort = partial(self._grouped.sort, step=step, experts=shape.experts)
             buffers = [buffers_of(step, shape.experts, shape.width) for _ in range(layers)]
             for one, each in zip(chosen, buffers, strict=True):
-                sort(one, buffers=each)
+                self._grouped.sort(one, step, shape.experts, each)
             rows = torch.randn(tokens, shape.hidden, device=self._matmuls.device)
             x = self._matmuls.to_half(rows, self._matmuls.tuning.block_tokens(tokens))
             out = torch.zeros(step.pairs, shape.hidden, device=self._matmuls.device)

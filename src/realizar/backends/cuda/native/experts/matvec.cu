@@ -1,5 +1,14 @@
 // The entry of the mat-vec of pairs, after matvec.cu: a block has one pair of a token and an expert, and some tiles.
 // Defined around it: ACTIVATION where gate and up, interleaved, end with the activation; the entry's declaration.
+// With factors the matrix is down, whose kernel before has waited for the choice of experts before it let this one
+// start: experts are known, and their first weights are asked for while that kernel still works.
+
+// What a kernel before the last has written, read before the wait: never from a cache that its values may have missed.
+INLINE int load_earlier(const void* at) {
+  int r;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(r) : "l"(at) : "memory");
+  return r;
+}
 
 KERNEL_ENTRY(
     const char* weights, const float* block_scales, const void* table, char* out, float2* out_terms,
@@ -7,9 +16,9 @@ KERNEL_ENTRY(
     int out_features, int chunks, int blocks, int pairs_of_input, const float* square_sums, int parts,
     float inverse_width, float eps) {
   const int pair = blockIdx.x / blocks, block_x = blockIdx.x % blocks;
-  wait_for_previous();
-  const long expert = load_int(chosen + pair), row = pair / pairs_of_input;
-  if (expert < 0) return;
+  if (factors == nullptr) wait_for_previous();
+  const long expert = load_earlier(chosen + pair), row = pair / pairs_of_input;
+  if (expert < 0) return wait_for_previous();  // what comes after waits for the kernel before through this one
   const Norm norm{square_sums + row * parts, parts, inverse_width, eps};
   const Shape shape{1, chunks, 1, out_features, 0, norm};
   Matrix matrix{weights + expert * stride, block_scales + expert * strips, table};
@@ -22,7 +31,7 @@ KERNEL_ENTRY(
   matrix.out_scales = (float*)(out_terms + at / 16);
 #else
   matrix.partials = (float*)out + (long)pair * out_features;
-  if (factors) matrix.factor = load_float(factors + pair);
+  if (factors) matrix.factor = __int_as_float(load_earlier(factors + pair));
 #endif
   multiply_matrix(matrix, shape, block_x, codes + row * chunks * 64, terms + row * chunks * 4);
 }

@@ -25,8 +25,9 @@ input; a folded norm's partial sums of squares, their number, inverse width and 
 def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation: GatedActivation | None) -> Source:
     """The kernel of `matvec.cu` for one pair at a time, its matrix that of the pair's expert.
 
-    A block in x is a pair and some tiles. Pairs of expert -1 are left as they are. The expert is known only after the
-    kernel before, so no weight is requested earlier.
+    A block in x is a pair and some tiles. Pairs of expert -1 are left as they are. Where factors are null the expert is
+    known only after the kernel before, so no weight is requested earlier; with factors the choice must be complete when
+    that kernel lets the next one start.
 
     Args:
         tiles: of one token.
