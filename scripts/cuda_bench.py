@@ -42,10 +42,12 @@ PEER: dict[str, dict[int | str, int]] = {
     "llama-1b": {1: 846, "prefill": 44281},
     "gpt-oss-20b": {1: 314, 8: 845, 16: 1049, 64: 2462, 256: 4770, "prefill": 12765},
     "qwen2.5-1.5b": {1: 559, 2: 923, 4: 1422, 8: 2246, 16: 3700, 32: 5758, 64: 8305, 256: 14179, "prefill": 28522},
+    "qwen3-30b-a3b": {1: 287, 8: 868, 16: 1438, 64: 3487, 256: 5889, "prefill": 12248},
 }
 TARGET: dict[str, dict[int | str, int]] = {
     "llama-8b": {1: 650, 8: 3800, 16: 7000, 64: 18000, 256: 30000, "prefill": 32000},
     "llama-1b": {1: 2000},
+    "qwen3-30b-a3b": {1: 750, 8: 2800, 16: 4200, 64: 9500, 256: 22000, "prefill": 35000},
     "gpt-oss-20b": {1: 900, 8: 3000, 16: 4500, 64: 13000, 256: 26000, "prefill": 35000},
     "gpt-oss-120b": {1: 600, 64: 3400},
     "qwen2.5-1.5b": {1: 1500},
@@ -53,13 +55,13 @@ TARGET: dict[str, dict[int | str, int]] = {
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
 
 
-def random_checkpoint(shape_name: str, file_type: Any) -> Checkpoint:
-    """A model in memory; tensors of one shape and type share their bytes."""
+def random_checkpoint(shape_name: str, file_type: Any, skew: float = 0.0) -> Checkpoint:
+    """A model in memory; tensors of one shape and type share their bytes. `skew`: as of `generate_gguf`."""
     shape = generate.SHAPES[shape_name]
     made: dict[Any, Any] = {}
     tensors: dict[str, StoredTensor] = {}
     path = Path("random.gguf")
-    for tensor in generate._tensors(shape, file_type, 0):
+    for tensor in generate._tensors(shape, file_type, 0, skew):
         key = tensor.ggml_type, tuple(tensor.shape)
         if key not in made:
             data = np.ascontiguousarray(tensor.data() if callable(tensor.data) else tensor.data)
@@ -176,10 +178,12 @@ def main() -> int:
     parser.add_argument("--batch-invariant", action="store_true")
     parser.add_argument("--fp8-copies", action="store_true")
     parser.add_argument("--sampled", action="store_true", help="each batch again, with temperature 0.8 and top-p 0.95")
+    parser.add_argument("--skew", type=float, default=0.0, help="exponent of the Zipf law of routers")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     batches = [int(text) for text in arguments.batches.split(",") if text]
-    checkpoint = random_checkpoint(arguments.shape, arguments.type or generate.file_type_of(arguments.shape))
+    file_type = arguments.type or generate.file_type_of(arguments.shape)
+    checkpoint = random_checkpoint(arguments.shape, file_type, arguments.skew)
     longest = max(arguments.prefill, arguments.context + 256, 512) + 64
     config = EngineConfig(
         device="cuda", max_running=max([*batches, 1]),

@@ -13,10 +13,12 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from realizar.backends.cuda.layouts.fragments import fragment_format
+from realizar.backends.cuda.matmul.expert_lines import best_expert_lines
 from realizar.backends.cuda.matmul.fixed_order import fixed_tiling, is_gated
 from realizar.backends.cuda.matmul.tuning_table import (
     DeviceTuning,
     Line,
+    Table,
     Tiling,
     best_lines,
     load_tuning,
@@ -154,9 +156,12 @@ def test_fixed_order_fills_a_card_with_few_tokens_and_with_many() -> None:
 
 def test_tables_hold_for_their_shapes() -> None:
     for table in resources.files("realizar.backends.cuda").joinpath("tables").iterdir():
-        lines = [Line.from_json(values) for values in json.loads(table.read_text(encoding="utf-8"))]
-        assert [line.to_json() for line in lines] == json.loads(table.read_text(encoding="utf-8"))
+        text = table.read_text(encoding="utf-8")
+        found = Table.parse(text)
+        lines = list(found.lines)
+        assert [line.to_json() for line in (*lines, *found.expert_lines)] == json.loads(text)
         assert lines == best_lines(lines)
+        assert list(found.expert_lines) == best_expert_lines(found.expert_lines)
         shapes = {(line.out_features, line.cols) for line in lines}
         for tokens in {line.tokens for line in lines}:
             assert {(line.out_features, line.cols) for line in lines if line.tokens == tokens} == shapes

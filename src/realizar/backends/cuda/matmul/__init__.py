@@ -6,7 +6,8 @@ Read in this order:
    program's blocks.
 2. `quantized.py`: `MatmulKernels` picks, compiles and launches the CUDA C++ kernels. Its docstring is the contract.
 3. `inputs.py`: the activation buffers that matmuls read, one for each format and width.
-4. `tuning_table.py`: tiles and splits for a number of tokens and a shape, from measured tables or by rule.
+4. `tuning_table.py`: tiles and splits for a number of tokens and a shape, from measured tables or by rule;
+   `expert_lines.py`: a table's lines of matmuls over experts.
 5. `fixed_order.py`: tiles and splits whose sums have one order for any number of tokens, for `batch_invariant`.
 6. The epilogues: `gated.py` (activation(gate) * up), `residual.py` (residual add), and `folded_norm.py`, the norm
    scale that one kernel leaves to the next matmul.

@@ -101,7 +101,8 @@ def grouped_candidates(
             tiles = GroupedTiles("wgmma" if device.wgmma else "mma_sync", tokens, strips, groups, MOST_STAGES, blocks)
             tiles = fitted(tiles, weight_format, gated, device.shared_bytes)
             available = tiles.registers or _REGISTERS // (tiles.threads * tiles.blocks)
-            if tiles not in seen and tiles.strips * tokens // 2 + 80 <= available:
+            sums = tokens // 2 * (tiles.strips if device.wgmma else 1)  # of a thread
+            if tiles not in seen and sums + 80 <= available:
                 seen.add(tiles)
                 yield tiles
 

@@ -165,9 +165,9 @@ class ExpertDeviceMeter:
             for stack, each in zip(stacks, chosen, strict=True):
                 pairs = Pairs(each, weights, self._per_token)
                 if gated:
-                    matmuls.activate(stack, "silu", source, pairs, target, tokens)
+                    matmuls.activate(stack, None, "silu", source, pairs, target, tokens)
                 else:
-                    matmuls.multiply(stack, target, pairs, out, tokens, of_pairs=True)
+                    matmuls.multiply(stack, None, target, pairs, out, tokens, of_pairs=True)
 
         return run
 
