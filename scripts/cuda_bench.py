@@ -165,7 +165,8 @@ def decode_rate(core: EngineCore, batch: int, prompt: int, sampling: SamplingPar
     return sorted(run.decode_tokens_per_s for run in runs)[1]
 
 
-def main() -> int:
+def parsed() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="llama-8b", choices=sorted(generate.SHAPES))
     parser.add_argument("--type", help="by default that of the files that people run: q4_k_m, or of gpt-oss mxfp4")
@@ -180,7 +181,11 @@ def main() -> int:
     parser.add_argument("--sampled", action="store_true", help="each batch again, with temperature 0.8 and top-p 0.95")
     parser.add_argument("--skew", type=float, default=0.0, help="exponent of the Zipf law of routers")
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parsed()
     batches = [int(text) for text in arguments.batches.split(",") if text]
     file_type = arguments.type or generate.file_type_of(arguments.shape)
     checkpoint = random_checkpoint(arguments.shape, file_type, arguments.skew)
