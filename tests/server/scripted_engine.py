@@ -23,6 +23,7 @@ class ScriptedInfo:
     hidden_size: int = 4
     max_request_tokens: int = 100_000
     max_running: int = 8
+    cached_block_tokens: int = 16
 
 
 class ScriptedChoice:

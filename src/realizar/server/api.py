@@ -141,7 +141,7 @@ def timing_notes(output: RequestOutput | None) -> dict[str, float]:
 
 def new_id(prefix: str) -> str:
     """An id for an answer and its request in the engine."""
-    return f"{prefix}-{secrets.token_hex(16)}"
+    return f"{prefix}{secrets.token_hex(16)}"
 
 
 def now_s() -> int:

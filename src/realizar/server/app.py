@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.server import health
+from realizar.server.anthropic.routes import ANTHROPIC
 from realizar.server.api import make_api
 from realizar.server.errors import ApiError, to_api_error
 from realizar.server.http.auth import AuthMiddleware, KeyRing
@@ -32,7 +33,8 @@ from realizar.server.settings import ServerSettings
 from realizar.server.web import web_routes
 
 OPEN_PATHS = ("/health", "/ready")
-DIALECTS = (OPENAI,)
+DIALECTS = (OPENAI, ANTHROPIC)
+ANTHROPIC_HEADERS = ("x-api-key", "anthropic-version", "anthropic-beta")
 COMMON_ROUTES = (
     ApiRoute("/health", health.health, "Alive."),
     ApiRoute("/ready", health.ready, "Ready to take requests."),
@@ -123,8 +125,8 @@ def _layers(settings: ServerSettings, open_paths: tuple[str, ...]) -> list[Middl
                 CORSMiddleware,
                 allow_origins=settings.cors_origins,
                 allow_methods=["GET", "POST"],
-                allow_headers=["authorization", "content-type", "x-request-id"],
-                expose_headers=["x-request-id"],
+                allow_headers=["authorization", "content-type", "x-request-id", *ANTHROPIC_HEADERS],
+                expose_headers=["x-request-id", ANTHROPIC.request_id_header],
             )
         )
     if settings.traces_endpoint is not None:

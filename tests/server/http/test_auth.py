@@ -109,14 +109,29 @@ def test_keys_that_open() -> None:
     assert ask(app, "GET", "/v1/models", headers={"x-authorization": "Bearer first-key"}).status_code == 401
 
 
+def test_keys_in_the_other_header() -> None:
+    """Anthropic's clients send the key alone; beside `Authorization` it counts for nothing."""
+    app = make_app()
+    assert ask(app, "GET", "/v1/models", headers={"x-api-key": "second-key"}).status_code == 200
+    for headers in (
+        [("x-api-key", "wrong")],
+        [("x-api-key", "first-key"), ("x-api-key", "first-key")],
+        [("x-api-key", "first-key"), ("authorization", "Bearer wrong")],
+        [("x-api-key", "first-key"), ("authorization", "Bearer first-key"), ("authorization", "Bearer first-key")],
+    ):
+        assert ask(app, "GET", "/v1/models", headers=headers).status_code == 401
+    both = [("x-api-key", "wrong"), ("authorization", "Bearer first-key")]
+    assert ask(app, "GET", "/v1/models", headers=both).status_code == 200
+
+
 def test_the_body_is_not_read_without_a_key() -> None:
     response = ask(make_app(), "POST", "/v1/completions", content=b"{")
     assert response.status_code == 401
 
 
 def test_no_keys_is_open_to_all() -> None:
-    assert KeyRing(()).opens([])
-    assert not KeyRing(("k",)).opens([])
+    assert KeyRing(()).opens([], [])
+    assert not KeyRing(("k",)).opens([], [])
 
 
 def test_other_origins_are_kept_out_unless_allowed() -> None:

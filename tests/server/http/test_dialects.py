@@ -15,7 +15,7 @@ from realizar.errors import QueueFullError
 from realizar.server import app as app_module
 from realizar.server.app import COMMON_ROUTES, DIALECTS, create_app
 from realizar.server.errors import ApiError, refused
-from realizar.server.http.dialects import ApiRoute, Dialect
+from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
 from realizar.server.openapi import describe
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import ScriptedEngine, scripted_model
@@ -44,6 +44,7 @@ OTHER = Dialect(
     (ApiRoute("/other/fail", fail, "Fail.", OtherBody), ApiRoute("/other/by/{name}", overload, "Be full.")),
     other_error,
     {"type": "object", "required": ["fault"]},
+    StreamForm(b"", b"", lambda error: b""),
 )
 
 

@@ -256,6 +256,7 @@ def _describe(core: EngineCore) -> EngineInfo:
         pid=os.getpid(),
         queue_length=core.config.queue_length,
         threads=core.config.threads,
+        cached_block_tokens=capacity.block_size if core.config.prefix_cache else 0,
         device=core.device.kind,
         device_label=core.device.label,
     )

@@ -30,6 +30,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
         pid: of the engine's process.
         queue_length: choices that may wait beyond those, unless the server sets another limit.
         threads: of the CPU backend.
+        cached_block_tokens: tokens of a block of the prefix cache; 0 without one.
         device: the device that runs the model. device_label: its description, with the name of a GPU.
     """
 
@@ -43,6 +44,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     pid: int
     queue_length: int
     threads: int
+    cached_block_tokens: int
     device: Device = "cpu"
     device_label: str = "cpu"
 

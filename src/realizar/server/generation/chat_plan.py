@@ -41,6 +41,7 @@ class ChatPlan:
         priority: the request's priority.
         cache_salt: keeps the cache of one tenant from another's.
         names: the request's names of the engine's fields, for errors.
+        cut_by_context: True if the context ends the answer before the request's `max_tokens` do.
     """
 
     token_ids: tuple[int, ...]
@@ -51,6 +52,7 @@ class ChatPlan:
     priority: int
     cache_salt: str | None
     names: Mapping[str, str]
+    cut_by_context: bool = False
 
     def new_parser(self) -> OutputParser:
         """Make the parser of one answer."""
@@ -93,15 +95,19 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         prompt_end += start
     if tools.tools:
         sampling = replace(sampling, structured=_tool_grammar(api, tools, answer_format, prompt_end))
+    kept = keep_last(token_ids, conversation.keep_last, api.max_tokens)
+    room = api.max_tokens - len(kept)
+    cut = conversation.bounded_by_context and sampling.max_tokens is not None and 0 < room < sampling.max_tokens
     return ChatPlan(
-        token_ids=keep_last(token_ids, conversation.keep_last, api.max_tokens),
-        sampling=sampling,
+        token_ids=kept,
+        sampling=replace(sampling, max_tokens=room) if cut else sampling,
         tools=tools,
         answer_format=answer_format,
         prompt_end=prompt_end,
         priority=check_priority(conversation.priority, allowed=api.settings.allow_request_priority),
         cache_salt=conversation.cache_salt,
         names=_engine_names(conversation),
+        cut_by_context=cut,
     )
 
 

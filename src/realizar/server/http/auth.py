@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,17 +18,25 @@ class KeyRing:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = tuple(_digest(key.encode()) for key in keys)
 
-    def opens(self, header_values: Iterable[bytes]) -> bool:
-        """True if a request has exactly one `Authorization` header, of scheme Bearer, with an accepted key."""
+    def opens(self, authorizations: Sequence[bytes], api_keys: Sequence[bytes]) -> bool:
+        """True if a request has an accepted key.
+
+        Args:
+            authorizations: values of its `Authorization` headers: one, of scheme Bearer, with the key.
+            api_keys: values of its `x-api-key` headers: one, the key itself, where there is no other header.
+        """
         if not self._digests:
             return True
-        values = list(header_values)
-        scheme, _, key = (values[0] if len(values) == 1 else b"").partition(b" ")
+        bearer = True
+        key = api_keys[0] if len(api_keys) == 1 else b""
+        if authorizations:
+            scheme, _, key = authorizations[0].partition(b" ")
+            bearer = scheme.lower() == b"bearer" and len(authorizations) == 1
         offered = _digest(key.strip(b" "))
         found = False
         for digest in self._digests:  # all are compared, so that the time reveals nothing
             found |= hmac.compare_digest(digest, offered)
-        return found and scheme.lower() == b"bearer"
+        return found and bearer
 
 
 class AuthMiddleware:
@@ -51,14 +59,18 @@ class AuthMiddleware:
             return
         error = ApiError(
             401,
-            "the request needs a valid API key: send it as 'Authorization: Bearer KEY'",
+            "the request needs a valid API key: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
         await error_response(scope, error)(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
-        return self._keys.opens(value for name, value in scope["headers"] if name == b"authorization")
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        return self._keys.opens(
+            [value for name, value in headers if name == b"authorization"],
+            [value for name, value in headers if name == b"x-api-key"],
+        )
 
 
 def _digest(value: bytes) -> bytes:

@@ -5,8 +5,8 @@ Everything that answers an error, the layers before routing too, finds the diale
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -39,20 +39,41 @@ class ApiRoute:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamForm:
+    """The form of a dialect's streams of events.
+
+    Attributes:
+        ping: sent while no event comes; clients pass over it.
+        end: sent after the last event.
+        error: the last event of a stream that fails, in place of the end.
+    """
+
+    ping: bytes
+    end: bytes
+    error: Callable[[ApiError], bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Dialect:
     """An API that the server speaks.
 
     Attributes:
-        name: for logs and for the names of its schemas.
+        name: for the names of its schemas.
         routes: its routes.
         error_body: the JSON object of an error's answer.
         error_schema: JSON schema of that object.
+        stream: the form of its streams.
+        statuses: its HTTP statuses, where they are not the server's.
+        request_id_header: the header of an answer that has the request's id.
     """
 
     name: str
     routes: Sequence[ApiRoute]
     error_body: Callable[[ApiError], Any]
     error_schema: dict[str, Any]
+    stream: StreamForm
+    statuses: Mapping[int, int] = field(default_factory=dict)
+    request_id_header: str = "x-request-id"
 
     def owns(self, path: str) -> bool:
         """True if a request's path is one of the dialect's, or begins with one that ends in a parameter."""
@@ -67,8 +88,9 @@ def dialect_of(scope: Scope) -> Dialect:
 
 def error_response(scope: Scope, error: ApiError) -> Response:
     """The whole HTTP answer of an error, in the form of the request's dialect."""
-    body = msgspec.json.encode(dialect_of(scope).error_body(error))
-    return Response(body, error.status, error.headers, "application/json")
+    dialect = dialect_of(scope)
+    body = msgspec.json.encode(dialect.error_body(error))
+    return Response(body, dialect.statuses.get(error.status, error.status), error.headers, "application/json")
 
 
 def _begins(path: str, route: str) -> bool:

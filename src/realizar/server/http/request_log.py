@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realizar.server.errors import to_api_error
-from realizar.server.http.dialects import error_response
+from realizar.server.http.dialects import dialect_of, error_response
 from realizar.server.http.disconnects import ClientDisconnectedError
 
 _LOG = logging.getLogger("realizar.access")
@@ -35,6 +35,7 @@ class RequestLogMiddleware:
         request_id = _request_id(scope)
         state: dict[str, Any] = scope.setdefault("state", {})
         state["request_id"], state["notes"] = request_id, {}
+        header = dialect_of(scope).request_id_header.encode()
         started_s = time.monotonic()
         status = 0
 
@@ -42,7 +43,7 @@ class RequestLogMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message.get("headers", ()), (header, request_id.encode())]
             await send(message)
 
         try:

@@ -1,4 +1,4 @@
-"""Server-sent events: records as `data:` lines, comments during pauses, and `[DONE]` at the end."""
+"""Server-sent events: records as `data:` lines, with pings during pauses and an end in the form of the dialect."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from realizar.server.http.dialects import dialect_of, error_response
 from realizar.server.http.disconnects import wait_for_disconnect
 
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
-_DONE = b"data: [DONE]\n\n"
-_PING = b": ping\n\n"
 _encoder = msgspec.json.Encoder()
 
 
@@ -58,13 +56,13 @@ class EventTemplate:
 class EventStream(Response):
     """Sends events as they arrive.
 
-    An error before the first event becomes an ordinary error answer. A later error becomes an object with a top-level
-    `error`, and the stream ends without `[DONE]`. `events` is closed when the client disconnects, or reads nothing for
-    too long.
+    An error before the first event becomes an ordinary error answer. A later error becomes the dialect's event of an
+    error, and the stream ends without the dialect's end. `events` is closed when the client disconnects, or reads
+    nothing for too long.
 
     Args:
         events: the events to send, one or more in each item; its `aclose` frees its resources.
-        ping_interval_s: seconds between comments while no event comes.
+        ping_interval_s: seconds between pings while no event comes.
         write_timeout_s: seconds for the client to read an event.
     """
 
@@ -77,6 +75,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send, self._lock, self._started, self._idle = send, asyncio.Lock(), False, True
+        self._form = dialect_of(scope).stream
         sending = asyncio.ensure_future(self._send_all(scope, receive))
         disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         pinging = asyncio.ensure_future(self._ping())
@@ -96,12 +95,12 @@ class EventStream(Response):
         try:
             async for data in self._events:
                 await self._write(data)
-            await self._write(_DONE, more=False)
+            await self._write(self._form.end, more=False)
         except Exception as error:  # noqa: BLE001 - the client gets every error, in the fitting form
             api_error = to_api_error(error)
             scope["state"]["error_code"] = api_error.code
             if self._started:
-                await self._write(encode_event(dialect_of(scope).error_body(api_error)), more=False)
+                await self._write(self._form.error(api_error), more=False)
             else:
                 self._started = True
                 await error_response(scope, api_error)(scope, receive, self._send)
@@ -120,7 +119,7 @@ class EventStream(Response):
             elif self._idle:
                 try:
                     async with asyncio.timeout(self._write_timeout_s):
-                        await self._write(_PING)
+                        await self._write(self._form.ping)
                 except TimeoutError:
                     return
 

@@ -37,7 +37,7 @@ async def chat_completions(request: Request) -> Response:
     api = api_of(request)
     record = await read_record(request, ChatCompletionRequest)
     plan = await compute(request, lambda stop: plan_chat(api, read_conversation(api, record), stop))
-    request_id = new_id("chatcmpl")
+    request_id = new_id("chatcmpl-")
     note(request, model=api.model.name, prompt=len(plan.token_ids))
     run = ChatRun(api, plan, request_id, lease_of(request))
     names = api.names(as_ids=record.return_tokens_as_token_ids)

@@ -41,7 +41,7 @@ async def completions(request: Request) -> Response:
     api = api_of(request)
     record = await read_record(request, CompletionRequest)
     plan = await compute(request, lambda stop: plan_completions(api, record, stop))
-    request_id = new_id("cmpl")
+    request_id = new_id("cmpl-")
     num_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)
     note(request, model=api.model.name, prompts=len(plan.prompts), prompt=num_tokens)
     run = CompletionRun(api, plan, request_id, lease_of(request))

@@ -114,7 +114,7 @@ def _check_fields(api: Api, record: EmbeddingRequest) -> None:
 
 async def _embed_all(api: Api, record: EmbeddingRequest, prompts: Sequence[Prompt], pooling: Pooling) -> list[_Unit]:
     admission = Admission(api.engine.info.max_running)
-    request_id = new_id("embd")
+    request_id = new_id("embd-")
 
     async def one(place: int, prompt: Prompt) -> _Unit:
         token_ids = keep_last(prompt.token_ids, record.truncate_prompt_tokens, api.max_tokens)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from realizar.server.errors import plain_body
-from realizar.server.http.dialects import ApiRoute, Dialect
+from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
+from realizar.server.http.sse import encode_event
 from realizar.server.openai.chat import chat_completions
 from realizar.server.openai.completions import completions
 from realizar.server.openai.embeddings import embeddings
@@ -41,4 +42,9 @@ OPENAI = Dialect(
             }
         },
     },
+    stream=StreamForm(
+        ping=b": ping\n\n",
+        end=b"data: [DONE]\n\n",
+        error=lambda error: encode_event(plain_body(error)),
+    ),
 )

@@ -1,0 +1,159 @@
+"""Content blocks of Anthropic's messages, converted to the messages that chat templates take.
+
+One message may become several: each result of a tool is a message of its own, and blocks of text, reasoning and calls
+of an assistant are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from realizar.server.errors import refused
+from realizar.server.http.body import unknown_field
+
+MAX_MESSAGES = 4096
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "text": ("type", "text", "cache_control", "citations"),
+    "thinking": ("type", "thinking", "signature"),
+    "redacted_thinking": ("type", "data"),
+    "tool_use": ("type", "id", "name", "input", "cache_control", "caller", "toolset_name"),
+    "tool_result": ("type", "tool_use_id", "content", "is_error", "cache_control", "toolset_name"),
+}
+_OF_ROLE = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "redacted_thinking", "tool_use")}
+_MEDIA = frozenset({"image", "document", "container_upload"})
+
+
+def read_messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Check messages and convert them for the template. Neighbours of one role become one message.
+
+    Raises:
+        ApiError: 400; `param` is the path.
+    """
+    if not given:
+        raise refused("messages must not be empty", "messages")
+    if len(given) > MAX_MESSAGES:
+        raise refused(f"messages has {len(given)} entries; at most {MAX_MESSAGES} are allowed", "messages")
+    messages: list[dict[str, Any]] = []
+    for place, message in enumerate(given):
+        for converted in _converted(f"messages.{place}", message):
+            _append(messages, converted)
+    if messages[-1]["role"] == "assistant":
+        raise refused("messages must not end with an assistant's message: continuing one is not supported", "messages")
+    return messages
+
+
+def read_system(given: str | Sequence[Mapping[str, Any]] | None) -> list[str]:
+    """The texts of the system prompt, in order.
+
+    Raises:
+        ApiError: 400; `param` is the path.
+    """
+    if isinstance(given, str):
+        return [given] if given else []
+    return [_text(f"system.{place}", block) for place, block in enumerate(given or ())]
+
+
+def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    """Append a message, or join it to the last one where both are texts of one role."""
+    last = messages[-1] if messages else {}
+    plain = message.keys() | last.keys() <= {"role", "content"}
+    if plain and message["role"] == last.get("role"):
+        last["content"] = f"{last['content']}\n{message['content']}"
+    else:
+        messages.append(message)
+
+
+def _converted(where: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    role, content = message.get("role"), message.get("content")
+    for name in message:
+        if name not in ("role", "content"):
+            raise unknown_field(where, name, ("role", "content"))
+    if role not in ("user", "assistant", "system"):
+        raise refused(f"{where}.role must be user or assistant", f"{where}.role")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list) or not content:
+        raise refused(f"{where}.content must be text or a list of blocks that is not empty", f"{where}.content")
+    path = f"{where}.content"
+    if role == "system":
+        return [{"role": role, "content": "\n".join(_text(f"{path}.{i}", block) for i, block in enumerate(content))}]
+    kinds = [_kind(f"{path}.{place}", block, role) for place, block in enumerate(content)]
+    if role == "user":
+        return [_of_user(f"{path}.{place}", kinds[place], block) for place, block in enumerate(content)]
+    return [_of_assistant(path, kinds, content)]
+
+
+def _of_user(where: str, kind: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    if kind == "text":
+        return {"role": "user", "content": _text(where, block)}
+    call = _required(where, block, "tool_use_id")
+    content = block.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_text(f"{where}.content.{place}", part) for place, part in enumerate(content))
+    if not isinstance(content, str | None):
+        raise refused(f"{where}.content must be text or a list of blocks", f"{where}.content")
+    return {"role": "tool", "tool_call_id": call, "content": content or ""}
+
+
+def _of_assistant(path: str, kinds: Sequence[str], blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for place, (kind, block) in enumerate(zip(kinds, blocks, strict=True)):
+        where = f"{path}.{place}"
+        if kind == "text":
+            texts.append(_text(where, block))
+        elif kind == "thinking":
+            thoughts.append(_required(where, block, "thinking", may_be_empty=True))
+        elif kind == "tool_use":
+            calls.append(_call(where, block))
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = block.get("input")
+    if not isinstance(arguments, dict):
+        raise refused(f"{where}.input must be an object", f"{where}.input")
+    function = {"name": _required(where, block, "name"), "arguments": arguments}
+    return {"id": _required(where, block, "id"), "type": "function", "function": function}
+
+
+def _kind(where: str, block: Any, role: str) -> str:
+    """The type of a block that a message of this role may have."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(kind, str):
+        raise refused(f"{where} must be an object with a type", where)
+    if kind in _MEDIA:
+        raise refused(f"{where}: blocks of type '{kind}' are not supported: the model reads text only", f"{where}.type")
+    if kind not in _OF_ROLE[role]:
+        known = ", ".join(_OF_ROLE[role])
+        raise refused(f"{where}.type {kind[:40]!a} is not supported for the role {role}: {known} are", f"{where}.type")
+    for name in block:
+        if name not in _FIELDS[kind]:
+            raise unknown_field(where, name, _FIELDS[kind])
+    return kind
+
+
+def _text(where: str, block: Any) -> str:
+    """The text of a block where no other type may stand."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind != "text":
+        reason = ": the model reads text only" if kind in _MEDIA else ""
+        raise refused(f"{where}.type must be 'text'{reason}", f"{where}.type")
+    for name in block:
+        if name not in _FIELDS["text"]:
+            raise unknown_field(where, name, _FIELDS["text"])
+    return _required(where, block, "text", may_be_empty=True)
+
+
+def _required(where: str, block: Mapping[str, Any], name: str, *, may_be_empty: bool = False) -> str:
+    value = block.get(name)
+    if not isinstance(value, str) or not (value or may_be_empty):
+        raise refused(f"{where}.{name} must be text", f"{where}.{name}")
+    return value

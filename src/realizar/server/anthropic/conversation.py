@@ -1,0 +1,110 @@
+"""`read_conversation` reads a request of Anthropic's Messages API as a `Conversation`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from realizar.sampling_params import StructuredOutput
+from realizar.server.anthropic.blocks import read_messages, read_system
+from realizar.server.anthropic.records import CountTokensRequest, MessagesRequest
+from realizar.server.anthropic.tools import read_tools
+from realizar.server.api import Api
+from realizar.server.errors import refused, unsupported
+from realizar.server.generation.conversation import Conversation
+from realizar.server.generation.sampling import SamplingWishes
+
+_LOG = logging.getLogger(__name__)
+_BILLING = "x-anthropic-billing-header:"
+_PLAIN = ("temperature", "top_k", "top_p")
+_NAMES = {"stop": "stop_sequences", "structured": "output_config.format", "reasoning_effort": "output_config.effort"}
+_KEPT_EDIT = "clear_thinking_20251015"  # templates drop earlier reasoning by themselves
+
+
+def read_conversation(api: Api, request: CountTokensRequest) -> Conversation:
+    """Check a request and read it. A count of tokens is read like a request for the shortest answer.
+
+    Raises:
+        ApiError, InvalidRequestError: the request is refused; names the field.
+    """
+    api.check_model(request.model)
+    _check_without_effect(request)
+    tools = read_tools(request.tools, request.tool_choice)
+    structured = _structured(request)
+    if structured is not None and tools.tools:
+        raise refused("output_config.format can't be combined with tools", "output_config.format")
+    messages = read_messages(request.messages)
+    if system := _system(request):
+        messages.insert(0, {"role": "system", "content": system})
+    return Conversation(
+        messages=messages,
+        tools=tools,
+        wishes=_wishes(request, structured),
+        variables=_variables(request),
+        bounded_by_context=True,
+        names=_NAMES,
+    )
+
+
+def shows_reasoning(request: CountTokensRequest) -> bool:
+    """True if reasoning is part of the answer: the client has not turned it off, and wants to see it."""
+    thinking = request.thinking
+    return thinking is None or (thinking.type != "disabled" and thinking.display != "omitted")
+
+
+def _system(request: CountTokensRequest) -> str:
+    """The system prompt without the header that Claude Code changes at each request: it would spoil the cache."""
+    texts = read_system(request.system)
+    kept = [text for text in texts if not text.startswith(_BILLING)]
+    if len(kept) < len(texts):
+        _LOG.info("a block of the system prompt that begins with %s is left out of the prompt", _BILLING[:-1])
+    return "\n\n".join(kept)
+
+
+def _wishes(request: CountTokensRequest, structured: StructuredOutput | None) -> SamplingWishes:
+    if not isinstance(request, MessagesRequest):
+        return SamplingWishes(plain={}, max_tokens=1, names=_NAMES)
+    return SamplingWishes(
+        plain={name: value for name in _PLAIN if (value := getattr(request, name)) is not None},
+        max_tokens=request.max_tokens,
+        stop=request.stop_sequences,
+        structured=structured,
+        names=_NAMES,
+    )
+
+
+def _structured(request: CountTokensRequest) -> StructuredOutput | None:
+    config = request.output_config
+    if config is None or config.format is None:
+        return None
+    return StructuredOutput("json_schema", json.dumps(config.format.schema))
+
+
+def _variables(request: CountTokensRequest) -> dict[str, Any]:
+    """Variables for the template. A template that does not know them shows nothing of them."""
+    variables: dict[str, Any] = {}
+    if request.thinking is not None:
+        variables["enable_thinking"] = request.thinking.type != "disabled"
+    if request.output_config is not None and request.output_config.effort is not None:
+        variables["reasoning_effort"] = request.output_config.effort
+    return variables
+
+
+def _check_without_effect(request: CountTokensRequest) -> None:
+    """Refuse fields whose effect the server does not have."""
+    thinking = request.thinking
+    if thinking is not None and thinking.type == "enabled" and (thinking.budget_tokens or 0) < 1:
+        raise refused("thinking.budget_tokens must be at least 1", "thinking.budget_tokens")
+    if request.speed == "fast":
+        raise unsupported("speed", "must be standard: the server has one speed")
+    if request.mcp_servers:
+        raise unsupported("mcp_servers", "is not supported: the server runs no tools of its own")
+    for name in ("container", "diagnostics"):
+        if getattr(request, name, None):
+            raise unsupported(name, "is not supported")
+    edits = (request.context_management or {}).get("edits") or []
+    for place, edit in enumerate(edits if isinstance(edits, list) else [edits]):
+        if not isinstance(edit, dict) or edit.get("type") != _KEPT_EDIT:
+            path = f"context_management.edits.{place}.type"
+            raise unsupported(path, f"must be {_KEPT_EDIT}: the server edits no conversation")

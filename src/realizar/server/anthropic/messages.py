@@ -1,0 +1,67 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from realizar.server.anthropic.answers import BlockList, stop_of, usage_of
+from realizar.server.anthropic.conversation import read_conversation, shows_reasoning
+from realizar.server.anthropic.records import CountTokensRequest, Message, MessagesRequest
+from realizar.server.anthropic.stream import MessageStreamer
+from realizar.server.api import Api, api_of, compute, new_id, note
+from realizar.server.generation.chat_plan import ChatPlan, plan_chat
+from realizar.server.generation.chat_run import ChatRun
+from realizar.server.http.body import read_record
+from realizar.server.http.disconnects import unless_disconnected
+from realizar.server.http.request_memory import lease_of
+from realizar.server.http.sse import EventStream
+
+
+async def messages(request: Request) -> Response:
+    """Answer a conversation, whole or as a stream of events."""
+    api = api_of(request)
+    record = await read_record(request, MessagesRequest)
+    plan = await compute(request, lambda stop: plan_chat(api, read_conversation(api, record), stop))
+    request_id = new_id("msg_")
+    note(request, model=api.model.name, prompt=len(plan.token_ids))
+    run = ChatRun(api, plan, request_id, lease_of(request))
+    with_reasoning = shows_reasoning(record)
+    if record.stream:
+        streamer = MessageStreamer(api, plan, run, request_id, with_reasoning=with_reasoning)
+        events = streamer.events(lambda **notes: note(request, **notes))
+        return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
+    whole = _whole(api, plan, run, request_id, with_reasoning=with_reasoning)
+    answer = await unless_disconnected(request.receive, whole)
+    note(request, **run.notes)
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+async def count_tokens(request: Request) -> Response:
+    """Answer with the number of tokens of a prompt, as the chat template renders it."""
+    api = api_of(request)
+    record = await read_record(request, CountTokensRequest)
+    plan = await compute(request, lambda stop: plan_chat(api, read_conversation(api, record), stop))
+    return Response(msgspec.json.encode({"input_tokens": len(plan.token_ids)}), media_type="application/json")
+
+
+async def _whole(api: Api, plan: ChatPlan, run: ChatRun, request_id: str, *, with_reasoning: bool) -> Message:
+    found = BlockList(with_reasoning=with_reasoning)
+    stop: tuple[str, str | None] = ("end_turn", None)
+    async with aclosing(run.deltas()) as deltas:
+        async for delta in deltas:
+            for part in delta.parsed:
+                found.take_in(part)
+            if delta.finish_reason is not None:
+                stop = stop_of(plan, delta.finish_reason, delta.source.stop_reason)
+    return Message(
+        id=request_id,
+        model=api.model.name,
+        content=found.blocks(),
+        stop_reason=stop[0],
+        stop_sequence=stop[1],
+        usage=usage_of(api, plan, run),
+    )

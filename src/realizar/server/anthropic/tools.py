@@ -1,0 +1,67 @@
+"""Tools of Anthropic's Messages API, read as a `ToolPlan`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from realizar.server.anthropic.records import ToolChoice
+from realizar.server.errors import refused, unsupported
+from realizar.server.generation.tools import MAX_TOOLS, ToolPlan, check_functions
+from realizar.server.http.body import unknown_field
+
+_WITHOUT_EFFECT = ("cache_control", "eager_input_streaming", "allowed_callers")
+_KNOWN = ("type", "name", "description", "input_schema", "strict", *_WITHOUT_EFFECT)
+
+
+def read_tools(given: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | None) -> ToolPlan:
+    """Make the plan from a request's `tools` and `tool_choice`.
+
+    Raises:
+        ApiError: 400; `param` is the path.
+    """
+    given = given or ()
+    if len(given) > MAX_TOOLS:
+        raise refused(f"tools has {len(given)} entries; at most {MAX_TOOLS} are allowed", "tools")
+    tools = tuple(_converted(f"tools.{place}", tool) for place, tool in enumerate(given))
+    check_functions(tools, "tools.{}.name".format, "tools.{}.input_schema".format)
+    if choice is None:
+        return ToolPlan(tools)
+    if choice.type != "tool" and choice.name is not None:
+        raise refused("tool_choice.name needs tool_choice.type to be tool", "tool_choice.name")
+    if choice.type == "none":
+        return ToolPlan()
+    parallel = not choice.disable_parallel_tool_use
+    if choice.type == "auto":
+        return ToolPlan(tools, parallel=parallel)
+    if not tools:
+        raise refused(f"tool_choice.type is '{choice.type}', but the request has no tools", "tool_choice")
+    if choice.type == "any":
+        return ToolPlan(tools, required=True, parallel=parallel)
+    if choice.name not in (tool["function"]["name"] for tool in tools):
+        raise refused("tool_choice.name must be the name of one of tools", "tool_choice.name")
+    return ToolPlan(tools, name=choice.name, parallel=False)
+
+
+def _converted(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool in the form that chat templates take."""
+    if tool.get("type") not in (None, "custom"):
+        raise unsupported(f"{where}.type", "must be 'custom': the server runs no tools of its own")
+    for field in tool:
+        if field not in _KNOWN and (field != "defer_loading" or tool[field]):
+            raise unknown_field(where, field, _KNOWN)
+    name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")
+    if not isinstance(name, str):
+        raise refused(f"{where}.name must be text", f"{where}.name")
+    if not isinstance(schema, dict):
+        raise refused(f"{where}.input_schema must be an object", f"{where}.input_schema")
+    if not isinstance(description, str | None):
+        raise refused(f"{where}.description must be text", f"{where}.description")
+    if not isinstance(tool.get("strict"), bool | None):
+        raise refused(f"{where}.strict must be true or false", f"{where}.strict")
+    function: dict[str, Any] = {"name": name, "parameters": schema}
+    if description is not None:
+        function["description"] = description
+    if tool.get("strict"):
+        function["strict"] = True
+    return {"type": "function", "function": function}
