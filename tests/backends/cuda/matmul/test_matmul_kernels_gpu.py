@@ -63,6 +63,8 @@ def kernels(matmuls: MatmulKernels, tokens: int) -> Iterator[MatmulConfig]:
         found.append((MatvecTiles(tokens, 4, 2, 1 + tokens % 2, 1), ActivationFormat("int8", 1)))
     if matmuls.capability == (9, 0):
         found.append((WgmmaTiles(block, 1, 1 + tokens % 2, 3, 1 + tokens // 8 % 2, 1), half))
+        if tokens in (1, 6, 9, 31):  # in turn; also more warpgroups than a split has stages
+            found.append((WgmmaTiles(block, 1, 1 + tokens % 2, 4, 1, 1, 2 + tokens % 3 % 2), half))
     for tiles, activation_format in found:
         for splits in (1, 3):
             yield MatmulConfig(

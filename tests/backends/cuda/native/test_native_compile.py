@@ -103,6 +103,17 @@ def test_activation_epilogues_keep_their_sums_in_registers(
     )
 
 
+IN_TURN = (
+    WgmmaTiles(8, 1, 1, 6, 2, 2, 3), WgmmaTiles(8, 1, 1, 6, 2, 2, 2), WgmmaTiles(16, 1, 1, 6, 2, 2, 3),
+    WgmmaTiles(32, 1, 1, 6, 2, 2, 2),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("ggml_type", [GGMLType.Q6_K, *(pytest.param(t, marks=pytest.mark.full) for t in FAMILIES)])
+def test_warpgroups_that_take_turns_keep_their_sums_in_registers(ggml_type: GGMLType, tmp_path: Path) -> None:
+    check_registers([matmul_source([form_of(ggml_type)], tiles) for tiles in IN_TURN], IN_TURN, "sm_90a", tmp_path)
+
+
 def test_floats_keep_their_sums_in_registers(tmp_path: Path) -> None:
     check_registers([matmul_source([FLOATS], tiles, "silu") for tiles in WGMMA_GATED], WGMMA_GATED, "sm_90a", tmp_path)
 

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from realizar.backends.cuda.layouts.fragments import fragment_format
+from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
 from realizar.backends.cuda.matmul.expert_lines import best_expert_lines
 from realizar.backends.cuda.matmul.fixed_order import fixed_tiling, is_gated
 from realizar.backends.cuda.matmul.tuning_table import (
@@ -152,6 +152,21 @@ def test_fixed_order_fills_a_card_with_few_tokens_and_with_many() -> None:
             assert x * y * z >= 0.7 * tuning.processors
     assert is_gated(tuning, 28672, 4096, form)
     assert not is_gated(tuning, 2048, 4096, form)
+
+
+def test_warpgroups_take_turns_where_decoding_takes_most_of_the_time() -> None:
+    def turns(tokens: int, out_features: int, cols: int, form: FragmentFormat = FORMS[GGMLType.Q6_K]) -> int:
+        tiles = fixed_tiling(DEVICES["NVIDIA H200"], tokens, out_features, cols, form).tiles
+        assert isinstance(tiles, WgmmaTiles)
+        assert tiles.turns <= tiles.stages
+        return tiles.turns
+
+    assert [turns(tokens, 4096, 14336) for tokens in (1, 8, 16, 32, 64, 2048)] == [3, 3, 3, 2, 1, 1]
+    assert [turns(tokens, 4096, 4096) for tokens in (1, 8, 16, 32, 64)] == [2, 2, 2, 2, 1]
+    assert turns(1, 6144, 4096) == 1  # its blocks do not fit at once
+    assert turns(1, 28672, 4096) == turns(1, 128256, 4096) == 1
+    assert turns(1, 4096, 64 * 60) == 1  # stages would not be whole with two chunks
+    assert turns(1, 4096, 14336, FLOATS) == 1
 
 
 def test_tables_hold_for_their_shapes() -> None:

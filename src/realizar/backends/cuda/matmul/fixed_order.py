@@ -3,10 +3,13 @@
 A matrix's columns are cut into splits by its shape alone, and every tile multiplies a split's columns in ascending
 order into one accumulator. The consumer adds the splits in ascending order. So tiles may follow the number of tokens,
 and a token's sums have the same bits in all of them, as long as one kind of instruction multiplies: wgmma's columns of
-tokens do not see each other, nor do those of mma.sync, but the two round differently.
+tokens do not see each other, nor do those of mma.sync, but the two round differently. Where few tokens leave time to
+decode alone, several warpgroups take a split's stages in turn and hand the accumulator on, in the same order.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
 from realizar.backends.cuda.matmul.tuning_table import BLOCK_TOKENS, DeviceTuning, Tiling
@@ -21,6 +24,8 @@ _RINGS = {
     128: {(2, 2): (4, 1, 1), (1, 2): (3, 2, 1), (1, 1): (3, 2, 1)},
 }
 """Stages, step and blocks of tiles by their strips and warpgroups, largest first, by the tokens of a block."""
+_MOST_IN_TURN, _MOST_BY_THREE = 32, 16  # tokens of a block whose stages two warpgroups take in turn, or three
+_LONG = 32  # chunks of a split, from which on three are worth their room
 
 
 def fixed_splits(tuning: DeviceTuning, out_features: int, chunks: int) -> int:
@@ -49,9 +54,22 @@ def fixed_tiling(
     stages, step, blocks = rings[strips, groups]
     while step > 1 and chunks % (splits * step):  # a stage lies in one split
         step //= 2
-    return Tiling(
-        tuning.shrunk(WgmmaTiles(block_tokens, strips, groups, stages, step, blocks), [weight_format]), splits
-    )
+    tiles = WgmmaTiles(block_tokens, strips, groups, stages, step, blocks)
+    fits_at_once = -(-out_features // BLOCK) * launched <= blocks * tuning.processors
+    if (strips, groups, step) == (1, 1, 2) and fits_at_once and not weight_format.is_float:
+        tiles = replace(tiles, turns=_turns(block_tokens, chunks // splits))
+    return Tiling(tuning.shrunk(tiles, [weight_format]), splits)
+
+
+def _turns(block_tokens: int, chunks: int) -> int:
+    """Warpgroups that decode the chunks of a split in turn.
+
+    More of them leave less room for blocks of the next kernel, which then can't start early: so none where not all
+    blocks fit at once, and two where a split is short.
+    """
+    if block_tokens > _MOST_IN_TURN:
+        return 1
+    return 3 if chunks >= _LONG and block_tokens <= _MOST_BY_THREE else 2
 
 
 def is_gated(tuning: DeviceTuning, out_features: int, cols: int, weight_format: FragmentFormat) -> bool:

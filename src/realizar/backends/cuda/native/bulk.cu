@@ -1,6 +1,12 @@
 // Copies of contiguous memory by compute capability 9.0's copy engine, and barriers that count their bytes.
 
 #if __CUDA_ARCH__ >= 900
+// The address of shared memory, made once: the compiler would compute it again wherever it is used, which takes long.
+INLINE u32 shared_address(const void* at) {
+  u32 address = (u32)__cvta_generic_to_shared(at);
+  asm volatile("" : "+r"(address));
+  return address;
+}
 INLINE void barrier_init(u32 at, u32 arrivals) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals)); }
 INLINE void barrier_expect(u32 at, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory"); }
 INLINE void barrier_arrive(u32 at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }

@@ -72,10 +72,12 @@ class WgmmaTiles:
 
     Attributes:
         tokens: tokens of a block: a multiple of 8 up to 256.
-        strips: strips of 64 output features per consumer warpgroup.
-        groups: consumer warpgroups.
+        strips: strips of 64 output features per group.
+        groups: of consumer warpgroups.
         stages: of the ring. step: chunks per stage: 1, 2 or 4.
         blocks: per multiprocessor.
+        turns: warpgroups of a group, which decode its stages in turn, for few tokens: 1 to `stages`. With several every
+            split must have whole stages, and there is no gated epilogue.
     """
 
     tokens: int
@@ -84,6 +86,7 @@ class WgmmaTiles:
     stages: int
     step: int
     blocks: int
+    turns: int = 1
 
     kind: Literal["wgmma"] = "wgmma"
 
@@ -95,19 +98,22 @@ class WgmmaTiles:
 
     @property
     def threads(self) -> int:
-        return self.groups * 128 + (128 if self.registers else 32)
+        return self.groups * self.turns * 128 + (128 if self.registers else 32)
 
     def shared_bytes(self, weight_format: FragmentFormat) -> int:
         """Dynamic shared memory of a block."""
         weights = self.groups * self.strips * (self.step * weight_format.block_bytes + weight_format.super_bytes)
-        return self.stages * (weights + self.step * self.tokens * 128)
+        sums = self.groups * self.strips * self.tokens * 256 if self.turns > 1 else 0
+        return self.stages * (weights + self.step * self.tokens * 128) + sums
 
     def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
         return -(-out_features // (64 * self.strips * self.groups)), splits, token_blocks
 
     def defines(self) -> list[tuple[str, str]]:
-        names = ("TOKENS", "STRIPS", "GROUPS", "STAGES", "STEP", "BLOCKS", "REGISTERS")
-        values = (self.tokens, self.strips, self.groups, self.stages, self.step, self.blocks, self.registers)
+        names = ("TOKENS", "STRIPS", "GROUPS", "TURNS", "STAGES", "STEP", "BLOCKS", "REGISTERS")
+        values = (
+            self.tokens, self.strips, self.groups, self.turns, self.stages, self.step, self.blocks, self.registers
+        )  # fmt: skip
         count = self.tokens // 2
         accumulators = ", ".join(f"%{i}" for i in range(count))
         inputs = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}, " + f"%{count + 4}"

@@ -1,8 +1,9 @@
 // Matmuls for 8 tokens to whole prompts on compute capability 9.0a: weights become the tensor cores' A operand in
 // registers, activations are their B operand in shared memory. One producer warp copies blocks into a ring of stages.
-// Defined around it: TOKENS (of a block: 8-256) STRIPS (of 64 output features, per warpgroup) GROUPS (consumer
-// warpgroups) STAGES STEP (chunks per stage: 1, 2 or 4) BLOCKS (per multiprocessor) REGISTERS (per consumer thread, or
-// 0), and ACTIVATION beside wgmma_gated.cu for the gated epilogue.
+// Defined around it: TOKENS (of a block: 8-256) STRIPS (of 64 output features, per warpgroup) GROUPS (of consumer
+// warpgroups, each with strips of its own) TURNS (warpgroups of a group, which take its stages in turn) STAGES STEP
+// (chunks per stage: 1, 2 or 4) BLOCKS (per multiprocessor) REGISTERS (per consumer thread, or 0), and ACTIVATION
+// beside wgmma_gated.cu for the gated epilogue.
 
 constexpr int STRIP_STAGE = STEP * BLOCK_BYTES + SUPER_BYTES;
 constexpr int WEIGHTS_STAGE = GROUPS * STRIPS * STRIP_STAGE;
@@ -12,65 +13,127 @@ constexpr int STAGE_BYTES = WEIGHTS_STAGE + STEP * X_CHUNK;
 // banks.
 constexpr int OUT_PITCH = 68, OUT_BYTES = TOKENS * OUT_PITCH * 4;
 constexpr bool STAGED_OUT = TOKENS >= 128 && GROUPS * STRIPS >= 4 && GROUPS * OUT_BYTES <= STAGES * STAGE_BYTES;
+constexpr int SUMS = STRIPS * TOKENS / 2;         // of a thread
+constexpr int CONSUMERS = GROUPS * TURNS * 128;  // threads
+constexpr int HANDED = TURNS > 1 ? TURNS * GROUPS * 4 : 0;
+
+// The producer warp: copies `count` chunks from `first` on of the block's strips, and of its tokens, into the ring.
+INLINE void fill_ring(const char* weights, int chunks, int strip0, int strips, int first, int count, int stages, int lane,
+                      const char* values, u32 full, u32 empty, u32 base) {
+  const char* x = values + ((long)blockIdx.z * chunks + first) * X_CHUNK;
+  const int used = strips - strip0 < GROUPS * STRIPS ? strips - strip0 : GROUPS * STRIPS;  // the last block's may end early
+  auto chunks_of = [&](int stage) { return count - stage * STEP < STEP ? count - stage * STEP : STEP; };
+  auto fetch_weights = [&](int stage, int slot) {
+    const int c = chunks_of(stage), chunk = first + stage * STEP;
+    barrier_expect(full + slot * 8, used * (c * BLOCK_BYTES + SUPER_BYTES) + c * X_CHUNK);
+    for (int i = 0; i < used; i++) {
+      const char* strip = weights + (strip0 + i) * strip_bytes(chunks);
+      const u32 to = base + slot * STAGE_BYTES + i * STRIP_STAGE;
+      copy_bulk_once(to, strip + block_at(chunk), c * BLOCK_BYTES, full + slot * 8);
+      if constexpr (TWO_LEVEL) copy_bulk_once(to + STEP * BLOCK_BYTES, strip + supers_at(chunk), SUPER_BYTES, full + slot * 8);
+    }
+  };
+  auto fetch_x = [&](int stage, int slot) {
+    copy_bulk(base + slot * STAGE_BYTES + WEIGHTS_STAGE, x + (long)stage * STEP * X_CHUNK, chunks_of(stage) * X_CHUNK, full + slot * 8);
+  };
+  const int ahead = stages < STAGES ? stages : STAGES;
+  if (lane == 0)
+    for (int s = 0; s < ahead; s++) fetch_weights(s, s);
+  __syncwarp();
+  let_next_start();
+  wait_for_previous();
+  if (lane == 0)
+    for (int s = 0; s < ahead; s++) fetch_x(s, s);
+  if (lane == 0) {
+    int slot = 0, parity = 0;
+    for (int s = ahead; s < stages; s++) {
+      barrier_wait(empty + slot * 8, parity);
+      fetch_weights(s, slot);
+      fetch_x(s, slot);
+      if (++slot == STAGES) { slot = 0; parity ^= 1; }
+    }
+  }
+}
+
+// Products of a strip have one order, so its warpgroups multiply one after the other, and decode meanwhile. A warp hands
+// its sums to the same warp of the next warpgroup, by shared memory behind the ring. Stages are whole.
+template <class Read, class Multiply>
+INLINE void multiply_in_turn(float (&c)[STRIPS][TOKENS / 2], int stages, int group, int turn, int tile, int lane, u32 full,
+                             u32 base, const Read& read_strips, const Multiply& multiply_chunk) {
+  static_assert(TURNS <= STAGES);
+  constexpr int WARPS = GROUPS * 4;
+  const int place = group * 4 + tile;
+  const u32 empty = full + STAGES * 8, handed = empty + STAGES * 8;
+  const u32 own = handed + (turn * WARPS + place) * 8, next = handed + ((turn + 1) % TURNS * WARPS + place) * 8;
+  float4* sums = (float4*)__cvta_shared_to_generic(base + STAGES * STAGE_BYTES) + place * (SUMS / 4 * 32) + lane;
+  u32 a[STEP][STRIPS][4][4];
+  int slot = turn, parity = 0, own_parity = 0;
+  for (int s = turn; s < stages; s += TURNS) {
+    barrier_wait(full + slot * 8, parity);
+#pragma unroll
+    for (int inner = 0; inner < STEP; inner++) {
+      read_strips(a[inner], base + slot * STAGE_BYTES, inner);
+#pragma unroll
+      for (int i = 0; i < STRIPS * 16; i++) {
+        u32& operand = a[inner][i / 16][i / 4 % 4][i % 4];
+        asm volatile("" : "+r"(operand));  // decoded before the wait
+      }
+    }
+    if (s > 0) {
+      barrier_wait(own, own_parity);
+      own_parity ^= 1;
+#pragma unroll
+      for (int e = 0; e < SUMS; e += 4) {
+        const float4 sum = sums[e / 4 * 32];
+        float* to = &c[e / (TOKENS / 2)][e % (TOKENS / 2)];
+        to[0] = sum.x; to[1] = sum.y; to[2] = sum.z; to[3] = sum.w;
+      }
+    }
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int inner = 0; inner < STEP; inner++) multiply_chunk(a[inner], slot, inner);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    if (s + 1 < stages) {
+#pragma unroll
+      for (int e = 0; e < SUMS; e += 4) {
+        const float* from = &c[e / (TOKENS / 2)][e % (TOKENS / 2)];
+        sums[e / 4 * 32] = make_float4(from[0], from[1], from[2], from[3]);
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(next);
+    }
+    if (lane == 0) barrier_arrive(empty + slot * 8);
+    if ((slot += TURNS) >= STAGES) { slot -= STAGES; parity ^= 1; }
+  }
+}
 
 INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_x, const char* values, const float* token_scales) {
-  const char* weights = matrix.weights;
   const float* block_scales = matrix.block_scales;
   const void* table = matrix.table;
   float* partials = matrix.partials;
   const int out_features = matrix.out_features;
   const int tokens = shape.tokens, chunks = shape.chunks, splits = shape.splits;
   const long token_stride = shape.token_stride, split_stride = shape.split_stride;
-  __shared__ __align__(8) u64 barriers[2 * STAGES];  // full, then empty
-  __shared__ float scales[TOKENS];                     // of the tokens
-  const u32 full = (u32)__cvta_generic_to_shared(barriers), empty = full + STAGES * 8, base = (u32)__cvta_generic_to_shared(ring);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  __shared__ __align__(8) u64 barriers[2 * STAGES + HANDED];  // full, then empty, then of sums that are handed on
+  __shared__ float scales[TOKENS];                              // of the tokens
+  const u32 full = shared_address(barriers), empty = full + STAGES * 8, base = shared_address(ring);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;  // so the compiler sees one number
   const int units = (chunks + STEP - 1) / STEP;
   const int first = (int)((long)units * blockIdx.y / splits) * STEP, end = (int)((long)units * (blockIdx.y + 1) / splits) * STEP;
   const int count = (end < chunks ? end : chunks) - first, stages = (count + STEP - 1) / STEP;
   const int strips = (out_features + 63) / 64, strip0 = block_x * GROUPS * STRIPS;
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; s++) { barrier_init(full + s * 8, 1); barrier_init(empty + s * 8, GROUPS * 4); }
+    for (int s = 0; s < HANDED; s++) barrier_init(empty + (STAGES + s) * 8, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
 
-  if (warp >= GROUPS * 4) {
+  if (warp >= CONSUMERS / 32) {
     if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    if (warp == GROUPS * 4) {
-      const char* x = values + ((long)blockIdx.z * chunks + first) * X_CHUNK;
-      const int used = strips - strip0 < GROUPS * STRIPS ? strips - strip0 : GROUPS * STRIPS;  // the last block's may end early
-      auto chunks_of = [&](int stage) { return count - stage * STEP < STEP ? count - stage * STEP : STEP; };
-      auto fetch_weights = [&](int stage, int slot) {
-        const int c = chunks_of(stage), chunk = first + stage * STEP;
-        barrier_expect(full + slot * 8, used * (c * BLOCK_BYTES + SUPER_BYTES) + c * X_CHUNK);
-        for (int i = 0; i < used; i++) {
-          const char* strip = weights + (strip0 + i) * strip_bytes(chunks);
-          const u32 to = base + slot * STAGE_BYTES + i * STRIP_STAGE;
-          copy_bulk_once(to, strip + block_at(chunk), c * BLOCK_BYTES, full + slot * 8);
-          if constexpr (TWO_LEVEL) copy_bulk_once(to + STEP * BLOCK_BYTES, strip + supers_at(chunk), SUPER_BYTES, full + slot * 8);
-        }
-      };
-      auto fetch_x = [&](int stage, int slot) {
-        copy_bulk(base + slot * STAGE_BYTES + WEIGHTS_STAGE, x + (long)stage * STEP * X_CHUNK, chunks_of(stage) * X_CHUNK, full + slot * 8);
-      };
-      const int ahead = stages < STAGES ? stages : STAGES;
-      if (lane == 0)
-        for (int s = 0; s < ahead; s++) fetch_weights(s, s);
-      __syncwarp();
-      let_next_start();
-      wait_for_previous();
-      if (lane == 0)
-        for (int s = 0; s < ahead; s++) fetch_x(s, s);
-      if (lane == 0) {
-        int slot = 0, parity = 0;
-        for (int s = ahead; s < stages; s++) {
-          barrier_wait(empty + slot * 8, parity);
-          fetch_weights(s, slot);
-          fetch_x(s, slot);
-          if (++slot == STAGES) { slot = 0; parity ^= 1; }
-        }
-      }
+    if (warp == CONSUMERS / 32) {
+      fill_ring(matrix.weights, chunks, strip0, strips, first, count, stages, lane, values, full, empty, base);
     }
     return;
   }
@@ -78,9 +141,9 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   if constexpr (REGISTERS > 0) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS ? REGISTERS : 24));
   // Consumers find their tokens' scales while the first stage is on its way; they too may write only after the wait.
   wait_for_previous();
-  for (int i = threadIdx.x; i < TOKENS; i += GROUPS * 128) scales[i] = token_scale(token_scales, shape, blockIdx.z * TOKENS + i);
+  for (int i = threadIdx.x; i < TOKENS; i += CONSUMERS) scales[i] = token_scale(token_scales, shape, blockIdx.z * TOKENS + i);
   __syncwarp();
-  const int group = warp / 4, tile = warp % 4, g = lane >> 2, t = lane & 3;
+  const int group = warp / 4 % GROUPS, turn = warp / 4 / GROUPS, tile = warp % 4, g = lane >> 2, t = lane & 3;
   float c[STRIPS][TOKENS / 2];
 #pragma unroll
   for (int i = 0; i < STRIPS; i++)
@@ -92,42 +155,56 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     const int strip = strip0 + group * STRIPS + i;
     strip_scales[i] = strip < strips ? __ldg(block_scales + strip) : 0.f;
   }
-  // Core matrices are 128 bytes apart along rows, TOKENS / 8 * 128 along K; no swizzle.
-  constexpr u64 descriptor = ((u64)((TOKENS / 8 * 128) >> 4) << 16) | ((u64)(128 >> 4) << 32);
-  u32 a[2][STRIPS][4][4];
-  int slot = 0, parity = 0, previous = 0;
-  auto step = [&](int k, u32(&operand)[STRIPS][4][4]) {
-    const int inner = k % STEP;
-    if (inner == 0) barrier_wait(full + slot * 8, parity);
-    const char* stage = ring + slot * STAGE_BYTES;
+  auto read_strips = [&](u32(&operand)[STRIPS][4][4], u32 stage, int inner) {
 #pragma unroll
     for (int i = 0; i < STRIPS; i++) {
-      const char* strip = stage + (group * STRIPS + i) * STRIP_STAGE;
+      const char* strip = (const char*)__cvta_shared_to_generic(stage + (group * STRIPS + i) * STRIP_STAGE);
       const Staged block{strip + inner * BLOCK_BYTES}, supers{strip + STEP * BLOCK_BYTES};
       Raw raw;
       read_codes(raw, block, tile, lane);
       read_scales(raw, block, supers, tile, lane);
       decode(operand[i], raw, table);
     }
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    const u32 x = base + slot * STAGE_BYTES + WEIGHTS_STAGE + inner * X_CHUNK;
+  };
+  // Core matrices are 128 bytes apart along rows, TOKENS / 8 * 128 along K; no swizzle.
+  constexpr u32 CORE = TOKENS / 8 * 128 / 16;
+  const u32 x_low = (CORE << 16) + (((base + WEIGHTS_STAGE) & 0x3ffff) >> 4);
+  auto multiply_chunk = [&](const u32(&operand)[STRIPS][4][4], int slot, int inner) {
+    const u32 low = x_low + slot * (STAGE_BYTES / 16) + inner * (X_CHUNK / 16);
 #pragma unroll
     for (int j = 0; j < 4; j++)
 #pragma unroll
-      for (int i = 0; i < STRIPS; i++) multiply(c[i], operand[i][j], descriptor | (u64)(((x + 2 * j * (TOKENS / 8) * 128) & 0x3ffff) >> 4));
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-    if (inner == 0 && k > 0 && lane == 0) barrier_arrive(empty + previous * 8);  // its last matmul is done
-    if (inner == STEP - 1) {
-      previous = slot;
-      if (++slot == STAGES) { slot = 0; parity ^= 1; }
-    }
+      for (int i = 0; i < STRIPS; i++) multiply(c[i], operand[i][j], (u64)(128 >> 4) << 32 | (low + 2 * j * CORE));
   };
-  int k = 0;
-  for (; k + 1 < count; k += 2) { step(k, a[0]); step(k + 1, a[1]); }
-  if (k < count) step(k, a[0]);
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-  asm volatile("bar.sync 1, %0;" ::"n"(GROUPS * 128) : "memory");  // all scales are there; nobody reads the ring any more
+  if constexpr (TURNS == 1) {
+    u32 a[2][STRIPS][4][4];
+    int slot = 0, parity = 0, previous = 0;
+    auto step = [&](int k, u32(&operand)[STRIPS][4][4]) {
+      const int inner = k % STEP;
+      if (inner == 0) barrier_wait(full + slot * 8, parity);
+      read_strips(operand, base + slot * STAGE_BYTES, inner);
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      multiply_chunk(operand, slot, inner);
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+      if (inner == 0 && k > 0 && lane == 0) barrier_arrive(empty + previous * 8);  // its last matmul is done
+      if (inner == STEP - 1) {
+        previous = slot;
+        if (++slot == STAGES) { slot = 0; parity ^= 1; }
+      }
+    };
+    int k = 0;
+    for (; k + 1 < count; k += 2) { step(k, a[0]); step(k + 1, a[1]); }
+    if (k < count) step(k, a[0]);
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  } else {
+    multiply_in_turn(c, stages, group, turn, tile, lane, full, base, read_strips, multiply_chunk);
+    if (turn != (stages - 1) % TURNS) {
+      asm volatile("bar.arrive 1, %0;" ::"n"(CONSUMERS) : "memory");
+      return;
+    }
+  }
+  asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");  // all scales are there; nobody reads the ring any more
 
 #ifdef ACTIVATION
   static_assert(GROUPS * GATED_BYTES <= STAGES * STAGE_BYTES);

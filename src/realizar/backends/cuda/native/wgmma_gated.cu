@@ -22,7 +22,7 @@ INLINE u16 limited_half(float x) {  // NaN stays NaN
 // of the block's tokens are written, also those beyond the step's: they come from the same tokens of the input, and no
 // token of the next matmul sees another. The ring is free: every warpgroup has waited for its matmuls.
 INLINE void store_gated(const float (&c)[STRIPS][TOKENS / 2], const float (&strip_scales)[STRIPS], const Matrix& matrix, int block_x, int strip, int strips, const float* scales) {
-  static_assert(STRIPS == 2, "a warpgroup holds the gate and up of its outputs");
+  static_assert(STRIPS == 2 && TURNS == 1, "a warpgroup holds the gate and up of its outputs, the same in every block");
   static_assert(TOKENS <= 128, "a thread of the first warpgroup for each row");
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128, tile = thread / 32, g = thread % 32 >> 2, t = thread & 3;
   if (block_x == 0 && threadIdx.x < TOKENS) matrix.out_scales[blockIdx.z * TOKENS + threadIdx.x] = TOKEN_FACTOR;
