@@ -9,8 +9,10 @@
 A server of a model with random weights is loaded by processes of its own. First each kind alone, 64 requests in flight
 (or each number of --in-flight) of 64 words and 256 tokens, the kinds in turn and several rounds; the table has the
 medians, their ratios to greedy and what is aimed for. Then 160 clients of all kinds, 1 to 6,000 words in and 1 to 400
-tokens out; 45 % leave early. With several numbers of API processes a server of each is loaded in turn. The run takes
-about kinds x rounds x seconds and the mixed seconds, and a minute for the model and the start.
+tokens out; 45 % leave early. A short load reads more prompts than it has answers, so the requests that end once it has
+settled are also counted whole: prompt and generated tokens are then of the same requests. `simulate_mix.py` puts the
+same requests on a made-up device. With several numbers of API processes a server of each is loaded in turn. The run
+takes about kinds x rounds x seconds and the mixed seconds, and a minute for the model and the start.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from cuda_serve import served, write_model
 
 from realizar.bench import generate
 from realizar.bench.mix.compare import MIX, MixResult, MixTarget, compare_mixes, find_server
-from realizar.bench.mix.figures import figures_of_all, output_rate
+from realizar.bench.mix.figures import figures_of_all, output_rate, settled_rates
 from realizar.bench.mix.generators import Generators, default_generators
 from realizar.bench.mix.kinds import find_kind
 from realizar.bench.mix.report import BUSY, as_markdown, as_record
@@ -55,6 +57,7 @@ _SHARE_OF_SHAPE = {"llama-8b": 0.95}
 _GREEDY = {("llama-1b", 64): 45_000, ("llama-8b", 256): 17_300}
 _CONTEXT = 10_240
 _GAPS = 20.0
+_SETTLING = 0.3  # of the mixed seconds, after which requests that end are counted whole
 
 
 class ProcessorTimes:
@@ -127,23 +130,24 @@ def kinds_in_turn(
         prompt_words=Lengths(arguments.words, arguments.words),
         output_tokens=Lengths(arguments.tokens, arguments.tokens),
     )  # fmt: skip
-    return _run(server, work, generators, arguments, times, arguments.kinds.split(","))
+    return _run(server, work, generators, arguments, times, arguments.kinds.split(","), f"kinds-{in_flight}")
 
 
 def mixed_clients(
-    server: MixTarget, arguments: argparse.Namespace, generators: Generators, times: ProcessorTimes
-) -> MixResult:
+    server: MixTarget, words: str, arguments: argparse.Namespace, generators: Generators, times: ProcessorTimes,
+    number: int,
+) -> MixResult:  # fmt: skip
     work = MixWork(
-        seconds=arguments.mixed_seconds, concurrency=arguments.clients, seed=arguments.seed + 1000,
-        prompt_words=Lengths.parse(arguments.mixed_words, "mixed-words"),
+        seconds=arguments.mixed_seconds, concurrency=arguments.clients, seed=arguments.seed + 1000 * (1 + number),
+        prompt_words=Lengths.parse(words, "mixed-words"),
         output_tokens=Lengths.parse(arguments.mixed_tokens, "mixed-tokens"), leave_share=arguments.leave,
     )  # fmt: skip
-    return _run(server, work, generators, arguments, times, ())
+    return _run(server, work, generators, arguments, times, (), f"mixed-{words}")
 
 
 def _run(
     server: MixTarget, work: MixWork, generators: Generators, arguments: argparse.Namespace,
-    times: ProcessorTimes, kinds: Sequence[str],
+    times: ProcessorTimes, kinds: Sequence[str], name: str,
 ) -> MixResult:  # fmt: skip
     rounds = arguments.rounds if kinds else 1
 
@@ -157,9 +161,9 @@ def _run(
     print(as_markdown([result]), flush=True)
     if arguments.out is not None:
         record = as_record([result], {**asdict(work), "rounds": rounds, "options": vars(arguments)}, requests=False)
-        name = f"kinds-{work.concurrency}" if kinds else "mixed"
-        name += f"-{arguments.api_processes}.json"
-        (arguments.out / name).write_text(json.dumps(record, default=str), encoding="utf-8")
+        (arguments.out / f"{name}-{arguments.api_processes}.json").write_text(
+            json.dumps(record, default=str), encoding="utf-8"
+        )
     return result
 
 
@@ -181,12 +185,21 @@ def aims(result: MixResult, in_flight: int, arguments: argparse.Namespace) -> li
     return lines
 
 
-def mixed_lines(result: MixResult) -> list[str]:
-    """Lines with the totals of the mixed clients."""
-    every = figures_of_all(result.runs[MIX])
+def mixed_lines(result: MixResult, words: str) -> list[str]:
+    """Lines with the totals of the mixed clients, whose prompts have so many words."""
+    runs = result.runs[MIX]
+    every, run = figures_of_all(runs), runs[0]
     rates = f"{every.prompt_tokens_per_s:,.0f} prompt and {every.output_tokens_per_s:,.0f} generated tokens/s"
     counts = f"{every.num_requests} requests, {every.num_failed} failed, {every.num_left} left early"
-    lines = [f"mixed clients: {rates}; {counts}"]
+    lines = [f"mixed clients, {words} words: {rates}; {counts}"]
+    settle_s = _SETTLING * run.duration_s
+    if (settled := settled_rates(run, settle_s)).num_requests:
+        prompts, generated = settled.prompt_tokens_per_s, settled.output_tokens_per_s
+        ratio = prompts / max(generated, 1e-9)
+        lines.append(
+            f"of the {settled.num_requests} requests that ended after {settle_s:.1f} s: {prompts:,.0f} prompt and "
+            f"{generated:,.0f} generated tokens/s, {ratio:.1f} prompt tokens for each that is generated"
+        )
     if (gaps := every.multiples) is not None:
         word = "reached" if gaps.p99_9 < _GAPS else "MISSED"
         lines.append(f"99.9 % of gaps under {gaps.p99_9:.1f} of their stream's median, {word}: {_GAPS:g}")
@@ -227,7 +240,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--mixed-seconds", type=float, default=60.0, help="of the mixed clients; 0 leaves them out")
     parser.add_argument("--clients", type=int, default=160)
-    parser.add_argument("--mixed-words", default="1-6000")
+    parser.add_argument("--mixed-words", default="1-6000", help="several, each a load, with commas between")
     parser.add_argument("--mixed-tokens", default="1-400")
     parser.add_argument("--leave", type=float, default=0.45)
     parser.add_argument("--generators", type=int, default=default_generators())
@@ -258,8 +271,9 @@ def measure(arguments: argparse.Namespace, times: ProcessorTimes) -> list[str]:
             results.append(kinds_in_turn(server, in_flight, arguments, generators, times))
             lines += aims(results[-1], in_flight, arguments)
         if arguments.mixed_seconds:
-            results.append(mixed_clients(server, arguments, generators, times))
-            lines += mixed_lines(results[-1])
+            for number, words in enumerate(arguments.mixed_words.split(",")):
+                results.append(mixed_clients(server, words, arguments, generators, times, number))
+                lines += mixed_lines(results[-1], words)
     return [*lines, *busy_lines(*results), *times.lines()]
 
 

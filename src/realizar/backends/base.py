@@ -65,6 +65,7 @@ class Capacity:
         weight_bytes: packed weights. weight_bytes_per_token: read for one token at batch 1.
         kv_cache_bytes: allocated. kv_cache_dtype: resolved.
         load_s: seconds that loading took.
+        step_sizes: numbers of tokens, ascending, to which a step with prompts is padded; none where none is.
     """
 
     block_size: int
@@ -77,6 +78,7 @@ class Capacity:
     kv_cache_bytes: int
     kv_cache_dtype: str
     load_s: float
+    step_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

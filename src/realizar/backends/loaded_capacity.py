@@ -20,7 +20,7 @@ class LoadedCache(Protocol):
 
 def loaded_capacity(
     config: ResolvedConfig, kv: LoadedCache, weight_bytes: int, load_s: float, copy_bytes: int = 0,
-    token_bytes: int | None = None,
+    token_bytes: int | None = None, step_sizes: tuple[int, ...] = (),
 ) -> Capacity:  # fmt: skip
     """The capacity of a backend that was loaded with a configuration.
 
@@ -28,11 +28,12 @@ def loaded_capacity(
         weight_bytes: of packed weights. copy_bytes: of others, which some steps read in their place.
         load_s: seconds that loading took.
         token_bytes: of the weights that one token reads; None if that is all of them.
+        step_sizes: numbers of tokens to which steps with prompts are padded.
     """
     per_token = weight_bytes if token_bytes is None else token_bytes
     return Capacity(
         block_size=config.block_size, num_blocks=kv.num_blocks, max_rows=config.max_running,
         max_step_tokens=config.max_step_tokens, context_length=config.context_length,
         weight_bytes=weight_bytes + copy_bytes, weight_bytes_per_token=per_token, kv_cache_bytes=kv.size_bytes,
-        kv_cache_dtype=kv.dtype, load_s=load_s,
+        kv_cache_dtype=kv.dtype, load_s=load_s, step_sizes=step_sizes,
     )  # fmt: skip

@@ -9,12 +9,15 @@ measured by a step of decodes alone.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _ALONE_S = 0.05  # a step of prompts alone: a request that comes waits for the steps in flight
 _ALONE_TOKENS = 2048  # which it may have however long they take: with fewer a GPU is not busy
 _FREE_SHARE = 4  # a tile that lacks no more than this part of it takes no longer when it is full
+_FAR_SHARE = 3  # prompt tokens that fill a size are at most this part more, or fewer, than those that fit
 _LEAST_TOKENS = 2  # far behind in a small model's context, one costs as much as a step of decodes
 _STALE_STEPS = 64  # steps with prompts after which decodes are measured again: under 1 % of the time
 _STALE_STEPS_OF_LEAST = 8  # where next to nothing is read, decodes may have become slower, and not prompts dearer
@@ -53,10 +56,12 @@ class Pace:
         stretch: times as long as a step of decodes alone that a step with decodes and prompts may take.
         tile_tokens: tokens that the device's matmuls take at once.
         least_s: seconds that a step with decodes and prompts may take in any case.
+        sizes: numbers of tokens, ascending, to which the device pads a step with prompts, so that fewer take no less
+            time; none where only tiles count.
     """
 
-    def __init__(self, stretch: float, tile_tokens: int, least_s: float = 0.0) -> None:
-        self._stretch, self._tile_tokens, self._least_s = stretch, tile_tokens, least_s
+    def __init__(self, stretch: float, tile_tokens: int, least_s: float = 0.0, sizes: Sequence[int] = ()) -> None:
+        self._stretch, self._tile_tokens, self._least_s, self._sizes = stretch, tile_tokens, least_s, sizes
         self._num_steps = 0
         self._num_probes = 0
         self._last_chunk = tile_tokens
@@ -88,8 +93,17 @@ class Pace:
             self._num_probes += 1
             return 0
         tokens = max(int(chunk), _LEAST_TOKENS)
+        if self._sizes:
+            return self._of_a_size(num_decode_tokens, tokens)
         lacking = -(num_decode_tokens + tokens) % self._tile_tokens
         return tokens + lacking if lacking <= min(self._tile_tokens // _FREE_SHARE, tokens // 3) else tokens
+
+    def _of_a_size(self, num_decode_tokens: int, tokens: int) -> int:
+        """The prompt tokens that fill the size nearest to so many, unless that is far off."""
+        place = bisect_left(self._sizes, num_decode_tokens + tokens)
+        around = [size - num_decode_tokens for size in self._sizes[max(place - 1, 0) : place + 1]]
+        nearest = min(around, key=lambda count: abs(count - tokens), default=tokens)
+        return nearest if abs(nearest - tokens) <= tokens // _FAR_SHARE else tokens
 
     def submitted(self, now_s: float) -> None:
         """Note that a step was submitted."""

@@ -9,7 +9,7 @@ import pytest
 
 from realizar.bench.mix.compare import MixResult, MixTarget
 from realizar.bench.mix.dialects import REALIZAR
-from realizar.bench.mix.figures import figures_by_kind, output_rate
+from realizar.bench.mix.figures import figures_by_kind, output_rate, settled_rates
 from realizar.bench.mix.generators import MixRun
 from realizar.bench.mix.report import as_markdown
 from realizar.bench.mix.requests import MixRequest
@@ -51,6 +51,18 @@ def test_tokens_are_counted_within_the_time() -> None:
     assert output_rate(run(whole, silent, failed, late, left)) == pytest.approx(1.3)
     assert greedy.ttft is not None
     assert greedy.ttft.p50 == pytest.approx(1000)
+
+
+def test_settled_rates_are_of_whole_requests() -> None:
+    """Those that end too early or too late count neither their prompts nor their answers, nor do those without any."""
+    early, late = served("greedy", [1, 2]), served("greedy", [3, 11])
+    whole = served("greedy", [1, 2, 6], output_tokens=12)
+    left = served("dry", [3, 4], prompt_tokens=0, left=True)
+    silent, failed = served("dry", [], ended_s=START_S + 5), served("dry", [5], error="status 500")
+    rates = settled_rates(run(early, late, whole, left, silent, failed), 2.5)
+    assert rates.num_requests == 2
+    assert rates.prompt_tokens_per_s == pytest.approx((50 + 40) / 7.5)
+    assert rates.output_tokens_per_s == pytest.approx((12 + 2) / 7.5)
 
 
 def test_gaps_beside_their_streams_median() -> None:

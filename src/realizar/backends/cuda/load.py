@@ -88,8 +88,9 @@ class LoadedModel:
             for _, one in self.spec.mixtures()
         )
         return loaded_capacity(
-            self.config, self.kv, weights.size_bytes, self.load_s, self.copy_bytes, weights.size_bytes - unread
-        )
+            self.config, self.kv, weights.size_bytes, self.load_s, self.copy_bytes, weights.size_bytes - unread,
+            tuple(token_counts(self.space.arrays.sizes.tokens)),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Free the graphs, whose memory is not that of tensors."""

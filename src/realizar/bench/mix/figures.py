@@ -83,6 +83,32 @@ def output_rate(run: MixRun) -> float:
     return sum(_tokens_within(run, each)[1] for each in run.served) / run.duration_s
 
 
+@dataclass(frozen=True, slots=True)
+class SettledRates:
+    """Tokens per second of the requests that ended within the later part of a load's time, prompt and answer alike.
+
+    A load's first requests come all at once, and at its end prompts have been read whose answers are still to come: the
+    shorter the load, the more of its tokens are of prompts. These are whole requests, so their tokens are in the mix's
+    own ratio.
+
+    Attributes:
+        num_requests: that have begun to answer and ended.
+    """
+
+    num_requests: int
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+
+
+def settled_rates(run: MixRun, settle_s: float) -> SettledRates:
+    """The rates once a load has run for `settle_s`."""
+    begin_s, end_s = run.start_s + settle_s, run.start_s + run.duration_s
+    ended = [each for each in run.served if each.error is None and each.num_deltas and begin_s <= each.ended_s <= end_s]
+    prompts = sum(each.prompt_tokens or each.num_words for each in ended)
+    seconds = max(end_s - begin_s, 1e-9)
+    return SettledRates(len(ended), prompts / seconds, sum(each.output_tokens for each in ended) / seconds)
+
+
 def _figures(kind: str, runs: Sequence[MixRun]) -> KindFigures:
     taken = [(run, each) for run in runs for each in run.served if kind in (each.kind, ALL)]
     served = [each for _, each in taken]

@@ -84,7 +84,7 @@ class EngineCore:
             context_length=capacity.context_length,
             max_queued=config.max_queued,
             policy=policy,
-            pace=_pace(policy, config.tile_tokens),
+            pace=_pace(policy, config.tile_tokens, capacity.step_sizes),
             drafting=Drafting(drafter or prompt_lookup(config), config.speculative_tokens, spec.vocab_size),
         )
 
@@ -361,6 +361,8 @@ class EngineCore:
         self._in_flight.clear()
 
 
-def _pace(policy: Policy, tile_tokens: int) -> Pace | None:
+def _pace(policy: Policy, tile_tokens: int, step_sizes: tuple[int, ...]) -> Pace | None:
     """The bound of prompts beside decodes; None where only throughput counts."""
-    return Pace(policy.stretch, tile_tokens, policy.least_step_s) if math.isfinite(policy.stretch) else None
+    if not math.isfinite(policy.stretch):
+        return None
+    return Pace(policy.stretch, tile_tokens, policy.least_step_s, step_sizes)
