@@ -5,9 +5,9 @@
 
 Prints medians of a step over all rounds: milliseconds of the whole, of the sampling kernel, and of Python, which is the
 processor time of the engine's thread outside of all kernels, with the lowest tenth of it, as other programs spoil its
-caches; and the rate beside that of greedy rows, of the medians and of the lowest tenths. Prompts are
-random ids, and no row ends before its last token. Nothing is served: `cuda_mix.py --device cpu` sends such requests to
-a server.
+caches; and the rate beside that of greedy rows, by the clock and by the lowest tenth of the thread's processor time,
+which is good with `--threads 1` where other programs run. Prompts are random ids, and no row ends before its last
+token. Nothing is served: `cuda_mix.py --device cpu` sends such requests to a server.
 
     python scripts/time_cpu_sampling.py --vocab 49152
 
@@ -109,8 +109,8 @@ class Steps:
         self._walks, self._choices = Timed(team.run), Timed(sampling.run)
         team.run, sampling.run = self._walks, self._choices  # type: ignore[assignment, method-assign]
 
-    def run(self, kind: str) -> list[tuple[float, float, float]]:
-        """Seconds of each step in which all rows decode: of the whole, of the sampling kernel, of Python."""
+    def run(self, kind: str) -> list[tuple[float, float, float, float]]:
+        """Seconds of each step in which all rows decode: of the whole, the sampling kernel, Python, and the thread."""
         for row in range(self._rows):
             rng = random.Random(row)
             prompt = tuple(rng.randrange(self._spec.vocab_size) for _ in range(PROMPT))
@@ -123,7 +123,7 @@ class Steps:
             outputs = self._core.step()
             wall_s, thread_s = time.perf_counter() - wall_s, time.thread_time() - thread_s
             if len(outputs) == self._rows:
-                found.append((wall_s, self._choices.wall_s, thread_s - self._walks.thread_s))
+                found.append((wall_s, self._choices.wall_s, thread_s - self._walks.thread_s, thread_s))
         return found[1:]  # the first may have read prompts
 
     def close(self) -> None:
@@ -196,22 +196,23 @@ def main() -> int:
     if given.model is None:
         time_alone(given.vocab, given.kinds.split(","), 4 * given.rounds)
         return 0
-    print("| rows | kind | step ms | sampling ms | Python ms | lowest tenth | of greedy | lowest tenths |")
+    print("| rows | kind | step ms | sampling ms | Python ms | lowest tenth | of greedy | by processor time |")
     print("|---|---|---|---|---|---|---|---|")
     for rows in map(int, given.rows.split(",")):
         steps = Steps(given.model, rows, given.threads, given.tokens)
-        found: defaultdict[str, list[tuple[float, float, float]]] = defaultdict(list)
+        found: defaultdict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
         for _ in range(given.rounds):
             for kind in given.kinds.split(","):
                 found[kind] += steps.run(kind)
         steps.close()
-        greedy = [step[0] for step in found.get("greedy", [(float("nan"), 0.0, 0.0)])]
+        greedy = found.get("greedy", [(float("nan"),) * 4])
         for kind, each in found.items():
-            whole, sampling, python = (statistics.median(column) for column in zip(*each, strict=True))
-            shares = statistics.median(greedy) / whole, low(greedy) / low([step[0] for step in each])
+            whole, sampling, python, _ = (statistics.median(column) for column in zip(*each, strict=True))
+            by_clock = statistics.median(step[0] for step in greedy) / whole
+            by_processor = low([step[3] for step in greedy]) / low([step[3] for step in each])
             quick = low([step[2] for step in each])
             line = f"{1e3 * whole:.2f} | {1e3 * sampling:.2f} | {1e3 * python:.3f} | {1e3 * quick:.3f}"
-            print(f"| {rows} | {kind} | {line} | {shares[0]:.2f} | {shares[1]:.2f} |", flush=True)
+            print(f"| {rows} | {kind} | {line} | {by_clock:.2f} | {by_processor:.2f} |", flush=True)
     return 0
 
 

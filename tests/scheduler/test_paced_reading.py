@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Callable
 
 import pytest
 
@@ -18,6 +19,17 @@ from realizar.scheduler.scheduler import Scheduler
 GREEDY = SamplingParams(temperature=0.0)
 
 
+SIZES = (16, 32, *range(64, 513, 64))
+PADDED_TOKEN_S = 1e-4
+
+
+def padded_step_s(batch: ScheduledBatch) -> float:
+    """The seconds of a step of a device that pads its tokens to one of SIZES, unless it only decodes."""
+    if batch.num_tokens == batch.num_decode_tokens:
+        return 2e-3
+    return 2e-3 + PADDED_TOKEN_S * next(size for size in SIZES if size >= batch.num_tokens)
+
+
 def step_s(batch: ScheduledBatch) -> float:
     """The seconds of a step of SmolLM2: a share for the step, and one for each token that grows with its position."""
     return 2.8e-3 + sum(row.num_tokens * (5.5e-4 + 7e-7 * row.num_computed_tokens) for row in batch.rows)
@@ -26,7 +38,8 @@ def step_s(batch: ScheduledBatch) -> float:
 class Run:
     """A scheduler whose clock is moved by its steps, and when which request got tokens."""
 
-    def __init__(self, *, paced: bool = True) -> None:
+    def __init__(self, pace: Pace | None, seconds: Callable[[ScheduledBatch], float] = step_s) -> None:
+        self._seconds = seconds
         cache = KVCacheManager(
             (FullCache(),),
             [2000],
@@ -42,7 +55,7 @@ class Run:
             max_running=96,
             max_step_tokens=512,
             context_length=6144,
-            pace=Pace(2.5, 12) if paced else None,
+            pace=pace,
             clock=lambda: self.now_s,
         )
         self.tokens_s: dict[str, list[float]] = {}
@@ -53,7 +66,7 @@ class Run:
 
     def step(self) -> tuple[ScheduledRow, ...]:
         batch = self.scheduler.schedule()
-        self.now_s += step_s(batch)
+        self.now_s += self._seconds(batch)
         for output in self.scheduler.update(
             batch, StepOutput.of([RowOutput(row.row, (7,) if row.sample else ()) for row in batch.rows])
         ):
@@ -88,15 +101,15 @@ def first_tokens_s(run: Run, count: int, length: int) -> list[float]:
 @pytest.mark.parametrize("streams", [1, 8, 24])
 def test_short_prompts_that_come_at_once_wait_no_more_than_streams_are_worth(streams: int) -> None:
     """Streams keep two fifths of the time: 64 prompts wait at most 2.5 times as long as they would without pacing."""
-    waits = first_tokens_s(Run().started(streams), 64, 30)
-    least = first_tokens_s(Run(paced=False).started(streams), 64, 30)
+    waits = first_tokens_s(Run(Pace(2.5, 12)).started(streams), 64, 30)
+    least = first_tokens_s(Run(None).started(streams), 64, 30)
     assert max(waits) < 2.5 * max(least)
     assert statistics.median(waits) < 2.5 * statistics.median(least)
     assert sorted(waits) == waits  # in their order, so that none is passed over
 
 
 def test_short_prompts_do_not_wait_for_a_long_one() -> None:
-    run = Run().started(8)
+    run = Run(Pace(2.5, 12)).started(8)
     run.add("long", ids(4000, 50), 1)
     for _ in range(20):
         run.step()
@@ -111,7 +124,7 @@ def test_short_prompts_do_not_wait_for_a_long_one() -> None:
 
 def test_a_prompt_with_a_long_cached_prefix_starts_with_fewer_tokens() -> None:
     """Tokens at 3,900 take six times as long as the first ones: known from the prompt that left its blocks."""
-    run = Run().started(4)
+    run = Run(Pace(2.5, 12)).started(4)
     run.add("long", ids(3990, 50), 1)
     while not run.tokens_s["long"]:
         run.step()
@@ -129,6 +142,22 @@ def test_a_prompt_with_a_long_cached_prefix_starts_with_fewer_tokens() -> None:
     assert len(rows) == 5
     assert rows[-1].num_computed_tokens == 3984
     assert run.now_s - before_s < 3.0 * alone_s
+
+
+def test_steps_of_the_devices_sizes_read_prompts_sooner() -> None:
+    """12 ms hold 100 padded tokens, between two sizes: steps of 64 and 128 tokens lose none to padding."""
+    took_s, sizes = [], []
+    for known in ((), SIZES):
+        run = Run(Pace(2.5, 64, 0.012, known), padded_step_s).started(8)
+        run.add("long", ids(4000, 50), 1)
+        began_s, steps = run.now_s, []
+        while not run.tokens_s["long"]:
+            steps.append(sum(row.num_tokens for row in run.step()))
+        took_s.append(run.now_s - began_s)
+        sizes.append(steps)
+    assert all(size in (*SIZES, 8) for size in sizes[1][:-2])
+    assert took_s[1] < 0.9 * took_s[0]
+    assert max(sizes[1]) <= 128
 
 
 def test_a_chunk_of_one_token_is_a_prompt_all_the_same() -> None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 _ALONE_S = 0.05  # a step of prompts alone: a request that comes waits for the steps in flight
 _ALONE_TOKENS = 2048  # which it may have however long they take: with fewer a GPU is not busy
 _FREE_SHARE = 4  # a tile that lacks no more than this part of it takes no longer when it is full
-_FAR_SHARE = 3  # prompt tokens that fill a size are at most this part more, or fewer, than those that fit
 _LEAST_TOKENS = 2  # far behind in a small model's context, one costs as much as a step of decodes
 _STALE_STEPS = 64  # steps with prompts after which decodes are measured again: under 1 % of the time
 _STALE_STEPS_OF_LEAST = 8  # where next to nothing is read, decodes may have become slower, and not prompts dearer
@@ -99,11 +98,11 @@ class Pace:
         return tokens + lacking if lacking <= min(self._tile_tokens // _FREE_SHARE, tokens // 3) else tokens
 
     def _of_a_size(self, num_decode_tokens: int, tokens: int) -> int:
-        """The prompt tokens that fill the size nearest to so many, unless that is far off."""
+        """The prompt tokens that fill the size nearest to so many: with fewer the device would take as long."""
         place = bisect_left(self._sizes, num_decode_tokens + tokens)
         around = [size - num_decode_tokens for size in self._sizes[max(place - 1, 0) : place + 1]]
-        nearest = min(around, key=lambda count: abs(count - tokens), default=tokens)
-        return nearest if abs(nearest - tokens) <= tokens // _FAR_SHARE else tokens
+        least = min(tokens, _LEAST_TOKENS)
+        return min((count for count in around if count >= least), key=lambda count: abs(count - tokens), default=tokens)
 
     def submitted(self, now_s: float) -> None:
         """Note that a step was submitted."""

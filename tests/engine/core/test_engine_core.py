@@ -6,6 +6,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from realizar.errors import CapacityError, ContextLengthError, EngineDeadError, 
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from realizar.scheduler.pace import Pace
 from realizar.scheduler.policy import Policy
 from resolving import new_core
 from scripted_backend import (
@@ -63,6 +65,22 @@ def tokens_of(outputs: list[TokenOutput]) -> list[int]:
 
 def random_prompt(rng: random.Random, longest: int) -> list[int]:
     return [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, longest))]
+
+
+def test_the_pace_knows_the_sizes_of_the_backends_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Sequence[int]] = []
+
+    def note(stretch: float, tile_tokens: int, least_s: float, sizes: Sequence[int]) -> Pace:
+        given.append(sizes)
+        return Pace(stretch, tile_tokens, least_s, sizes)
+
+    monkeypatch.setattr("realizar.engine.core.engine_core.Pace", note)
+    backend = ScriptedBackend()
+    backend.limits = replace(backend.limits, step_sizes=(8, 16))
+    core = make_core(backend)
+    core.add(make_request("a", [5] * 50, 9))
+    assert given == [(8, 16)]
+    assert tokens_of(run_out(core)["a", 0]) == expected_tokens([5] * 50, (None,), GREEDY, 9)
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
