@@ -79,7 +79,7 @@ class Load:
     now_s: float = 0.0
     number: int = 0
     under_way: dict[str, Sent] = field(default_factory=dict)
-    leaving: list[tuple[float, str]] = field(default_factory=list)
+    disconnects: list[tuple[float, str]] = field(default_factory=list)
     ended: list[tuple[float, Sent]] = field(default_factory=list)
 
     def send(self, scheduler: Scheduler) -> None:
@@ -90,7 +90,7 @@ class Load:
         prompt = (self.number, *range(1, drawn.num_words))
         self.under_way[name] = Sent(drawn, self.now_s, open_choices=choices)
         if drawn.call.leave_after_s is not None:
-            heapq.heappush(self.leaving, (self.now_s + drawn.call.leave_after_s, name))
+            heapq.heappush(self.disconnects, (self.now_s + drawn.call.leave_after_s, name))
         scheduler.add(
             Request(name, prompt, SamplingParams(n=choices, temperature=0.0), drawn.max_tokens, cache_salt=name)
         )
@@ -102,8 +102,8 @@ class Load:
 
     def leave(self, scheduler: Scheduler) -> None:
         """Clients whose patience is over leave."""
-        while self.leaving and self.leaving[0][0] <= self.now_s:
-            _, name = heapq.heappop(self.leaving)
+        while self.disconnects and self.disconnects[0][0] <= self.now_s:
+            _, name = heapq.heappop(self.disconnects)
             if name in self.under_way:
                 scheduler.abort(name)
                 self.end(name, scheduler)
