@@ -220,6 +220,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mcp_servers": [{}]}, "mcp_servers"),
     ({"speed": "fast"}, "speed"),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits.0.type"),
+    ({"context_management": {"edit": []}}, "context_management.edit"),
     ({"top_n": 3}, "top_n"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {}}}, "tools": TOOLS}, "output_config.format"),
 ]

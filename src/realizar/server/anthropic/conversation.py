@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from typing import Any
@@ -14,6 +15,7 @@ from realizar.server.api import Api
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.conversation import Conversation
 from realizar.server.generation.sampling import SamplingWishes
+from realizar.server.http.body import unknown_field
 
 _LOG = logging.getLogger(__name__)
 _BILLING = "x-anthropic-billing-header:"
@@ -58,8 +60,14 @@ def _system(request: CountTokensRequest) -> str:
     texts = read_system(request.system)
     kept = [text for text in texts if not text.startswith(_BILLING)]
     if len(kept) < len(texts):
-        _LOG.info("a block of the system prompt that begins with %s is left out of the prompt", _BILLING[:-1])
+        _tell_once()
     return "\n\n".join(kept)
+
+
+@functools.cache
+def _tell_once() -> None:
+    """Say that system prompts are changed. A client that sends the block sends it with each request."""
+    _LOG.info("blocks of system prompts that begin with %s are left out of prompts", _BILLING[:-1])
 
 
 def _wishes(request: CountTokensRequest, structured: StructuredOutput | None) -> SamplingWishes:
@@ -103,7 +111,10 @@ def _check_without_effect(request: CountTokensRequest) -> None:
     for name in ("container", "diagnostics"):
         if getattr(request, name, None):
             raise unsupported(name, "is not supported")
-    edits = (request.context_management or {}).get("edits") or []
+    management = request.context_management or {}
+    for name in management.keys() - {"edits"}:
+        raise unknown_field("context_management", name, ("edits",))
+    edits = management.get("edits") or []
     for place, edit in enumerate(edits if isinstance(edits, list) else [edits]):
         if not isinstance(edit, dict) or edit.get("type") != _KEPT_EDIT:
             path = f"context_management.edits.{place}.type"
