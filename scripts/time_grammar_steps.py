@@ -6,6 +6,11 @@ that of plain rows is what grammars cost: masks that come late, and work of the 
 
     python scripts/time_grammar_steps.py smollm2:135m --rows 64 --kinds plain,json-schema,regex
     python scripts/time_grammar_steps.py smollm2:135m --rows 64 --grammars 32 --seconds 10
+    python scripts/time_grammar_steps.py tests/data/tokenizers/llama-bpe.gguf.xz --shape llama-1b --timeline
+
+With `--shape` the device is a GPU, with a model of that shape and random weights. With `--timeline` each kind has a
+table of where the time of the engine's thread goes, and how long its questions take; a process that watches them takes
+a core.
 """
 
 from __future__ import annotations
@@ -19,7 +24,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,9 +34,11 @@ import numpy as np
 from cuda_bench import random_checkpoint
 from numba import njit
 from numpy.typing import NDArray
+from step_timeline import AnswerTimes, Timeline
 
-from realizar.backends.base import Capacity, ForwardInput
+from realizar.backends.base import Backend, Capacity, ForwardInput
 from realizar.backends.devices import ChosenDevice
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import resolve_model
 from realizar.batch import NO_CHOICE, OpenedRow, StepOutput
 from realizar.bench.mix.grammars import REGEX, any_schema
@@ -38,11 +46,15 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.core.row_grammars import RowGrammars
 from realizar.engine.loading import find_checkpoint
 from realizar.errors import RealizarError
+from realizar.models.spec import ModelSpec
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.scheduler.holding import Holding
 from realizar.scheduler.policy import Policy
+from realizar.scheduler.scheduler import Scheduler
 from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import WorkerLimits
@@ -190,8 +202,8 @@ class Load:
             else:
                 self._core.prepare_later(request, partial(self._note, request))
 
-    def run(self, seconds: float) -> tuple[float, float, float]:
-        """Load the engine; tokens/s, and the median seconds of a step: by the clock, and of its thread's processor."""
+    def run(self, seconds: float) -> tuple[float, float, float, int]:
+        """Load the engine; tokens/s, seconds of a step (medians by the clock, and of its thread's processor), steps."""
         started_s = time.perf_counter()
         tokens, times_s, busy_s = 0, list[float](), list[float]()
         while (now_s := time.perf_counter()) - started_s < seconds or not times_s:
@@ -209,7 +221,14 @@ class Load:
                 self._open -= output.finish_reason is not None
             times_s.append(time.perf_counter() - now_s)
         rate = tokens / (time.perf_counter() - started_s)
-        return rate, statistics.median(times_s), statistics.median(busy_s)
+        return rate, statistics.median(times_s), statistics.median(busy_s), len(times_s)
+
+    def end(self) -> None:
+        """End the open requests."""
+        for number in range(self._number + 1):
+            self._core.abort(f"{self._kind}-{number}")
+        while self._core.has_work:
+            self._core.step()
 
     def _note(self, request: Request, error: RealizarError | None) -> None:
         self._compiled.put((request, error))
@@ -221,16 +240,20 @@ class Load:
         return Request(f"{self._kind}-{self._number}", prompt, sampling, self._given.tokens)
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="whose vocabulary is used; also a GGUF file of a vocabulary alone, .gguf.xz")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256, help="of each request")
-    parser.add_argument("--kinds", default="plain,json-schema,regex")
+    parser.add_argument(
+        "--kinds", default="plain,json-schema,regex", help="json-schema+24: with so many more processes"
+    )
     parser.add_argument("--grammars", type=int, default=0, help="different ones; 0 takes those of bench-serve's mix")
     parser.add_argument("--step-ms", type=float, default=1.3)
     parser.add_argument("--seconds", type=float, default=5.0)
-    given = parser.parse_args()
+    parser.add_argument("--shape", help="of the model on a GPU")
+    parser.add_argument("--timeline", action="store_true")
+    given = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         time_kinds(given, vocabulary(given.model, Path(folder)))
     return 0
@@ -243,27 +266,81 @@ def time_kinds(given: argparse.Namespace, checkpoint: Checkpoint) -> None:
     encode = partial(tokenizer.encode, add_special=False, parse_special=False)
     source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path))
     tokens = GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), encode, source)
-    config = EngineConfig(max_running=given.rows, max_step_tokens=2048, context_length=PROMPT + given.tokens + 1)
-    spec, resolved = resolve_model(random_checkpoint("tiny", "q8_0"), config, ChosenDevice("cuda"))
-    spec = replace(spec, vocab_size=len(words))
-    limits = WorkerLimits(slots=2 * given.rows, drafts=0)
     plain = 0.0
+    services: list[GrammarService] = []
+    more: int | None = None
 
     def new_grammars() -> GrammarService:
-        return GrammarService(tokens, limits=limits)
+        limits = WorkerLimits(slots=2 * given.rows, drafts=0, more_processes=more)
+        services.append(GrammarService(tokens, limits=limits))
+        return services[-1]
 
     _pick(np.ones(1, np.uint32), np.uint32(0))  # compiles it
-    for kind in given.kinds.split(","):
-        device = ImaginedDevice(given.rows, given.tokens, len(words), 1e-3 * given.step_ms)
-        core = EngineCore(device, spec, resolved, policy=Policy("prefill"), new_grammars=new_grammars)
+    backend, spec, resolved = loaded(given, len(words))
+    for text in given.kinds.split(","):
+        kind, _, number = text.partition("+")
+        more = int(number) if number else None
+        core = EngineCore(backend, spec, resolved, policy=Policy("prefill"), new_grammars=new_grammars)
         load = Load(core, kind, given)
         load.run(1.0)  # compiles what comes again and again
-        rate, step_s, busy_s = load.run(given.seconds)
+        timeline = Timeline()
+        with timeline.around(parts_of(backend)) if given.timeline else nullcontext():
+            watched = AnswerTimes(services[-1].rows.memory) if given.timeline and kind != "plain" else None
+            rate, step_s, busy_s, num_steps = load.run(given.seconds)
         plain = plain or rate
         figures = f"{rate:8,.0f} tokens/s, {rate / plain:.2f} of the first"
-        print(f"{kind:>12}: {figures}; {1e3 * step_s:.2f} ms a step, {1e3 * busy_s:.2f} of the thread", flush=True)
-        core.close()
+        print(f"{text:>12}: {figures}; {1e3 * step_s:.2f} ms a step, {1e3 * busy_s:.2f} of the thread", flush=True)
+        if given.timeline:
+            mean_ms = 1e3 * given.seconds / num_steps
+            print(f"{num_steps} steps of {mean_ms:.3f} ms, {rate * 1e-3 * mean_ms:.1f} choices each")
+            print("\n".join(timeline.lines(num_steps)), flush=True)
+        if watched is not None:
+            watched.end()
+            shares = np.percentile(np.array(watched.answers_s or [0.0]) * 1e3, (10, 50, 75, 90, 95, 99))
+            print("questions, ms at 10, 50, 75, 90, 95 and 99 %:", *(f"{each:.3f}" for each in shares), flush=True)
+        load.end()
+        core._grammars.shutdown()
+    backend.shutdown()
+
+
+def loaded(given: argparse.Namespace, vocab_size: int) -> tuple[Backend, ModelSpec, ResolvedConfig]:
+    """The device with its model, of which an imagined one has only the shape."""
+    length = PROMPT + given.tokens + 1
+    config = EngineConfig(max_running=given.rows, max_step_tokens=2048, context_length=length, prefix_cache=False)
+    checkpoint = random_checkpoint(given.shape or "tiny", "q4_k_m" if given.shape else "q8_0")
+    if given.shape is None:
+        spec, resolved = resolve_model(checkpoint, config, ChosenDevice("cuda"))
+        device = ImaginedDevice(given.rows, given.tokens, vocab_size, 1e-3 * given.step_ms)
+        return device, replace(spec, vocab_size=vocab_size), resolved
+    from realizar.backends.cuda.runner import CUDABackend
+
+    spec, resolved = resolve_model(checkpoint, replace(config, device="cuda"))
+    backend = CUDABackend()
+    backend.load(spec, checkpoint, resolved)
+    return backend, spec, resolved
+
+
+def parts_of(backend: Backend) -> list[tuple[type, str, str]]:
+    """What a timeline shows: methods and what they are called."""
+    step = ImaginedStep
+    if not isinstance(backend, ImaginedDevice):
+        from realizar.backends.cuda.step import CUDAStep
+
+        step = CUDAStep  # type: ignore[assignment]
+    return [
+        (EngineCore, "step", "the rest of a step"),
+        (Scheduler, "schedule", "schedule"),
+        (Scheduler, "update", "update"),
+        (Holding, "hold", "hold rows"),
+        (RowGrammars, "start", "ask"),
+        (RowGrammars, "advance", "take choices in"),
+        (RowGrammars, "give", "give masks"),
+        (RowGrammars, "_late", "wait for masks"),
+        (type(backend), "submit", "submit"),
+        (step, "sample", "sample"),
+        (step, "result", "wait for results"),
+    ]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
