@@ -120,6 +120,7 @@ class CUDAStep:
         self.forward_input, self.wanted = forward_input, wanted
         self.masks: Mapping[int, NDArray[np.uint32]] = {}
         self.held: frozenset[int] = frozenset()
+        self._are_held = np.zeros(0, np.bool_)  # by the numbers of rows
         self._finish, self._take_in, self._device = finish, take_in, device
         self._pending: PendingResult | None = None
         self._output: StepOutput | None = None
@@ -130,10 +131,12 @@ class CUDAStep:
 
     def hold(self, rows: Collection[int]) -> None:
         self.held = frozenset(rows)
+        self._are_held = np.zeros(int(self.forward_input.columns.numbers.max(initial=-1)) + 1, np.bool_)
+        self._are_held[list(self.held)] = True
 
     def are_held(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-        """True for each of these rows that makes no choice, as its masks are late."""
-        return np.isin(numbers, list(self.held)) if self.held else np.zeros(len(numbers), np.bool_)
+        """True for each of these rows of the step that makes no choice, as its masks are late."""
+        return self._are_held[numbers] if self.held else np.zeros(len(numbers), np.bool_)
 
     def sample(self) -> None:
         """Start sampling the step's rows, once, even if that fails. Another step may start only after this."""

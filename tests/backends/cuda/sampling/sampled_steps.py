@@ -79,7 +79,9 @@ class SampledSteps:
         """The outputs of rows, given the logits of their wanted tokens, float32 [tokens, vocab]."""
         return self._run(step_input(rows, (), ()), logits, masks or {}, held)
 
-    def decode(self, rows: list[int], lengths: list[int], logits: Any) -> list[RowOutput]:
+    def decode(
+        self, rows: list[int], lengths: list[int], logits: Any, masks: Any = None, held: Collection[int] = ()
+    ) -> list[RowOutput]:
         """The outputs of a step of decodes: rows of so many tokens, and their logits, float32 [rows, vocab]."""
         numbers, computed = np.array(rows), np.array(lengths, np.int32) - np.int32(1)
         columns = StepRows.of_decodes(numbers, numbers, computed, np.zeros(len(rows), np.int32))
@@ -87,11 +89,9 @@ class SampledSteps:
         arrays["selected_rows"].fill_(-1)
         arrays["selected_rows"][: len(rows)] = torch.tensor(rows, dtype=torch.int32)
         arrays["contexts"][: len(rows)] = torch.tensor(lengths, dtype=torch.int32)
-        return self._run(ForwardInput(columns, computed, (), ()), logits, {})
+        return self._run(ForwardInput(columns, computed, (), ()), logits, masks or {}, held)
 
-    def _run(
-        self, given: ForwardInput, logits: Any, masks: dict[int, Any], held: Collection[int] = ()
-    ) -> list[RowOutput]:
+    def _run(self, given: ForwardInput, logits: Any, masks: Any, held: Collection[int] = ()) -> list[RowOutput]:
         values = torch.as_tensor(logits).to(self.device)
         self._run_head(values)
         self.space.arrays["ids"][: len(given.token_ids)] = torch.from_numpy(given.token_ids).to(self.device)

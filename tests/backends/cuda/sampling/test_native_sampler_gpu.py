@@ -14,8 +14,10 @@ from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
 from backends.reference_sampler.logprobs import token_logprobs  # noqa: E402
 from realizar.backends import philox  # noqa: E402
 from realizar.backends.cuda.sampling import truncation  # noqa: E402
+from realizar.backends.row_masks import RowMasks  # noqa: E402
 from realizar.batch import LogprobQuery  # noqa: E402
-from realizar.sampling_params import SamplingParams  # noqa: E402
+from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
+from realizar.structured.workers.mask_memory import MaskMemory  # noqa: E402
 from step_inputs import scheduled_row  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -231,6 +233,50 @@ def test_graphs_choose_what_launches_do() -> None:
             for each in (graphs, launches):
                 each.maker.close(row)
     assert len({flags & 39 for flags in replayed}) == 7  # sets of kernels
+
+
+def test_graphs_choose_within_masks_what_launches_do() -> None:
+    """Steps in which rows have masks or none, some are held, and steps between them without masks."""
+    vocab, rows, words = 20_011, 24, 626
+    graphs, launches = SampledSteps(rows, vocab, graphs=True), SampledSteps(rows, vocab)
+    memory, rng = MaskMemory(words, 2 * rows, 0), np.random.default_rng(7)
+    replayed: list[int] = []
+    found_graph = graphs.maker._graphs.find
+
+    def find(count: int, flags: int) -> Any:
+        replayed.append(count)
+        return found_graph(count, flags)
+
+    graphs.maker._graphs.find = find
+    kinds = [KINDS[name] for name in KINDS]
+    for row in range(rows):
+        structured = StructuredOutput("regex", "a") if row % 3 else None
+        for each in (graphs, launches):
+            each.open(row, SamplingParams(seed=row, structured=structured, **kinds[row % len(kinds)]), [1, 2, 3])
+    lengths = np.full(rows, 3)
+    for step in range(30):
+        numbers = sorted(rng.permutation(rows)[: (rows, 9, 2)[step % 3]].tolist())
+        logits = random_logits(len(numbers), vocab, step)
+        memory.masks[:] = rng.integers(0, 1 << 32, memory.masks.shape, np.uint32)
+        masked = [row for row in numbers if row % 3] if step % 5 else []
+        held = [row for row in masked if rng.random() < 0.2]
+        given = np.array([row for row in masked if row not in held], np.intp)
+        places = rng.permutation(2 * rows)[: len(given)]
+        found = [
+            each.decode(numbers, lengths[numbers].tolist(), logits, RowMasks(given, places, memory.masks, {}), held)
+            for each in (graphs, launches)
+        ]
+        assert found[0] == found[1]
+        for row, output in zip(numbers, found[0], strict=True):
+            assert len(output.token_ids) == (row not in held)
+            if row in given.tolist():
+                (token_id,), mask = output.token_ids, memory.masks[places[given.tolist().index(row)]]
+                assert mask[token_id // 32] >> np.uint32(token_id % 32) & 1
+        lengths[[row for row in numbers if row not in held]] += 1
+    assert len(replayed) == 30
+    for each in (graphs, launches):
+        each.maker.free_graphs()
+    memory.close()
 
 
 def test_graphs_of_logprobs_find_what_launches_do() -> None:

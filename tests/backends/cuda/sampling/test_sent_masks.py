@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
+from realizar.backends.cuda.sampling.native_buffers import HELD, NO_MASK  # noqa: E402
 from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker  # noqa: E402
 from realizar.backends.cuda.sampling.shared_masks import SharedMasks  # noqa: E402
 from realizar.backends.row_masks import RowMasks  # noqa: E402
@@ -42,9 +43,9 @@ def test_each_choice_gets_its_mask() -> None:
     assert masks.tolist() == [-1] * 5
 
 
-@pytest.mark.parametrize("places", [(2, 0, 3), (0, 29, 7)], ids=["close together", "far apart"])
+@pytest.mark.parametrize("places", [(2, 0, 3), (0, 29, 1), (0, 29, 7)], ids=["one part", "two parts", "far apart"])
 def test_masks_of_a_table_are_sent_by_their_places(places: tuple[int, ...]) -> None:
-    """As one part of the table where that is short, else those lines alone."""
+    """As one part of the table or two where these are short, else those lines alone."""
     room = torch.zeros((8, WORDS), dtype=torch.int32)
     table = np.random.default_rng(1).integers(0, 1 << 32, (32, WORDS), np.uint32)
     given = RowMasks(np.array([9, 1, 4]), np.array(places), table, {})
@@ -65,6 +66,36 @@ def test_masks_of_a_table_are_sent_by_their_places(places: tuple[int, ...]) -> N
     masks[:] = -1
     NativeChoiceMaker._send_masks(maker, step, np.array([2, 3, 5, 6]), none, none.astype(np.bool_), masks)
     assert masks.tolist() == [-1] * 4
+
+
+def test_places_of_masks_for_a_graph() -> None:
+    """Each choice's mask, or that its row is held; none are left for a later step without masks."""
+    table, sent = np.zeros((32, WORDS), np.uint32), torch.full((4,), NO_MASK, dtype=torch.int32)
+
+    def send(columns: Any, where: Any) -> None:
+        where[: len(columns[0]), 0] = torch.from_numpy(columns[0])
+
+    def send_table(given: RowMasks, numbers: Any, places: Any) -> None:
+        places[:] = [given.places[given.numbers.tolist().index(row)] if row in given else NO_MASK for row in numbers]
+
+    maker: Any = SimpleNamespace(
+        _rows=SimpleNamespace(outputs=np.zeros(9, np.int64), min_tokens=np.zeros(9, np.int64)),
+        _buffers=SimpleNamespace(mask_places=sent), _send=send, _send_table=send_table, _has_places=False,
+    )  # fmt: skip
+
+    def places(step: Any) -> list[int] | None:
+        return sent.tolist() if NativeChoiceMaker._send_places(maker, step, np.array([2, 7, 5])) else None
+
+    given = RowMasks(np.array([7]), np.array([3]), table, {})
+    are_held = np.array([False, False, True])
+    none = SimpleNamespace(masks={}, held=frozenset())
+    assert places(none) == [NO_MASK] * 4
+    masked = SimpleNamespace(masks=given, held=frozenset({5}), are_held=lambda _: are_held)
+    assert places(masked) == [NO_MASK, 3, HELD, NO_MASK]
+    assert places(none) == [NO_MASK] * 4
+    maker._rows.min_tokens[7] = 1
+    assert places(masked) is None
+    assert places(SimpleNamespace(masks={7: table[0]}, held=frozenset())) is None
 
 
 @pytest.mark.gpu

@@ -11,12 +11,13 @@ from realizar.backends.cuda.sampling.native_rows import NativeRows
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
 
 _CHOICE, _DRAFTED, _QUERY = 8, 4, 4  # integers of a record
+NO_MASK, HELD = -1, -2  # in place of a mask
 MOST_IN_GRAPH = 20  # most probable ids that a query of a graph can list, as many as OpenAI's API
 _MOST_DRY = 192 << 20
 _BIN_BYTES = (8 + 4 + 4) * BINS  # of a place whose logits are kept
 _TILE_BYTES = 8 + 3 * 8 + 8 + 12  # sums and moments of a tile, its top, its share of a span
 _LINE = 3 + 2 * MOST_IN_GRAPH
-_PLACE_BYTES = 40 + 8 + 4 * (_CHOICE + _DRAFTED + _QUERY) + 8 * (ROOM + _LINE) + 16
+_PLACE_BYTES = 44 + 8 + 4 * (_CHOICE + _DRAFTED + _QUERY) + 8 * (ROOM + _LINE) + 16
 
 
 class NativeBuffers:
@@ -27,6 +28,7 @@ class NativeBuffers:
     Attributes:
         lines: float64 [selected, 3 + 2 * MOST_IN_GRAPH], the log-probabilities that graphs find.
         choices, queries: int32 [selected, fields], records of a step. drafted: the same of rows, in a step with drafts.
+        mask_places: int32 [selected], of a step of decodes: the place of each choice's mask, NO_MASK or HELD.
         draft_table: int32 [rows, 1 + drafts], room for the choices that stand.
         tables: uint8, `Tables` of sampling/rows.cu.
     """
@@ -47,6 +49,7 @@ class NativeBuffers:
         self.drafted = zeros((sizes.rows, _DRAFTED), torch.int32)
         self.draft_table = zeros((count,), torch.int32)
         self.queries.fill_(-1)
+        self.mask_places = zeros((count,), torch.int32).fill_(NO_MASK)
         self.lines = zeros((count, _LINE), torch.float64)
         self._next_mu = zeros((count,), torch.float64)
         self._sums = zeros((count, self.tiles), torch.int64)
@@ -59,7 +62,7 @@ class NativeBuffers:
         self._query_sums = zeros((count, self.spans), torch.int64)
         self._query_ranks = zeros((count, self.spans), torch.int32)
         self._adjusted = self._adjusted_tops = self._adjusted_ids = self._masks = zeros((0,), torch.int32)
-        self.tables = zeros((25 * 8 + 16,), torch.uint8)
+        self.tables = zeros((26 * 8 + 16,), torch.uint8)
         self._write_tables()
 
     def need_adjusted(self) -> None:
@@ -96,7 +99,7 @@ class NativeBuffers:
             self._masks, space.arrays["ids"], space.choices, space.last, self._rows.table, self._rows.mu, self._next_mu,
             self._sums, self._weights, self._counts, self._moments, self._cuts, self._query_sums, self._query_ranks,
             self._query_counts, space.arrays["selected_rows"], space.arrays["contexts"],
-            self._listed, self._near,
+            self._listed, self._near, self.mask_places,
         )  # fmt: skip
         addresses = np.array([tensor.data_ptr() for tensor in tensors], np.uint64)
         numbers = np.array([self.vocab, self.tiles, self.words, self.spans], np.int32)

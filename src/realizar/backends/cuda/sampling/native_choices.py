@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.native.sampling.source import MOST_LISTED
 from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
-from realizar.backends.cuda.sampling.native_buffers import MOST_IN_GRAPH, NativeBuffers
+from realizar.backends.cuda.sampling.native_buffers import HELD, MOST_IN_GRAPH, NO_MASK, NativeBuffers
 from realizar.backends.cuda.sampling.native_graphs import SamplerGraphs
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.native_rows import ADJUST, CUT, DRAW, DRY, MIROSTAT, NativeRows
@@ -24,8 +24,7 @@ from realizar.backends.row_masks import RowMasks
 from realizar.batch import OpenedRow
 from realizar.outputs import RowError
 
-_NO_MASK = -1
-_HELD = -1  # in place of a row's number: it chose nothing, and keeps its state
+_NO_ROW = -1  # in place of a row's number: it chose nothing, and keeps its state
 _NO_SLOT = -1  # of a query: it wants nothing
 _AS_CHOSEN = -1  # in place of a query's target
 
@@ -39,9 +38,9 @@ class NativeChoiceMaker:
     """A `StepSampler` on an NVIDIA card.
 
     A step of plain greedy rows launches nothing: the head's kernel has chosen. A step of other decodes replays a graph,
-    for which everything is on the device. Any other step sends records of its choices, and launches what their kinds
-    need, each kernel over all of them. Log-probabilities are a graph too, in steps of any rows, whose records are sent
-    where they are not those of the step before. No row can fail on the host.
+    for which everything is on the device but the masks of grammars and their places. Any other step sends records of
+    its choices, and launches what their kinds need, each kernel over all of them. Log-probabilities are a graph too, in
+    steps of any rows, whose records are sent where they are not those of the step before. No row can fail on the host.
 
     Args:
         context_length: of a row.
@@ -56,6 +55,7 @@ class NativeChoiceMaker:
         self._graphs, self._logprob_graphs = SamplerGraphs(counts), SamplerGraphs(counts, (0,))
         self._queries = np.zeros((0, 4), np.int32)  # the records that were sent last, if it was for a graph
         self._shared = SharedMasks()
+        self._has_places = False  # the device has places of masks of an earlier step
         self.errors: dict[int, RowError] = {}
 
     def capture(self) -> None:
@@ -92,7 +92,7 @@ class NativeChoiceMaker:
             numbers, positions = columns.numbers, columns.num_context_tokens
         else:
             numbers, positions = columns.numbers[wanted.choosing], columns.num_context_tokens[wanted.choosing]
-        if not columns.only_decodes or step.masks or step.held or not self._replay(numbers, positions):
+        if not columns.only_decodes or not self._replay(step, numbers, positions):
             none = np.zeros_like(numbers)
             count, flags = self._send_choices(step, numbers, none, positions, none)
             if count:
@@ -100,17 +100,38 @@ class NativeChoiceMaker:
         self._rows.outputs[numbers[~step.are_held(numbers)] if step.held else numbers] += 1
         return made[:, None]
 
-    def _replay(self, numbers: Integers, positions: Integers) -> bool:
+    def _replay(self, step: CUDAStep, numbers: Integers, positions: Integers) -> bool:
         """Sample the decodes of a step by a graph; False where there is none."""
         flags = self._rows.flags_of(numbers, positions)
+        if step.masks:
+            flags |= ADJUST
         if not flags:
             return True
         graph = self._graphs.find(len(numbers), flags)
-        if graph is None:
+        if graph is None or not self._send_places(step, numbers):
             return False
         if flags & ADJUST:
             self._buffers.need_adjusted()
         graph.replay()
+        return True
+
+    def _send_places(self, step: CUDAStep, numbers: Integers) -> bool:
+        """Send the masks of a step of decodes, and the place of each choice's; False where a mask must be changed."""
+        rows, given = self._rows, step.masks
+        if not given and not step.held:
+            if self._has_places:
+                self._buffers.mask_places.fill_(NO_MASK)
+                self._has_places = False
+            return True
+        places = np.full(len(numbers), NO_MASK)
+        if given:
+            if not isinstance(given, RowMasks) or np.count_nonzero(rows.outputs[numbers] < rows.min_tokens[numbers]):
+                return False
+            self._send_table(given, numbers, places)
+        if step.held:
+            places[step.are_held(numbers)] = HELD
+        self._send((places,), self._buffers.mask_places[:, None])
+        self._has_places = True
         return True
 
     def _launch(self, count: int, flags: int) -> None:
@@ -171,7 +192,7 @@ class NativeChoiceMaker:
             for place in range(most + 1) if one_by_one else (None,):
                 self._pick(count, flags, place, drafted=True)
         firsts = np.cumsum(drafts + 1) - (drafts + 1)
-        settled = np.where(step.are_held(rows), _HELD, rows)
+        settled = np.where(step.are_held(rows), _NO_ROW, rows)
         self._send((settled, firsts, drafts, tokens[firsts] + 1), self._buffers.drafted)
         self._kernels.settle(self._buffers, len(rows), most)
         if count:
@@ -193,7 +214,7 @@ class NativeChoiceMaker:
         """
         rows = self._rows
         flags, outputs = rows.kinds[numbers], rows.outputs[numbers]
-        masks = np.full(len(numbers), _NO_MASK)
+        masks = np.full(len(numbers), NO_MASK)
         if rows.forbids_ends or step.masks:
             ends_early = outputs + places < rows.min_tokens[numbers]
             if step.masks:
@@ -230,23 +251,27 @@ class NativeChoiceMaker:
         self._buffers.masks(len(masked)).copy_(pinned, non_blocking=True)
 
     def _send_table(self, given: RowMasks, numbers: Integers, masks: Integers) -> None:
-        """Send masks of rows without drafts: the part of their table that has them, or those alone if it is long."""
-        place_of = np.full(len(self._rows.kinds), _NO_MASK)
+        """Send masks of rows without drafts: parts of their table, or those lines alone where the parts are long."""
+        place_of = np.full(len(self._rows.kinds), NO_MASK)
         place_of[given.numbers] = given.places
         places = place_of[numbers]
         masked = places >= 0
         if not masked.any():
             return
         places = places[masked]
-        first, end = int(places.min()), int(places.max()) + 1
-        if end - first > min(2 * len(places), self._buffers.most_masks):
+        parts = _parts(places)
+        if sum(end - first for first, end in parts) > min(2 * len(places), self._buffers.most_masks):
             pinned = self._pinned((len(places), self._buffers.words))
             np.take(given.table, places, axis=0, out=pinned.numpy().view(np.uint32))
             masks[masked] = range(len(places))
-        else:
-            pinned = self._shared.lines(given.table, lock=self._space.logits.is_cuda)[first:end]
-            masks[masked] = places - first
-        self._buffers.masks(len(pinned)).copy_(pinned, non_blocking=True)
+            self._buffers.masks(len(pinned)).copy_(pinned, non_blocking=True)
+            return
+        lines, sent, found = self._shared.lines(given.table, lock=self._space.logits.is_cuda), 0, places.copy()
+        for first, end in parts:
+            self._buffers.masks(sent + end - first)[sent:].copy_(lines[first:end], non_blocking=True)
+            found[(places >= first) & (places < end)] += sent - first
+            sent += end - first
+        masks[masked] = found
 
     def _prepare(self, count: int, flags: int) -> None:
         if flags & ADJUST:
@@ -303,3 +328,17 @@ class NativeChoiceMaker:
     def _pinned(self, shape: tuple[int, int]) -> torch.Tensor:
         """Memory of the host, int32, that torch uses again once a copy out of it is done."""
         return torch.empty(shape, dtype=torch.int32, pin_memory=self._space.logits.is_cuda)
+
+
+def _parts(places: Integers) -> list[tuple[int, int]]:
+    """First and end of the lines from the least of some places to the largest, in two parts if a large gap is between.
+
+    Masks of rows lie at the beginning of their table, and those of known states behind.
+    """
+    ordered = np.sort(places)
+    gaps = np.diff(ordered)
+    ends = int(ordered[0]), int(ordered[-1]) + 1
+    if not len(gaps) or gaps.max() <= len(places):
+        return [ends]
+    at = int(gaps.argmax())
+    return [(ends[0], int(ordered[at]) + 1), (int(ordered[at + 1]), ends[1])]

@@ -1,5 +1,5 @@
 // The choices of a step of decodes, made on the device: a captured sampler needs nothing of the host but what a row
-// sent when it opened.
+// sent when it opened, and the places of its masks.
 
 // Grid: blocks of 128 choices. A choice without a row, or of a plain greedy one, has no flags: other kernels pass it.
 extern "C" __global__ void __launch_bounds__(128) list_choices(const Tables* tables, Choice* choices, int count) {
@@ -7,12 +7,19 @@ extern "C" __global__ void __launch_bounds__(128) list_choices(const Tables* tab
   const int at = blockIdx.x * 128 + threadIdx.x;
   if (at >= count) return;
   const Tables& t = *tables;
-  Choice c{at, t.selected_rows[at], 0, 0, 0, -1, 0, 0};
+  Choice c{at, t.selected_rows[at], 0, 0, 0, NO_MASK, 0, 0};
   if (c.row >= 0) {
     const Row& row = t.rows[c.row];
     c.position = t.contexts[at];
     c.num_output = c.position - row.num_prompt;
     c.flags = row.kinds | (row.num_ends && c.num_output < row.min_tokens ? ADJUST : 0);
+    const int mask = t.mask_places[at];
+    if (mask >= 0) {
+      c.mask = mask;
+      c.flags |= ADJUST;
+    } else if (mask == HELD) {
+      c.flags = 0;
+    }
   }
   choices[at] = c;
 }

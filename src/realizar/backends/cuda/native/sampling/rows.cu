@@ -29,6 +29,8 @@ typedef unsigned long long u64;
 #define BIN 2            // those of the bin in which a sum is reached
 #define UNUSABLE (~0ull) // in place of a sum with a logit that is not finite
 
+#define NO_MASK -1
+#define HELD -2         // in place of a mask: the row makes no choice
 #define NOT_REACHED -2
 #define NONE_ALLOWED -3
 
@@ -60,6 +62,7 @@ struct Cut { u64 low, high, typical; float mean; int summed; };
 // how many: more than ROOM were not all kept. `arrivals`: spans that are in the histogram.
 struct Near { int extent, size, bin, arrivals; };
 
+// `mask_places`: the mask of each choice of a step of decodes, NO_MASK or HELD.
 struct Tables {
   const float* logits; const float* tops; const int* top_ids;
   float* adjusted; float* adjusted_tops; int* adjusted_ids;
@@ -69,6 +72,7 @@ struct Tables {
   u64* query_sums; u32* query_ranks; u32* query_counts;
   const int* selected_rows; const int* contexts;
   u64* listed; Near* near;
+  const int* mask_places;
   int vocab, tiles, words, spans;
 };
 
