@@ -72,6 +72,10 @@ class Follower:
             return
         self.choose(int(self._rng.choice(allowed_ids(expected[0]))))
 
+    def choose_again(self, token_id: int) -> None:
+        """Choose an id after the end, as a row does that goes on."""
+        self._service.advance(self.row, (token_id,))
+
     @property
     def ended(self) -> bool:
         """True once its output is complete."""

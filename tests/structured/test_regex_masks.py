@@ -63,7 +63,7 @@ def test_shared_masks_are_the_rows_own(pattern: str) -> None:
     if not pattern:
         return
     grammar, rng = FACTORY.compile(StructuredOutput("regex", pattern)), np.random.default_rng(len(pattern))
-    assert grammar._shared is not None
+    assert grammar.shared is not None
     for _ in range(12):
         own = grammar.start()
         own._shared = None
@@ -75,7 +75,7 @@ def test_states_accept_what_the_expression_does(pattern: str) -> None:
     """Beginnings of random texts, by Python's own expressions: a state is nothing where no text can follow."""
     shared = regex_masks(pattern, [bytes((byte,)) for byte in range(128)])
     assert shared is not None
-    rng, table = np.random.default_rng(7), shared._table
+    rng, table = np.random.default_rng(7), shared.table
     letters = b"abcdefxyz -.:,;0123!nmeq\\+"
     for _ in range(300):
         text = bytes(rng.choice(list(letters), int(rng.integers(0, 9))).tolist())
@@ -100,8 +100,8 @@ def test_rows_share_few_masks() -> None:
         own = grammar.start()
         own._shared = None
         compared += walk(grammar.start(), own, rng, 40)
-    assert grammar._shared is not None
-    assert len(grammar._shared._masks) <= 27 < compared
+    assert grammar.shared is not None
+    assert len(grammar.shared._masks) <= 27 < compared
 
 
 def test_a_character_beyond_ascii_ends_sharing_for_its_row() -> None:
@@ -122,7 +122,7 @@ def test_too_many_states_are_not_followed() -> None:
         state = shared.after(state, step % 2)
         if state is None:
             break
-    assert len(shared._table._expressions) <= 20_000
+    assert len(shared.table._expressions) <= 20_000
 
 
 @pytest.mark.parametrize("pattern", ["ab" * 10_000, "(a?b?)" * 700], ids=["literal", "optional"])
@@ -134,7 +134,7 @@ def test_long_expressions_take_bounded_memory(pattern: str) -> None:
     for step in range(300):
         state = shared.after(state, step % 2)
     assert state is None
-    assert sum(len(each.parts) for each in shared._table._expressions) <= 2_000_000
+    assert sum(len(each.parts) for each in shared.table._expressions) <= 2_000_000
 
 
 def test_deep_expressions_are_not_followed() -> None:

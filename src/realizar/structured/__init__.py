@@ -8,7 +8,8 @@ Read in this order:
 4. `json_schema.py` reads and bounds a schema. `json_format.py`, `json_numbers.py`, `json_pattern.py`,
    `ascii_classes.py` and `schema_ends.py` narrow, check or rewrite its parts.
 5. `regex_masks.py`: masks that rows of one regular expression share where they are in the same state, which
-   `regex_parse.py` and `regex_states.py` find.
+   `regex_parse.py` and `regex_states.py` find. `known_states.py` finds all states of a small one, by the tokens in
+   `token_columns.py`.
 6. `schema_refusal.py`, `kind_names.py`: the errors of refused schemas and grammars.
 7. `workers/`: the processes in which the engine compiles and follows grammars.
 """

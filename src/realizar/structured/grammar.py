@@ -18,6 +18,7 @@ from realizar.structured.grammar_text import grammar_text
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.kind_names import refusal
 from realizar.structured.regex_masks import RegexMasks, regex_masks
+from realizar.structured.token_columns import TokenColumns
 from realizar.structured.vocabulary import GrammarVocabulary
 
 _LOG = logging.getLogger(__name__)
@@ -31,11 +32,12 @@ class GrammarMatcher:
 
     Attributes:
         error: the reason why the row can't go on, or None.
+        state: of a regular expression, see `RegexMasks`; None where it is not known.
     """
 
     def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: RegexMasks | None = None) -> None:
         self._matcher, self._end_ids, self._shared = matcher, end_ids, shared
-        self._state = None if shared is None else shared.start
+        self.state = None if shared is None else shared.start
         self._ended = False
         self.error: str | None = None
 
@@ -56,14 +58,14 @@ class GrammarMatcher:
             elif not self._matcher.consume_token(token_id):
                 self.error = _reason(self._matcher.get_error())
             elif self._shared is not None:
-                self._state = self._shared.after(self._state, token_id)
+                self.state = self._shared.after(self.state, token_id)
 
     def fill(self, drafts: Sequence[int], out: NDArray[np.uint32]) -> None:
         """Compute the mask after what was consumed, and after each draft: uint32 [drafts + 1, words], written.
 
         Masks after a draft that is not allowed, or with which the grammar stops, are empty.
         """
-        known = None if self._shared is None or drafts else self._shared.find(self._state)
+        known = None if self._shared is None or drafts else self._shared.find(self.state)
         if known is not None:
             out[0] = known
             return
@@ -79,7 +81,7 @@ class GrammarMatcher:
             matcher.rollback(num_consumed)
         out[num_consumed + 1 :] = 0
         if self._shared is not None and not matcher.is_error():
-            self._shared.keep(self._state, out[0])
+            self._shared.keep(self.state, out[0])
 
     def check(self) -> None:
         """Check whether the grammar is stuck; llguidance itself would then allow only the end."""
@@ -92,14 +94,18 @@ class GrammarMatcher:
 
 
 class Grammar:
-    """A compiled grammar. Its matchers share their lexer's states, and masks where states can be told."""
+    """A compiled grammar. Its matchers share their lexer's states, and masks where states can be told.
+
+    Attributes:
+        shared: masks by state; None where states can't be told.
+    """
 
     def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: RegexMasks | None = None) -> None:
-        self._matcher, self._end_ids, self._shared = matcher, end_ids, shared
+        self._matcher, self._end_ids, self.shared = matcher, end_ids, shared
 
     def start(self, output: Sequence[int] = ()) -> GrammarMatcher:
         """Make a matcher at the grammar's begin, or after some output."""
-        matcher = GrammarMatcher(self._matcher.deep_copy(), self._end_ids, self._shared)
+        matcher = GrammarMatcher(self._matcher.deep_copy(), self._end_ids, self.shared)
         matcher.advance(output)
         return matcher
 
@@ -109,16 +115,18 @@ class GrammarFactory:
 
     Attributes:
         num_words: of a mask.
-        end_ids: ids that end an output.
+        end_ids: ids that end an output. end_mask: uint32 [words], these alone.
+        token_columns: the bytes of all ids.
     """
 
     def __init__(self, tokens: GrammarTokens) -> None:
         self.end_ids = frozenset(tokens.ends)
         self._vocabulary = GrammarVocabulary(tokens)
         self.num_words = tokens.num_words
-        self._end_mask = np.zeros(self.num_words, np.uint32)
+        self.token_columns = TokenColumns(self._vocabulary.tokens)
+        self.end_mask = np.zeros(self.num_words, np.uint32)
         for index in self.end_ids:
-            self._end_mask[index // 32] |= np.uint32(1 << (index % 32))
+            self.end_mask[index // 32] |= np.uint32(1 << (index % 32))
 
     def compile(self, structured: StructuredOutput) -> Grammar:
         """Compile a grammar. This takes milliseconds, and up to half a second at the limits of size.
@@ -173,7 +181,7 @@ class GrammarFactory:
             out: uint32 [drafts + 1, words], written.
         """
         if row.ended:
-            out[0], out[1:] = self._end_mask, 0
+            out[0], out[1:] = self.end_mask, 0
         elif row.error is None:
             row.fill(drafts, out)
         row.check()

@@ -18,13 +18,15 @@ _MOST_STEPS = 50_000  # from a state with a token to the next state
 class RegexMasks:
     """Masks by state, for all rows of the expression.
 
-    Args:
+    Attributes:
         table, start: the expression.
+
+    Args:
         token_bytes: text of each id.
     """
 
     def __init__(self, table: ExpressionTable, start: int, token_bytes: Sequence[bytes]) -> None:
-        self._table, self._token_bytes = table, token_bytes
+        self.table, self._token_bytes = table, token_bytes
         self.start = start
         self._steps: dict[tuple[int, int], int] = {}
         self._masks: OrderedDict[int, NDArray[np.uint32]] = OrderedDict()
@@ -36,7 +38,7 @@ class RegexMasks:
         found = self._steps.get((state, token_id))
         if found is None:
             try:
-                found = self._table.after(state, self._token_bytes[token_id])
+                found = self.table.after(state, self._token_bytes[token_id])
             except (StatesLostError, RecursionError):
                 return None
             if len(self._steps) < _MOST_STEPS:

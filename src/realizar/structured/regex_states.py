@@ -18,6 +18,9 @@ BEYOND_ASCII = 1 << 128
 """Member of a set of characters: all those beyond ASCII."""
 
 ALL = (BEYOND_ASCII << 1) - 1
+MOST_STATES = 64
+"""Of an expression whose states are all known (`KnownStates`), the one after the end among them."""
+
 _MOST = 20_000  # expressions of a table
 _MOST_PARTS = 2_000_000  # of all chains and alternatives that are put together, which takes half a second
 

@@ -197,7 +197,9 @@ class RowGrammars:
                 for at in (ready & (asking.num_drafts > 0)).nonzero()[0].tolist():
                     found = masks.memory.of(int(slots[at]), int(asking.num_drafts[at]))
                     drafted[int(asking.numbers[at])] = found
-            step.set_masks(RowMasks(asking.numbers[ready], slots[ready], masks.memory.masks, drafted))
+            step.set_masks(
+                RowMasks(asking.numbers[ready], masks.memory.places[slots[ready]], masks.memory.masks, drafted)
+            )
         if ready.all():
             return _NONE_GIVEN
         held = frozenset(asking.numbers[~ready].tolist())

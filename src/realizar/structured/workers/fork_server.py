@@ -56,7 +56,8 @@ class ForkServer:
         except (RealizarError, ValueError) as error:
             self._channel.send(Refused(" ".join(str(error).split())))
             return
-        memory = MaskMemory(factory.num_words, vocabulary.num_slots, vocabulary.most_drafts, self._masks)
+        sizes = vocabulary.num_slots, vocabulary.most_drafts
+        memory = MaskMemory(factory.num_words, *sizes, self._masks, num_lines=vocabulary.num_lines)
         memory_bytes = vocabulary.memory_bytes
         del vocabulary
         gc.collect()

@@ -9,9 +9,10 @@ import sys
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher, only_id
 from realizar.structured.grammar_tokens import Encode as TokenizerEncode
 from realizar.structured.grammar_tokens import EncodeSource
+from realizar.structured.known_states import UNKNOWN, KnownStates
+from realizar.structured.regex_states import MOST_STATES
 from realizar.structured.workers.bell import Listener
 from realizar.structured.workers.channel import Channel, ChannelError
 from realizar.structured.workers.mask_memory import (
@@ -30,8 +33,8 @@ from realizar.structured.workers.mask_memory import (
     MOST_TOKENS,
     STUCK,
     MaskMemory,
+    entries_of,
     fence,
-    forced_entries,
 )
 from realizar.structured.workers.messages import (
     Compile,
@@ -48,6 +51,7 @@ from realizar.structured.workers.messages import (
 )
 
 _ENCODED_TEXTS = 1024
+_FEW_ANSWERS = 200  # before all states of an expression are looked for, which takes as long as some hundred of them
 _NEWS_BYTES = 1 << 20  # of memory, which the engine's process is told
 
 
@@ -112,6 +116,7 @@ class _Row:
         mask: the mask after those, uint32 [words]; None where it was not computed yet.
         next_id: the only id that it allows; None where there are several.
         number: of its last question.
+        last_s: seconds that its last answer took.
     """
 
     slot: int
@@ -120,6 +125,7 @@ class _Row:
     mask: NDArray[np.uint32] | None = None
     next_id: int | None = None
     number: int = 0
+    last_s: float = 0.0
 
     def take_in(self, token_ids: Sequence[int]) -> None:
         """Take in chosen ids, of which the first may be ahead."""
@@ -153,6 +159,9 @@ class GrammarProcess:
         self._inbox: deque[ToWorker] = deque()
         encoder.connect(channel, self._inbox)
         self._rows: dict[int, _Row] = {}
+        self._states: KnownStates | None = None
+        self._search: Iterator[None] = iter(())
+        self._num_answers = self._first_line = 0
         self._num_slow = self._reported_bytes = 0
         self._first_bytes = _most_resident_bytes()
         _limit(memory_bytes)
@@ -167,7 +176,7 @@ class GrammarProcess:
             while grammar is not None:
                 self._listener.wait()
                 self._take_in(grammar)
-                while self._answer_all(command) or self._go_ahead():
+                while self._answer_all(command) or self._go_ahead() or self._explore():
                     self._take_in(grammar)
         except ChannelError:
             pass  # the engine has closed its end
@@ -180,6 +189,11 @@ class GrammarProcess:
             self._channel.send(Refused(str(error)))
             return None
         _limit_cpu(None)
+        if command.first_line >= 0:
+            lines, memory = slice(command.first_line, command.first_line + MOST_STATES), self._memory
+            masks = memory.masks[memory.num_slots :][lines]
+            self._states = KnownStates(grammar, self._factory, masks, memory.after[lines])
+            self._first_line, self._search = command.first_line, self._states.explore()
         self._reported_bytes = self._taken_bytes()
         self._channel.send(Done(self._reported_bytes))
         return grammar
@@ -210,11 +224,17 @@ class GrammarProcess:
     def _answer_all(self, command: Compile) -> int:
         """Answer the questions of all rows that have one; returns how many."""
         memory, started_s, num_answers = self._memory, time.perf_counter(), 0
-        for key, row in self._rows.items():
-            slot = row.slot
-            if memory.asked[slot] != memory.answered[slot] and memory.keys[slot] == key:
-                self._answer(key, row)
-                num_answers += 1
+        asking = [
+            (row.last_s, key, row)
+            for key, row in self._rows.items()
+            if memory.asked[row.slot] != memory.answered[row.slot] and memory.keys[row.slot] == key
+        ]
+        for _, key, row in sorted(asking, key=itemgetter(0)):  # what took long takes long again, and the others wait
+            before_s = time.perf_counter()
+            self._answer(key, row)
+            row.last_s = time.perf_counter() - before_s
+            num_answers += 1
+        self._num_answers += num_answers
         if num_answers > 1 and time.perf_counter() - started_s >= command.slow_s:
             self._num_slow += 1
             if self._num_slow == command.slow_answers:
@@ -247,6 +267,8 @@ class GrammarProcess:
         if state == STUCK:
             self._channel.send(Stuck(key, str(matcher.error)))
         memory.states[slot] = state
+        known = UNKNOWN if self._states is None or row.ahead else self._states.find(matcher)
+        memory.known[slot] = 0 if known == UNKNOWN else entries_of(row.number, self._first_line + known)
         fence()
         memory.answered[slot] = number
 
@@ -262,7 +284,7 @@ class GrammarProcess:
             self._factory.fill(row.matcher, (), memory.masks[slot : slot + 1])
             row.next_id = self._certain(row, memory.masks[slot])
         forced = [*row.ahead] if row.next_id is None else [*row.ahead, row.next_id]
-        memory.forced[slot, : len(forced)] = forced_entries(row.number, np.array(forced, np.int64))
+        memory.forced[slot, : len(forced)] = entries_of(row.number, np.array(forced, np.int64))
 
     def _certain(self, row: _Row, mask: NDArray[np.uint32]) -> int | None:
         """The id that a row's mask allows if there is only one, and rows need not be taken back for drafts."""
@@ -285,8 +307,12 @@ class GrammarProcess:
             self._factory.fill(row.matcher, (), row.mask.reshape(1, -1))
             row.next_id = self._certain(row, row.mask)
             if row.next_id is not None:
-                memory.forced[row.slot, len(row.ahead)] = forced_entries(row.number, row.next_id)
+                memory.forced[row.slot, len(row.ahead)] = entries_of(row.number, row.next_id)
         return num_taken
+
+    def _explore(self) -> bool:
+        """Look for the grammar's states, one part of the work; true if there may be more."""
+        return self._num_answers >= _FEW_ANSWERS and next(self._search, self) is not self
 
     def _taken_bytes(self) -> int:
         return _most_resident_bytes() - self._first_bytes

@@ -31,9 +31,9 @@ def fence() -> None:
         pass
 
 
-def forced_entries(numbers: NDArray[np.int64] | int, token_ids: NDArray[np.int64] | int) -> NDArray[np.int64]:
-    """Entries of `MaskMemory.forced`: each has the number of the answer that it belongs to above the token's id."""
-    entries: NDArray[np.int64] = np.asarray((numbers & _NUMBERS | _WRITTEN) << _ID_BITS | token_ids, np.int64)
+def entries_of(numbers: NDArray[np.int64] | int, values: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    """Entries of `MaskMemory.forced` and `known`: an answer's number, and in the lower bits a token's id or a line."""
+    entries: NDArray[np.int64] = np.asarray((numbers & _NUMBERS | _WRITTEN) << _ID_BITS | values, np.int64)
     return entries
 
 
@@ -49,26 +49,35 @@ class MaskMemory:
         tokens: int32 [slots, MOST_TOKENS], ids chosen since the question before.
         drafts: int32 [slots, most_drafts], proposed next tokens.
         forced: int64 [slots, MOST_TOKENS], tokens from an answer on that are certain, as the grammar allows no others;
-            see `forced_entries`. The process finds more of them meanwhile, and may write them when the slot is another
+            see `entries_of`. The process finds more of them meanwhile, and may write them when the slot is another
             row's.
-        masks: uint32 [slots, words], the mask of the next choice; empty if the row is stuck.
+        known: int64 [slots], the line of the row's state after the last answer, as an entry like those of `forced`.
+        masks: uint32 [slots + lines, words], of each slot the mask of the next choice, empty if the row is stuck; then
+            of each line that of a known state.
+        after: int16 [lines, 32 * words], of a line of a known state the state after each token, by its place among the
+            MOST_STATES lines of its grammar; below 0 where that is not known.
+        places: intp [slots], this process's own: where in `masks` the mask of each slot's next choice is.
         masks_after_drafts: uint32 [slots, most_drafts, words].
 
     Args:
         num_words: uint32 words of a mask.
         most_drafts: of a row.
+        num_lines: of known states.
         descriptor: descriptor of an existing file; None makes one.
     """
 
-    def __init__(self, num_words: int, num_slots: int, most_drafts: int, descriptor: int | None = None) -> None:
+    def __init__(
+        self, num_words: int, num_slots: int, most_drafts: int, descriptor: int | None = None, *, num_lines: int = 0
+    ) -> None:
         self.descriptor = _unnamed_file() if descriptor is None else descriptor
         columns: list[tuple[str, type[np.generic], tuple[int, ...]]] = [
-            *((name, np.int64, (num_slots,)) for name in ("keys", "asked", "answered")),
+            *((name, np.int64, (num_slots,)) for name in ("keys", "asked", "answered", "known")),
             *((name, np.int32, (num_slots,)) for name in ("states", "num_tokens", "num_drafts")),
             ("tokens", np.int32, (num_slots, MOST_TOKENS)),
             ("forced", np.int64, (num_slots, MOST_TOKENS)),
             ("drafts", np.int32, (num_slots, most_drafts)),
-            ("masks", np.uint32, (num_slots, num_words)),
+            ("after", np.int16, (num_lines, 32 * num_words)),
+            ("masks", np.uint32, (num_slots + num_lines, num_words)),
             ("masks_after_drafts", np.uint32, (num_slots, most_drafts, num_words)),
         ]
         ends, end = [], 0
@@ -91,6 +100,9 @@ class MaskMemory:
         self.forced: NDArray[np.int64] = views["forced"]
         self.tokens: NDArray[np.int32] = views["tokens"]
         self.drafts: NDArray[np.int32] = views["drafts"]
+        self.known: NDArray[np.int64] = views["known"]
+        self.after: NDArray[np.int16] = views["after"]
+        self.places = np.arange(num_slots)
         self.masks: NDArray[np.uint32] = views["masks"]
         self.masks_after_drafts: NDArray[np.uint32] = views["masks_after_drafts"]
 
@@ -104,7 +116,8 @@ class MaskMemory:
 
     def of(self, slot: int, num_drafts: int) -> NDArray[np.uint32]:
         """A row's masks, uint32 [drafts + 1, words]; a view if it has no drafts."""
-        first = self.masks[slot : slot + 1]
+        place = int(self.places[slot])
+        first = self.masks[place : place + 1]
         return np.concatenate((first, self.masks_after_drafts[slot, :num_drafts])) if num_drafts else first
 
     def find_forced(self, slots: NDArray[np.intp], places: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -112,6 +125,13 @@ class MaskMemory:
         entries = self.forced[slots, np.minimum(places, MOST_TOKENS - 1)]
         is_known = (entries >> _ID_BITS == self.answered[slots] & _NUMBERS | _WRITTEN) & (places < MOST_TOKENS)
         return np.where(is_known, entries & ((1 << _ID_BITS) - 1), -1)
+
+    def find_known(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+        """The lines of the states after the rows' last answers, int64 [rows]; -1 where they are not known."""
+        entries = self.known[slots]
+        lines = entries & ((1 << _ID_BITS) - 1)
+        is_known = (entries >> _ID_BITS == self.answered[slots] & _NUMBERS | _WRITTEN) & (lines < len(self.after))
+        return np.where(is_known, lines, -1)
 
     def close(self) -> None:
         """Close the file; the mapping lasts until its last view is freed. Idempotent."""

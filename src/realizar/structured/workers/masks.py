@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from realizar.errors import RequestFailedError
 from realizar.outputs import ErrorCause
 from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
+from realizar.structured.workers.foreseen import ForeseenMasks
 from realizar.structured.workers.mask_memory import GOES_ON, MOST_TOKENS, STUCK, fence
 from realizar.structured.workers.messages import Slow, Stuck
 from realizar.structured.workers.questions import Questions
@@ -34,10 +35,10 @@ class StepMasks:
     """The rows that follow grammars, and what is asked of each, in columns by slot. Not thread-safe.
 
     A step's questions are a few writes to the shared memory and one ring of a bell, and its answers a comparison of two
-    columns. Where the grammar leaves no choice, a process goes ahead of what is chosen, and the masks of such a run of
-    tokens are written here, without a question. Only a row that begins, moves, has drafts or is in trouble is looked at
-    by itself. A process that dies or does not answer in time is replaced on another thread, while the rows of others go
-    on.
+    columns. What a process has found beforehand costs no question (`ForeseenMasks`): where the grammar leaves no choice
+    it goes ahead of what is chosen, and of small expressions it knows all states. Only a row that begins, moves, has
+    drafts or is in trouble is looked at by itself. A process that dies or does not answer in time is replaced on
+    another thread, while the rows of others go on.
 
     Attributes:
         wanted: bool [slots], masks of the row's next choice are asked for.
@@ -65,6 +66,7 @@ class StepMasks:
         self._stale = np.zeros(count, np.bool_)  # rows whose process lacks tokens
         self._num_new = np.zeros(count, np.int32)  # tokens since the last question
         self._asked_s = np.zeros(count, np.float64)
+        self._foreseen = ForeseenMasks(memory)
         self._seen = b""  # of `memory.answered`
         self._later: list[FollowedRow] = []  # rows to be asked about once their last question is answered
         self._closed: list[FollowedRow] = []  # rows that are closed, and whose slots are still in use
@@ -86,6 +88,7 @@ class StepMasks:
         self._outputs[slot] = row.output
         for column in (self.wanted, self._failed, self._unasked, self._stale, self._num_new):
             column[slot] = 0
+        self._foreseen.forget(slot)
         self._need_care[slot], self.memory.states[slot] = True, GOES_ON
         return row
 
@@ -107,11 +110,12 @@ class StepMasks:
         """Ask for masks of rows, and of some rows' drafts, by slot; returns at once. See `are_done`."""
         memory = self.memory
         self.wanted[slots] = True
+        slots = slots[~self._foreseen.are_known(slots)]
         alone = self._need_care[slots] | self._unasked[slots] | self._failed[slots]
         alone |= memory.asked[slots] != memory.answered[slots]
         if drafts:
             alone |= np.isin(slots, list(drafts))
-        together = slots[~(alone | self._foresee(slots, alone))]
+        together = slots[~(alone | self._foreseen.write_certain(slots, self._num_new[slots], ~alone))]
         if len(together):
             memory.num_tokens[together], memory.num_drafts[together] = self._num_new[together], 0
             self._num_new[together] = 0
@@ -121,17 +125,6 @@ class StepMasks:
             row.drafts = drafts.get(slot, ())
             self._ask_alone(row)
         self._wake()
-
-    def _foresee(self, slots: Slots, alone: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Write the masks of rows whose next token is certain, and was the one before; bool [rows], those rows."""
-        memory, new = self.memory, self._num_new[slots]
-        before, following = memory.find_forced(slots, np.maximum(new - 1, 0)), memory.find_forced(slots, new)
-        found: NDArray[np.bool_] = ~alone & (new > 0) & (before >= 0) & (following >= 0)
-        if found.any():
-            slots, before, following = slots[found], before[found], following[found]
-            memory.masks[slots, before >> 5] = 0
-            memory.masks[slots, following >> 5] = np.uint32(1) << (following & 31).astype(np.uint32)
-        return found
 
     def are_done(self, slots: Slots) -> NDArray[np.bool_]:
         """bool [rows], rows whose masks are there, or that have an error."""
@@ -161,6 +154,8 @@ class StepMasks:
                 outputs[slot] += token_ids[:count]
         new = self._num_new[slots]
         in_use = (memory.asked[slots] != memory.answered[slots]) | self._unasked[slots]
+        if choices.shape[1] == 1:
+            self._foreseen.take_in(slots, choices[:, 0], (new == 0) & ~in_use)
         lost = in_use | (new + counts > MOST_TOKENS)
         if lost.any():
             self._stale[slots[lost]] = self._need_care[slots[lost]] = True
@@ -344,7 +339,8 @@ class StepMasks:
         grammar.more = [each for each in grammar.more if each is not worker]
         unanswered = []
         for row in [row for row in self._rows if row is not None and row.worker is worker]:
-            asks = self._unasked[row.slot] or self._is_in_use(row)
+            asks = self._unasked[row.slot] or self._is_in_use(row) or self._foreseen.are_known(np.array([row.slot]))[0]
+            self._foreseen.forget(row.slot)
             self._questions.answer_for(np.array([row.slot]))
             self._need_care[row.slot], row.worker = True, None
             if asks and self.wanted[row.slot]:

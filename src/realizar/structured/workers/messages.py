@@ -22,7 +22,7 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
         can_encode: True if `Encode` is answered.
         encode_source: makes what `Encode` asks for, in the fork server; None where it can't be made there.
         memory_bytes: memory that a grammar's process may use beyond the fork server's.
-        num_slots, most_drafts: of the shared memory.
+        num_slots, most_drafts, num_lines: of the shared memory.
     """
 
     token_bytes: tuple[bytes, ...]
@@ -34,9 +34,10 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
     memory_bytes: int
     num_slots: int
     most_drafts: int
+    num_lines: int
 
     @classmethod
-    def of(cls, tokens: GrammarTokens, memory_bytes: int, num_slots: int, most_drafts: int) -> Self:
+    def of(cls, tokens: GrammarTokens, memory_bytes: int, num_slots: int, most_drafts: int, num_lines: int) -> Self:
         """The record of some tokens; ids without a logit are left out."""
         return cls(
             tuple(tokens.token_bytes[: tokens.vocab_size]),
@@ -48,6 +49,7 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
             memory_bytes,
             num_slots,
             most_drafts,
+            num_lines,
         )
 
     def tokens(self, encode: Encoder) -> GrammarTokens:
@@ -98,7 +100,8 @@ class Compile(msgspec.Struct, frozen=True, tag="compile"):
     """The first record to a grammar's process: the fields of a `StructuredOutput`. The answer: `Done` or `Refused`.
 
     `cpu_s`: seconds of processor time after which the kernel ends the process. `slow_s`, `slow_answers`: `Slow` is sent
-    when so many answers, each for several rows, took so many seconds.
+    when so many answers, each for several rows, took so many seconds. `first_line`: of the shared memory's lines for
+    its known states; below 0 where it has none.
     """
 
     kind: str
@@ -106,6 +109,7 @@ class Compile(msgspec.Struct, frozen=True, tag="compile"):
     cpu_s: int
     slow_s: float
     slow_answers: int
+    first_line: int = -1
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow"):

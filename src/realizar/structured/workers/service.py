@@ -16,6 +16,7 @@ from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.kind_names import refusal
+from realizar.structured.regex_states import MOST_STATES
 from realizar.structured.workers.bell import Bell
 from realizar.structured.workers.compile_queue import CompileJob, CompileQueue, Report, Ticket
 from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
@@ -26,10 +27,12 @@ from realizar.structured.workers.messages import Vocabulary
 from realizar.structured.workers.questions import Questions
 from realizar.structured.workers.repair import Repair
 from realizar.structured.workers.server_handle import SERVER_COMMAND, ServerError, ServerHandle
+from realizar.structured.workers.state_lines import StateLines
 from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError, WorkerLimits
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 5.0
+_KNOWN_GRAMMARS = 16  # processes whose grammar's states are all known
 
 
 class GrammarService:
@@ -56,12 +59,14 @@ class GrammarService:
     ) -> None:
         self._limits = limits or WorkerLimits()
         slots, drafts = self._limits.slots, self._limits.drafts
-        self._vocabulary = Vocabulary.of(tokens, self._limits.memory_bytes, slots, drafts)
+        num_lines = 0 if drafts else _KNOWN_GRAMMARS * MOST_STATES  # a row with drafts is asked about each time
+        self._lines = StateLines(num_lines)
+        self._vocabulary = Vocabulary.of(tokens, self._limits.memory_bytes, slots, drafts, num_lines)
         self._encode = tokens.encode
         self._command = tuple(server_command)
         self.num_words = tokens.num_words
         self._bell = Bell()
-        self._memory = MaskMemory(tokens.num_words, slots, drafts)
+        self._memory = MaskMemory(tokens.num_words, slots, drafts, num_lines=num_lines)
         questions = Questions(self._memory, self._bell, self._limits.step_s)
         repair = Repair(questions.follow_alone, self._revive, self._condemn)
         self.rows = StepMasks(questions, repair, self._limits.most_more_processes)
@@ -258,7 +263,7 @@ class GrammarService:
         tries = 2
         cause: ErrorCause = "request"  # unless a death has another cause
         while True:
-            worker = self._new_worker()
+            worker = self._new_worker(structured)
             if job is not None:
                 job.stop = worker.kill
             try:
@@ -296,14 +301,15 @@ class GrammarService:
         _LOG.warning("%s", error)
         self._known.refuse(grammar.structured, str(error), cause)
 
-    def _new_worker(self) -> GrammarWorker:
+    def _new_worker(self, structured: StructuredOutput) -> GrammarWorker:
         """Make a process for a grammar. A dead server is replaced once. Raises ServerError."""
+        lines = self._lines if structured.kind == "regex" else None
         try:
-            return GrammarWorker(self._running_server(), self._encode)
+            return GrammarWorker(self._running_server(), self._encode, lines)
         except ServerError as error:
             if error.lasting or (self._server is not None and self._server.alive):
                 raise
-        return GrammarWorker(self._running_server(), self._encode)
+        return GrammarWorker(self._running_server(), self._encode, lines)
 
     def _running_server(self) -> ServerHandle:
         """The fork server, which is started if none is alive. Raises ServerError."""

@@ -31,6 +31,7 @@ from realizar.structured.workers.messages import (
     Used,
 )
 from realizar.structured.workers.server_handle import ServerHandle
+from realizar.structured.workers.state_lines import NO_LINES, StateLines
 
 _LOG = logging.getLogger(__name__)
 _SEND_S = 0.5  # for a process that reads whenever it has computed a mask
@@ -100,18 +101,21 @@ class GrammarWorker:
 
     Args:
         encode: converts text to ids without special tokens, with the model's tokenizer, or None.
+        lines: of the shared memory, of which the process gets some for its known states; None gives it none.
 
     Raises:
         ServerError: the process can't be started.
     """
 
-    def __init__(self, server: ServerHandle, encode: Encoder | None) -> None:
+    def __init__(self, server: ServerHandle, encode: Encoder | None, lines: StateLines | None = None) -> None:
         self._server, self._encode = server, encode
         self.pid, self._channel = server.fork()
         self.memory_bytes = self.num_rows = 0
         self.is_followed = False
         self._lock = threading.Lock()
         self._reaped = False
+        self._lines = lines
+        self._first_line = NO_LINES if lines is None else lines.take()
 
     def compile(self, structured: StructuredOutput, limits: WorkerLimits) -> None:
         """Compile the process's grammar. This is called once.
@@ -122,8 +126,9 @@ class GrammarWorker:
         """
         try:
             command = Compile(
-                structured.kind, structured.value, limits.compile_cpu_s, limits.slow_s, limits.slow_answers
-            )
+                structured.kind, structured.value, limits.compile_cpu_s, limits.slow_s, limits.slow_answers,
+                self._first_line,
+            )  # fmt: skip
             self._channel.send(command, limits.compile_s)
             answer = self._answer(limits.compile_s)
             if not isinstance(answer, Done | Refused):
@@ -187,7 +192,10 @@ class GrammarWorker:
             if self._server.alive:  # the pid is not reused before the server has reaped the process
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
-            return self._server.reap(self.pid)
+            status = self._server.reap(self.pid)
+            if self._lines is not None:
+                self._lines.give_back(self._first_line)
+            return status
 
     def close(self) -> None:
         """End the process and close the channel; idempotent."""

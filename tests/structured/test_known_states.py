@@ -1,0 +1,148 @@
+"""Rows of an expression whose states are all known get the masks that they would get by themselves, unasked."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from realizar.sampling_params import StructuredOutput
+from realizar.structured.grammar import Grammar
+from realizar.structured.known_states import UNKNOWN, KnownStates
+from realizar.structured.regex_states import MOST_STATES
+from realizar.structured.workers.service import GrammarService
+from structured.grammar_followers import FACTORY, LETTERS, PATIENT, Follower, make_service, step, wait_for
+from structured.grammar_walks import END, TOKENS, allowed_ids
+
+NO_DRAFTS = replace(PATIENT, drafts=0)
+KNOWN = [
+    r"([a-z]{1,12} )+\.",
+    r"[a-f]{3,40}x",
+    r"(ab|c){5,9}-[0-9]{3}",
+    r"(a|ab)(c|bcd)*d?e+",
+    r"\d{2,4}-\w+\s[^a-m]{1,7}!",
+    r".{1,9}end",
+    r"a{2}",
+]
+
+
+def explored(pattern: str) -> tuple[Grammar, KnownStates, Any, Any]:
+    """An expression, all its states, the masks of them, and the states after each token."""
+    grammar = FACTORY.compile(StructuredOutput("regex", pattern))
+    masks = np.zeros((MOST_STATES, FACTORY.num_words), np.uint32)
+    after = np.zeros((MOST_STATES, 32 * FACTORY.num_words), np.int16)
+    states = KnownStates(grammar, FACTORY, masks, after)
+    for _ in states.explore():
+        assert states.find(grammar.start()) == UNKNOWN
+    return grammar, states, masks, after
+
+
+@pytest.mark.parametrize("pattern", KNOWN)
+def test_masks_of_known_states_are_those_of_rows(pattern: str) -> None:
+    """Also after the end, and where a character beyond ASCII makes the state unknown."""
+    grammar, states, masks, after = explored(pattern)
+    rng = np.random.default_rng(3)
+    num_ends = num_unknown = 0
+    for _ in range(30):
+        matcher, state = grammar.start(), states.find(grammar.start())
+        assert state != UNKNOWN
+        for _ in range(100):
+            (expected,) = FACTORY.masks([(matcher, ())])[0]
+            assert np.array_equal(masks[state], expected)
+            allowed = allowed_ids(expected)
+            assert (np.delete(after[state], allowed) == UNKNOWN).all()
+            token_id = int(rng.choice(allowed))
+            matcher.advance([] if matcher.ended else [token_id])
+            state = int(after[state, token_id])
+            num_ends += matcher.ended
+            if state == UNKNOWN:
+                assert any(byte >= 128 for byte in TOKENS[token_id])
+                num_unknown += 1
+                break
+            if not matcher.ended:
+                assert state == states.find(matcher)
+    assert num_ends or num_unknown
+
+
+@pytest.mark.parametrize("pattern", [r"[a-f]{3,400}x", r"(?i)abc"], ids=["too many", "not read"])
+def test_no_state_is_known(pattern: str) -> None:
+    grammar, states, _, _ = explored(pattern)
+    assert states.find(grammar.start()) == UNKNOWN
+
+
+def known(service: GrammarService, *followers: Follower) -> bool:
+    """True if all their next masks are those of states."""
+    places = service.rows.memory.places[[each.row.slot for each in followers]]
+    return bool((places >= service.rows.memory.num_slots).all())
+
+
+def follow_until_known(service: GrammarService, structured: StructuredOutput) -> Follower:
+    """A row in a known state, whose masks were right until then."""
+    for seed in range(1000):
+        follower = Follower(service, structured, seed)
+        for _ in range(30):
+            step(service, follower)
+            if known(service, follower):
+                return follower
+            if follower.ended:
+                break
+        service.close_row(follower.row)
+    raise AssertionError("no state is known after so many questions")
+
+
+def test_rows_in_known_states_ask_nothing() -> None:
+    service = make_service(NO_DRAFTS)
+    first = follow_until_known(service, LETTERS)
+    rows = [first, *(Follower(service, LETTERS, seed) for seed in range(3))]
+    step(service, *rows)
+    wait_for(lambda: (step(service, *rows), known(service, *rows))[1])
+    asked = service.rows.memory.asked.copy()
+    for _ in range(60):  # more tokens than a question may have, and on after the end
+        step(service, *rows)
+        for each in rows:
+            if each.ended:
+                each.choose_again(END)
+    assert np.array_equal(service.rows.memory.asked, asked)
+    service.close()
+
+
+def test_rows_in_known_states_go_on_when_their_process_dies() -> None:
+    """Its lines may be another process's from then on, so that all of its rows are followed anew."""
+    service = make_service(NO_DRAFTS)
+    row = follow_until_known(service, LETTERS)
+    assert row.row.worker is not None
+    os.kill(row.row.worker.pid, signal.SIGKILL)
+    slots = np.array([row.row.slot])
+
+    def is_asked() -> bool:
+        service.rows.ask(slots, {})
+        service.rows.wait(0.01)
+        return not known(service, row)
+
+    wait_for(is_asked)
+    for _ in range(60):
+        step(service, row)
+        if row.ended:
+            break
+    assert row.ended
+    service.close()
+
+
+def test_a_character_beyond_ascii_is_asked_about() -> None:
+    structured = StructuredOutput("regex", r".{1,9}end")
+    service = make_service(NO_DRAFTS)
+    row = follow_until_known(service, structured)
+    index = TOKENS.index("é".encode())
+    while not known(service, row) or index not in allowed_ids(row.expected()[0]):
+        service.close_row(row.row)
+        row = follow_until_known(service, structured)
+    service.rows.ask(np.array([row.row.slot]), {})
+    row.choose(index)
+    assert not known(service, row)
+    for _ in range(10):
+        step(service, row)
+    service.close()
