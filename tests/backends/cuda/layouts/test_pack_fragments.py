@@ -73,7 +73,8 @@ class Reader:
         form = self.form
         if form.codebook:
             at = block + (tile * 32 + lane) * 16 + 4 * j
-            return int(self.table[bits(self.data, at, 16 * half + 4 * b, 4)])  # type: ignore[index]
+            value = int(self.table[bits(self.data, at, 16 * half + 4 * b, 4)])  # type: ignore[index]
+            return value - 128 if form.e2m1 else value
         if form.bits == 8:
             return int(self.data[block + tile * 1024 + half * 512 + lane * 16 + 4 * j + b])
         value = shift = start = 0

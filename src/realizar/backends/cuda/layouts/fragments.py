@@ -23,7 +23,8 @@ With byte b of word j of a lane standing for column 16 t + 4 j + b:
                   likewise; the indices' high bits, one field after another, lowest first
 
 A code of six bits is a 4-bit and a 2-bit plane, of five 4 + 1, of three 2 + 1. Kernels read a code at bit `position`
-of a half float, where it is a subnormal number: code * 2^(position - 24). So scales are stored times 2^(24 -
+of a half float, where it is a subnormal number: code * 2^(position - 24). A float of four bits (E2M1) at bit 9 is a
+half of that value too. So scales are stored times 2^(24 -
 position), and a single fused multiply-add gives a weight. All is times 2^e besides, with e per block of
 64 out_features such that the largest scale is just below 2^15; `block_scales` holds 2^-e, by which a kernel multiplies
 its sums.
@@ -63,6 +64,7 @@ class FragmentFormat:
             scale and minimum, `i8` scale, `u4_odd` the n of scale 2 n + 1, `none` 1.
         minima: whether minima stand beside scales.
         codebook: whether codes index a table of 16 bytes.
+        e2m1: whether that table has floats of four bits, doubled, which kernels make without it.
         vector: columns of a codebook vector: 0, 4 or 8.
         high_bits: bits of a vector's index beyond eight: 0, 1, 2 or 4.
         signs: whether vectors have signs.
@@ -77,6 +79,7 @@ class FragmentFormat:
     vector: int = 0
     high_bits: int = 0
     signs: bool = False
+    e2m1: bool = False
 
     @property
     def is_float(self) -> bool:
@@ -100,6 +103,8 @@ class FragmentFormat:
     @property
     def positions(self) -> tuple[int, int]:
         """Bit of a half float at which the codes of each half of a tile stand."""
+        if self.e2m1:
+            return 9, 9
         if self.vector or self.codebook:
             return 0, 0
         return {1: (1, 1), 4: (0, 4), 5: (0, 4), 6: (0, 4)}.get(self.bits, (0, 0))
@@ -165,7 +170,9 @@ def fragment_format(layout: WeightLayout, compact: bool = False) -> FragmentForm
         high = _HIGH_BITS[layout.bits]
         return FragmentFormat(0, 128, sets, "u4_odd", vector=layout.vector_size, high_bits=high, signs=layout.signs)
     if layout.codebook is not None:
-        return FragmentFormat(4, 128, sets, "f16_high" if layout.scale == "e8m0" else "f16", codebook=True)
+        small: Small = "f16_high" if layout.scale == "e8m0" else "f16"
+        e2m1 = layout.codebook.name == "e2m1"
+        return FragmentFormat(4, 0 if e2m1 else 128, sets, small, codebook=True, e2m1=e2m1)
     if layout.centred:
         return FragmentFormat(1, 0.5, sets, "f16")
     offset = float(layout.offset)

@@ -76,13 +76,21 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   auto add = [&](const Raw& raw, const uint4(&x)[TOKENS], const float2(&term)[TOKENS]) {
     const u32 q0[4] = {code_bytes<0, 0>(raw, table), code_bytes<0, 1>(raw, table), code_bytes<0, 2>(raw, table), code_bytes<0, 3>(raw, table)};
     const u32 q1[4] = {code_bytes<1, 0>(raw, table), code_bytes<1, 1>(raw, table), code_bytes<1, 2>(raw, table), code_bytes<1, 3>(raw, table)};
+#if E2M1
+    const u32 n0[4] = {code_bytes<0, 0, true>(raw, table), code_bytes<0, 1, true>(raw, table), code_bytes<0, 2, true>(raw, table), code_bytes<0, 3, true>(raw, table)};
+    const u32 n1[4] = {code_bytes<1, 0, true>(raw, table), code_bytes<1, 1, true>(raw, table), code_bytes<1, 2, true>(raw, table), code_bytes<1, 3, true>(raw, table)};
+#endif
     const Pairs p = scale_pairs(raw);
     const float s0 = low_half(p.pair[0]), s1 = MINIMA ? low_half(p.pair[1]) : high_half(p.pair[0]);
     const float m0 = MINIMA ? high_half(p.pair[0]) : s0, m1 = MINIMA ? high_half(p.pair[1]) : s1;
 #pragma unroll
     for (int m = 0; m < TOKENS; m++) {
-      const int d0 = dot4(q0[3], x[m].w, dot4(q0[2], x[m].z, dot4(q0[1], x[m].y, dot4(q0[0], x[m].x, 0))));
-      const int d1 = dot4(q1[3], x[m].w, dot4(q1[2], x[m].z, dot4(q1[1], x[m].y, dot4(q1[0], x[m].x, 0))));
+      auto dots = [&](const u32(&q)[4]) { return dot4(q[3], x[m].w, dot4(q[2], x[m].z, dot4(q[1], x[m].y, dot4(q[0], x[m].x, 0)))); };
+#if E2M1
+      const int d0 = dots(q0) - dots(n0), d1 = dots(q1) - dots(n1);
+#else
+      const int d0 = dots(q0), d1 = dots(q1);
+#endif
       scaled[0][m] += s0 * term[m].x * (float)d0;
       scaled[1][m] += s1 * term[m].x * (float)d1;
       if constexpr (MINIMA || OFFSET != 0.f) { beside[0][m] += m0 * term[m].y; beside[1][m] += m1 * term[m].y; }

@@ -199,6 +199,8 @@ def format_name(weight_format: FragmentFormat) -> str:
     """A short name of a format, not of it alone."""
     if weight_format.is_float:
         return "floats"
+    if weight_format.e2m1:
+        return f"e2m1_{weight_format.small}"
     kind = "vector" if weight_format.vector else f"{'c' if weight_format.codebook else 'q'}{weight_format.bits}"
     return f"{kind}_{weight_format.small}"
 
@@ -270,6 +272,7 @@ def format_defines(weight_format: FragmentFormat) -> list[tuple[str, str]]:
         "HIGH_BITS": weight_format.high_bits,
         "SIGNS": int(weight_format.signs),
         "CODEBOOK": int(weight_format.codebook),
+        "E2M1": int(weight_format.e2m1),
         "SETS": weight_format.sets,
         "MINIMA": int(weight_format.minima),
         "SMALL": _SMALL[weight_format.small],

@@ -1,6 +1,6 @@
 // Reading weights in fragment order; a namespace for each format of a launch. The layout and the constants' meaning
 // stand in fragments.py; defined around it, from a FragmentFormat:
-//   BITS VECTOR HIGH_BITS SIGNS CODEBOOK SETS MINIMA SMALL (index into SMALL_*) OFFSET (float)
+//   BITS VECTOR HIGH_BITS SIGNS CODEBOOK E2M1 SETS MINIMA SMALL (index into SMALL_*) OFFSET (float)
 //   POSITION0 POSITION1 CODES_BYTES TILE_SCALE_BYTES BLOCK_BYTES SUPER_BYTES
 
 #if VECTOR
@@ -105,6 +105,14 @@ INLINE u32 code_bytes(const Raw& raw, const void* table) {
   }
   return word;
 }
+#elif E2M1
+// Four columns of half R, times two, as bytes: those without a sign, or with NEGATIVE those with one; 0 for the others,
+// as no byte of the magnitudes has its own sign bit set.
+template <int R, int J, bool NEGATIVE = false>
+INLINE u32 code_bytes(const Raw& raw, const void*) {
+  const u32 nibbles = NEGATIVE ? raw.codes[J] ^ 0x88888888u : raw.codes[J];
+  return permute_or_sign(0x03020100u, 0x0c080604u, R ? nibbles >> 16 : nibbles);
+}
 #else
 // Codes of four columns of half R as unsigned bytes; those of affine four-bit codes of half 1 times 16.
 template <int R, int J>
@@ -163,12 +171,23 @@ INLINE void decode(u32 (&a)[4][4], const Raw& raw, const void* table) {
   }
   auto step = [&](auto j) {
     constexpr int J = decltype(j)::value;
+#if E2M1
+    // The upper byte of a half: the sign, then the lowest two bits of the exponent and the highest of the mantissa.
+    const u32 w = raw.codes[J];
+    const u32 even = masked_or(w << 4, 0x80808080u, (w << 1) & 0x0e0e0e0eu);
+    const u32 odd = masked_or(w, 0x80808080u, (w >> 3) & 0x0e0e0e0eu);
+    a[J][0] = mul2(permute(even, 0, 0x1404), s0);
+    a[J][1] = mul2(permute(even, 0, 0x3424), s1);
+    a[J][2] = mul2(permute(odd, 0, 0x1404), s0);
+    a[J][3] = mul2(permute(odd, 0, 0x3424), s1);
+#else
     u32 low = 0, high = 0;
     if constexpr (VECTOR || CODEBOOK || BITS == 8) { low = code_bytes<0, J>(raw, table); high = code_bytes<1, J>(raw, table); }
     a[J][0] = fma2(code_halves<0, J, 0>(raw, low), s0, m0);
     a[J][1] = fma2(code_halves<1, J, 0>(raw, high), s1, m1);
     a[J][2] = fma2(code_halves<0, J, 1>(raw, low), s0, m0);
     a[J][3] = fma2(code_halves<1, J, 1>(raw, high), s1, m1);
+#endif
   };
   step(Index<0>{}); step(Index<1>{}); step(Index<2>{}); step(Index<3>{});
 #endif
