@@ -62,7 +62,7 @@ class ExpertsBinder:
             pairs = tuple(dict.fromkeys(map(input_format, matrices.gate_up)))
             self._inputs[experts.gate.weight] = ExpertsInput(
                 pairs, grouped.input_format if grouped is not None and at_once else None,
-                self._matmuls.pair_tokens(matrices), router, folds=at_once and router is not None,
+                self._matmuls.pair_tokens(experts, matrices), router, folds=at_once and router is not None,
                 shared=self._shared.first(experts),
             )  # fmt: skip
         return self._inputs[experts.gate.weight]
@@ -216,6 +216,6 @@ class ExpertsBinder:
         """The input of the last matrix, a row for each pair of the largest step that multiplies pairs."""
         matrices, tokens = self._matrices[experts.gate.weight], self._space.arrays.sizes.tokens
         if self._grouped is not None and self._matmuls.ends_with_activation(matrices):
-            tokens = min(tokens, self._matmuls.pair_tokens(matrices))
+            tokens = min(tokens, self._matmuls.pair_tokens(experts, matrices))
         pairs = tokens * experts.experts_per_token
         return self._space.activations.get(input_format(matrices.down), experts.down.in_features, pairs)

@@ -29,7 +29,8 @@ from realizar.backends.cuda.weights.plain import PlainMatrix
 from realizar.models.spec import Experts, ModelSpec
 
 PAIR_TOKENS = 8
-"""The most tokens of a step whose pairs are multiplied one by one; with more, experts are read once for several."""
+"""The most tokens of a step whose pairs are multiplied one by one; with more, experts are read once for several. So
+they are where there are more pairs than half the experts."""
 INTEGERS, FLOATS = InputFormat("int8"), InputFormat("f32")
 _WARPS, _MOST_PARTS = 24, 6  # of a multiprocessor, by registers; that share a tile's columns
 _MOST_TILED = 4  # tokens, from which on tiles stay the same
@@ -147,13 +148,15 @@ class ExpertMatmuls:
         """True if the launch of gate and up applies the activation, and writes what down reads."""
         return len(matrices.gate_up) == 1 and isinstance(matrices.down, PackedExperts)
 
-    def pair_tokens(self, matrices: ExpertMatrices) -> int:
+    def pair_tokens(self, experts: Experts, matrices: ExpertMatrices) -> int:
         """The most tokens of a step that multiplies pairs, where there are grouped matmuls.
 
         Matrices of floats have none for pairs; with `batch_invariant` one kind of matmul does all.
         """
         floats = any(isinstance(stack, PackedExperts) and stack.format.is_float for stack in matrices.stacks)
-        return 0 if floats or (self._matmuls is not None and self._matmuls.batch_invariant) else PAIR_TOKENS
+        if floats or (self._matmuls is not None and self._matmuls.batch_invariant):
+            return 0
+        return min(PAIR_TOKENS, max(1, experts.num_experts // (2 * experts.experts_per_token)))
 
     def prepare(self, mixtures: Iterable[tuple[Experts, ExpertMatrices]]) -> None:
         """Compile and load the kernels of mixtures.

@@ -57,7 +57,7 @@ class GroupedExperts:
             if not self._pairs.ends_with_activation(matrices):
                 continue
             self._buffers_of(experts)
-            least = self._pairs.pair_tokens(matrices)
+            least = self._pairs.pair_tokens(experts, matrices)
             plans = [self._plan(experts, matrices, tokens) for tokens in sizes if tokens > least]
             wanted = {config for plan in plans for config in (plan.gate_up, plan.down)}
             self._grouped.prepare(wanted, experts.num_experts)
