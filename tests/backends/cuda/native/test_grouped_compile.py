@@ -49,7 +49,7 @@ def test_sums_stay_in_registers_on_hopper(tokens: int, tmp_path: Path) -> None:
     check_registers(*both(Q4_K, tokens, True), "sm_90a", tmp_path)
 
 
-@pytest.mark.parametrize("tokens", [pytest.param(16, marks=pytest.mark.full), 128])
+@pytest.mark.parametrize("tokens", [pytest.param(16, marks=pytest.mark.full), 64, 128])
 def test_clamped_sums_stay_in_registers_on_hopper(tokens: int, tmp_path: Path) -> None:
     check_registers(*both(MXFP4, tokens, True, "clamped"), "sm_90a", tmp_path)
 

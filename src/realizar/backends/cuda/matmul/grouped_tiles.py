@@ -22,6 +22,8 @@ _BLOCK_BYTES = 1024  # of shared memory that the device keeps for itself in each
 _MULTIPROCESSOR_BYTES = 1024  # that all blocks of a multiprocessor may have beyond what one block may
 _WGMMA = {8: (2, 1, (3, 4)), 16: (2, 1, (4, 4)), 32: (2, 1, (3, 3)), 64: (2, 2, (1, 1)), 128: (2, 2, (1, 1))}
 """Strips, warpgroups and blocks per multiprocessor, without and with an activation, by the places of a tile."""
+_WGMMA_E2M1 = _WGMMA | {64: (2, 1, (2, 2))}
+"""The same for floats of four bits."""
 
 
 def tile_tokens(rows: int, per_token: int, experts: int, wgmma: bool) -> int:
@@ -73,7 +75,7 @@ def grouped_tiles(
     """
     tiles = GroupedTiles("mma_sync", tokens, 2, 1, MOST_STAGES, 1)
     if wgmma:
-        strips, groups, blocks = _WGMMA[tokens]
+        strips, groups, blocks = (_WGMMA_E2M1 if weight_format.e2m1 else _WGMMA)[tokens]
         tiles = GroupedTiles("wgmma", tokens, strips, groups, MOST_STAGES, blocks[gated])
     return fitted(tiles, weight_format, gated, shared_bytes)
 

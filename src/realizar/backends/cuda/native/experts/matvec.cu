@@ -12,9 +12,9 @@ INLINE int load_earlier(const void* at) {
 
 KERNEL_ENTRY(
     const char* weights, const float* block_scales, const void* table, char* out, float2* out_terms,
-    const float* factors, const float* biases, const int* chosen, const char* codes, const float2* terms, long long stride, int strips,
-    int out_features, int chunks, int blocks, int pairs_of_input, const float* square_sums, int parts,
-    float inverse_width, float eps) {
+    const float* factors, const float* biases, const int* chosen, const char* codes, const float2* terms,
+    long long stride, int strips, int out_features, int chunks, int blocks, int pairs_of_input,
+    const float* square_sums, int parts, float inverse_width, float eps) {
   const int pair = blockIdx.x / blocks, block_x = blockIdx.x % blocks;
   if (factors == nullptr) wait_for_previous();
   const long expert = load_earlier(chosen + pair), row = pair / pairs_of_input;

@@ -1,8 +1,8 @@
 // Grouped matmuls on compute capability 9.0a. A fixed number of blocks takes items, an expert's tile of pairs by some
 // of its output features, one after the other in the order of experts; how many there are stands in memory. The ring of
 // stages goes on from item to item, so weights of the next one come while sums of this one leave.
-// Defined around it: TOKENS STRIPS (of 64 output features, per warpgroup) GROUPS (consumer warpgroups) STAGES STEP (2:
-// chunks per stage) REGISTERS (per consumer thread, or 0) ODD (1 where the number of chunks is).
+// Defined around it: TOKENS STRIPS (of 64 output features, per warpgroup) GROUPS (consumer warpgroups) BLOCKS (per
+// multiprocessor) STAGES STEP (2: chunks per stage) REGISTERS (per consumer thread, or 0) ODD (1 where the number of chunks is).
 
 constexpr int STRIP_STAGE = STEP * BLOCK_BYTES + SUPER_BYTES;
 constexpr int WEIGHTS_STAGE = GROUPS * STRIPS * STRIP_STAGE;
@@ -11,8 +11,8 @@ constexpr int STAGE_BYTES = WEIGHTS_STAGE + STEP * X_CHUNK;
 constexpr int WIDTH = GROUPS * STRIPS;                     // strips of an item
 constexpr int OWN_ROWS = TOKENS > 32 ? TOKENS / 32 : 1;  // rows of x that a lane of the producer gathers
 // Strips whose weights are decoded before their matmuls start: one takes fewer registers, for more blocks; two keep the
-// tensor cores busier where tiles are large.
-constexpr int TOGETHER = TOKENS < 64 ? 1 : STRIPS;
+// tensor cores busier where a multiprocessor has one block.
+constexpr int TOGETHER = TOKENS < 64 || BLOCKS > 1 ? 1 : STRIPS;
 
 // The body.
 // The producer warp: fills the ring with the stages of all of the block's items.
