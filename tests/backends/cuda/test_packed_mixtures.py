@@ -16,6 +16,7 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from backends.cuda.matmul.packed_experts import run_packed_experts  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
+from realizar.backends.cuda.matmul.experts import most_pair_tokens  # noqa: E402
 from realizar.backends.cuda.plan import plan_memory  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
@@ -56,6 +57,13 @@ FULL = (
     "a part of a strip", "norms between", "layer norms", "down of floats", "gpt-oss, a part of a strip",
     "gpt-oss, down of floats", "shared floats",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("experts", "per_token", "tokens"), [(32, 4, 4), (128, 4, 8), (128, 8, 8), (8, 2, 2), (5, 2, 1), (3, 3, 1)]
+)
+def test_pairs_are_up_to_half_as_many_as_experts(experts: int, per_token: int, tokens: int) -> None:
+    assert most_pair_tokens(experts, per_token) == tokens
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,7 @@ from realizar.backends.cuda.weights.plain import PlainMatrix
 from realizar.models.spec import Experts, ModelSpec
 
 PAIR_TOKENS = 8
-"""The most tokens of a step whose pairs are multiplied one by one; with more, experts are read once for several. So
-they are where there are more pairs than half the experts."""
+"""The most tokens of a step whose pairs are multiplied one by one; with more, experts are read once for several."""
 INTEGERS, FLOATS = InputFormat("int8"), InputFormat("f32")
 _WARPS, _MOST_PARTS = 24, 6  # of a multiprocessor, by registers; that share a tile's columns
 _MOST_TILED = 4  # tokens, from which on tiles stay the same
@@ -156,7 +155,7 @@ class ExpertMatmuls:
         floats = any(isinstance(stack, PackedExperts) and stack.format.is_float for stack in matrices.stacks)
         if floats or (self._matmuls is not None and self._matmuls.batch_invariant):
             return 0
-        return min(PAIR_TOKENS, max(1, experts.num_experts // (2 * experts.experts_per_token)))
+        return most_pair_tokens(experts.num_experts, experts.experts_per_token)
 
     def prepare(self, mixtures: Iterable[tuple[Experts, ExpertMatrices]]) -> None:
         """Compile and load the kernels of mixtures.
@@ -271,6 +270,11 @@ class ExpertMatmuls:
         grid, dependent = (blocks * tokens * pairs.per_token, 1, 1), self._matmuls.is_dependent(tokens)
         stream = self._matmuls.stream(None)
         self._kernels[key].launch(grid, tiles.threads, arguments, EXPERT_SIZES, stream, dependent)
+
+
+def most_pair_tokens(experts: int, per_token: int) -> int:
+    """The most tokens of a step that multiplies pairs: those whose pairs are up to half as many as the experts."""
+    return min(PAIR_TOKENS, max(1, experts // (2 * per_token)))
 
 
 def gated_activation(experts: Experts) -> GatedActivation:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape, ExpertTiles
-from realizar.backends.cuda.matmul.experts import PAIR_TOKENS
+from realizar.backends.cuda.matmul.experts import most_pair_tokens
 from realizar.backends.cuda.matmul.grouped_tiles import MMA_SYNC_TOKENS, MOST_STAGES, TILE_TOKENS, fitted
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning
 from realizar.backends.cuda.native.grouped.source import GroupedTiles
@@ -126,7 +126,7 @@ def sweep_experts(
         for tokens in token_counts:
             pairs, tried = tokens * one.per_token, list[tuple[bool, ExpertTiles]]()
             for gated, weight_format in formats.items():
-                if tokens <= PAIR_TOKENS:
+                if tokens <= most_pair_tokens(one.shape.experts, one.per_token):
                     chunks = weight_format.chunks(one.shape.hidden if gated else one.shape.width)
                     tried += [(gated, tiles) for tiles in pair_candidates(gated, chunks)]
                 else:

@@ -2,7 +2,8 @@
 // of its output features, one after the other in the order of experts; how many there are stands in memory. The ring of
 // stages goes on from item to item, so weights of the next one come while sums of this one leave.
 // Defined around it: TOKENS STRIPS (of 64 output features, per warpgroup) GROUPS (consumer warpgroups) BLOCKS (per
-// multiprocessor) STAGES STEP (2: chunks per stage) REGISTERS (per consumer thread, or 0) ODD (1 where the number of chunks is).
+// multiprocessor) STAGES STEP (2: chunks per stage) REGISTERS (per consumer thread, or 0) ODD (1 where the number of
+// chunks is).
 
 constexpr int STRIP_STAGE = STEP * BLOCK_BYTES + SUPER_BYTES;
 constexpr int WEIGHTS_STAGE = GROUPS * STRIPS * STRIP_STAGE;
