@@ -239,7 +239,8 @@ def test_graphs_choose_within_masks_what_launches_do() -> None:
     """Steps in which rows have masks or none, some are held, and steps between them without masks."""
     vocab, rows, words = 20_011, 24, 626
     graphs, launches = SampledSteps(rows, vocab, graphs=True), SampledSteps(rows, vocab)
-    memory, rng = MaskMemory(words, 2 * rows, 0), np.random.default_rng(7)
+    rng = np.random.default_rng(7)
+    memories = [MaskMemory(words, 2 * rows, 0) for _ in range(2)]  # each is locked by one of both
     replayed: list[int] = []
     found_graph = graphs.maker._graphs.find
 
@@ -257,26 +258,27 @@ def test_graphs_choose_within_masks_what_launches_do() -> None:
     for step in range(30):
         numbers = sorted(rng.permutation(rows)[: (rows, 9, 2)[step % 3]].tolist())
         logits = random_logits(len(numbers), vocab, step)
-        memory.masks[:] = rng.integers(0, 1 << 32, memory.masks.shape, np.uint32)
+        masks = rng.integers(0, 1 << 32, (2 * rows, words), np.uint32)
         masked = [row for row in numbers if row % 3] if step % 5 else []
         held = [row for row in masked if rng.random() < 0.2]
         given = np.array([row for row in masked if row not in held], np.intp)
         places = rng.permutation(2 * rows)[: len(given)]
-        found = [
-            each.decode(numbers, lengths[numbers].tolist(), logits, RowMasks(given, places, memory.masks, {}), held)
-            for each in (graphs, launches)
-        ]
+        found = []
+        for each, memory in zip((graphs, launches), memories, strict=True):
+            memory.masks[:] = masks
+            row_masks = RowMasks(given, places, memory.masks, {})
+            found.append(each.decode(numbers, lengths[numbers].tolist(), logits, row_masks, held))
         assert found[0] == found[1]
         for row, output in zip(numbers, found[0], strict=True):
             assert len(output.token_ids) == (row not in held)
             if row in given.tolist():
-                (token_id,), mask = output.token_ids, memory.masks[places[given.tolist().index(row)]]
+                (token_id,), mask = output.token_ids, masks[places[given.tolist().index(row)]]
                 assert mask[token_id // 32] >> np.uint32(token_id % 32) & 1
         lengths[[row for row in numbers if row not in held]] += 1
     assert len(replayed) == 30
-    for each in (graphs, launches):
+    for each, memory in zip((graphs, launches), memories, strict=True):
         each.maker.free_graphs()
-    memory.close()
+        memory.close()
 
 
 def test_graphs_of_logprobs_find_what_launches_do() -> None:
