@@ -1,12 +1,12 @@
 """The API process's time for a token: reading it off the socket, making text of it, sending it to a client.
 
-    python scripts/time_api_process.py smollm2:135m [--streams 64] [--tokens 200] [--steps 1] [--logprobs N]
+    python scripts/time_api_process.py smollm2:135m [--streams 64] [--tokens 200] [--steps 1] [--logprobs N] [--spread]
 
 A link that makes tokens up stands in for the engine, so everything here is processor time of one thread, in
 microseconds a token. Over HTTP the tokens that come while a client's delta is being written leave as one delta; how
 many deltas there were is printed too. `--steps 4` has every four steps come at once, as they do for a process that is
 so far behind. `--busy` has a thread of Python beside it, as long prompts make one; then the loop's turns, in wall time,
-are what to look at.
+are what to look at. `--spread` draws tokens from the whole vocabulary, as models of random weights do.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import asyncio
 import functools
 import itertools
 import json
+import random
 import socket
 import sys
 import threading
@@ -45,6 +46,7 @@ from realizar.server.settings import ServerSettings
 from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas, StepLogprobs
 from realizar.tokenizer.stop_checker import StopChecker
 
+_SPREAD, _APART = 1 << 20, 1009  # tokens drawn, and how far apart two streams begin
 _TEXT = "Once upon a time in a land far away there lived a small dragon who read every book that it could find. "
 
 
@@ -52,7 +54,9 @@ _TEXT = "Once upon a time in a land far away there lived a small dragon who read
 class Load:
     """A number of streams, and of tokens in each; `steps` come at once, and each token lists `logprobs` others.
 
-    `busy`: a thread of Python runs beside the event loop.
+    Attributes:
+        busy: a thread of Python runs beside the event loop.
+        spread: tokens are drawn from the whole vocabulary, each as often, in place of those of a text.
     """
 
     streams: int
@@ -60,19 +64,18 @@ class Load:
     steps: int
     logprobs: int | None
     busy: bool
+    spread: bool
 
 
 class MadeUpLink:
-    """Gives every open request a token a step, through the codec, as fast as they are taken.
+    """Gives every open request a token a step, through the codec, as fast as they are taken."""
 
-    Args:
-        steps: steps that come at once, as they do for a process that is so far behind.
-    """
-
-    def __init__(self, served: ServedModel, steps: int, logprobs: int | None) -> None:
-        self._ids = served.tokenizer.encode(_TEXT)
+    def __init__(self, served: ServedModel, load: Load) -> None:
         self._vocab_size = served.tokenizer.vocab_size
-        self._steps, self._logprobs = steps, logprobs
+        drawn = random.Random(0).choices(range(self._vocab_size), k=_SPREAD)
+        self._ids = drawn if load.spread else served.tokenizer.encode(_TEXT)
+        self._firsts = itertools.count(step=_APART) if load.spread else itertools.repeat(0)  # of each stream, in `_ids`
+        self._steps, self._logprobs = load.steps, load.logprobs
         self._listener: LinkListener | None = None
         self._open: dict[str, list[int]] = {}
         self._numbers = itertools.count()
@@ -90,7 +93,7 @@ class MadeUpLink:
     def send(self, command: Command) -> None:
         if isinstance(command, Add):
             request = command.request
-            self._open[request.request_id] = [next(self._numbers), 0, request.max_tokens]
+            self._open[request.request_id] = [next(self._numbers), 0, request.max_tokens, next(self._firsts)]
             if self._listener is not None:
                 asyncio.get_running_loop().call_soon(self._listener.handle, Accepted(request.request_id))
 
@@ -120,14 +123,14 @@ class MadeUpLink:
         ends: list[ChoiceEnd] = []
         listed: list[LogprobColumns] = []
         for name, state in list(self._open.items()):
-            number, place, most = state
+            number, place, most, first = state
             if place == 0:
                 starts.append(ChoiceStart(number, name, 0, now))
             state[1] = place + 1
             numbers.append(number)
-            token_ids.append(self._ids[place % len(self._ids)])
+            token_ids.append(self._ids[(first + place) % len(self._ids)])
             if self._logprobs is not None:
-                listed.append(self._entry(place))
+                listed.append(self._entry(first + place))
             if place + 1 == most:
                 ends.append(ChoiceEnd(number, "length"))
                 del self._open[name]
@@ -142,12 +145,12 @@ class MadeUpLink:
     def _entry(self, place: int) -> LogprobColumns:
         """The log-probabilities of a token: those of the text's tokens from there on."""
         ids = [self._ids[(place + shift) % len(self._ids)] for shift in range(self._logprobs or 0)]
-        top = tuple((token_id, -0.1234567 * shift - place / 3) for shift, token_id in enumerate(ids))
-        return LogprobColumns.of([TokenLogprobs(self._ids[place % len(self._ids)], -place / 3, 1, top)])
+        top = tuple((token_id, -0.1234567 * shift - place % 64 / 3) for shift, token_id in enumerate(ids))
+        return LogprobColumns.of([TokenLogprobs(self._ids[place % len(self._ids)], -(place % 64) / 3, 1, top)])
 
 
 def make_engine(served: ServedModel, load: Load) -> tuple[AsyncEngine, MadeUpLink]:
-    link = MadeUpLink(served, load.steps, load.logprobs)
+    link = MadeUpLink(served, load)
     return AsyncEngine(link, lambda sampling: StopChecker(served.tokenizer, sampling), ()), link
 
 
@@ -172,7 +175,7 @@ async def time_text(served: ServedModel, load: Load) -> None:
 
 def time_hub(served: ServedModel, load: Load) -> None:
     """The main process's share with several API processes: reading a step, taking it apart for two, and writing."""
-    link = MadeUpLink(served, load.steps, load.logprobs)
+    link = MadeUpLink(served, load)
     for number in range(load.streams):
         link.send(Add(Request(f"{number}", (1, 2), SamplingParams(), load.tokens)))
     frames = [link.step() for _ in range(load.tokens)]
@@ -271,6 +274,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--steps", type=int, default=1, help="steps that come at once")
     parser.add_argument("--logprobs", type=int, help="most probable tokens to list for each token")
+    parser.add_argument("--spread", action="store_true", help="draw tokens from the whole vocabulary")
     parser.add_argument("--busy", action="store_true", help="a thread of Python runs beside the event loop")
     parser.add_argument(
         "--switch-interval", type=float, default=SWITCH_INTERVAL_S, help="the interpreter's, in seconds"
@@ -278,7 +282,9 @@ def main() -> None:
     arguments = parser.parse_args()
     served = make_served_model(find_checkpoint(arguments.model), ("model",), 4096)
     sys.setswitchinterval(arguments.switch_interval)
-    load = Load(arguments.streams, arguments.tokens, arguments.steps, arguments.logprobs, arguments.busy)
+    load = Load(
+        arguments.streams, arguments.tokens, arguments.steps, arguments.logprobs, arguments.busy, arguments.spread
+    )
     asyncio.run(time_text(served, load))
     time_hub(served, load)
     for chat in (False, True):

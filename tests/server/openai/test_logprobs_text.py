@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.logprob_columns import LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
-from realizar.server.generation import token_names
-from realizar.server.generation.token_names import TokenNames
+from realizar.server.generation.token_names import TokenNames, parts_of
 from realizar.server.openai.logprobs import (
     CompletionLogprobs,
     CompletionLogprobsMaker,
@@ -108,9 +106,18 @@ def test_completion_logprobs(
     assert joined.write() == msgspec.json.encode({key: [each for part in whole for each in part[key]] for key in keys})
 
 
-def test_only_so_many_parts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_names, "_MAX_KEPT", 3)
-    names = TokenNames(TOKENIZER)
-    for token_id in (*range(100), *range(100)):
-        assert names.json_names[token_id] == msgspec.json.encode(chr(token_id))
-        assert len(names.json_names) <= 3
+def test_parts_of_ids_are_in_their_order() -> None:
+    parts = [b"a", b"b", b"c"]
+    assert list(parts_of(parts, [2, 0, 2])) == [b"c", b"a", b"c"]
+    assert list(parts_of(parts, [1])) == [b"b"]
+    assert list(parts_of(parts, [])) == []
+
+
+def test_parts_of_all_tokens() -> None:
+    """Control tokens have a name and no text; what is no character by itself has no number of them."""
+    named, by_id = NAMES[False].parts, NAMES[True].parts
+    assert (named.names[0], named.data[0], named.num_characters[0]) == (b'"\\u0000"', b"[0]", 0)
+    assert (named.names[65], named.data[65], named.num_characters[65]) == (b'"A"', b"[65]", 1)
+    assert (named.names[255], named.data[255], named.num_characters[255]) == (b'"bytes:\\\\xff"', b"[255]", -1)
+    assert by_id.names[255] == b'"token_id:255"'
+    assert len(named.names) == len(named.data) == len(by_id.names) == TOKENIZER.vocab_size

@@ -15,6 +15,7 @@ from realizar.server.generation.answer import WholeChoice
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.token_names import TokenNames
+from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
@@ -36,7 +37,7 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation, whole or as a stream."""
     api = api_of(request)
     record = await read_record(request, ChatCompletionRequest)
-    plan = await compute(request, lambda stop: plan_chat(api, read_conversation(api, record), stop))
+    plan = await compute(request, lambda stop: _planned(api, record, stop))
     request_id = new_id("chatcmpl-")
     note(request, model=api.model.name, prompt=len(plan.token_ids))
     run = ChatRun(api, plan, request_id, lease_of(request))
@@ -50,6 +51,14 @@ async def chat_completions(request: Request) -> Response:
     answer = await unless_disconnected(request.receive, _whole(api, record, plan, run, names, rows, request_id))
     note(request, **run.notes)
     return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _planned(api: Api, record: ChatCompletionRequest, stop: Stop) -> ChatPlan:
+    """The plan of a request, with the names of tokens made if it wants log-probabilities. Not for the event loop."""
+    plan = plan_chat(api, read_conversation(api, record), stop)
+    if plan.sampling.logprobs is not None:
+        api.names(as_ids=record.return_tokens_as_token_ids).prepare()
+    return plan
 
 
 async def _whole(

@@ -95,6 +95,8 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> Complet
     )
     _check_answers(len(prompts), sampling.n, api.settings.max_choices)
     check_listed_ids(sampling, len(prompts))
+    if logprobs is not None:
+        api.names(as_ids=record.return_tokens_as_token_ids).prepare()
     if record.truncate_prompt_tokens is not None:
         prompts = [_shortened(prompt, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
     return CompletionPlan(

@@ -18,7 +18,7 @@ import msgspec
 
 from realizar.logprob_columns import NO_ID, LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
-from realizar.server.generation.token_names import TokenNames
+from realizar.server.generation.token_names import TokenNames, parts_of
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 _LOWEST = -9999.0  # stands for minus infinity, which JSON lacks: an impossible token
@@ -63,23 +63,26 @@ def write_chat(rows: Iterable[bytes]) -> bytes:
 
 def chat_rows(names: TokenNames, top_n: int) -> LogprobRows:
     """Writes tokens as `/v1/chat/completions` has them, with at most `top_n` most probable ones."""
-    before, behind = names.json_before, names.json_bytes
+    named, in_bytes, _ = names.parts
 
     def write(columns: LogprobColumns) -> list[bytes]:
         width, shown = columns.width, min(columns.width, 1 + top_n)
         ids, values = columns.id_list(), _numbers(columns.value_list())
         if NO_ID in ids:
             return [row for part in _even_parts(columns) for row in write(part)]
+        spelled, data = parts_of(named, ids), parts_of(in_bytes, ids)
         parts: list[Iterable[bytes]] = []
         for place in range(shown):
-            own = ids[place::width]
             parts += (
-                [before[token_id] for token_id in own],
+                repeat((b'{"token":', b',"top_logprobs":[{"token":', b'},{"token":')[min(place, 2)]),
+                spelled[place::width],
+                repeat(b',"logprob":'),
                 values[place::width],
-                [behind[token_id] for token_id in own],
-                repeat(b',"top_logprobs":[' if place == 0 else b"}," if place + 1 < shown else b"}"),
+                repeat(b',"bytes":'),
+                data[place::width],
             )
-        return list(map(b"".join, zip(*parts, repeat(b"]}"), strict=False)))  # the fillers do not end
+        end = repeat(b"}]}" if shown > 1 else b',"top_logprobs":[]}')
+        return list(map(b"".join, zip(*parts, end, strict=False)))  # the fillers do not end
 
     return LogprobRows(write)
 
@@ -115,14 +118,15 @@ def completion_rows(names: TokenNames, top_n: int) -> LogprobRows:
 
     Between them is what stands there in an object of one token.
     """
-    json_names = names.json_names
+    json_names = names.parts.names
 
     def write(columns: LogprobColumns) -> list[bytes]:
         width, shown = columns.width, min(columns.width, 1 + top_n)
         ids, values = columns.id_list(), _numbers(columns.value_list())
         if NO_ID in ids:
             return [row for part in _even_parts(columns) for row in write(part)]
-        named = [[json_names[token_id] for token_id in ids[place::width]] for place in range(shown)]
+        every = parts_of(json_names, ids)
+        named = [every[place::width] for place in range(shown)]
         parts: list[Iterable[bytes]] = []
         for place in range(1, shown):
             parts += (named[place], repeat(b":"), values[place::width], repeat(b"," if place + 1 < shown else b""))
@@ -148,7 +152,7 @@ class CompletionLogprobsMaker:
     """
 
     def __init__(self, names: TokenNames, rows: LogprobRows) -> None:
-        self._names, self._rows = names, rows
+        self._names, self._parts, self._rows = names, names.parts, rows
         self._offset = 0
         self._decoder = _UTF8("replace")
         self._mid_character = False
@@ -159,7 +163,7 @@ class CompletionLogprobsMaker:
         """The whole object for the next tokens; arguments as of `make`."""
         if isinstance(entries, StepEntry) and len(token_ids) == 1:
             token_id = token_ids[0]
-            name, row = self._names.json_names[token_id], self._rows.row(entries)
+            name, row = self._parts.names[token_id], self._rows.row(entries)
             place = self._place_of(token_id, spelled=spelled)
             return b'{"tokens":[%b],"token_logprobs":[%b}],"text_offset":[%d]}' % (name, row, place)
         return self.make(token_ids, entries, spelled=spelled).write()
@@ -173,7 +177,7 @@ class CompletionLogprobsMaker:
             entries: one per token; None for the first token of a prompt.
             spelled: True if the text contains the names of control tokens.
         """
-        json_names = self._names.json_names
+        json_names = self._parts.names
         made = CompletionLogprobs([json_names[token_id] for token_id in token_ids])
         made.text_offset = [b"%d" % self._place_of(token_id, spelled=spelled) for token_id in token_ids]
         scored = entries if isinstance(entries, LogprobColumns | StepEntry) else [each for each in entries if each]
@@ -188,8 +192,8 @@ class CompletionLogprobsMaker:
     def _place_of(self, token_id: int, *, spelled: bool) -> int:
         """The place in the text where a token begins, in characters; the token's own are added."""
         place = self._offset
-        count = None if spelled or self._mid_character else self._names.num_characters[token_id]
-        if count is None:
+        count = -1 if spelled or self._mid_character else self._parts.num_characters[token_id]
+        if count < 0:
             count = len(self._decoder.decode(self._names.text_bytes(token_id, spelled=spelled)))
             self._mid_character = bool(self._decoder.getstate()[0])
         self._offset += count
