@@ -205,6 +205,30 @@ def test_logprobs_of_queries(vocab: int) -> None:
         assert [value for _, value in found.top] == pytest.approx([value for _, value in exact.top], abs=2e-6)
 
 
+@pytest.mark.parametrize("vocab", [97, 20_000, 151_936])
+def test_logprobs_of_logits_that_crowd(vocab: int) -> None:
+    """All logits alike, many tied with the largest, all large ones beside each other, and few that are finite."""
+    native = SampledSteps(8, vocab)
+    logits = random_logits(8, vocab, 6)
+    logits[0] = 1.0
+    logits[1, vocab // 3 :] = 9.0
+    logits[2], logits[3] = torch.linspace(5, -5, vocab), torch.linspace(-5, 5, vocab)
+    logits[4] = -math.inf
+    logits[4, vocab // 2 : vocab // 2 + 3] = torch.tensor([-1.0, 2.0, 0.5])
+    logits[5, : vocab // 2] += 20.0
+    logits[6] = torch.where(logits[6] < 0, -0.0, 0.0)
+    logits[7, ::64] += 8.0
+    for top_n in (1, 2, 5, 20, 40):
+        queries = tuple(LogprobQuery(index, (index * 11) % vocab, top_n) for index in range(8))
+        (output,) = native.step([scheduled_row(0, range(8), 0, False, logprob_queries=queries)], logits)
+        for found, query, values in zip(output.queried, queries, logits.numpy(), strict=True):
+            exact = token_logprobs(values, query.target, top_n)
+            assert (found.token_id, found.rank) == (exact.token_id, exact.rank)
+            assert found.logprob == pytest.approx(exact.logprob, abs=2e-6)
+            assert [token_id for token_id, _ in found.top] == [token_id for token_id, _ in exact.top]
+            assert [value for _, value in found.top] == pytest.approx([value for _, value in exact.top], abs=2e-6)
+
+
 def test_graphs_choose_what_launches_do() -> None:
     """Steps of decodes of each kind and of all kinds, of few and all rows: the same tokens, list and state of rows."""
     vocab, rows, names = 20_011, 40, list(KINDS)

@@ -224,6 +224,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) cut_ids(const Tables* tabl
   if (threadIdx.x == 0) t.cuts[c.index] = cut;
 }
 
+// List the `count` most probable ids and those of their bin, from one block: where survey_ids could not bound them.
+INLINE void list_most_probable(const View& v, int count, Room& s) {
+  for (int b = threadIdx.x; b < BINS; b += THREADS) s.mass[b] = s.number[b] = 0;
+  __syncthreads();
+  each(v, [&](float x, int) { atomicAdd(s.number + bin_of(fminf(distance_of(v.top, x, v.inverse), FARTHEST)), 1u); });
+  accumulate(s);
+  Cut cut{0, ~0ull, ~0ull, 0.f, 0};
+  if (reach<true>(v, cut, ByLogit{true}, count, s)) cut.high = s.found;
+  __syncthreads();
+  if (threadIdx.x == 0) s.size = 0;
+  __syncthreads();
+  each(v, [&](float x, int id) {
+    if (place_of(x, id) > cut.high) return;
+    const int at = atomicAdd(&s.size, 1);
+    if (at < ROOM) s.list[at] = place_of(x, id);
+  });
+  __syncthreads();
+}
+
 // Log-probability, rank and most probable ids: a line of `most` + 3 + `most` numbers: id, rank, value, ids, values.
 // Grid: queries.
 extern "C" __global__ void __launch_bounds__(THREADS) report_logprobs(
@@ -249,24 +268,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) report_logprobs(
   const double normaliser = broken ? nan : (double)v.top + log((double)sum / 1099511627776.0);
   double* line = lines + (long)blockIdx.x * (3 + 2 * most);
   if (threadIdx.x == 0) line[0] = target, line[1] = (double)rank, line[2] = (double)v.x[target] - normaliser;
-  if (!q.top_n) return;
-  for (int b = threadIdx.x; b < BINS; b += THREADS) {
-    const long at = (long)blockIdx.x * BINS + b;
-    s.mass[b] = 0, s.number[b] = t.query_counts[at];
-    t.query_counts[at] = 0;
-  }
-  if (broken) return;
-  accumulate(s);
-  Cut cut{0, ~0ull, ~0ull, 0.f, 0};
-  if (reach<true>(v, cut, ByLogit{true}, q.top_n, s)) cut.high = s.found;
+  const int listed = (int)min(t.query_counts[blockIdx.x], ROOM + 1u);
   __syncthreads();
-  if (threadIdx.x == 0) s.size = 0;
-  __syncthreads();
-  each(v, [&](float x, int id) {
-    if (place_of(x, id) > cut.high) return;
-    const int at = atomicAdd(&s.size, 1);
-    if (at < ROOM) s.list[at] = place_of(x, id);
-  });
+  if (threadIdx.x == 0) t.query_counts[blockIdx.x] = 0, s.size = listed;
+  if (broken || !q.top_n) return;
+  if (listed >= q.top_n && listed <= ROOM)
+    for (int i = threadIdx.x; i < listed; i += THREADS) s.list[i] = t.listed[(long)blockIdx.x * ROOM + i];
+  else
+    list_most_probable(v, q.top_n, s);
   __syncthreads();
   const int count = min(s.size, q.top_n);
   sort_list(s, min(s.size, ROOM));

@@ -12,6 +12,7 @@ typedef unsigned long long u64;
 #define TILE 4096        // logits whose largest finish_logits finds; the step of all sums
 #define SPAN 16384       // logits of a block of weigh_ids and survey_ids
 #define TILES (SPAN / TILE)
+#define MOST_TILES 512   // of a vocabulary whose most probable ids are found by tiles
 #define BINS 2048
 #define ROOM 4096        // ids that can be sorted
 #define BINS_PER_NAT 73.f

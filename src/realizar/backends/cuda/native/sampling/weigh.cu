@@ -169,26 +169,45 @@ extern "C" __global__ void __launch_bounds__(512) weigh_left(const Tables* table
   store_sums(t, c, high, low, broken);
 }
 
-// Log-probabilities: weights at temperature 1, larger logits than the target's, counts of bins. Grid: spans, queries.
+// The place of the `count`-th best of all tiles' largest logits: no id behind it is among the `count` best of all.
+// 0 for a count of 0, and where there are fewer tiles. By all threads of a block.
+INLINE u64 bound_of(const float* tops, const int* ids, int tiles, int count) {
+  __shared__ u64 places[MOST_TILES];
+  __shared__ u64 bound;
+  if (count < 1 || count > tiles || tiles > MOST_TILES) return 0;
+  const int i = threadIdx.x;
+  if (i < tiles) places[i] = place_of(tops[i], ids[i]);
+  __syncthreads();
+  if (i < tiles) {
+    int before = 0;
+    for (int other = 0; other < tiles; other++) before += places[other] < places[i];
+    if (before == count - 1) bound = places[i];
+  }
+  __syncthreads();
+  return bound;
+}
+
+// Log-probabilities: weights at temperature 1, larger logits than the target's, and the ids that may be among the most
+// probable ones, which report_logprobs takes. Grid: spans, queries.
 extern "C" __global__ void __launch_bounds__(512) survey_ids(const Tables* tables, const Query* queries) {
   begin();
   const Query q = queries[blockIdx.y];
   if (q.slot < 0) return;
   const Tables& t = *tables;
-  const long tops = (long)q.slot * t.tiles;
-  const u64 best = best_of(t.tops + tops, t.top_ids + tops, t.tiles);
-  const float top = logit_of(best >> 32);
+  const float* tops = t.tops + (long)q.slot * t.tiles;
+  const int* top_ids = t.top_ids + (long)q.slot * t.tiles;
+  const float top = logit_of(best_of(tops, top_ids, t.tiles) >> 32);
   const float* x = t.logits + (long)q.slot * t.vocab;
   const int target = min(max(q.target < 0 ? t.choices[q.slot] : q.target, 0), t.vocab - 1);
-  const u64 wanted = place_of(x[target], target);
-  __shared__ u64 room[33];
-  __shared__ u32 number[BINS];
-  for (int b = threadIdx.x; b < BINS; b += 512) number[b] = 0;
-  __syncthreads();
-  u64 sum = 0, before = 0;
+  const float wanted = x[target];
+  const u64 bound = bound_of(tops, top_ids, t.tiles, q.top_n);
+  const float least = bound ? logit_of(bound >> 32) : INF;
+  u32 high = 0, low = 0, before = 0;
   bool broken = false;
-  const int first = blockIdx.x * SPAN;
-  for (int start = first; start < first + SPAN; start += TILE) {
+#pragma unroll
+  for (int tile = 0; tile < TILES; tile++) {
+    const int start = blockIdx.x * SPAN + tile * TILE;
+    if (start >= t.vocab) break;
     float part[TILE / 512];
 #pragma unroll
     for (int i = 0; i < TILE / 512; i++) {
@@ -198,20 +217,25 @@ extern "C" __global__ void __launch_bounds__(512) survey_ids(const Tables* table
 #pragma unroll
     for (int i = 0; i < TILE / 512; i++) {
       const int id = start + i * 512 + threadIdx.x;
-      if (id >= t.vocab) continue;
       const float away = top - part[i];
+      const Weight weight = weight_parts(away);
       broken |= !(away >= 0.f);
-      sum += weight_of(away);
-      before += place_of(part[i], id) < wanted;
-      if (q.top_n) atomicAdd(number + bin_of(fminf(away, FARTHEST)), 1u);
+      high += weight.high, low += weight.low;
+      before += part[i] > wanted || (part[i] == wanted && id < target);
+      if (part[i] >= least && id < t.vocab && place_of(part[i], id) <= bound) {
+        const u32 at = atomicAdd(t.query_counts + blockIdx.y, 1u);
+        if (at < ROOM) t.listed[(long)blockIdx.y * ROOM + at] = place_of(part[i], id);
+      }
     }
   }
+  __shared__ u32 warps[3][16];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  high = __reduce_add_sync(~0u, high), low = __reduce_add_sync(~0u, low), before = __reduce_add_sync(~0u, before);
+  if (lane == 0) warps[0][warp] = high, warps[1][warp] = low, warps[2][warp] = before;
   const bool any_broken = __syncthreads_or(broken);
-  sum = block_sum(sum, room);
-  before = block_sum(before, room);
+  if (warp) return;
+  const u64 sum = warp_sum(lane < 16 ? ((u64)warps[0][lane] << 20) + warps[1][lane] : 0);
+  before = __reduce_add_sync(~0u, lane < 16 ? warps[2][lane] : 0);
   const long at = (long)blockIdx.y * t.spans + blockIdx.x;
-  if (threadIdx.x == 0) t.query_sums[at] = any_broken ? UNUSABLE : sum, t.query_ranks[at] = (u32)before;
-  if (q.top_n)
-    for (int b = threadIdx.x; b < BINS; b += 512)
-      if (number[b]) atomicAdd(t.query_counts + (long)blockIdx.y * BINS + b, number[b]);
+  if (lane == 0) t.query_sums[at] = any_broken ? UNUSABLE : sum, t.query_ranks[at] = before;
 }
