@@ -130,11 +130,11 @@ def _answer(step: CUDAStep, logprobs: int | None) -> PendingResult:
         pending = PendingLogprobs([logprobs] * wanted.num_choices, lines.reshape(wanted.num_choices, -1))
         found.append((np.arange(wanted.num_choices), pending))
     if not wanted.num_drafts:
-        return PendingResult(torch.full((wanted.num_choices, 1), RIGHT, dtype=torch.int32), found, {}, {}, None)
+        return PendingResult(torch.full((wanted.num_choices, 1), RIGHT, dtype=torch.int32), found, {}, {})
     right = (step.forward_input.columns.num_drafts[wanted.choosing] // 2)[:, None]
     places = np.arange(1 + wanted.num_drafts)
     made = np.where(places < right, RIGHT, np.where(places == right, WRONG, NOT_REACHED))
-    return PendingResult(torch.from_numpy(made.astype(np.int32)), found, {}, {}, None)
+    return PendingResult(torch.from_numpy(made.astype(np.int32)), found, {}, {})
 
 
 def main() -> int:

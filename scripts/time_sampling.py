@@ -18,6 +18,8 @@ import numpy as np
 import torch
 
 from realizar.backends.cuda.device import open_device
+from realizar.backends.cuda.finish import _RESULT_BYTES
+from realizar.backends.cuda.host_copies import HostCopies
 from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.step import WantedTokens
@@ -74,7 +76,7 @@ def make_step(rows: int) -> Any:
     computed, ids = np.full(rows, HISTORY - 1, np.int32), np.zeros(rows, np.int32)
     columns = StepRows.of_decodes(numbers, numbers, computed, ids)
     wanted = WantedTokens(numbers.tolist(), numbers.tolist(), [0] * rows, rows, numbers.tolist(), 0)
-    return SimpleNamespace(wanted=wanted, masks={}, forward_input=SimpleNamespace(columns=columns))
+    return SimpleNamespace(wanted=wanted, masks={}, held=frozenset(), forward_input=SimpleNamespace(columns=columns))
 
 
 def open_rows(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> None:
@@ -86,11 +88,12 @@ def open_rows(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> N
 def time_kind(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> tuple[float, float]:
     """Microseconds of the device and of the host."""
     open_rows(maker, options, rows)
-    step, part = make_step(rows), range(rows)
+    step, part, copies = make_step(rows), range(rows), HostCopies(_RESULT_BYTES * rows, torch.device("cuda"))
 
     def run() -> None:
+        copies.begin()
         maker.make(step)
-        maker.start_logprobs(step, part)
+        maker.start_logprobs(step, part, copies.copy)
 
     for _ in range(3):
         run()
@@ -138,13 +141,14 @@ def profile_kind(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -
     from torch.profiler import profile as torch_profile
 
     open_rows(maker, options, rows)
-    step, part = make_step(rows), range(rows)
+    step, part, copies = make_step(rows), range(rows), HostCopies(_RESULT_BYTES * rows, torch.device("cuda"))
     maker.make(step)
     torch.cuda.synchronize()
     with torch_profile(activities=[ProfilerActivity.CUDA]) as recorded:
         for _ in range(REPLAYS):
+            copies.begin()
             maker.make(step)
-            maker.start_logprobs(step, part)
+            maker.start_logprobs(step, part, copies.copy)
         torch.cuda.synchronize()
     events = [each for each in recorded.profiler.kineto_results.events() if each.device_type() == DeviceType.CUDA]
     times: dict[str, float] = {}

@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.logprob_columns import StepEntry
 from realizar.outputs import RowError, TokenLogprobs
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
@@ -339,11 +340,13 @@ class StepOutput:
         choices: int32 [rows, 1 + drafts], the choices of each row, accepted drafts among them; as wide as the row with
             the most drafts needs. NO_CHOICE follows a row's last choice, and stands for all of a row with an error.
         others: by index, rows that have more than choices: log-probabilities, a pooled state or an error.
+        logprobs: by index, the log-probability of rows that have one choice with it, and are not among `others`.
     """
 
     numbers: NDArray[np.intp]
     choices: NDArray[np.int32]
     others: Mapping[int, RowOutput] = field(default_factory=dict)
+    logprobs: Mapping[int, StepEntry] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: Iterable[RowOutput]) -> StepOutput:
@@ -377,4 +380,4 @@ class StepOutput:
         if found is not None:
             return found
         token_ids = self.choices[index, : self.num_choices[index]]
-        return RowOutput(int(self.numbers[index]), tuple(token_ids.tolist()))
+        return RowOutput(int(self.numbers[index]), tuple(token_ids.tolist()), self.logprobs.get(index, ()))

@@ -129,6 +129,10 @@ class LogprobColumns(Sequence[TokenLogprobs]):
             self.ranks[start * _RANK_BYTES : stop * _RANK_BYTES],
         )
 
+    def apart(self) -> list[StepEntry]:
+        """Each token by itself, in its place here."""
+        return [StepEntry(self, place) for place in range(len(self))]
+
     def picked(self, places: Sequence[int]) -> LogprobColumns:
         """The tokens at these places, in their order."""
         if len(places) == len(self) and all(map(operator.eq, places, range(len(self)))):

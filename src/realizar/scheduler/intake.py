@@ -83,7 +83,7 @@ class Intake:
             if found is not None and found.error is not None:
                 failed[found.request_id] = index
         outputs: list[TokenOutput] = []
-        others = output.others
+        others, logprobs = output.others, output.logprobs
         for index in is_open.nonzero()[0].tolist():
             owner = owners[index]
             if index in settled:
@@ -93,7 +93,7 @@ class Intake:
             elif owner is not None and not (failed and failed.get(owner.request.request_id, index) < index):
                 gained, result = choices.gained[index], others.get(index)
                 if result is None:
-                    outputs.append(plain_output(owner, gained, now_s))
+                    outputs.append(plain_output(owner, gained, now_s, logprobs.get(index, ())))
                 elif len(result.logprobs) == len(gained) and not result.queried:
                     outputs.append(plain_output(owner, gained, now_s, result.logprobs))
                 elif (found := token_output(owner, Gain(gained), result, now_s)) is not None:

@@ -10,7 +10,7 @@ A model is loaded once and stepped many times. Read in this order:
    kernels.
 4. `matmul/`, `attention/`: the two kinds of operations that take nearly all of a step's time.
 5. `graphs.py`, `capture.py`: the list of launches is run, or replayed from CUDA graphs captured at load.
-6. `step.py`, `finish.py`, `sampling/`: a submitted step, its tokens, and its drafts.
+6. `step.py`, `finish.py`, `host_copies.py`, `sampling/`: a submitted step, its tokens, and its drafts.
 7. `weights/`, `layouts/`: how weights are packed at load, and how they and activations lie in memory.
 8. `kernels/` (Triton), `native/` (CUDA C++): the kernels. `tuning/`: measured tiles, for `realizar tune`.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from realizar.backends.cuda.device_errors import row_error
 from realizar.backends.cuda.graphs import GraphRunner
+from realizar.backends.cuda.host_copies import HostCopies
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.sampling.step_sampler import RowLogprobs, StepSampler
 from realizar.backends.cuda.shapes import padded_rows, row_counts
@@ -17,6 +19,8 @@ from realizar.backends.cuda.workspace import Workspace
 from realizar.batch import ScheduledRow
 from realizar.outputs import RowError
 from realizar.request import Pooling
+
+_RESULT_BYTES = 384  # of a token: its choice, and its log-probability with a list of 20 ids
 
 
 class StepFinisher:
@@ -29,6 +33,7 @@ class StepFinisher:
     def __init__(self, workspace: Workspace, graphs: GraphRunner, pool: Sequence[Launch], sampler: StepSampler) -> None:
         self._space, self._graphs, self._pool, self._sampler = workspace, graphs, pool, sampler
         self._means: dict[int, tuple[torch.Tensor, int]] = {}
+        self._free: list[HostCopies] = []
 
     def close(self, row: int) -> None:
         """Forget a row's mean."""
@@ -39,19 +44,22 @@ class StepFinisher:
         most, wanted = self._space.arrays.sizes.selected, step.wanted
         chosen = self._sampler.make(step)
         errors = dict(self._sampler.errors)
-        result = chosen.to("cpu", non_blocking=True, copy=True)  # before anything else is chosen among
+        copies = self._free.pop() if self._free else self._new_copies()
+        copies.begin()
+        result = copies.copy(chosen)  # before anything else is chosen among
         logprobs: list[RowLogprobs] = []
         for first in range(0, len(wanted.tokens), most):
             part = range(first, min(first + most, len(wanted.tokens)))
             if first:
                 self.logits(wanted.tokens[first : part.stop])
-            logprobs += self._sampler.start_logprobs(step, part)
+            logprobs += self._sampler.start_logprobs(step, part, copies.copy)
         pooled = self._pool_rows(step, errors)
-        done = None
-        if chosen.is_cuda:
-            done = torch.cuda.Event()
-            done.record()
-        return PendingResult(result, logprobs, pooled, errors, done)
+        copies.done()
+        return PendingResult(result, logprobs, pooled, errors, copies.wait, partial(self._free.append, copies))
+
+    def _new_copies(self) -> HostCopies:
+        """Room for the results of a step: as many steps have one as are in flight."""
+        return HostCopies(self._space.arrays.sizes.selected * _RESULT_BYTES, self._space.logits.device)
 
     def warm(self) -> None:
         """Compile what pooled rows start, for every number of them."""

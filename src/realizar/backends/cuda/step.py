@@ -79,6 +79,10 @@ def _wanted_of_decodes(count: int) -> WantedTokens:
     return WantedTokens(list(range(count)), list(range(count)), [0] * count, count, list(range(count)), 0)
 
 
+def _nothing() -> None:
+    """For results that are there, in memory of their own."""
+
+
 @dataclass(slots=True)
 class PendingResult:
     """Results of a step on their way to the host.
@@ -88,14 +92,16 @@ class PendingResult:
         logprobs: of some wanted tokens, by their index.
         pooled: float32 [hidden_size] of rows, by their index in the step.
         errors: of rows that failed on the host, by their index in the step.
-        done: recorded after the last copy; None where copies wait.
+        wait: waits for the copies.
+        release: called once the results were read; their memory is then used for another step's.
     """
 
     choices: torch.Tensor
     logprobs: list[tuple[Sequence[int] | NDArray[np.integer[Any]], PendingLogprobs]]
     pooled: dict[int, torch.Tensor]
     errors: dict[int, RowError]
-    done: torch.cuda.Event | None
+    wait: Callable[[], None] = _nothing
+    release: Callable[[], None] = _nothing
 
 
 class CUDAStep:
@@ -151,9 +157,9 @@ class CUDAStep:
                 self.sample()
                 if self._pending is None:
                     raise CapacityError("the step's rows could not be sampled")
-                if self._pending.done is not None:
-                    self._pending.done.synchronize()
+                self._pending.wait()
                 self._output = self._read(self._pending)
+                self._pending.release()
         return self._output
 
     def _read(self, pending: PendingResult) -> StepOutput:
@@ -161,19 +167,19 @@ class CUDAStep:
         columns = self.forward_input.columns
         choices, faults = self._standing(pending)
         others: dict[int, RowOutput] = {}
-        found = self._take_logprobs(pending, choices, others)
+        plain, found = self._take_logprobs(pending, choices)
         logprobs_of = self._by_rows(found) if found else {}
-        for index in sorted({*pending.errors, *pending.pooled, *logprobs_of, *faults} - others.keys()):
+        for index in sorted({*pending.errors, *pending.pooled, *logprobs_of, *faults}):
             others[index] = self._row_alone(index, pending, choices, faults, logprobs_of.get(index, ((), ())))
             if others[index].error is not None:
                 choices[index] = NO_CHOICE
-        return StepOutput(columns.numbers, choices, others)
+        return StepOutput(columns.numbers, choices, others, plain)
 
     def _standing(self, pending: PendingResult) -> tuple[NDArray[np.int32], dict[int, int]]:
         """The choices that stand, int32 [rows, 1 + drafts], and by index the codes of rows that could not choose."""
         columns, made = self.forward_input.columns, pending.choices.numpy()
         if columns.only_decodes:
-            choices = made
+            choices = made.copy()
         else:
             choices = np.full((len(columns), made.shape[1]), NO_CHOICE, np.int32)
             choices[self.wanted.choosing] = made
@@ -193,13 +199,15 @@ class CUDAStep:
         return choices, {index: int(after[index]) for index in failed.nonzero()[0].tolist()}
 
     def _take_logprobs(
-        self, pending: PendingResult, choices: NDArray[np.int32], others: dict[int, RowOutput]
-    ) -> dict[int, StepEntry]:
-        """Write outputs of rows that have a choice with its log-probability, and nothing else.
+        self, pending: PendingResult, choices: NDArray[np.int32]
+    ) -> tuple[dict[int, StepEntry], dict[int, StepEntry]]:
+        """Read the log-probabilities.
 
         Returns:
-            All other log-probabilities, by the index of their wanted token.
+            Those of rows that have a choice with its log-probability, and nothing else, by the row's index, and all
+            others, by the index of their wanted token.
         """
+        plain: dict[int, StepEntry] = {}
         found: dict[int, StepEntry] = {}
         columns, wanted = self.forward_input.columns, self.wanted
         alone = choices[:, 0] >= 0
@@ -211,14 +219,14 @@ class CUDAStep:
             of_rows = rows[indices]
             for places, entries, are_usable in logprobs.groups():
                 owners = of_rows[places]
-                plain = alone[owners] & are_usable
-                numbers, made = columns.numbers[owners].tolist(), choices[owners, 0].tolist()
-                for place, (row, is_plain) in enumerate(zip(owners.tolist(), plain.tolist(), strict=True)):
+                are_plain = alone[owners] & are_usable
+                every = zip(owners.tolist(), are_plain.tolist(), entries.apart(), strict=True)
+                for place, (row, is_plain, entry) in enumerate(every):
                     if is_plain:
-                        others[row] = RowOutput(numbers[place], (made[place],), StepEntry(entries, place))
+                        plain[row] = entry
                     else:
-                        found[int(indices[places[place]])] = StepEntry(entries, place)
-        return found
+                        found[int(indices[places[place]])] = entry
+        return plain, found
 
     def _row_alone(
         self, index: int, pending: PendingResult, choices: NDArray[np.int32], faults: Mapping[int, int],

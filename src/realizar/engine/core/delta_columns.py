@@ -98,6 +98,11 @@ class DeltaColumns:
 
 def _by_width(listed: Sequence[_Entries]) -> tuple[StepLogprobs, ...]:
     """The log-probabilities of choices, those together that list equally many ids."""
+    of_step = [each for _, each in listed if type(each) is StepEntry]
+    source = of_step[0].columns if of_step else None
+    if source is not None and len(of_step) == len(listed) and all(each.columns is source for each in of_step):
+        numbers = array("q", [number for number, _ in listed]).tobytes()
+        return (StepLogprobs(numbers, source.picked([each.place for each in of_step])),)
     groups: dict[int, _Group] = {}
     for number, entries in listed:
         if type(entries) is StepEntry:  # `isinstance` asks an abstract class, which takes longer than all else here

@@ -98,11 +98,11 @@ class SampledSteps:
 
         def finish(step: CUDAStep) -> PendingResult:
             chosen = self.maker.make(step)
-            logprobs = self.maker.start_logprobs(step, range(len(step.wanted.tokens)))
+            logprobs = self.maker.start_logprobs(step, range(len(step.wanted.tokens)), torch.Tensor.cpu)
             result = chosen.cpu()
             if result.device != chosen.device:
                 torch.cuda.synchronize()
-            return PendingResult(result, logprobs, {}, self.maker.errors, None)
+            return PendingResult(result, logprobs, {}, self.maker.errors)
 
         step = CUDAStep(given, wanted_tokens(given), finish, self.maker.take_in, self.device)
         step.set_masks(masks)

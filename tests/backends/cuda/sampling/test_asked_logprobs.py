@@ -68,7 +68,7 @@ class Asking:
         positions = np.zeros(len(columns.token_ids), np.int32)
         given = ForwardInput(columns, positions, (), ())
         step: Any = SimpleNamespace(wanted=wanted_tokens(given), forward_input=given)
-        parts = self.maker.start_logprobs(step, range(len(step.wanted.tokens)))
+        parts = self.maker.start_logprobs(step, range(len(step.wanted.tokens)), torch.clone)
         found: dict[int, tuple[float, ...]] = {}
         for indices, pending in parts:
             assert len(indices) == len(pending.top_n) == len(pending.lines)
@@ -94,6 +94,22 @@ def test_records_are_sent_where_they_changed() -> None:
     assert asking.decode(0) == {0: (0, -1, 5)}
     assert asking.decode(0, 1, 2, 3) == expected
     assert (asking.sent, asking.replayed) == (4, [4, 4, 4, 1, 4])
+
+
+def test_a_row_that_asks_otherwise_is_asked_anew() -> None:
+    """The same rows decode as in the step before, but one was closed and opened again."""
+    asking = Asking()
+    for row in (0, 1):
+        asking.open(row, 5)
+    assert asking.decode(0, 1) == asking.decode(0, 1) == {0: (0, -1, 5), 1: (1, -1, 5)}
+    asking.maker.close(1)
+    asking.open(1, 3)
+    assert asking.decode(0, 1) == {0: (0, -1, 5), 1: (1, -1, 3)}
+    asking.maker.close(0)
+    asking.open(0, None)
+    assert asking.decode(0, 1) == asking.decode(0, 1) == {1: (1, -1, 3)}
+    assert asking.decode(1) == {0: (0, -1, 3)}
+    assert (asking.sent, asking.replayed) == (4, [2, 2, 2, 1, 1, 1])
 
 
 def test_a_long_list_is_launched() -> None:

@@ -146,7 +146,7 @@ def test_logprobs() -> None:
     asked = [LogprobsAsked(None, 3), LogprobsAsked(44, 0), LogprobsAsked(0, 20), LogprobsAsked(7, 1)]
     chosen = torch.tensor([int(values[0].argmax()), 0, 0, 0])
     for (found,), row, one in zip(
-        start_logprobs(torch.from_numpy(values), asked, chosen).read(), values, asked, strict=True
+        start_logprobs(torch.from_numpy(values), asked, chosen, torch.clone).read(), values, asked, strict=True
     ):
         expected = token_logprobs(row, one.target, one.top_n)
         assert found.token_id == expected.token_id

@@ -36,7 +36,7 @@ def result_of(columns: StepRows, errors: dict[int, RowError]) -> StepOutput:
     logprobs = PendingLogprobs([2 if index else 0 for index in asked], lines[asked])
 
     def finish(_step: CUDAStep) -> PendingResult:
-        return PendingResult(choices, [(asked, logprobs)], {}, errors, None)
+        return PendingResult(choices, [(asked, logprobs)], {}, errors)
 
     def take_in(_numbers: Any, _choices: Any) -> Any:
         raise AssertionError("no row has drafts")
@@ -57,11 +57,13 @@ def test_steps_of_decodes_alone_give_what_others_give(errors: dict[int, RowError
     failed = -1 if errors else 23
     assert found.choices.tolist() == wanted.choices.tolist() == [[20], [-1], [-1], [failed], [24], [25]]
     assert dict(found.others) == dict(wanted.others)
-    assert found.others[0].token_ids == (20,)
-    assert found.others[0].logprobs[0].top == ()
-    assert len(found.others[5].logprobs[0].top) == 2
+    assert sorted(found.logprobs) == sorted(wanted.logprobs) == sorted({0, 3, 5} - errors.keys())
+    assert found.rows == wanted.rows
+    assert found.rows[0].token_ids == (20,)
+    assert found.rows[0].logprobs[0].top == ()
+    assert len(found.rows[5].logprobs[0].top) == 2
     for index in (FAILED, NOT_FINITE):
         error = found.others[index].error
         assert error is not None
         assert "not finite" in error.message
-    assert found.others[3].error == errors.get(3)
+    assert found.rows[3].error == errors.get(3)

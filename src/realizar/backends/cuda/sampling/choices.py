@@ -13,7 +13,7 @@ from realizar.backends.cuda.device_errors import row_error, translate
 from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, start_logprobs
 from realizar.backends.cuda.sampling.positions import Positions
 from realizar.backends.cuda.sampling.sampler import Chosen, DeviceSampler
-from realizar.backends.cuda.sampling.step_sampler import RowLogprobs
+from realizar.backends.cuda.sampling.step_sampler import CopyToHost, RowLogprobs
 from realizar.backends.cuda.sampling.verify import StepDrafts
 from realizar.backends.cuda.step import CUDAStep
 from realizar.backends.cuda.workspace import Workspace
@@ -72,7 +72,7 @@ class ChoiceMaker:
         self._space.last[numbers] = last.clamp(min=0)
         return table
 
-    def start_logprobs(self, step: CUDAStep, part: range) -> list[RowLogprobs]:
+    def start_logprobs(self, step: CUDAStep, part: range, copy: CopyToHost) -> list[RowLogprobs]:
         """In groups, as memory is reserved for a group's intermediate values."""
         asked: list[LogprobsAsked] = []
         places: list[int] = []
@@ -93,7 +93,7 @@ class ChoiceMaker:
             group = places[first : first + at_once]
             these = torch.tensor(group, device=self._space.logits.device) - part.start
             logits, choices = self._space.logits[these], self._space.choices[these].long()
-            found.append((group, start_logprobs(logits, asked[first : first + at_once], choices)))
+            found.append((group, start_logprobs(logits, asked[first : first + at_once], choices, copy)))
         return found
 
     def _sampled(self, step: CUDAStep) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,26 +49,33 @@ class PendingLogprobs:
         """The log-probabilities of each row. The copy must be done."""
         entries: dict[int, StepEntry] = {}
         for rows, columns, _ in self.groups():
-            entries.update({row: StepEntry(columns, place) for place, row in enumerate(rows.tolist())})
+            entries.update(zip(rows.tolist(), columns.apart(), strict=True))
         return [entries[row] for row in range(len(self.top_n))]
 
 
 def _columns(lines: NDArray[np.float64], count: int) -> LogprobColumns:
     """The columns of lines that list `count` ids each."""
     most = (lines.shape[1] - 3) // 2
+    ids, values = np.empty((len(lines), 1 + count), np.int32), np.empty((len(lines), 1 + count))
     with np.errstate(invalid="ignore"):  # a row that could not choose has no number that means anything
-        ids = lines[:, [0, *range(3, 3 + count)]].astype(np.int32)
+        ids[:, 0], ids[:, 1:] = lines[:, 0], lines[:, 3 : 3 + count]
         ranks = lines[:, 1].astype(np.int32)
-    values = lines[:, [2, *range(3 + most, 3 + most + count)]]
+    values[:, 0], values[:, 1:] = lines[:, 2], lines[:, 3 + most : 3 + most + count]
     return LogprobColumns(1 + count, ids.tobytes(), values.tobytes(), ranks.tobytes())
 
 
-def start_logprobs(logits: torch.Tensor, asked: Sequence[LogprobsAsked], chosen: torch.Tensor) -> PendingLogprobs:
+def start_logprobs(
+    logits: torch.Tensor,
+    asked: Sequence[LogprobsAsked],
+    chosen: torch.Tensor,
+    copy: Callable[[torch.Tensor], torch.Tensor],
+) -> PendingLogprobs:
     """Begin to compute log-probabilities.
 
     Args:
         logits: float32 [rows, vocab], as the model gave them.
         chosen: int64 [rows]: the id that a row without a target reports.
+        copy: starts a copy to the host.
     """
     device, vocab = logits.device, logits.shape[1]
     targets = torch.tensor([-1 if a.target is None else a.target for a in asked], device=device)
@@ -83,7 +90,7 @@ def start_logprobs(logits: torch.Tensor, asked: Sequence[LogprobsAsked], chosen:
     top_values = logits.gather(1, top_ids).double() - normaliser[:, None]
     columns = ids[:, None], ranks[:, None], value.double() - normaliser[:, None], top_ids, top_values
     lines = torch.cat([column.double() for column in columns], dim=1)
-    return PendingLogprobs([min(each.top_n, most) for each in asked], lines.to("cpu", non_blocking=True))
+    return PendingLogprobs([min(each.top_n, most) for each in asked], copy(lines))
 
 
 def largest_ordered(logits: torch.Tensor, count: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from realizar.backends.cuda.sampling.native_graphs import SamplerGraphs
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.native_rows import ADJUST, CUT, DRAW, DRY, MIROSTAT, NativeRows
 from realizar.backends.cuda.sampling.shared_masks import SharedMasks
-from realizar.backends.cuda.sampling.step_sampler import RowLogprobs
+from realizar.backends.cuda.sampling.step_sampler import CopyToHost, RowLogprobs
 from realizar.backends.cuda.shapes import row_counts
 from realizar.backends.cuda.step import CUDAStep
 from realizar.backends.cuda.workspace import Workspace
@@ -32,6 +33,26 @@ Integers: TypeAlias = NDArray[np.integer[Any]]
 Asked: TypeAlias = tuple[Integers, Integers, Integers]
 """Log-probabilities wanted: index of each token in the step, target or -1 for what is chosen, length of the list."""
 _NOTHING_ASKED: Asked = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+
+@dataclass(slots=True, eq=False)
+class _Replayed:
+    """The log-probabilities of the step before, if they came from a graph, whose records the device still has.
+
+    Attributes:
+        indices, top_n: of the wanted tokens that have any: their index in the step, and the length of their list.
+        num_changes, numbers: of `NativeRows`, and the rows of that step; -1 and none if it did not only decode.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    indices: Integers
+    top_n: Integers
+    num_changes: int = -1
+    numbers: Integers | None = None
+
+    def suits(self, num_changes: int, numbers: Integers) -> bool:
+        """True if a step of these rows, which all decode, wants the same."""
+        return num_changes == self.num_changes and self.numbers is not None and np.array_equal(numbers, self.numbers)
 
 
 class NativeChoiceMaker:
@@ -54,6 +75,7 @@ class NativeChoiceMaker:
         counts = row_counts(space.arrays.sizes.rows)
         self._graphs, self._logprob_graphs = SamplerGraphs(counts), SamplerGraphs(counts, (0,))
         self._queries = np.zeros((0, 4), np.int32)  # the records that were sent last, if it was for a graph
+        self._replayed: _Replayed | None = None
         self._shared = SharedMasks()
         self._has_places = False  # the device has places of masks of an earlier step
         self.errors: dict[int, RowError] = {}
@@ -145,7 +167,19 @@ class NativeChoiceMaker:
         self._pick(count, flags, None, drafted=False)
         self._finish(count, flags)
 
-    def start_logprobs(self, step: CUDAStep, part: range) -> list[RowLogprobs]:
+    def start_logprobs(self, step: CUDAStep, part: range, copy: CopyToHost) -> list[RowLogprobs]:
+        columns, replayed = step.forward_input.columns, self._replayed
+        whole = columns.only_decodes and not part.start
+        if whole and replayed is not None and replayed.suits(self._rows.num_changes, columns.numbers[: part.stop]):
+            return [self._replay_logprobs(replayed, copy)]
+        found = self._start_logprobs(step, part, copy)
+        if whole and self._replayed is not None:
+            self._replayed.num_changes = self._rows.num_changes
+            self._replayed.numbers = columns.numbers[: part.stop].copy()
+        return found
+
+    def _start_logprobs(self, step: CUDAStep, part: range, copy: CopyToHost) -> list[RowLogprobs]:
+        self._replayed = None
         indices, targets, top_n = self._asked_of_choices(step, part)
         if part.stop > step.wanted.num_choices:
             of_queries = self._asked_of_queries(step, part)
@@ -154,11 +188,12 @@ class NativeChoiceMaker:
             )
         top_n = np.minimum(top_n, self._buffers.vocab)
         if top_n.max(initial=0) <= MOST_LISTED:
-            return [self._logprobs(part.start, (indices, targets, top_n))] if len(indices) else []
+            return [self._logprobs(part.start, (indices, targets, top_n), copy)] if len(indices) else []
         listed = top_n <= MOST_LISTED
-        found = [self._logprobs(part.start, (indices[listed], targets[listed], top_n[listed]))] if listed.any() else []
+        short = indices[listed], targets[listed], top_n[listed]
+        found = [self._logprobs(part.start, short, copy)] if listed.any() else []
         long = zip(indices[~listed].tolist(), targets[~listed].tolist(), top_n[~listed].tolist(), strict=True)
-        return found + [self._long_logprobs(part.start, *each) for each in long]
+        return found + [self._long_logprobs(part.start, *each, copy) for each in long]
 
     def _asked_of_choices(self, step: CUDAStep, part: range) -> Asked:
         wanted, numbers = step.wanted, step.forward_input.columns.numbers
@@ -288,7 +323,13 @@ class NativeChoiceMaker:
         if flags & DRY:
             self._kernels.extend(self._buffers, count)
 
-    def _logprobs(self, first: int, asked: Asked) -> RowLogprobs:
+    def _replay_logprobs(self, replayed: _Replayed, copy: CopyToHost) -> RowLogprobs:
+        """Start those whose records the device has already."""
+        replayed.graph.replay()
+        indices = replayed.indices
+        return indices, PendingLogprobs(replayed.top_n, copy(self._buffers.lines[: len(indices)]))
+
+    def _logprobs(self, first: int, asked: Asked, copy: CopyToHost) -> RowLogprobs:
         """Start log-probabilities of tokens whose logits lie from those of `first` on."""
         indices, targets, top_n = asked
         most = int(top_n.max())
@@ -300,22 +341,21 @@ class NativeChoiceMaker:
             self._send(queries.T, self._buffers.queries)
         self._queries = queries
         if graph := self._logprob_graphs.find(len(indices)) if padded else None:
-            graph.replay()
-            lines = self._buffers.lines[: len(indices)]
-        else:
-            lines = torch.empty((len(indices), 3 + 2 * most), dtype=torch.float64, device=self._space.logits.device)
-            self._kernels.logprobs(self._buffers, lines, most)
-        return indices, PendingLogprobs(top_n, lines.to("cpu", non_blocking=True))
+            self._replayed = _Replayed(graph, indices, top_n)
+            return self._replay_logprobs(self._replayed, copy)
+        lines = torch.empty((len(indices), 3 + 2 * most), dtype=torch.float64, device=self._space.logits.device)
+        self._kernels.logprobs(self._buffers, lines, most)
+        return indices, PendingLogprobs(top_n, copy(lines))
 
     def _launch_logprobs(self, count: int, _flags: int) -> None:
         """Start the kernels of so many queries; what is captured."""
         self._kernels.logprobs(self._buffers, self._buffers.lines[:count], MOST_IN_GRAPH)
 
-    def _long_logprobs(self, first: int, index: int, target: int, top_n: int) -> RowLogprobs:
+    def _long_logprobs(self, first: int, index: int, target: int, top_n: int, copy: CopyToHost) -> RowLogprobs:
         """The same for a list longer than the kernel's."""
         at = slice(index - first, index - first + 1)
         asked = [LogprobsAsked(None if target < 0 else target, top_n)]
-        return [index], start_logprobs(self._space.logits[at], asked, self._space.choices[at].long())
+        return [index], start_logprobs(self._space.logits[at], asked, self._space.choices[at].long(), copy)
 
     def _send(self, columns: Sequence[Integers] | Integers, where: torch.Tensor) -> None:
         """Send records, a column for each field, to the first lines of a buffer; the host need not wait."""

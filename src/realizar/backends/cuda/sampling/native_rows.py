@@ -54,6 +54,7 @@ class NativeRows:
         min_tokens: int64 [max_rows], 0 where no id would end the output.
         follow_grammars: bool [max_rows].
         logprobs: int64 [max_rows], most probable ids wanted with a choice; -1 for none and no log-probability.
+        num_changes: how often a row was opened or closed.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, context_length: int, device: torch.device) -> None:
@@ -65,6 +66,7 @@ class NativeRows:
         self._num_prompts = np.zeros(max_rows, np.int64)
         self.logprobs = np.full(max_rows, -1, np.int64)
         self.follow_grammars = np.zeros(max_rows, np.bool_)
+        self.num_changes = 0
         self._samplings: dict[int, SamplingParams] = {}
         self._ends = OutputEnds(vocab_size)
         self._held: dict[int, list[torch.Tensor]] = {}
@@ -75,6 +77,7 @@ class NativeRows:
         Raises:
             InvalidRequestError: `logit_bias` names an id beyond the vocabulary.
         """
+        self.num_changes += 1
         row, sampling = opened.row, opened.sampling
         check_logit_bias(sampling, self._vocab_size)
         record = np.zeros((), ROW)
@@ -103,6 +106,7 @@ class NativeRows:
 
     def close(self, row: int) -> None:
         """Forget a row; what steps on their way read of its tables is freed after them, on their stream."""
+        self.num_changes += 1
         self._held.pop(row, None)
         self._samplings.pop(row, None)
         self._ends.close(row)

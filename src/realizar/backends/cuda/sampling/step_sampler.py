@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -16,6 +16,9 @@ from realizar.outputs import RowError
 
 RowLogprobs: TypeAlias = tuple[Sequence[int] | NDArray[np.integer[Any]], PendingLogprobs]
 """Log-probabilities of some wanted tokens of a step, and their indices there."""
+
+CopyToHost: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""Starts a copy to the host and returns where it will be; see `HostCopies`."""
 
 
 class StepSampler(Protocol):
@@ -72,5 +75,9 @@ class StepSampler(Protocol):
             int32 [rows that choose, 1 + drafts], NOT_REACHED after a draft that was not chosen; below 0 is an error.
         """
 
-    def start_logprobs(self, step: CUDAStep, part: range) -> list[RowLogprobs]:
-        """Start log-probabilities of the wanted tokens in `part`, whose logits and choices are there now."""
+    def start_logprobs(self, step: CUDAStep, part: range, copy: CopyToHost) -> list[RowLogprobs]:
+        """Start log-probabilities of the wanted tokens in `part`, whose logits and choices are there now.
+
+        Args:
+            copy: starts a copy to the host.
+        """
