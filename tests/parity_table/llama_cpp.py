@@ -32,7 +32,7 @@ def main() -> int:
     figures, failed = load(), False
     noted = figures.setdefault("llama.cpp", {})
     with tempfile.TemporaryDirectory() as folder:
-        program = _compile(options.source, Path(folder))
+        program = compile_program(options.source, Path(folder))
         for name in options.case or [name for name, case in CASES.items() if "gguf" in case.forms]:
             noted[name] = _measure(program, name, Path(folder))
             failed |= name not in DIFFERENCES and any(
@@ -44,7 +44,8 @@ def main() -> int:
     return int(failed)
 
 
-def _compile(source: Path, folder: Path) -> Path:
+def compile_program(source: Path, folder: Path) -> Path:
+    """The program that prints logits, in `folder`, of llama.cpp's sources."""
     program, libraries = folder / "llama_cpp_logits", source.resolve() / "build" / "bin"
     headers = [f"-I{source / 'include'}", f"-I{source / 'ggml' / 'include'}"]
     command = ["g++", "-O2", "-std=c++17", *headers, str(_PROGRAM), "-o", str(program), f"-L{libraries}", "-lllama"]
@@ -60,16 +61,24 @@ def _measure(program: Path, name: str, folder: Path) -> dict[str, float | None]:
     for length in LENGTHS:
         if first_length(built) <= length <= context:
             part = built._replace(token_ids=built.token_ids[:length])
-            expected, found = expected_logits(part), _logits(program, part, context)
+            expected, found = expected_logits(part), read_logits(program, part, context)
             errors[str(length)] = None
             if found is not None:
                 errors[str(length)] = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
     return errors
 
 
-def _logits(program: Path, built: BuiltCase, context: int) -> NDArray[np.float32] | None:
+def read_logits(
+    program: Path, built: BuiltCase, context: int, choices: Path | None = None
+) -> NDArray[np.float32] | None:
+    """llama.cpp's logits [tokens, vocab_size]; None where it does not read the file.
+
+    Args:
+        choices: gets the experts that tokens went through.
+    """
     ids = " ".join(map(str, built.token_ids))
-    run = subprocess.run([program, built.path, str(context)], input=ids.encode(), capture_output=True, check=False)
+    command = [program, built.path, str(context), *([] if choices is None else [choices])]
+    run = subprocess.run(command, input=ids.encode(), capture_output=True, check=False)
     if run.returncode:
         sys.stderr.write(run.stderr.decode(errors="replace")[-2000:])
         return None

@@ -1,14 +1,26 @@
 // Writes llama.cpp's logits of every token to the standard output, float32 [tokens, vocab_size].
-// Usage: llama_cpp_logits MODEL CONTEXT_LENGTH < token ids
+// Usage: llama_cpp_logits MODEL CONTEXT_LENGTH [CHOICES] < token ids
+// CHOICES gets the experts of every token, int32 [mixtures, tokens, experts per token].
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <vector>
 
 #include "llama.h"
 
+// Writes the choices of a mixture, when the graph has computed them.
+static bool on_tensor(ggml_tensor * tensor, bool asks, void * file) {
+    if (std::strncmp(tensor->name, "ffn_moe_topk-", 13)) return !asks;
+    if (asks) return true;
+    for (int64_t token = 0; token < tensor->ne[1]; ++token)
+        for (int64_t slot = 0; slot < tensor->ne[0]; ++slot)
+            std::fwrite((char *) tensor->data + token * tensor->nb[1] + slot * tensor->nb[0], 4, 1, (FILE *) file);
+    return true;
+}
+
 int main(int count, char ** arguments) {
-    if (count != 3) return 2;
+    if (count != 3 && count != 4) return 2;
     std::vector<llama_token> ids;
     for (llama_token id; std::cin >> id;) ids.push_back(id);
 
@@ -20,6 +32,11 @@ int main(int count, char ** arguments) {
     params.n_threads = params.n_threads_batch = 2;
     params.type_k = params.type_v = GGML_TYPE_F32;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    FILE * choices = count == 4 ? std::fopen(arguments[3], "wb") : nullptr;
+    if (choices) {
+        params.cb_eval = on_tensor;
+        params.cb_eval_user_data = choices;
+    }
     llama_context * context = llama_init_from_model(model, params);
     if (!context) return 4;
 
@@ -33,6 +50,7 @@ int main(int count, char ** arguments) {
     }
     batch.n_tokens = ids.size();
     if (llama_decode(context, batch)) return 5;
+    if (choices) std::fclose(choices);
     const int vocab_size = llama_vocab_n_tokens(llama_model_get_vocab(model));
     for (size_t i = 0; i < ids.size(); ++i)
         std::fwrite(llama_get_logits_ith(context, i), sizeof(float), vocab_size, stdout);
