@@ -63,6 +63,23 @@ def mixture(spec: ModelSpec) -> Experts:
     return part
 
 
+@pytest.mark.parametrize("kind", ["plain", "mxfp4"])
+def test_stacks_are_experts_one_below_the_other(kind: str) -> None:
+    """Experts that a folder holds transposed, or whose gate and up alternate, are no such stack."""
+    checkpoint = folder()
+    if kind == "mxfp4":
+        checkpoint, _ = with_mxfp4_experts(checkpoint, np.random.default_rng(4))
+    spec = build_spec(checkpoint)
+    tensors, found = WeightTensors(spec, checkpoint), []
+    for linear in mixture(spec).expert_linears():
+        whole = tensors.stack(linear.weight)
+        found.append(whole is not None)
+        if whole is not None:
+            experts = [tensors.expert(linear.weight, expert).dequantize() for expert in range(EXPERTS)]
+            assert np.array_equal(whole.dequantize(), np.concatenate(experts))
+    assert found == [False, False, kind == "mxfp4"]
+
+
 def test_both_formats_describe_the_same_layers() -> None:
     in_gguf, in_folder = build_spec(gguf()), build_spec(folder())
     check_tensors(in_folder, folder())

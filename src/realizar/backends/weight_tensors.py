@@ -81,7 +81,8 @@ class WeightTensors:
             UnsupportedModelError: weights can't have its type.
         """
         place = self._spec.tensors[name]
-        return None if place.stack or place.fused else tensor_source(self._checkpoint, place.name)
+        apart = bool(place.stack) or place.fused or place.transposed
+        return None if apart else tensor_source(self._checkpoint, place.name)
 
     def vector(self, name: TensorName) -> NDArray[np.float32]:
         """The values of a norm, a bias or sinks: float32 [size]."""

@@ -11,15 +11,24 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 pytest.importorskip("transformers", reason="parity is against transformers")
 pytest.importorskip("gguf", reason="conversion needs gguf")
 
+from architecture_case import Form
 from architectures import build_case, check_logits
 from backends.cuda.cuda_runs import load_gpu_runner
 from realizar.config import EngineConfig
 
 
-@pytest.mark.parametrize("name", ["smollm3", "minimax-m2", "glm4moe", "gemma4"])
-def test_architectures(name: str, tmp_path: Path) -> None:
-    """A chunk and one token: through a layer without rope and the one after it, and through routers of sigmoids."""
-    built = build_case(name, tmp_path, "gguf")
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *((name, "gguf") for name in ("smollm3", "minimax-m2", "glm4moe", "gemma4")),
+        ("gpt-oss", "safetensors"),
+        pytest.param("gpt-oss", "gguf", marks=pytest.mark.full),
+    ],
+)
+def test_architectures(name: str, form: Form, tmp_path: Path) -> None:
+    """A chunk and one token: through a layer without rope and the one after it, through routers of sigmoids, and
+    through experts whose gate and up alternate in a file."""
+    built = build_case(name, tmp_path, form)
     config = EngineConfig(threads=1, max_running=1, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64)
     runner = load_gpu_runner(built.path, config, 64)
     check_logits(built._replace(token_ids=built.token_ids[:6]), lambda ids: runner.logits(ids, (5,)))
