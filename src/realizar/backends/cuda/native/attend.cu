@@ -18,8 +18,8 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
      char* keys, char* values, char* key_scales, char* value_scales, const int* slots, const float* sinks,
      float* partial, float* state, int* arrivals, const int4* decodes, const int* tables, const int* table_stride,
      char* out, float* out_scale, float* terms,
-     float eps, float value_eps, float score_scale, float soft_cap, int split_stride, int token_stride, int key_at, int value_at,
-     int kv_heads, int window, int table_rows, int out_stride) {
+     float eps, float value_eps, float score_scale, float soft_cap, int split_stride, int token_stride, int key_at,
+     int value_at, int kv_heads, int window, int table_rows, int out_stride) {
   __shared__ __align__(16) float heads[(GROUP + 2) * HEAD_PITCH];
   __shared__ float tops[WARPS + 1][GROUP], totals[WARPS + 1][GROUP], part_weights[GROUP][MAX_PARTS];
   __shared__ int last;
@@ -139,12 +139,9 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
     const int h = warp + o * WARPS;
     if (h >= used) break;
     float* head = heads + h * HEAD_PITCH;
-    if (h <= GROUP) {
-      const bool query = h < GROUP;
-      norm_and_rotate(x[o], head, query ? query_norm : key_norm, query ? query_norm_bias : key_norm_bias, eps, angles, cosine + angles_at, sine + angles_at, lane);
-    }
-    if constexpr (VALUE_NORM)
-      if (h == GROUP + 1) divide_by_root(x[o], value_eps);
+    const bool query = h < GROUP;
+    if (h <= GROUP) norm_and_rotate(x[o], head, query ? query_norm : key_norm, query ? query_norm_bias : key_norm_bias, eps, angles, cosine + angles_at, sine + angles_at, lane);
+    else if (VALUE_NORM) divide_by_root(x[o], value_eps);
     if (h >= GROUP) keep(x[o], h == GROUP ? keys : values, h == GROUP ? key_scales : value_scales, place, slot >= 0, lane);
 #pragma unroll
     for (int i = 0; i < EACH; i++)
