@@ -28,7 +28,6 @@ MIXTURES: dict[str, Case] = {
             "moe_intermediate_size": 48,
         },
         num_tokens=600,
-        run_by=("cpu",),
     ),
     "gpt-oss": Case(
         "GptOss",

@@ -199,8 +199,8 @@ def _feed_forward_block(index: int, layer: Layer, part: FeedForward | Experts) -
 
 def _linked(blocks: Sequence[Block]) -> list[Block]:
     """Each block's join with what reads the stream next, and the choice to fold the norm of that."""
-    following: list[Inputs | None] = [*(block.inputs for block in blocks[1:]), None]
-    return [replace(block, join=_before(block.join, inputs)) for block, inputs in zip(blocks, following, strict=True)]
+    following: list[Block | None] = [*blocks[1:], None]
+    return [replace(block, join=_before(block.join, after)) for block, after in zip(blocks, following, strict=True)]
 
 
 def _join(linear: Linear, norm: Norm | None, scale: float) -> Join:
@@ -208,9 +208,14 @@ def _join(linear: Linear, norm: Norm | None, scale: float) -> Join:
     return Join(linear, norm, scale, adds_directly=norm is None)
 
 
-def _before(join: Join, following: Inputs | None) -> Join:
-    """What adds to the stream begins the norm that follows, where one factor for each token finishes that norm."""
-    norm = None if following is None else following.norm
+def _before(join: Join, block: Block | None) -> Join:
+    """What adds to the stream begins the norm that follows, where one factor for each token finishes that norm.
+
+    A block that reads the stream through several norms finishes none of them so.
+    """
+    following = None if block is None else block.inputs
+    has_several = isinstance(block, ExpertsBlock) and block.experts.norms is not None
+    norm = None if following is None or has_several else following.norm
     folds = join.norm is None and norm is not None and norm.kind == "rms" and norm.bias is None
     folds = folds and join.output_scale is None
     return replace(join, next=following, folds_next_norm=folds)

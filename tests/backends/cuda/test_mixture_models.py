@@ -34,6 +34,14 @@ RECIPES = {
     "shared, gate": replace(
         SMALL, weights="Q8_0", parts=("shared", "shared_gate", "biases", "layer_norm"), windows=(None, None)
     ),
+    "beside dense": replace(
+        SMALL,
+        weights="F32",
+        parts=("shared", "own_norms", "expert_scales", "post_norms"),
+        activation="gelu_tanh",
+        windows=(None, None),
+    ),
+    "beside dense, q8_0": replace(SMALL, weights="Q8_0", parts=("shared", "own_norms", "layer_norm", "biases")),
     "one expert": replace(SMALL, weights="F32", experts=1, per_token=1),
     "all experts": replace(SMALL, weights="F32", experts=3, per_token=3),
 }
@@ -44,8 +52,8 @@ RECIPES = {
 def test_logits(name: str, batch_invariant: bool) -> None:
     """A chunk, then a token beside another row's chunk, then a token of each."""
     recipe = RECIPES[name]
-    if batch_invariant and name not in ("f32", "q8_0 then dense", "gpt-oss", "shared, gate"):
-        pytest.skip("four are enough")
+    if batch_invariant and name not in ("f32", "q8_0 then dense", "gpt-oss", "shared, gate", "beside dense"):
+        pytest.skip("five are enough")
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(
         threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64,

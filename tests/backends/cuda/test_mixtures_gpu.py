@@ -164,7 +164,8 @@ def near(found: NDArray[np.floating], expected: Array, limit: float) -> None:
 @pytest.mark.parametrize(("hidden", "count", "per_token"), [(2048, 128, 8), (2880, 32, 4), (64, 5, 5), (3200, 3, 1)])
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize(
-    "parts", [(), ("bias",), ("sigmoid", "bias", "selection"), ("groups", "selection"), ("sigmoid", "groups")]
+    "parts",
+    [(), ("bias",), ("scales",), ("sigmoid", "bias", "selection"), ("groups", "selection"), ("sigmoid", "groups")],
 )
 def test_choices_of_few_tokens(hidden: int, count: int, per_token: int, normalized: bool, parts: Sequence[str]) -> None:
     """The norm, scores and choice of one kernel; of equal ranks the lowest index, and none for tokens of padding."""
@@ -189,7 +190,9 @@ def test_choices_of_few_tokens(hidden: int, count: int, per_token: int, normaliz
     bias = (rng.integers(-2, 3, count) / 8).astype(np.float32) if "bias" in parts else np.zeros(count, np.float32)
     bias[count // 2] = bias[-1] = bias[0]
     on_device = torch.from_numpy(bias).cuda() if "bias" in parts else None
-    router = Router(torch.from_numpy(rows).cuda(), on_device, part, 1e-5, selection)
+    factors = rng.standard_normal(count).astype(np.float32) if "scales" in parts else np.ones(count, np.float32)
+    scales = torch.from_numpy(factors).cuda() if "scales" in parts else None
+    router = Router(torch.from_numpy(rows).cuda(), on_device, part, 1e-5, selection, scales)
     assert kernels.runs(part, Norm("rms", 1e-5, "norm"))
     kernels.prepare([router.key])
     header = torch.tensor([0, live], dtype=torch.int32, device=DEVICE)
@@ -208,7 +211,7 @@ def test_choices_of_few_tokens(hidden: int, count: int, per_token: int, normaliz
     else:
         assert np.array_equal(order[:live], np.argsort(-found, axis=1, kind="stable")[:live, :per_token])
     shares = np.take_along_axis(shares_of(part, expected), np.maximum(order, 0), axis=1)
-    wanted = 2.5 * (shares / shares.sum(axis=1, keepdims=True) if normalized else shares)
+    wanted = 2.5 * (shares / shares.sum(axis=1, keepdims=True) if normalized else shares) * factors[order]
     np.testing.assert_allclose(weights.cpu().numpy()[:live], wanted[:live], rtol=1e-4)
 
 
@@ -230,6 +233,27 @@ RECIPES = {
         experts=16,
         per_token=4,
         windows=(None, None),
+    ),
+    "q4_k, beside dense": replace(
+        recipe_of(
+            "Q4_K",
+            "long",
+            down_weights="Q5_0",
+            parts=(
+                "shared",
+                "own_norms",
+                "expert_scales",
+                "post_norms",
+                "qk_norm",
+                "value_norm",
+                "k_is_v",
+                "output_scale",
+            ),
+        ),
+        windows=(64, None, 64),
+        head_size=256,
+        full_head_size=512,
+        activation="gelu_tanh",
     ),
     "bf16, shared": recipe_of("BF16", "a strip", parts=("shared", "shared_gate")),
     "mxfp4, a tail": recipe_of("MXFP4", "a tail", parts=("undivided", "post_norms")),

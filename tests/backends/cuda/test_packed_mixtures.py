@@ -45,6 +45,13 @@ CASES = {  # recipe, batch_invariant, kinds of launches that run
     ),
     "shared floats": (replace(SMALL, weights="BF16", parts=("shared", "shared_gate")), False, {"grouped", "routed"}),
     "shared, batch-invariant": (replace(SMALL, parts=("shared", "shared_gate", "post_norms")), True, {"grouped"}),
+    "beside dense": (
+        replace(
+            SMALL, parts=("shared", "own_norms", "expert_scales", "post_norms", "output_scale"), activation="gelu_tanh"
+        ),
+        False,
+        {"pairs whole", "grouped", "routed"},
+    ),
     "groups": (
         replace(SMALL, experts=8, parts=("sigmoid", "selection_bias", "groups", "shared")),
         False,

@@ -20,7 +20,7 @@ from realizar.config import EngineConfig
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        *((name, "gguf") for name in ("smollm3", "minimax-m2", "glm4moe", "gemma4")),
+        *((name, "gguf") for name in ("smollm3", "minimax-m2", "glm4moe", "gemma4", "gemma4-moe")),
         ("gpt-oss", "safetensors"),
         pytest.param("gpt-oss", "gguf", marks=pytest.mark.full),
     ],

@@ -5,9 +5,9 @@ A model is loaded once and stepped many times. Read in this order:
 1. `runner.py`: `CUDABackend` submits steps to a model, which `load.py` puts on the device as one `LoadedModel`.
 2. `step_arrays.py`: a step's integers at fixed addresses. `StepSizes` has the sizes of the largest step, for memory;
    `StepShape` those of one step, for grids. `shapes.py` pads them to the few shapes that steps run in.
-3. `bind.py`, `bind_experts.py`, `bind_shared.py`, `norms.py`: the program's blocks become a list of launches
-   (`launch.py`) over the buffers of `workspace.py`. `kernel_sizes.py` has the tiles, warps and splits of the Triton
-   kernels.
+3. `bind.py`, `bind_experts.py`, `bind_shared.py`, `bind_beside.py`, `norms.py`: the program's blocks become a
+   list of launches (`launch.py`) over the buffers of `workspace.py`. `kernel_sizes.py` has the tiles, warps and splits
+   of the Triton kernels.
 4. `matmul/`, `attention/`: the two kinds of operations that take nearly all of a step's time.
 5. `graphs.py`, `capture.py`: the list of launches is run, or replayed from CUDA graphs captured at load.
 6. `step.py`, `finish.py`, `host_copies.py`, `sampling/`: a submitted step, its tokens, and its drafts.

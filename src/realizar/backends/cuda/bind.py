@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from realizar.backends.cuda.attention.bind import AttentionBinder
+from realizar.backends.cuda.bind_beside import BesideBinder
 from realizar.backends.cuda.bind_experts import ExpertsBinder
 from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks, whole_width
 from realizar.backends.cuda.kernels.activate import activate
@@ -39,6 +40,7 @@ class Binder:
         self._spec, self._weights, self._space, self._experts = spec, weights, workspace, experts
         self._attention, self._merger = attention, merger
         self._norms = NormBinder(spec, weights, workspace)
+        self._beside = BesideBinder(weights, workspace, merger, self._norms, experts)
         self._mixtures = {experts.router.weight: experts for _, experts in spec.mixtures()}
         self._none = torch.zeros(1, device=workspace.hidden.device)
 
@@ -90,10 +92,13 @@ class Binder:
     def _mixture(self, block: ExpertsBlock, before: Branch | None) -> Iterator[Launch]:
         """The launches of a mixture of experts, whose outputs are added to the stream by the norm after it."""
         experts, router = block.experts, self._merger.merge(block.inputs.linears)
+        score = self._project(router, normed=True)
+        if experts.norms is not None:
+            yield from self._beside.bind(block, before, router, score)
+            return
         consumer = self._experts.input(block.inputs, experts)
         normalize, folded = self._norms.bind(before, block.inputs.norm, consumer)
         yield Launch("norm", normalize)
-        score = self._project(router, normed=True)
         yield from self._experts.bind(experts, block.inputs.norm, consumer, router, score, folded)
 
     def _next_consumer(self, join: Join) -> Consumer | None:
@@ -106,7 +111,8 @@ class Binder:
     def _branch(self, block: Block) -> Branch:
         """What a block adds to the stream."""
         if isinstance(block, ExpertsBlock):
-            return Branch(self._experts.output(block.experts), block.join)
+            apart = block.experts.norms is not None
+            return Branch(self._beside.output() if apart else self._experts.output(block.experts), block.join)
         assert block.join.linear is not None
         return Branch(self._merger.merge((block.join.linear,)), block.join)
 

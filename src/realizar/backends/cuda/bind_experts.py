@@ -49,7 +49,7 @@ class ExpertsBinder:
         grouped: GroupedExperts | None, shared: SharedBinder,
     ) -> None:  # fmt: skip
         self._weights, self._matrices, self._space = weights, weights.experts, space
-        self._matmuls, self._routers, self._grouped, self._shared = matmuls, routers, grouped, shared
+        self._matmuls, self._routers, self._grouped, self.shared = matmuls, routers, grouped, shared
         self._inputs: dict[TensorName, ExpertsInput] = {}
         self._none = torch.zeros(1, device=space.hidden.device)
 
@@ -57,13 +57,13 @@ class ExpertsBinder:
         """The consumer of the norm before a mixture."""
         if experts.gate.weight not in self._inputs:
             matrices = self._matrices[experts.gate.weight]
-            router = self._router(inputs.norm, experts)
+            router, apart = self._router(inputs.norm, experts), experts.norms is not None
             at_once, grouped = self._matmuls.ends_with_activation(matrices), self._grouped
             pairs = tuple(dict.fromkeys(map(input_format, matrices.gate_up)))
             self._inputs[experts.gate.weight] = ExpertsInput(
                 pairs, grouped.input_format if grouped is not None and at_once else None,
-                self._matmuls.pair_tokens(experts, matrices), router, folds=at_once and router is not None,
-                shared=self._shared.first(experts),
+                self._matmuls.pair_tokens(experts, matrices), router, not apart and at_once and router is not None,
+                None if apart else self.shared.first(experts), apart,
             )  # fmt: skip
         return self._inputs[experts.gate.weight]
 
@@ -81,11 +81,22 @@ class ExpertsBinder:
             consumer: from `input`. router, score: its matmul, and the start of it, for steps of many tokens.
             folded: the scale of the norm that is still missing.
         """
-        matrices, matmuls = self._matrices[experts.gate.weight], self._matmuls
-        pairs = Pairs(self._space.chosen, self._space.expert_weights, experts.experts_per_token)
-        yield from self._shared.bind_first(experts, folded)
+        yield from self.shared.bind_first(experts, folded)
+        yield from self.bind_choice(experts, consumer, router, score)
+        yield from self.bind_matmuls(experts, consumer, folded)
+        yield from self.shared.bind_last(experts, norm)
+
+    def bind_choice(
+        self, experts: Experts, consumer: ExpertsInput, router: MergedLinear, score: Run
+    ) -> Iterator[Launch]:
+        """The launches of the router; see `bind`."""
         yield Launch("router", self._route(consumer, score), router.weight_bytes)
         yield Launch("choice of experts", self._choose(experts, consumer, router))
+
+    def bind_matmuls(self, experts: Experts, consumer: ExpertsInput, folded: Folded | None) -> Iterator[Launch]:
+        """The launches of the chosen experts, whose outputs then lie at the beginning of the partial sums."""
+        matrices, matmuls = self._matrices[experts.gate.weight], self._matmuls
+        pairs = Pairs(self._space.chosen, self._space.expert_weights, experts.experts_per_token)
         if matmuls.ends_with_activation(matrices):
             run = self._activate_at_once(experts, matrices, pairs, consumer, folded)
             yield self._launch("expert gate and up", run, matrices.gate_up[0], experts)
@@ -95,7 +106,6 @@ class ExpertsBinder:
                 yield self._launch("expert gate and up", run, stack, experts)
             yield Launch("expert activation", self._activate(experts, matrices))
         yield self._launch("expert down", self._down(experts, matrices, pairs, consumer), matrices.down, experts)
-        yield from self._shared.bind_last(experts, norm)
 
     def _router(self, norm: Norm | None, experts: Experts) -> Router | None:
         """The router of few tokens, where its kernel runs."""
@@ -103,11 +113,11 @@ class ExpertsBinder:
             return None
         (weights,) = self._weights.groups[(experts.router.weight,)]
         assert isinstance(weights, torch.Tensor)
-        bias, selection = (
+        bias, selection, scales = (
             None if name is None else self._weights.vector(name)
-            for name in (experts.router.bias, experts.selection_bias)
+            for name in (experts.router.bias, experts.selection_bias, experts.expert_scales)
         )
-        router = Router(weights * self._weights.norm_weight(norm), bias, experts, float(norm.eps), selection)
+        router = Router(weights * self._weights.norm_weight(norm), bias, experts, float(norm.eps), selection, scales)
         self._routers.prepare([router.key])
         return router
 
@@ -135,16 +145,18 @@ class ExpertsBinder:
         biased, selects = router.bias is not None, experts.selection_bias
         bias = self._none if router.bias is None else router.bias
         selection = self._none if selects is None else self._weights.vector(selects)
+        scales = self._none if experts.expert_scales is None else self._weights.vector(experts.expert_scales)
 
         def run(shape: StepShape) -> None:
             if consumer.is_routed(shape.tokens):
                 return
             scores = space.partials(router.splits(shape.tokens), shape.tokens, router.width)
             choose_experts[(shape.tokens,)](
-                scores, scores.stride(1), bias, selection, space.arrays["header"], space.chosen,
+                scores, scores.stride(1), bias, selection, scales, space.arrays["header"], space.chosen,
                 space.expert_weights, float(experts.scale), count, PER_TOKEN=per_token, GROUPS=experts.num_groups,
                 GROUPS_PER_TOKEN=experts.groups_per_token, BIAS=biased,
-                SIGMOID=experts.scoring == "sigmoid", SELECTION=selects is not None, NORMALIZED=experts.normalized,
+                SIGMOID=experts.scoring == "sigmoid", SELECTION=selects is not None,
+                SCALED=experts.expert_scales is not None, NORMALIZED=experts.normalized,
                 SLOTS=triton.next_power_of_2(per_token), BLOCK=triton.next_power_of_2(count), num_warps=1,
                 **space.launching(shape.tokens),
             )  # fmt: skip

@@ -33,10 +33,30 @@ Folded = Callable[[int], FoldedNorm | None]
 
 
 @dataclass(frozen=True, slots=True)
+class StoredOutput:
+    """An output that is whole already.
+
+    Attributes:
+        values: float32 [>= tokens, width], contiguous.
+    """
+
+    values: torch.Tensor
+    bias: None = None
+
+    def splits(self, tokens: int) -> int:
+        """One: there is nothing to sum."""
+        return 1
+
+    def adds_residual(self, tokens: int) -> bool:
+        """False: no matmul's epilogue has it."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
 class Branch:
     """A matmul, or experts, whose output is added to the residual stream, with the norm and scale of `join`."""
 
-    linear: MergedLinear | ExpertsOutput
+    linear: MergedLinear | ExpertsOutput | StoredOutput
     join: Join
 
 
@@ -210,6 +230,8 @@ class NormBinder:
         """A branch's sums: float32 [splits, tokens, hidden_size]."""
         if isinstance(branch.linear, ExpertsOutput):
             return branch.linear.partials(self._space.partial_sums, tokens)
+        if isinstance(branch.linear, StoredOutput):
+            return branch.linear.values[:tokens][None]
         return self._space.partials(branch.linear.splits(tokens), tokens, self._cols)
 
     def _arguments(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, float]:

@@ -22,6 +22,8 @@ SUPPORTED = Supported(
             Feature.SHARED_EXPERT,
             Feature.VALUE_NORM,
             Feature.OUTPUT_SCALE,
+            Feature.EXPERT_SCALES,
+            Feature.EXPERT_NORMS,
         }
     ),
 )

@@ -21,19 +21,20 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def choose(
     scores: NDArray[np.float32], per_token: int, live: int, normalized: bool = True, scale: float = 1.0,
     bias: NDArray[np.float32] | None = None, selection: NDArray[np.float32] | None = None, sigmoid: bool = False,
-    groups: tuple[int, int] = (1, 1),
+    groups: tuple[int, int] = (1, 1), scales: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:  # fmt: skip
     tokens, experts = scores.shape
     header = torch.zeros(16, dtype=torch.int32, device=DEVICE)
     header[1] = live
     chosen = torch.full((tokens, per_token), -9, dtype=torch.int32, device=DEVICE)
     weights = torch.zeros((tokens, per_token), device=DEVICE)
-    biases = [torch.from_numpy(np.zeros(1, np.float32) if one is None else one).to(DEVICE) for one in (bias, selection)]
+    vectors = bias, selection, scales
+    biases = [torch.from_numpy(np.zeros(1, np.float32) if one is None else one).to(DEVICE) for one in vectors]
     padded, slots = 1 << (experts - 1).bit_length(), 1 << (per_token - 1).bit_length()
     choose_experts[(tokens,)](
         torch.from_numpy(scores).to(DEVICE), experts, *biases, header, chosen, weights, scale, experts,
         PER_TOKEN=per_token, GROUPS=groups[0], GROUPS_PER_TOKEN=groups[1], BIAS=bias is not None, SIGMOID=sigmoid,
-        SELECTION=selection is not None,
+        SELECTION=selection is not None, SCALED=scales is not None,
         NORMALIZED=normalized, DEPENDENT=False, SLOTS=slots, BLOCK=padded,
     )  # fmt: skip
     return chosen.cpu().numpy(), weights.cpu().numpy()
@@ -69,6 +70,16 @@ def test_sigmoids_and_biases() -> None:
     found = np.take_along_axis(shares, expected, axis=1)
     np.testing.assert_allclose(weights[:5], (found / found.sum(axis=1, keepdims=True))[:5], rtol=1e-5)
     assert (weights[5] == 0).all()
+
+
+def test_scales_of_experts() -> None:
+    """Weights are multiplied by them once they are divided; choices are as without."""
+    rng = np.random.default_rng(6)
+    scores, scales = (rng.standard_normal(shape).astype(np.float32) for shape in ((6, 20), (20,)))
+    plain, shares = choose(scores, 4, 6)
+    chosen, weights = choose(scores, 4, 6, scales=scales)
+    assert np.array_equal(chosen, plain)
+    np.testing.assert_allclose(weights, shares * scales[chosen], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("experts", "groups", "per_token"), [(20, (4, 2), 5), (64, (8, 4), 6), (6, (6, 3), 2)])

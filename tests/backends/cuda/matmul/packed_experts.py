@@ -95,6 +95,8 @@ class HostRouters(RouterKernels):
         ids[int(header[1]) :] = -1
         if part.normalized:
             found = found / found.sum(dim=1, keepdim=True)
+        if router.scales is not None:
+            found = found * router.scales[ids.clamp(min=0)]
         chosen[: ids.numel()] = ids.reshape(-1).int()
         weights[: found.numel()] = found.reshape(-1) * part.scale
 

@@ -31,16 +31,17 @@ def keep_groups(left, expert, size, GROUPS: tl.constexpr, KEPT: tl.constexpr):
 
 @triton.jit
 def choose_experts(
-    scores, scores_stride, bias, selection, header, chosen, weights, scale, experts,
+    scores, scores_stride, bias, selection, expert_scales, header, chosen, weights, scale, experts,
     PER_TOKEN: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PER_TOKEN: tl.constexpr, BIAS: tl.constexpr,
-    SIGMOID: tl.constexpr, SELECTION: tl.constexpr, NORMALIZED: tl.constexpr, DEPENDENT: tl.constexpr,
-    SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+    SIGMOID: tl.constexpr, SELECTION: tl.constexpr, SCALED: tl.constexpr, NORMALIZED: tl.constexpr,
+    DEPENDENT: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Softmax over all experts, or sigmoids, then the highest ranks, of equal ones the first. Grid: tokens.
 
     chosen int32, weights float32 [tokens, PER_TOKEN], the highest rank first; a token of padding, from header[1] on,
     chooses -1. Scores that are NaN choose the first experts, with weights that are NaN.
     BIAS: `bias` [experts] is added to the scores. SELECTION: `selection` [experts] is added to ranks alone.
+    SCALED: weights are multiplied by `expert_scales` [experts].
     GROUPS: experts are in so many runs, of which the GROUPS_PER_TOKEN with the highest sums of two ranks are left.
     """
     begin(DEPENDENT)
@@ -76,6 +77,8 @@ def choose_experts(
         left = tl.where(expert == best, float("-inf"), left)
     if NORMALIZED:
         parts = parts / (total + 1e-20)  # sigmoids may all be zero
+    if SCALED:
+        parts *= tl.load(expert_scales + ids, mask=slot < PER_TOKEN, other=0.0)
     at = token * PER_TOKEN + slot
     tl.store(chosen + at, tl.where(live, ids, -1), mask=slot < PER_TOKEN)
     tl.store(weights + at, parts * scale, mask=slot < PER_TOKEN)

@@ -138,3 +138,24 @@ def normalize_partials(
     )  # fmt: skip
     x = norm_token(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
     tl.store(partials + token * token_stride + first + columns, x, mask=inside)
+
+
+@triton.jit
+def normalize_sums(
+    partials, splits_stride, token_stride, matmul_bias, weight, bias, eps, out, width,
+    SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr, ADDS: tl.constexpr,
+    DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out [tokens, width] = norm(sum of partials), or with ADDS out += norm(sum of partials). Grid: tokens."""
+    begin(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    x = load_sum(
+        partials, matmul_bias, token * token_stride, columns, inside, splits_stride, SPLITS, MATMUL_BIAS
+    )  # fmt: skip
+    x = norm_token(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
+    at = out + token * width + columns
+    if ADDS:
+        x += tl.load(at, mask=inside, other=0.0)
+    tl.store(at, x, mask=inside)

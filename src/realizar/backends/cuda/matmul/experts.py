@@ -64,6 +64,7 @@ class ExpertsInput:
         router: of few tokens; None where the router is a matmul in any step.
         folds: True if the mat-vec applies the norm's scale, in steps of few tokens.
         shared: the first matmul of the shared expert, where there is one.
+        apart: True if the experts have a norm of their own, which nothing else reads.
     """
 
     pairs: tuple[InputFormat, ...]
@@ -72,6 +73,7 @@ class ExpertsInput:
     router: Router | None = None
     folds: bool = False
     shared: MergedLinear | None = None
+    apart: bool = False
 
     @property
     def all_packed(self) -> bool:
@@ -91,7 +93,7 @@ class ExpertsInput:
         formats = self.pairs
         if self.grouped is not None and tokens > self.pair_tokens:
             formats = (self.grouped(tokens),)
-        if not self.is_routed(tokens):
+        if not self.apart and not self.is_routed(tokens):
             formats = FLOATS, *formats
         if self.shared is not None:
             formats = *formats, *self.shared.input_formats(tokens)

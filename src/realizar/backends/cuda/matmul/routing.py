@@ -33,7 +33,7 @@ class Router:
     Attributes:
         weights: float32 [experts, width], times the norm's weight. bias: float32 [experts] of scores, or None.
         experts: of the layer. eps: of the norm.
-        selection: float32 [experts], added to ranks; None adds nothing.
+        selection: float32 [experts], added to ranks; None adds nothing. scales: float32 [experts], of weights, or None.
     """
 
     weights: torch.Tensor
@@ -41,6 +41,7 @@ class Router:
     experts: Experts
     eps: float
     selection: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
 
     @property
     def key(self) -> ChoiceShape:
@@ -93,9 +94,9 @@ class RouterKernels:
             scores: float32 [tokens, experts], written and read.
             chosen: int32 [>= tokens * per_token]. weights: float32, of as many.
         """
-        part, biases = router.experts, (router.bias, router.selection)
+        part, vectors = router.experts, (router.bias, router.selection, router.scales)
         arguments = [
-            router.weights.data_ptr(), *(0 if each is None else each.data_ptr() for each in biases),
+            router.weights.data_ptr(), *(0 if each is None else each.data_ptr() for each in vectors),
             *(each.data_ptr() for each in (hidden, header, scores, self._arrivals, chosen, weights)),
             router.eps, int(part.normalized), float(part.scale),
         ]  # fmt: skip

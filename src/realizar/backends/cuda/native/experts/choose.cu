@@ -45,7 +45,8 @@ INLINE u32 left_groups(const float* ranks, int lane) {
 
 // Of the whole warp: softmax over all experts, or sigmoids, then the highest ranks, of equal ones the first.
 INLINE void choose(
-    const float* scores, const float* selection, int* chosen, float* weights, int lane, bool normalized, float scale) {
+    const float* scores, const float* selection, const float* scales, int* chosen, float* weights, int lane,
+    bool normalized, float scale) {
   float share[OWN], top = -__int_as_float(0x7f800000), total = 0.f;
   u32 rank[OWN];
 #pragma unroll
@@ -103,16 +104,18 @@ INLINE void choose(
   }
   if (lane < PER_TOKEN) {
     chosen[lane] = expert;
-    weights[lane] = (normalized ? own / (sum + 1e-20f) : own) * scale;  // sigmoids may all be zero
+    own = (normalized ? own / (sum + 1e-20f) : own) * scale;  // sigmoids may all be zero
+    weights[lane] = scales ? own * __ldg(scales + expert) : own;
   }
 }
 
 // Grid: blocks of experts, tokens. router: float32 [EXPERTS, WIDTH], times the norm's weight; biases: of scores, or
-// null; selection: of ranks, or null; header[1]: tokens of the step without padding; arrivals: int32 [tokens] of zeros,
-// left so; chosen, weights: [tokens, PER_TOKEN].
+// null; selection: of ranks, or null; scales: of experts' weights, or null; header[1]: tokens of the step without
+// padding; arrivals: int32 [tokens] of zeros, left so; chosen, weights: [tokens, PER_TOKEN].
 extern "C" __global__ void __launch_bounds__(WARPS * 32) NAME(
-    const float* router, const float* biases, const float* selection, const float* hidden, const int* header,
-    float* scores, int* arrivals, int* chosen, float* weights, float eps, int normalized, float scale) {
+    const float* router, const float* biases, const float* selection, const float* scales, const float* hidden,
+    const int* header, float* scores, int* arrivals, int* chosen, float* weights, float eps, int normalized,
+    float scale) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.y;
   const int expert = min((int)blockIdx.x * WARPS + warp, EXPERTS - 1);
   const float4* row = (const float4*)(router + (long)expert * WIDTH);
@@ -154,5 +157,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) NAME(
   __syncthreads();
   if (!last || warp > 0) return;
   if (lane == 0) arrivals[token] = 0;
-  choose(scores, selection, chosen, weights, lane, normalized, scale);
+  choose(scores, selection, scales, chosen, weights, lane, normalized, scale);
 }

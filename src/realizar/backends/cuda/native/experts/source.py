@@ -45,9 +45,9 @@ def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation:
     return Source(name, "".join(parts).replace("KERNEL_ENTRY", f"{entry}{name}"))
 
 
-CHOICE_SIZES = "ppppppppp" + "fif"
-"""Of the parameters of the choice: weights, biases of scores and of ranks, stream, header, scores, arrivals, chosen,
-factors; epsilon, whether factors are divided by their sum, their scale."""
+CHOICE_SIZES = "pppppppppp" + "fif"
+"""Of the parameters of the choice: weights, biases of scores and of ranks, scales of experts, stream, header, scores,
+arrivals, chosen, factors; epsilon, whether factors are divided by their sum, their scale."""
 CHOICE_WARPS = 8  # of a block: each has one expert
 MOST_CHOSEN = MOST_GROUPS = 32  # experts of a token, and groups of experts, that one warp can choose
 
