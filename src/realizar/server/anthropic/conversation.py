@@ -60,12 +60,12 @@ def _system(request: CountTokensRequest) -> str:
     texts = read_system(request.system)
     kept = [text for text in texts if not text.startswith(_BILLING)]
     if len(kept) < len(texts):
-        _tell_once()
+        _log_once()
     return "\n\n".join(kept)
 
 
 @functools.cache
-def _tell_once() -> None:
+def _log_once() -> None:
     """Say that system prompts are changed. A client that sends the block sends it with each request."""
     _LOG.info("blocks of system prompts that begin with %s are left out of prompts", _BILLING[:-1])
 
