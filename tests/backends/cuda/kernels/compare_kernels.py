@@ -108,11 +108,11 @@ def _attention_sources() -> Iterator[tuple[str, Any]]:
 
     for kernel in (
         AttendKernel(128, 4, 3, False, 0, False, 128, False, "bf16", 16, "f32", 1),
-        AttendKernel(128, 4, 1, True, 1, False, 128, False, "f16", 16, "int8", 1, 8, 16, 2, 4, 4),
-        AttendKernel(64, 8, 2, False, 2, True, 32, True, "int8", 32, "half", 8, 2, 16, 1, 1, 4, True),
-        AttendKernel(256, 4, 1, False, 1, False, 256, False, "f16", 16, "half", 64, 4, 16, 1, 4, 4),
-        AttendKernel(128, 7, 2, True, 0, False, 128, True, "bf16", 16, "half", 16, 8, 16, 1, 1, 2),
-        AttendKernel(80, 1, 1, False, 0, False, 0, False, "f16", 16, "int8", 1, 4, 12, 1, 4, 4),
+        AttendKernel(128, 4, 1, True, 1, False, 128, False, "f16", 16, "int8", 1, 8, 16, 2, 4),
+        AttendKernel(64, 8, 2, False, 2, True, 32, True, "int8", 32, "half", 8, 2, 16, 1, 1, cap=True),
+        AttendKernel(256, 4, 1, False, 1, False, 256, False, "f16", 16, "half", 64, 4, 16, 1, 4),
+        AttendKernel(128, 7, 2, True, 0, False, 128, True, "bf16", 16, "half", 16, 8, 16, 1, 1),
+        AttendKernel(80, 1, 1, False, 0, False, 0, False, "f16", 16, "int8", 1, 4, 12, 1, 4),
     ):
         yield f"attend {kernel.head} {kernel.group} {kernel.element} {kernel.out}", kernel.source()
 

@@ -3,12 +3,49 @@
 // (chunks requested at once) BLOCKS (blocks per multiprocessor); ACTIVATION beside matvec_gated.cu where the epilogue
 // is a feed-forward's activation, RESIDUAL beside matvec_residual.cu where it is the residual add.
 
+INLINE void read_biases(float (&biases)[2], const Matrix& matrix, int block_x) {
+#ifdef ACTIVATION
+  const int own = block_x / 4 * 128 + block_x % 4 * 16 + threadIdx.x % 16;
+  biases[0] = __ldg(matrix.bias + own);
+  biases[1] = __ldg(matrix.bias + own + 64);
+#else
+  const int own = block_x * TILES * 16 + threadIdx.x % (TILES * 16);
+  if (own < matrix.out_features) biases[0] = __ldg(matrix.bias + own);
+#endif
+}
+
+// Codes of a lane's sixteen columns of half R as bytes, four to a word.
+template <int R, bool... SIDE>
+INLINE void all_code_bytes(u32 (&words)[4], const Raw& raw, const void* table) {
+  words[0] = code_bytes<R, 0, SIDE...>(raw, table);
+  words[1] = code_bytes<R, 1, SIDE...>(raw, table);
+  words[2] = code_bytes<R, 2, SIDE...>(raw, table);
+  words[3] = code_bytes<R, 3, SIDE...>(raw, table);
+}
+
+#if !defined(ACTIVATION) && !defined(RESIDUAL)
+INLINE void store_sums(
+    const float (&sums)[PARTS][TOKENS][TILES * 16], const float (&factors)[TOKENS], bool normed, float bias,
+    const Matrix& matrix, const Shape& shape, int block_x) {
+#pragma unroll
+  for (int i0 = 0; i0 < TOKENS * TILES * 16; i0 += TILES * PARTS * 32) {
+    const int i = i0 + threadIdx.x;
+    if (i >= TOKENS * TILES * 16) break;
+    const int m = i / (TILES * 16), out = block_x * TILES * 16 + i % (TILES * 16);
+    float sum = 0.f;
+#pragma unroll
+    for (int w = 0; w < PARTS; w++) sum += sums[w][m][i % (TILES * 16)];
+    if (normed) sum *= factors[m];
+    if (matrix.bias) sum += bias;
+    sum *= matrix.factor;
+    const long at = (long)blockIdx.y * shape.split_stride + (long)m * shape.token_stride + out;
+    if (out < matrix.out_features) matrix.partials[at] = sum;
+  }
+}
+#endif
+
 INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_x, const char* codes, const float2* terms) {
-  const char* weights = matrix.weights;
-  const float* block_scales = matrix.block_scales;
   const void* table = matrix.table;
-  float* partials = matrix.partials;
-  const int out_features = matrix.out_features;
   const int chunks = shape.chunks, splits = shape.splits;
   constexpr int WARPS = TILES * PARTS, OWN_TOKENS = (TOKENS + WARPS - 1) / WARPS;  // whose norm a warp finishes
   constexpr int EARLY = TOKENS <= 2 ? 8 : 1;  // times 32 partial sums of squares, of which few tokens have many
@@ -22,8 +59,8 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   const int tile = block_x * TILES + slot;
 #endif
   // Warps take chunks alternately, so that those of a block read what lies together.
-  const int count = tile * 16 < out_features ? (chunks - part + parts - 1) / parts : 0;
-  const char* strip = weights + (long)(tile / 4) * strip_bytes(chunks);
+  const int count = tile * 16 < matrix.out_features ? (chunks - part + parts - 1) / parts : 0;
+  const char* strip = matrix.weights + (long)(tile / 4) * strip_bytes(chunks);
 
   auto request = [&](Raw(&raws)[UNROLL], int from) {
 #pragma unroll
@@ -37,18 +74,9 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   };
   Raw even[UNROLL], odd[UNROLL];
   request(even, 0);
-  const float block_scale = count > 0 ? __ldg(block_scales + tile / 4) : 0.f;
+  const float block_scale = count > 0 ? __ldg(matrix.block_scales + tile / 4) : 0.f;
   float biases[2] = {0.f, 0.f};  // of the outputs that the thread stores, the same of each token
-  if (matrix.bias) {
-#ifdef ACTIVATION
-    const int own = block_x / 4 * 128 + block_x % 4 * 16 + threadIdx.x % 16;
-    biases[0] = __ldg(matrix.bias + own);
-    biases[1] = __ldg(matrix.bias + own + 64);
-#else
-    const int own = block_x * TILES * 16 + threadIdx.x % (TILES * 16);
-    if (own < out_features) biases[0] = __ldg(matrix.bias + own);
-#endif
-  }
+  if (matrix.bias) read_biases(biases, matrix, block_x);
 #ifdef RESIDUAL
   ResidualAdd residual_add;
   residual_add.read_weights(matrix, shape.stream, block_x);
@@ -74,18 +102,22 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
 #pragma unroll
   for (int m = 0; m < TOKENS; m++) scaled[0][m] = scaled[1][m] = beside[0][m] = beside[1][m] = 0.f;
   auto add = [&](const Raw& raw, const uint4(&x)[TOKENS], const float2(&term)[TOKENS]) {
-    const u32 q0[4] = {code_bytes<0, 0>(raw, table), code_bytes<0, 1>(raw, table), code_bytes<0, 2>(raw, table), code_bytes<0, 3>(raw, table)};
-    const u32 q1[4] = {code_bytes<1, 0>(raw, table), code_bytes<1, 1>(raw, table), code_bytes<1, 2>(raw, table), code_bytes<1, 3>(raw, table)};
+    u32 q0[4], q1[4];
+    all_code_bytes<0>(q0, raw, table);
+    all_code_bytes<1>(q1, raw, table);
 #if E2M1
-    const u32 n0[4] = {code_bytes<0, 0, true>(raw, table), code_bytes<0, 1, true>(raw, table), code_bytes<0, 2, true>(raw, table), code_bytes<0, 3, true>(raw, table)};
-    const u32 n1[4] = {code_bytes<1, 0, true>(raw, table), code_bytes<1, 1, true>(raw, table), code_bytes<1, 2, true>(raw, table), code_bytes<1, 3, true>(raw, table)};
+    u32 n0[4], n1[4];
+    all_code_bytes<0, true>(n0, raw, table);
+    all_code_bytes<1, true>(n1, raw, table);
 #endif
     const Pairs p = scale_pairs(raw);
     const float s0 = low_half(p.pair[0]), s1 = MINIMA ? low_half(p.pair[1]) : high_half(p.pair[0]);
     const float m0 = MINIMA ? high_half(p.pair[0]) : s0, m1 = MINIMA ? high_half(p.pair[1]) : s1;
 #pragma unroll
     for (int m = 0; m < TOKENS; m++) {
-      auto dots = [&](const u32(&q)[4]) { return dot4(q[3], x[m].w, dot4(q[2], x[m].z, dot4(q[1], x[m].y, dot4(q[0], x[m].x, 0)))); };
+      auto dots = [&](const u32(&q)[4]) {
+        return dot4(q[3], x[m].w, dot4(q[2], x[m].z, dot4(q[1], x[m].y, dot4(q[0], x[m].x, 0))));
+      };
 #if E2M1
       const int d0 = dots(q0) - dots(n0), d1 = dots(q1) - dots(n1);
 #else
@@ -160,18 +192,6 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
 #elif defined RESIDUAL
   residual_add.store(sums, matrix, shape.stream, block_x);
 #else
-#pragma unroll
-  for (int i0 = 0; i0 < TOKENS * TILES * 16; i0 += TILES * PARTS * 32) {
-    const int i = i0 + threadIdx.x;
-    if (i >= TOKENS * TILES * 16) break;
-    const int m = i / (TILES * 16), out = block_x * TILES * 16 + i % (TILES * 16);
-    float sum = 0.f;
-#pragma unroll
-    for (int w = 0; w < PARTS; w++) sum += sums[w][m][i % (TILES * 16)];
-    if (norm.parts > 0) sum *= factors[m];
-    if (matrix.bias) sum += biases[0];
-    sum *= matrix.factor;
-    if (out < out_features) partials[(long)blockIdx.y * shape.split_stride + (long)m * shape.token_stride + out] = sum;
-  }
+  store_sums(sums, factors, norm.parts > 0, biases[0], matrix, shape, block_x);
 #endif
 }

@@ -22,7 +22,11 @@ INLINE float low_half(u32 x) { float r; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1
 INLINE float high_half(u32 x) { float r; asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(r) : "r"(x)); return r; }
 INLINE u32 permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 // Eight times the byte's sign bit where bit 3 of its selector is set.
-INLINE u32 permute_or_sign(u32 a, u32 b, u32 selector) { u32 r; asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector)); return r; }
+INLINE u32 permute_or_sign(u32 a, u32 b, u32 selector) {
+  u32 r;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
+  return r;
+}
 // (a & mask) | b in one instruction
 INLINE u32 masked_or(u32 a, u32 mask, u32 b) { u32 r; asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(mask), "r"(b)); return r; }
 template <int N> INLINE u32 shifted(u32 x) { if constexpr (N >= 0) return x << N; else return x >> -N; }

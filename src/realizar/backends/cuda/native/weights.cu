@@ -61,7 +61,8 @@ INLINE void read_scales(Raw& raw, const Memory& block, const Memory& supers, int
   }
   if constexpr (SMALL == SMALL_F16 && !MINIMA) raw.scales[0] = block.read4(at + entry * 4);
   if constexpr (SMALL == SMALL_U8_PAIR) raw.scales[0] = block.read4(at + entry * 4);
-  if constexpr (SMALL == SMALL_U4_PAIR || SMALL == SMALL_I8 || SMALL == SMALL_F16_HIGH) raw.scales[0] = block.read2(at + entry * 2);
+  if constexpr (SMALL == SMALL_U4_PAIR || SMALL == SMALL_I8 || SMALL == SMALL_F16_HIGH)
+    raw.scales[0] = block.read2(at + entry * 2);
   if constexpr (SMALL == SMALL_U4_ODD) raw.scales[0] = block.read1(at + entry);
   if constexpr (TWO_LEVEL && MINIMA) {
     const uint2 v = supers.read8((tile * 8 + g) * 8);
