@@ -194,7 +194,7 @@ class Device:
             case.kv_heads, case.window, 0, twin.heads * head,
         ]  # fmt: skip
         grid = case.kv_heads, len(case.contexts), case.parts
-        attention.launch(kernel, grid, tensors, [1e-5, 0.1, case.soft_cap], integers, dependent=False)
+        attention.launch(kernel, grid, tensors, [1e-5, 1e-6, 0.1, case.soft_cap], integers, dependent=False)
         torch.cuda.synchronize()
 
 
