@@ -78,7 +78,7 @@ class Inputs:
         integers = [*strides[:2], self.cols, self.cols + kv_columns, shape.num_kv_heads, 0, 0, self.cols]
         for caches in self.layers:
             tensors = [*self.before, *caches, *self.after]
-            grid, numbers = (shape.num_kv_heads, self.rows, 1), [1e-6, 0.088, 0.0]
+            grid, numbers = (shape.num_kv_heads, self.rows, 1), [1e-6, 0.0, 0.088, 0.0]
             attention.launch(kernel, grid, tensors, numbers, integers, dependent)
 
     @property
