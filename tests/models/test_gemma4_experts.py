@@ -130,6 +130,7 @@ def test_early_configurations_have_another_key_for_the_width() -> None:
     [
         ({"expert_used_count": None}, "expert_used_count.*missing"),
         ({"expert_used_count": 5}, "expert_used_count.*5 is not within 1 to 4"),
+        ({"expert_used_count": 0}, "expert_used_count.*0 is not within 1 to 4"),
         ({"expert_count": 1025}, "expert_count.*1025 is not within"),
         ({"expert_feed_forward_length": 0}, "expert_feed_forward_length.*0 is not within"),
         ({"expert_weights_scale": 2.0}, "expert_weights_scale.*unsupported value 2.0"),
@@ -177,8 +178,23 @@ def test_bad_tensors_are_refused(tensor: str, shape: tuple[int, ...] | None, mes
         check_tensors(spec, dataclasses.replace(checkpoint, tensors=tensors))
 
 
-@pytest.mark.parametrize("name", ["router.scale", "router.per_expert_scale"])
-def test_scales_that_are_nan_are_refused(name: str) -> None:
+def test_factors_of_some_layers_alone_are_refused() -> None:
+    """A file may leave all of them out, but one that lacks a layer's is damaged."""
+    _, checkpoint = completed(_gguf())
+    name = "blk.0.ffn_down_exps.scale"
+    tensors = {**checkpoint.tensors, name: stored(name, (EXPERTS,))}
+    damaged = dataclasses.replace(checkpoint, tensors=tensors)
+    missing = "blk.1.ffn_down_exps.scale"
+    with pytest.raises(CheckpointError, match=rf"^tiny\.gguf: tensor '{missing}': missing {missing}$"):
+        check_tensors(build_spec(damaged), damaged)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["router.scale", "router.per_expert_scale", "pre_feedforward_layernorm_2.weight",
+     "post_feedforward_layernorm_1.weight", "post_feedforward_layernorm_2.weight"],
+)  # fmt: skip
+def test_scales_and_norms_that_are_nan_are_refused(name: str) -> None:
     spec, checkpoint = completed(_folder())
     checkpoint.tensors[f"model.layers.1.{name}"].data.view(np.float32)[2] = np.nan
     with pytest.raises(CheckpointError, match=rf"tensor 'model.layers.1.{name}': number 2 is not finite"):

@@ -233,3 +233,33 @@ def test_yarn_is_not_rounded_in_a_gguf_file_either() -> None:
     in_gguf = build_spec(gguf(**scaling)).layers[0].mixer.rope
     assert in_gguf == build_spec(folder(rope_scaling=exact)).layers[0].mixer.rope
     assert in_gguf != build_spec(folder(rope_scaling=rounded)).layers[0].mixer.rope
+
+
+BIASES = ("mlp.router.bias", "mlp.experts.gate_up_proj_bias", "mlp.experts.down_proj_bias", "self_attn.sinks")
+
+
+@pytest.mark.parametrize("name", BIASES)
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_biases_and_sinks_that_are_not_finite_are_refused(name: str, value: float) -> None:
+    checkpoint = folder()
+    spec = build_spec(checkpoint)
+    values = checkpoint.tensors[f"model.layers.1.{name}"].data.view(np.float32)
+    values[-1] = value
+    reason = rf"tensor 'model\.layers\.1\.{name}': number {len(values) - 1} is not finite"
+    with pytest.raises(CheckpointError, match=reason):
+        WeightTensors(spec, checkpoint).check_vectors()
+
+
+@pytest.mark.parametrize("name", BIASES)
+@pytest.mark.parametrize("change", ["missing", "longer", "of no expert"])
+def test_misshaped_biases_and_sinks_are_refused(name: str, change: str) -> None:
+    checkpoint, full = folder(), f"model.layers.1.{name}"
+    tensors = dict(checkpoint.tensors)
+    whole = tensors.pop(full)
+    if change != "missing":
+        *first, last = whole.shape
+        tensors[full] = dataclasses.replace(whole, shape=(*first, last + 1) if change == "longer" else (0, *first))
+    damaged = dataclasses.replace(checkpoint, tensors=tensors)
+    reason = "missing" if change == "missing" else "misshaped"
+    with pytest.raises(CheckpointError, match=rf"^tiny: tensor '{full}': {reason} {full}"):
+        check_tensors(build_spec(damaged), damaged)

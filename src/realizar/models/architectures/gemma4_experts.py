@@ -18,6 +18,7 @@ from realizar.models.tensor_source import TensorName, TensorSource
 
 _JOINED = Joined(gate_up="experts.gate_up_proj", down="experts.down_proj")
 _ROUTER = "model.layers.{}.mlp.gate"
+_GGUF_SCALES = "ffn_down_exps.scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,13 @@ class Mixture:
 
     Attributes:
         count: experts of a layer. per_token: those that a token goes through. width: of one of them.
+        has_scales: True if there are factors of experts' outputs.
     """
 
     count: int
     per_token: int
     width: int
+    has_scales: bool
 
     def build(self, builder: SpecBuilder, index: int, activation: Activation, dense: FeedForward) -> Experts:
         """The mixture of a layer beside its dense feed-forward."""
@@ -46,10 +49,9 @@ class Mixture:
         )
 
     def _expert_scales(self, builder: SpecBuilder, index: int) -> TensorName | None:
-        """The factors of experts' outputs, which a GGUF file may leave out."""
-        stored = _stored_name(builder, index, "router.per_expert_scale", "ffn_down_exps.scale")
-        if builder.hparams.is_gguf and stored not in builder.hparams.checkpoint.tensors:
+        if not self.has_scales:
             return None
+        stored = _stored_name(builder, index, "router.per_expert_scale", _GGUF_SCALES)
         return builder.note(f"{_ROUTER.format(index)}.per_expert_scale", TensorSource(stored, (self.count,)))
 
 
@@ -71,7 +73,12 @@ def read_mixture(hparams: HyperParameters) -> Mixture | None:
         return None
     count = read_expert_count(hparams)
     per_token = read_experts_per_token(hparams, count, "top_k_experts")
-    return Mixture(count, per_token, _read_width(hparams))
+    return Mixture(count, per_token, _read_width(hparams), _has_scales(hparams))
+
+
+def _has_scales(hparams: HyperParameters) -> bool:
+    """False for a GGUF file that leaves the factors out, of all layers: those of some alone were lost."""
+    return not hparams.is_gguf or any(name.endswith(f".{_GGUF_SCALES}") for name in hparams.checkpoint.tensors)
 
 
 def _read_width(hparams: HyperParameters) -> int:
