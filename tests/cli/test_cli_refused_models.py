@@ -28,8 +28,14 @@ _KEYS: dict[str, dict[str, Any]] = {
         "expert_shared_feed_forward_length": 32,
     },
     "lfm2": {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3},
+    "gemma4": {  # as E2B and E4B: inputs of layers, and a last layer that shares keys and values
+        "attention.key_length": 16, "attention.value_length": 16, "attention.key_length_swa": 16,
+        "attention.value_length_swa": 16, "attention.sliding_window": 8, "attention.shared_kv_layers": 1,
+        "attention.sliding_window_pattern": [True, False, True], "embedding_length_per_layer_input": 32,
+    },
 }  # fmt: skip
 REASON = "lfm2: layers 0, 2 have a short convolution, which the {} backend does not run"
+EDGE_REASON = "gemma4: layers 0, 1, 2 have inputs of their own, which the {} backend does not run"
 
 
 def _write_model(path: Path, architecture: str) -> None:
@@ -71,6 +77,14 @@ def unknown(tmp_path: Path) -> tuple[Path, str]:
     return path, REASON
 
 
+@pytest.fixture(params=["lfm2", "gemma4"])
+def not_on_gpu(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
+    """A file that no GPU runs, and why."""
+    path = tmp_path / f"{request.param}.gguf"
+    _write_model(path, request.param)
+    return path, {"lfm2": REASON, "gemma4": EDGE_REASON}[request.param]
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -87,22 +101,22 @@ def test_commands_for_the_cpu(realizar: Callable[..., Any], unknown: tuple[Path,
     assert result.error_lines == [f"realizar: {reason.format('CPU')}"]
 
 
-def test_a_plan_for_a_gpu(realizar: Callable[..., Any], unknown: tuple[Path, str]) -> None:
+def test_a_plan_for_a_gpu(realizar: Callable[..., Any], not_on_gpu: tuple[Path, str]) -> None:
     pytest.importorskip("torch", reason="a plan for a GPU needs torch")
-    result = realizar("plan", unknown[0], "--device", "cuda", "--memory", "32G")
+    result = realizar("plan", not_on_gpu[0], "--device", "cuda", "--memory", "32G")
     assert (result.status, result.stdout) == (1, "")
-    assert result.error_lines == [f"realizar: {unknown[1].format('CUDA')}"]
+    assert result.error_lines == [f"realizar: {not_on_gpu[1].format('CUDA')}"]
 
 
-def test_the_cuda_backend(unknown: tuple[Path, str]) -> None:
+def test_the_cuda_backend(not_on_gpu: tuple[Path, str]) -> None:
     pytest.importorskip("torch", reason="the GPU backend needs torch")
     pytest.importorskip("triton", reason="the GPU backend needs triton")
     from realizar.backends.cuda.device import interpreter_device
     from realizar.backends.cuda.runner import CUDABackend
 
-    checkpoint = open_checkpoint(unknown[0])
+    checkpoint = open_checkpoint(not_on_gpu[0])
     spec = build_spec(checkpoint)
-    with pytest.raises(UnsupportedModelError, match=f"^{unknown[1].format('CUDA')}$"):
+    with pytest.raises(UnsupportedModelError, match=f"^{not_on_gpu[1].format('CUDA')}$"):
         CUDABackend(device=interpreter_device()).load(spec, checkpoint, resolved(spec, None, EngineConfig(), "cuda"))
 
 
@@ -124,3 +138,16 @@ def test_experts_run_on_the_cpu(realizar: Callable[..., Any], tmp_path: Path) ->
     result = realizar("run", path, "hello", "--device", "cpu", "--max-tokens", "4", "--temperature", "0")
     assert (result.status, result.error_lines) == (0, [])
     assert result.stdout.strip() == "\0\0\0\0"
+
+
+def test_a_model_for_the_cpu_alone_says_so(realizar: Callable[..., Any], tmp_path: Path) -> None:
+    """Nothing refuses it as a whole, but `inspect` names what a GPU lacks, and the CPU runs it."""
+    path = tmp_path / "edge.gguf"
+    _write_model(path, "gemma4")
+    assert f"will run      yes, on the CPU alone: {EDGE_REASON.format('CUDA')}" in (
+        realizar("inspect", path).stdout.splitlines()
+    )
+    found = json.loads(realizar("inspect", path, "--json").stdout)
+    assert (found["runs"], found["reason"], found["gpu_reason"]) == (True, None, EDGE_REASON.format("CUDA"))
+    result = realizar("run", path, "hello", "--device", "cpu", "--max-tokens", "2", "--temperature", "0")
+    assert (result.status, result.error_lines, result.stdout.strip()) == (0, [], "\0\0")

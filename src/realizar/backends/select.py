@@ -179,12 +179,18 @@ def refusals(spec: ModelSpec) -> list[str]:
     return reasons if len(reasons) == 2 else []
 
 
+def refusal_of_gpus(spec: ModelSpec) -> str | None:
+    """The reason for which no GPU runs a model, whatever the card; None if one may."""
+    from realizar.backends.cuda.supported import SUPPORTED as ON_CUDA
+
+    return _refusal(ON_CUDA, spec)
+
+
 def _device_for(spec: ModelSpec, chosen: ChosenDevice) -> ChosenDevice:
     """The chosen device, but the CPU in place of a GPU if it alone runs all parts of the model, which is logged."""
     from realizar.backends.cpu.supported import SUPPORTED as ON_CPU
-    from realizar.backends.cuda.supported import SUPPORTED as ON_CUDA
 
-    reason = _refusal(ON_CUDA, spec) if chosen.kind == "cuda" else None
+    reason = refusal_of_gpus(spec) if chosen.kind == "cuda" else None
     if reason is None or _refusal(ON_CPU, spec) is not None:
         return chosen
     _LOG.warning("%s; the CPU runs it", reason)

@@ -70,14 +70,20 @@ def why_not_runnable(checkpoint: Checkpoint) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """A model's numbers of parameters, and the bytes of weights that a token reads, as stored."""
+    """A model's numbers of parameters, and the bytes of weights that a token reads, as stored.
+
+    Attributes:
+        gpu_reason: the reason why no GPU runs it; None if one may.
+    """
 
     parameters: ParameterCounts
     token_bytes: int
+    gpu_reason: str | None
 
 
 def _weights(checkpoint: Checkpoint) -> _Weights | None:
     """None where nothing is known of the model."""
+    from realizar.backends.select import refusal_of_gpus
     from realizar.backends.weight_tensors import WeightTensors
     from realizar.errors import CheckpointError, UnsupportedModelError
     from realizar.models.check_tensors import check_tensors
@@ -91,7 +97,7 @@ def _weights(checkpoint: Checkpoint) -> _Weights | None:
         sizes = {matrix.weight: tensors.size_bytes(matrix.weight) for matrix in spec.matrices()}
     except (CheckpointError, UnsupportedModelError):
         return None
-    return _Weights(count_parameters(spec), size_of_token(spec, sizes))
+    return _Weights(count_parameters(spec), size_of_token(spec, sizes), refusal_of_gpus(spec))
 
 
 def parameters_text(counts: ParameterCounts) -> str:
@@ -158,6 +164,7 @@ def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
         "token_bytes": None if weights is None else weights.token_bytes,
         "runs": reason is None,
         "reason": reason,
+        "gpu_reason": None if weights is None else weights.gpu_reason,
         "types": _types(checkpoint),
         "metadata": _jsonable(dict(checkpoint.metadata)),
         "tensors": tensors,
@@ -178,6 +185,15 @@ def _jsonable(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
+def _answer(reason: str | None, weights: _Weights | None) -> str:
+    """The line that says whether the model will run, and where."""
+    if reason is not None:
+        return f"no: {printable(reason)}"
+    if weights is None or weights.gpu_reason is None:
+        return "yes"
+    return f"yes, on the CPU alone: {printable(weights.gpu_reason)}"
+
+
 def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
     template, weights = _chat_template(checkpoint), _weights(checkpoint)
     known = []
@@ -190,7 +206,7 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
         f"architecture  {printable(_architecture(checkpoint))}",
         f"size          {format_bytes(file_bytes(checkpoint))}, {len(checkpoint.tensors)} tensors",
         *known,
-        f"will run      {'yes' if reason is None else f'no: {printable(reason)}'}",
+        f"will run      {_answer(reason, weights)}",
         f"chat          {'yes, with the template below' if template else NO_CHAT}",
         "",
         "metadata",
