@@ -10,10 +10,12 @@ import triton.language as tl
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.native.sources import GatedActivation
+from realizar.errors import UnsupportedModelError
 from realizar.models.spec import Attention, ModelSpec
 
 KEYS = 64  # keys of a block of attention, at most
 _WIDE_HEAD = 256  # beyond which blocks of so many keys do not fit in shared memory
+_WIDE_HEAD_BYTES = 100 << 10  # of shared memory, which blocks of wider heads take on cards of 8.0
 ROTATE_PARTS = 4  # heads that one program rotates
 MAX_PARTS = 64  # parts of a context
 ACTIVATIONS: dict[GatedActivation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped": 4}  # of kernels.activate
@@ -75,6 +77,20 @@ def block_keys(attention: Attention, compute: torch.dtype) -> int:
 def block_stages(attention: Attention) -> dict[str, int]:
     """The launch option that bounds how many blocks of keys are on their way, where heads are wide."""
     return {"num_stages": 1} if padded_head(attention) > _WIDE_HEAD else {}
+
+
+def check_heads(spec: ModelSpec, device: DeviceProfile) -> None:
+    """Refuse wide heads on a card whose shared memory takes no block of a chunk's attention.
+
+    Raises:
+        UnsupportedModelError: names the heads and the card.
+    """
+    widest = max(attention.head_size for _, attention in spec.attentions())
+    if widest > _WIDE_HEAD and device.shared_bytes < _WIDE_HEAD_BYTES:
+        raise UnsupportedModelError(
+            f"{spec.architecture}: attention with heads of {widest} needs {_WIDE_HEAD_BYTES >> 10} KiB of shared memory"
+            f" a block; {device.name} has {device.shared_bytes >> 10}"
+        )
 
 
 def shared_heads(attention: Attention) -> int:
