@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import codecs
 import math
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 
 from realizar.logprob_columns import LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
-from realizar.server.generation.token_names import TokenNames, parts_of
+from realizar.server.generation.token_names import TokenNames, TokenParts, parts_of
 from realizar.server.openai.logprobs import (
     CompletionLogprobs,
     CompletionLogprobsMaker,
@@ -121,3 +124,25 @@ def test_parts_of_all_tokens() -> None:
     assert (named.names[255], named.data[255], named.num_characters[255]) == (b'"bytes:\\\\xff"', b"[255]", -1)
     assert by_id.names[255] == b'"token_id:255"'
     assert len(named.names) == len(named.data) == len(by_id.names) == TOKENIZER.vocab_size
+
+
+def test_names_are_made_once_however_many_threads_ask() -> None:
+    everyone = threading.Barrier(4)
+    made: list[int] = []
+
+    class Counted(ByteTokenizer):
+        def vocabulary_bytes(self) -> list[bytes]:
+            made.append(threading.get_ident())
+            time.sleep(0.05)  # the others ask by now, or find them made
+            return super().vocabulary_bytes()
+
+    names = TokenNames(Counted(None))
+
+    def ask(_: int) -> TokenParts:
+        everyone.wait()
+        return names.parts
+
+    with ThreadPoolExecutor(4) as threads:
+        first, *others = threads.map(ask, range(4))
+    assert len(made) == 1
+    assert all(each is first for each in others)

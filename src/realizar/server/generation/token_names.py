@@ -7,8 +7,8 @@ request may ask for `token_id:N` instead.
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import NamedTuple, TypeVar, cast
 
 import msgspec
@@ -47,10 +47,23 @@ class TokenNames:
         self._tokenizer, self._as_ids = tokenizer, as_ids
         self._data_of = tokenizer.spelled_bytes.__getitem__
         self._rows: dict[tuple[Callable[..., object], int], object] = {}
+        self._parts: TokenParts | None = None
+        self._making = threading.Lock()
 
-    @cached_property
+    @property
     def parts(self) -> TokenParts:
-        """Of all tokens; made when they are first asked for."""
+        """Of all tokens; made when they are first asked for, once, however many threads ask meanwhile."""
+        if self._parts is None:
+            with self._making:
+                if self._parts is None:
+                    self._parts = self._made_parts()
+        return self._parts
+
+    def prepare(self) -> None:
+        """Make the parts of all tokens, unless they are there: 0.3 s for 128,256 that the event loop need not spend."""
+        _ = self.parts
+
+    def _made_parts(self) -> TokenParts:
         vocabulary = self._tokenizer.vocabulary_bytes()
         special_ids = self._tokenizer.special_ids()
         names: list[bytes] = []
@@ -65,10 +78,6 @@ class TokenNames:
             names.append(_encode(_name_of_id(token_id) if self._as_ids else text))
             num_characters.append(0 if token_id in special_ids else count)
         return TokenParts(names, [_encode(list(data)) for data in vocabulary], num_characters)
-
-    def prepare(self) -> None:
-        """Make the parts of all tokens, unless they are there: 0.3 s for 128,256 that the event loop need not spend."""
-        _ = self.parts
 
     def rows(self, make: Callable[[TokenNames, int], _Part], top_n: int) -> _Part:
         """What `make` made of these names for so many listed tokens: all requests that list as many share it."""
