@@ -15,6 +15,7 @@ from realizar.structured.grammar import Grammar
 from realizar.structured.known_states import UNKNOWN, KnownStates
 from realizar.structured.regex_states import MOST_STATES
 from realizar.structured.workers.service import GrammarService
+from realizar.structured.workers.state_lines import NO_LINES, StateLines
 from structured.grammar_followers import FACTORY, LETTERS, PATIENT, Follower, make_service, step, wait_for
 from structured.grammar_walks import END, TOKENS, allowed_ids
 
@@ -145,4 +146,50 @@ def test_a_character_beyond_ascii_is_asked_about() -> None:
     assert not known(service, row)
     for _ in range(10):
         step(service, row)
+    service.close()
+
+
+def test_grammars_that_are_hardly_used_take_no_lines() -> None:
+    """More than there are lines for, kept for later requests: one that answers much has its states known all the same.
+
+    Two of the kept ones have rows that hardly go on.
+    """
+    service = make_service(NO_DRAFTS)
+    for count in range(20):
+        service.prepare(StructuredOutput("regex", f"[a-f]{{{count + 1},40}}x"))
+    others = [Follower(service, StructuredOutput("regex", f"[a-f]{{{count},40}}x")) for count in (1, 2)]
+    row = follow_until_known(service, LETTERS)
+    for _ in range(3):
+        step(service, row, *others)
+    assert not known(service, *others)
+    service.close()
+
+
+def test_lines_are_free_again_when_their_process_has_ended() -> None:
+    lines = StateLines(2 * MOST_STATES)
+    first, second = lines.take(), lines.take()
+    assert {first, second} == {0, MOST_STATES}
+    assert lines.take() == NO_LINES
+    lines.give_back(first)
+    assert lines.take() == first
+    lines.give_back(NO_LINES)
+    assert lines.take() == NO_LINES
+
+
+def test_a_process_waits_for_lines_until_some_are_free() -> None:
+    service = make_service(NO_DRAFTS)
+    taken = []
+    while (first := service._lines.take()) != NO_LINES:
+        taken.append(first)
+    for seed in range(20):  # 200 answers and more, twice
+        row = Follower(service, LETTERS, seed)
+        for _ in range(40):
+            step(service, row)
+            if row.ended:
+                break
+        assert not known(service, row)
+        service.close_row(row.row)
+    service._lines.give_back(taken[0])
+    follow_until_known(service, LETTERS)
+    assert service._lines.take() == NO_LINES
     service.close()

@@ -43,11 +43,13 @@ from realizar.structured.workers.messages import (
     Encoded,
     Follow,
     Leave,
+    Lines,
     Refused,
     Slow,
     Stuck,
     ToWorker,
     Used,
+    WantLines,
 )
 
 _ENCODED_TEXTS = 1024
@@ -162,6 +164,7 @@ class GrammarProcess:
         self._states: KnownStates | None = None
         self._search: Iterator[None] = iter(())
         self._num_answers = self._first_line = 0
+        self._next_wish = _FEW_ANSWERS
         self._num_slow = self._reported_bytes = 0
         self._first_bytes = _most_resident_bytes()
         _limit(memory_bytes)
@@ -176,7 +179,7 @@ class GrammarProcess:
             while grammar is not None:
                 self._listener.wait()
                 self._take_in(grammar)
-                while self._answer_all(command) or self._go_ahead() or self._explore():
+                while self._answer_all(command) or self._go_ahead() or self._explore(grammar):
                     self._take_in(grammar)
         except ChannelError:
             pass  # the engine has closed its end
@@ -189,11 +192,6 @@ class GrammarProcess:
             self._channel.send(Refused(str(error)))
             return None
         _limit_cpu(None)
-        if command.first_line >= 0:
-            lines, memory = slice(command.first_line, command.first_line + MOST_STATES), self._memory
-            masks = memory.masks[memory.num_slots :][lines]
-            self._states = KnownStates(grammar, self._factory, masks, memory.after[lines])
-            self._first_line, self._search = command.first_line, self._states.explore()
         self._reported_bytes = self._taken_bytes()
         self._channel.send(Done(self._reported_bytes))
         return grammar
@@ -209,6 +207,8 @@ class GrammarProcess:
                 _advance(row.matcher, record.token_ids)
             elif isinstance(record, Leave):
                 self._leave(record.key)
+            elif isinstance(record, Lines):
+                self._begin_search(grammar, record.first)
         self._listener.listen(bool(self._rows))
 
     def _leave(self, key: int) -> None:
@@ -310,9 +310,22 @@ class GrammarProcess:
                 memory.forced[row.slot, len(row.ahead)] = entries_of(row.number, row.next_id)
         return num_taken
 
-    def _explore(self) -> bool:
-        """Look for the grammar's states, one part of the work; true if there may be more."""
-        return self._num_answers >= _FEW_ANSWERS and next(self._search, self) is not self
+    def _begin_search(self, grammar: Grammar, first_line: int) -> None:
+        """Look for the grammar's states from now on, which have these lines of the shared memory."""
+        if self._states is None:
+            lines, memory = slice(first_line, first_line + MOST_STATES), self._memory
+            masks = memory.masks[memory.num_slots :][lines]
+            self._states = KnownStates(grammar, self._factory, masks, memory.after[lines])
+            self._first_line, self._search = first_line, self._states.explore()
+
+    def _explore(self, grammar: Grammar) -> bool:
+        """Look for the grammar's states, one part of the work, or ask for lines for them; true if there may be more."""
+        if self._states is not None:
+            return next(self._search, self) is not self
+        if grammar.shared is not None and self._num_answers >= self._next_wish and len(self._memory.after):
+            self._next_wish = self._num_answers + _FEW_ANSWERS  # all lines may be others' now, and free later
+            self._channel.send(WantLines())
+        return False
 
     def _taken_bytes(self) -> int:
         return _most_resident_bytes() - self._first_bytes

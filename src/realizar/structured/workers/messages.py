@@ -100,8 +100,7 @@ class Compile(msgspec.Struct, frozen=True, tag="compile"):
     """The first record to a grammar's process: the fields of a `StructuredOutput`. The answer: `Done` or `Refused`.
 
     `cpu_s`: seconds of processor time after which the kernel ends the process. `slow_s`, `slow_answers`: `Slow` is sent
-    when so many answers, each for several rows, took so many seconds. `first_line`: of the shared memory's lines for
-    its known states; below 0 where it has none.
+    when so many answers, each for several rows, took so many seconds.
     """
 
     kind: str
@@ -109,7 +108,6 @@ class Compile(msgspec.Struct, frozen=True, tag="compile"):
     cpu_s: int
     slow_s: float
     slow_answers: int
-    first_line: int = -1
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow"):
@@ -132,6 +130,12 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     key: int
 
 
+class Lines(msgspec.Struct, frozen=True, tag="lines"):
+    """The process has MOST_STATES of the shared memory's lines from `first` on, for its known states, to its end."""
+
+    first: int
+
+
 class Look(msgspec.Struct, frozen=True, tag="look"):
     """Rows have questions; sent where no bell rings."""
 
@@ -145,6 +149,10 @@ class Stuck(msgspec.Struct, frozen=True, tag="stuck"):
 
 class Slow(msgspec.Struct, frozen=True, tag="slow"):
     """Many answers for several rows at once have taken long."""
+
+
+class WantLines(msgspec.Struct, frozen=True, tag="want_lines"):
+    """The process would look for all states of its grammar; `Lines` follows if some are free."""
 
 
 class Used(msgspec.Struct, frozen=True, tag="used"):
@@ -167,5 +175,5 @@ class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
 
 ToServer: TypeAlias = Vocabulary | Fork | Reap
 FromServer: TypeAlias = Done | Refused | Forked | Reaped
-ToWorker: TypeAlias = Compile | Follow | Leave | Look | Encoded
-FromWorker: TypeAlias = Done | Refused | Stuck | Slow | Used | Encode
+ToWorker: TypeAlias = Compile | Follow | Leave | Lines | Look | Encoded
+FromWorker: TypeAlias = Done | Refused | Stuck | Slow | WantLines | Used | Encode

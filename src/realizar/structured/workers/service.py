@@ -263,7 +263,7 @@ class GrammarService:
         tries = 2
         cause: ErrorCause = "request"  # unless a death has another cause
         while True:
-            worker = self._new_worker(structured)
+            worker = self._new_worker()
             if job is not None:
                 job.stop = worker.kill
             try:
@@ -301,15 +301,14 @@ class GrammarService:
         _LOG.warning("%s", error)
         self._known.refuse(grammar.structured, str(error), cause)
 
-    def _new_worker(self, structured: StructuredOutput) -> GrammarWorker:
+    def _new_worker(self) -> GrammarWorker:
         """Make a process for a grammar. A dead server is replaced once. Raises ServerError."""
-        lines = self._lines if structured.kind == "regex" else None
         try:
-            return GrammarWorker(self._running_server(), self._encode, lines)
+            return GrammarWorker(self._running_server(), self._encode, self._lines)
         except ServerError as error:
             if error.lasting or (self._server is not None and self._server.alive):
                 raise
-        return GrammarWorker(self._running_server(), self._encode, lines)
+        return GrammarWorker(self._running_server(), self._encode, self._lines)
 
     def _running_server(self) -> ServerHandle:
         """The fork server, which is started if none is alive. Raises ServerError."""

@@ -11,7 +11,7 @@ NO_LINES = -1
 
 
 class StateLines:
-    """Gives each process MOST_STATES lines that no other has, as long as there are some. Thread-safe."""
+    """Gives each process that wants them MOST_STATES lines that no other has, as long as some are free. Thread-safe."""
 
     def __init__(self, count: int) -> None:
         self._free = list(range(0, count, MOST_STATES))

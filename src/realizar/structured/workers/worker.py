@@ -24,11 +24,13 @@ from realizar.structured.workers.messages import (
     Follow,
     FromWorker,
     Leave,
+    Lines,
     Look,
     Refused,
     Slow,
     Stuck,
     Used,
+    WantLines,
 )
 from realizar.structured.workers.server_handle import ServerHandle
 from realizar.structured.workers.state_lines import NO_LINES, StateLines
@@ -101,13 +103,13 @@ class GrammarWorker:
 
     Args:
         encode: converts text to ids without special tokens, with the model's tokenizer, or None.
-        lines: of the shared memory, of which the process gets some for its known states; None gives it none.
+        lines: of the shared memory, of which the process gets some for its known states once it wants them.
 
     Raises:
         ServerError: the process can't be started.
     """
 
-    def __init__(self, server: ServerHandle, encode: Encoder | None, lines: StateLines | None = None) -> None:
+    def __init__(self, server: ServerHandle, encode: Encoder | None, lines: StateLines) -> None:
         self._server, self._encode = server, encode
         self.pid, self._channel = server.fork()
         self.memory_bytes = self.num_rows = 0
@@ -115,7 +117,7 @@ class GrammarWorker:
         self._lock = threading.Lock()
         self._reaped = False
         self._lines = lines
-        self._first_line = NO_LINES if lines is None else lines.take()
+        self._first_line = NO_LINES
 
     def compile(self, structured: StructuredOutput, limits: WorkerLimits) -> None:
         """Compile the process's grammar. This is called once.
@@ -126,9 +128,8 @@ class GrammarWorker:
         """
         try:
             command = Compile(
-                structured.kind, structured.value, limits.compile_cpu_s, limits.slow_s, limits.slow_answers,
-                self._first_line,
-            )  # fmt: skip
+                structured.kind, structured.value, limits.compile_cpu_s, limits.slow_s, limits.slow_answers
+            )
             self._channel.send(command, limits.compile_s)
             answer = self._answer(limits.compile_s)
             if not isinstance(answer, Done | Refused):
@@ -170,6 +171,8 @@ class GrammarWorker:
                     self._channel.send(Encoded(self._encoded(record.text)), _SEND_S)
                 elif isinstance(record, Used):
                     self.memory_bytes = record.memory_bytes
+                elif isinstance(record, WantLines):
+                    self._give_lines()
                 elif isinstance(record, Stuck | Slow):
                     news.append(record)
                 else:
@@ -193,8 +196,7 @@ class GrammarWorker:
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
             status = self._server.reap(self.pid)
-            if self._lines is not None:
-                self._lines.give_back(self._first_line)
+            self._lines.give_back(self._first_line)
             return status
 
     def close(self) -> None:
@@ -207,6 +209,14 @@ class GrammarWorker:
             self._channel.send(record, _SEND_S)
         except ChannelError as error:
             raise self._death(error, _SEND_S) from error
+
+    def _give_lines(self) -> None:
+        """Give it lines for its known states, if some are free."""
+        with self._lock:
+            if self._first_line == NO_LINES and not self._reaped:
+                self._first_line = self._lines.take()
+        if self._first_line != NO_LINES:
+            self._channel.send(Lines(self._first_line), _SEND_S)
 
     def _answer(self, timeout_s: float) -> FromWorker:
         """Wait for the next answer, and encode texts for the process meanwhile."""
