@@ -336,4 +336,8 @@ def test_clients_are_named_by_key_or_peer() -> None:
     named = client_of(scope, has_keys=True)
     assert named.startswith("key:")
     assert "secret" not in named
+    other = (b"x-api-key", b"other")
+    assert client_of({**scope, "headers": [(b"x-api-key", b"secret")]}, has_keys=True) == named
+    assert client_of({**scope, "headers": [other, *scope["headers"]]}, has_keys=True) == named  # as `KeyRing` reads it
+    assert client_of({**scope, "headers": [other]}, has_keys=True) != named
     assert client_of({"headers": [], "client": None}, has_keys=True) == "peer:"

@@ -14,15 +14,17 @@ _NETWORK_BITS = 64  # of an IPv6 address; a host chooses the rest freely
 def client_of(scope: Mapping[str, Any], *, has_keys: bool) -> str:
     """Identify a request's client by the digest of its API key if the server uses keys, otherwise by its address.
 
+    The key is the one that `KeyRing` compares: that of `Authorization`, otherwise `x-api-key`.
+
     Args:
         scope: the ASGI scope.
-        has_keys: True if the server uses keys. Otherwise the header is ignored, as a peer could pose as many clients.
+        has_keys: True if the server uses keys. Otherwise the headers are ignored, as a peer could pose as many clients.
     """
     if has_keys:
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                key = value.partition(b" ")[2].strip(b" ")
-                return f"key:{hashlib.sha256(key).hexdigest()[:_DIGEST_CHARACTERS]}"
+        given = dict(reversed(scope["headers"]))  # the first of each name
+        key = given[b"authorization"].partition(b" ")[2] if b"authorization" in given else given.get(b"x-api-key")
+        if key is not None:
+            return f"key:{hashlib.sha256(key.strip(b' ')).hexdigest()[:_DIGEST_CHARACTERS]}"
     peer = scope.get("client")
     return f"peer:{peer_of(peer[0] if peer else '')}"
 
