@@ -135,13 +135,19 @@ def test_no_keys_is_open_to_all() -> None:
 
 
 def test_other_origins_are_kept_out_unless_allowed() -> None:
-    preflight = {"origin": "http://page", "access-control-request-method": "POST"}
+    names = "anthropic-dangerous-direct-browser-access,anthropic-version,content-type,x-api-key,x-stainless-lang"
+    preflight = {
+        "origin": "http://page",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": names,
+    }
     closed = ask(make_app(), "OPTIONS", "/v1/chat/completions", headers=preflight)
     assert "access-control-allow-origin" not in closed.headers
     app = make_app(cors_origins=("http://page",))
     allowed = ask(app, "OPTIONS", "/v1/chat/completions", headers=preflight)
     assert allowed.status_code == 200
     assert allowed.headers["access-control-allow-origin"] == "http://page"
+    assert allowed.headers["access-control-allow-headers"] == names
     other = ask(app, "OPTIONS", "/v1/chat/completions", headers={**preflight, "origin": "http://other"})
     assert "access-control-allow-origin" not in other.headers
     assert ask(app, "POST", "/v1/chat/completions", headers={"origin": "http://page"}).status_code == 401
