@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import random
 from typing import Any, cast
 
 import httpx
@@ -93,6 +95,47 @@ def test_reasoning_text_and_calls_are_blocks(size: int) -> None:
     assert len(set(ids)) == 2
 
 
+CUTTINGS = random.Random(7)
+ANSWERS = (
+    f"Hm.</think>Let me see.\n{CALLS} Then? {CALLS}",
+    f"</think>{CALLS}",
+    "thoughts alone",
+    "</think>",
+    "",
+    "</think>\u00e9\U0001f600 <tool_cal no </think> more",
+    '</think><tool_call>\n{"name": "a", "argum',
+    "</think><tool_call>{bad}</tool_call> rest",
+    '</think><tool_call>{"arguments": {"x": "\u00e9", "y": 1234567890123456789012345}, "name": "a"}</tool_call>',
+)
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+@pytest.mark.parametrize("fields", [{}, {"thinking": {"type": "adaptive", "display": "omitted"}}])
+def test_streamed_is_whole_under_every_cutting(text: str, fields: dict[str, Any]) -> None:
+    made = [blocks(answer(ScriptedEngine(deltas=(text,)), tools=TOOLS, **fields))]
+    for _ in range(4):
+        places = sorted(CUTTINGS.sample(range(len(text) + 1), min(len(text), 9)))
+        deltas = [text[start:end] for start, end in itertools.pairwise((0, *places, len(text)))]
+        made.append(blocks(answer(ScriptedEngine(deltas=deltas), tools=TOOLS, **fields)))
+    assert all(each == made[0] for each in made)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ('{"x": 123456789012345678901234567890}', {"x": 123456789012345678901234567890}),
+        ('{"x": "\\ud83d!"}', {"x": "?!"}),
+        ('{"x": NaN}', {}),
+        ('{"x": ' + "[" * 5_000 + "]" * 5_000 + "}", {}),
+    ],
+)
+def test_arguments_that_a_model_may_write_are_json(arguments: str, wanted: dict[str, Any]) -> None:
+    text = f'</think><tool_call>\n{{"name": "a", "arguments": {arguments}}}\n</tool_call>'
+    response = post(ScriptedEngine(deltas=(text,)), {**BODY, "tools": TOOLS})
+    assert response.status_code == 200, response.text
+    assert response.json()["content"][0]["input"] == wanted
+
+
 def test_reasoning_that_is_not_wanted_is_left_out() -> None:
     engine = ScriptedEngine(deltas=("Hm.</think>", "Yes."))
     assert blocks(answer(engine, thinking={"type": "enabled", "budget_tokens": 1024})) == ["Hm.", "Yes."]
@@ -169,7 +212,33 @@ def test_a_conversation_reaches_the_template() -> None:
     assert shown == f"system:Be brief.|user:Go|assistant:On it[Hm]{call}|tool:7|user:So?\nWell?|<think>"
     changed = [{"type": "text", "text": "x-anthropic-billing-header: cch=2;"}, system[1]]
     post(engine, {**BODY, "messages": messages, "system": changed, "tools": TOOLS})
-    assert engine.asked[0][0] == engine.asked[1][0]
+    joined = "x-anthropic-billing-header: cch=3;\n\nBe brief."  # as proxies join the blocks
+    post(engine, {**BODY, "messages": messages, "system": joined, "tools": TOOLS})
+    assert engine.asked[0][0] == engine.asked[1][0] == engine.asked[2][0]
+
+
+def test_thousands_of_blocks_are_one_message() -> None:
+    """Their texts are joined once: one after the other, 20,000 of 300 characters took 24 s."""
+    engine = ScriptedEngine()
+    texts = [f"{place:03}" for place in range(20_000)]
+    messages = [{"role": "user", "content": [{"type": "text", "text": text} for text in texts]}]
+    assert post(engine, {**BODY, "messages": messages}).status_code == 200
+    assert bytes(engine.asked[0][0]).decode() == f"user:{chr(10).join(texts)}|<think>"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/messages", 405), ("GET", "/v1/messages/batches", 404), ("POST", "/v1/messages/", 404)],
+)
+def test_what_is_not_there_is_refused_in_the_same_form(method: str, path: str, status: int) -> None:
+    app = create_app(cast("Any", ScriptedEngine()), scripted_model(TEMPLATE), ServerSettings())
+
+    async def main() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            return await client.request(method, path, json=BODY)
+
+    response = asyncio.run(main())
+    assert (response.status_code, response.json()["type"]) == (status, "error")
 
 
 def test_sampling_and_choices_of_tools_reach_the_engine() -> None:
@@ -194,6 +263,10 @@ def test_more_tokens_than_the_context_has_end_at_its_end() -> None:
     assert post(engine, {**BODY, "max_tokens": 200_000}).status_code == 200
     prompt, sampling, _ = engine.asked[-1]
     assert len(prompt) + sampling.max_tokens == 100_000
+
+
+def user(block: dict[str, Any], times: int = 1) -> dict[str, Any]:
+    return {"role": "user", "content": [block] * times}
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -223,6 +296,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"context_management": {"edit": []}}, "context_management.edit"),
     ({"top_n": 3}, "top_n"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {}}}, "tools": TOOLS}, "output_config.format"),
+    ({"system": [{"type": []}]}, "system.0.type"),
+    ({"system": [None]}, "system[0]"),
+    ({"messages": [user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": {}}]})]}, "0.content.0.type"),
+    ({"messages": [user({"type": "text", "text": "x", "cache_control": 5})]}, "messages.0.content.0.cache_control"),
+    ({"messages": [user({"type": "tool_result", "tool_use_id": "t", "is_error": 1})]}, "messages.0.content.0.is_error"),
+    ({"messages": [user({"type": "tool_result", "tool_use_id": "t"}, 5_000)]}, "messages has 5000"),
+    ({"stop_sequences": ["x" * 300]}, "stop_sequences"),
+    ({"stop_sequences": [""]}, "stop_sequences"),
+    ({"context_management": {"edits": {}}}, "context_management.edits"),
 ]
 
 

@@ -21,7 +21,14 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "tool_result": ("type", "tool_use_id", "content", "is_error", "cache_control", "toolset_name"),
 }
 _OF_ROLE = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "redacted_thinking", "tool_use")}
-_MEDIA = frozenset({"image", "document", "container_upload"})
+_MEDIA = ("image", "document", "container_upload")
+_TYPES: Mapping[str, tuple[type, str]] = {
+    "cache_control": (dict, "an object"),
+    "is_error": (bool, "true or false"),
+    "signature": (str, "text"),
+    "data": (str, "text"),
+}
+"""Types of the fields that change no prompt; each may be null."""
 
 
 def read_messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -34,10 +41,15 @@ def read_messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         raise refused("messages must not be empty", "messages")
     if len(given) > MAX_MESSAGES:
         raise refused(f"messages has {len(given)} entries; at most {MAX_MESSAGES} are allowed", "messages")
-    messages: list[dict[str, Any]] = []
+    runs: list[list[dict[str, Any]]] = []
     for place, message in enumerate(given):
         for converted in _converted(f"messages.{place}", message):
-            _append(messages, converted)
+            _append(runs, converted)
+    if len(runs) > MAX_MESSAGES:
+        raise refused(
+            f"messages has {len(runs)} texts and results of tools; at most {MAX_MESSAGES} are allowed", "messages"
+        )
+    messages = [_joined(run) for run in runs]
     if messages[-1]["role"] == "assistant":
         raise refused("messages must not end with an assistant's message: continuing one is not supported", "messages")
     return messages
@@ -54,14 +66,19 @@ def read_system(given: str | Sequence[Mapping[str, Any]] | None) -> list[str]:
     return [_text(f"system.{place}", block) for place, block in enumerate(given or ())]
 
 
-def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Append a message, or join it to the last one where both are texts of one role."""
-    last = messages[-1] if messages else {}
+def _append(runs: list[list[dict[str, Any]]], message: dict[str, Any]) -> None:
+    """Add a message to the last run where all are texts of one role; otherwise begin a run."""
+    last = runs[-1][-1] if runs else {}
     plain = message.keys() | last.keys() <= {"role", "content"}
     if plain and message["role"] == last.get("role"):
-        last["content"] = f"{last['content']}\n{message['content']}"
+        runs[-1].append(message)
     else:
-        messages.append(message)
+        runs.append([message])
+
+
+def _joined(run: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The one message of a run. Texts are joined once: thousands of blocks may be one message."""
+    return run[0] if len(run) == 1 else {**run[0], "content": "\n".join(message["content"] for message in run)}
 
 
 def _converted(where: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -134,9 +151,7 @@ def _kind(where: str, block: Any, role: str) -> str:
     if kind not in _OF_ROLE[role]:
         known = ", ".join(_OF_ROLE[role])
         raise refused(f"{where}.type {kind[:40]!a} is not supported for the role {role}: {known} are", f"{where}.type")
-    for name in block:
-        if name not in _FIELDS[kind]:
-            raise unknown_field(where, name, _FIELDS[kind])
+    _check_fields(where, kind, block)
     return kind
 
 
@@ -146,10 +161,18 @@ def _text(where: str, block: Any) -> str:
     if kind != "text":
         reason = ": the model reads text only" if kind in _MEDIA else ""
         raise refused(f"{where}.type must be 'text'{reason}", f"{where}.type")
-    for name in block:
-        if name not in _FIELDS["text"]:
-            raise unknown_field(where, name, _FIELDS["text"])
+    _check_fields(where, "text", block)
     return _required(where, block, "text", may_be_empty=True)
+
+
+def _check_fields(where: str, kind: str, block: Mapping[str, Any]) -> None:
+    """Refuse unknown fields of a block, and wrong types of those that are otherwise not looked at."""
+    for name, value in block.items():
+        if name not in _FIELDS[kind]:
+            raise unknown_field(where, name, _FIELDS[kind])
+        wanted, words = _TYPES.get(name, (object, ""))
+        if value is not None and not isinstance(value, wanted):
+            raise refused(f"{where}.{name} must be {words}", f"{where}.{name}")
 
 
 def _required(where: str, block: Mapping[str, Any], name: str, *, may_be_empty: bool = False) -> str:

@@ -58,21 +58,26 @@ def shows_reasoning(request: CountTokensRequest) -> bool:
 def _system(request: CountTokensRequest) -> str:
     """The system prompt without the header that Claude Code changes at each request: it would spoil the cache."""
     texts = read_system(request.system)
-    kept = [text for text in texts if not text.startswith(_BILLING)]
-    if len(kept) < len(texts):
+    kept = [_without_header(text) for text in texts]
+    if kept != texts:
         _log_once()
-    return "\n\n".join(kept)
+    return "\n\n".join(text for text, given in zip(kept, texts, strict=True) if text or not given)
+
+
+def _without_header(text: str) -> str:
+    """A text without its first line where that is the header: proxies join the blocks of a prompt to one text."""
+    return text.partition("\n")[2].lstrip("\n") if text.startswith(_BILLING) else text
 
 
 @functools.cache
 def _log_once() -> None:
     """Say that system prompts are changed. A client that sends the block sends it with each request."""
-    _LOG.info("blocks of system prompts that begin with %s are left out of prompts", _BILLING[:-1])
+    _LOG.info("lines of system prompts that begin with %s are left out of prompts", _BILLING[:-1])
 
 
 def _wishes(request: CountTokensRequest, structured: StructuredOutput | None) -> SamplingWishes:
     if not isinstance(request, MessagesRequest):
-        return SamplingWishes(plain={}, max_tokens=1, names=_NAMES)
+        return SamplingWishes(plain={}, max_tokens=1, structured=structured, names=_NAMES)
     return SamplingWishes(
         plain={name: value for name in _PLAIN if (value := getattr(request, name)) is not None},
         max_tokens=request.max_tokens,
@@ -112,10 +117,13 @@ def _check_without_effect(request: CountTokensRequest) -> None:
         if getattr(request, name, None):
             raise unsupported(name, "is not supported")
     management = request.context_management or {}
-    for name in management.keys() - {"edits"}:
-        raise unknown_field("context_management", name, ("edits",))
-    edits = management.get("edits") or []
-    for place, edit in enumerate(edits if isinstance(edits, list) else [edits]):
+    for name in management:
+        if name != "edits":
+            raise unknown_field("context_management", name, ("edits",))
+    edits = management.get("edits")
+    if not isinstance(edits, list | None):
+        raise refused("context_management.edits must be a list", "context_management.edits")
+    for place, edit in enumerate(edits or ()):
         if not isinstance(edit, dict) or edit.get("type") != _KEPT_EDIT:
             path = f"context_management.edits.{place}.type"
             raise unsupported(path, f"must be {_KEPT_EDIT}: the server edits no conversation")

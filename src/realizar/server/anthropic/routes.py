@@ -24,9 +24,10 @@ _STATUSES = {503: 529}
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """The JSON object of an error."""
+    """The JSON object of an error. Its form has no place for the field at fault: the message names it."""
+    message = error.message if (error.param or "") in error.message else f"{error.param}: {error.message}"
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def _error_event(error: ApiError) -> bytes:

@@ -76,8 +76,8 @@ class Dialect:
     request_id_header: str = "x-request-id"
 
     def owns(self, path: str) -> bool:
-        """True if a request's path is one of the dialect's, or begins with one that ends in a parameter."""
-        return any(path == route.path or _begins(path, route.path) for route in self.routes)
+        """True if a request's path is one of the dialect's, lies below one, or fits one that ends in a parameter."""
+        return any(f"{path}/".startswith(f"{route.path}/") or _begins(path, route.path) for route in self.routes)
 
 
 def dialect_of(scope: Scope) -> Dialect:
