@@ -137,10 +137,10 @@ def test_a_mixture_reads_the_experts_that_are_chosen() -> None:
 def test_more_rows_than_there_are_logits_for_are_refused() -> None:
     spec, checkpoint = random_model(RECIPE)
     backend = CPUBackend()
-    config = EngineConfig(threads=1, context_length=32, max_running=33, max_step_tokens=33)
+    config = EngineConfig(threads=1, context_length=32, max_running=65, max_step_tokens=65)
     backend.load(spec, checkpoint, resolved(spec, checkpoint, config))
-    with pytest.raises(InvalidRequestError, match="32 rows"):
-        time_operations(backend, spec, one_step(backend.capacity(), StepWork(33, 1, 0)), 1)
+    with pytest.raises(InvalidRequestError, match="64 rows"):
+        time_operations(backend, spec, one_step(backend.capacity(), StepWork(65, 1, 0)), 1)
     backend.shutdown()
 
 

@@ -85,8 +85,8 @@ def test_report(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("memory", "message"),
     [
-        ("1", "weights and workspace take 143.2 MB, and 1 B are free"),
-        ("100M", "weights and workspace take 143.2 MB, and 100.0 MB are free"),
+        ("1", "weights and workspace take 149.6 MB, and 1 B are free"),
+        ("100M", "weights and workspace take 149.6 MB, and 100.0 MB are free"),
     ],
 )
 @pytest.mark.parametrize("form", [(), ("--json",)])
@@ -125,6 +125,6 @@ def test_a_cache_above_what_is_left_is_said(smollm2_path: Path, capsys: pytest.C
     words = ["plan", str(smollm2_path), "--device", "cpu", "--threads", "2", "--memory", "400M", "--kv-cache-bytes"]
     assert run_app(app, [*words, "300M"]) == 0
     line = capsys.readouterr().out.splitlines()[3]
-    assert line.endswith(", 300.0 MB in all, and 256.8 MB are free beside the weights")
+    assert line.endswith(", 300.0 MB in all, and 250.4 MB are free beside the weights")
     assert run_app(app, [*words, "200M"]) == 0
     assert capsys.readouterr().out.splitlines()[3].endswith(", 200.0 MB in all")

@@ -38,7 +38,7 @@ def test_table_for_people(realizar: Callable[..., Any], weights_only: Path) -> N
         (("--context", "-1"), "--context must be at least 0"),
         (("--repeats", "0"), "--repeats must be at least 1"),
         (("--context", "99999"), "2048"),
-        (("--batch", "33"), "32 rows"),
+        (("--batch", "65"), "64 rows"),
         (("--svg", "nonesuch/a.svg"), "nonesuch/a.svg can't be written: the folder nonesuch does not exist"),
     ],
 )

@@ -46,7 +46,7 @@ class Mixture:
         assert isinstance(part, Experts)
         instructions = select(instruction_set)
         config = EngineConfig(threads=2, max_step_tokens=MAX_TOKENS, max_running=1, context_length=512)
-        space = Workspace(spec, resolved(spec, checkpoint, config, "cpu"), 4, instructions.tile_tokens[0])
+        space = Workspace(spec, resolved(spec, checkpoint, config, "cpu"), instructions.tile_tokens[0])
         weights = Weights(spec, checkpoint, lanes_of(instructions.name), 2)
         weights.load(part.expert_linears(), lambda _: None)
         kernels = KernelLibrary(instructions, lambda _: None)

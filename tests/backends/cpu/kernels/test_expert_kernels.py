@@ -29,6 +29,7 @@ def run_choose(
     sigmoid: bool = False,
     bias: NDArray[np.float32] | None = None,
     groups: tuple[int, int] = (1, 1),
+    expert_scales: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     tokens, experts = scores.shape
     rows = np.full((tokens, experts + 5), np.nan, np.float32)
@@ -40,6 +41,7 @@ def run_choose(
         "experts": experts, "per_token": per_token, "normalized": int(normalized), "scale": scale,
         "chosen": address(chosen), "weights": address(weights), "sigmoid": int(sigmoid), "bias": address(bias),
         "groups": groups[0], "groups_per_token": groups[1],
+        "expert_scales": address(expert_scales),
     })  # fmt: skip
     for thread in range(threads):
         choose.ctypes(address(record), thread, threads)
@@ -64,6 +66,17 @@ def test_choice_is_numpys(experts: int, per_token: int, normalized: bool) -> Non
         alone, own = run_choose(scores[:count], per_token, normalized=normalized, scale=2.5, threads=3)
         np.testing.assert_array_equal(alone, chosen[:count])
         np.testing.assert_array_equal(own.view(np.uint32), weights[:count].view(np.uint32))
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_factors_of_experts_scale_weights_and_choose_nothing(normalized: bool) -> None:
+    rng = np.random.default_rng(3)
+    scores = rng.standard_normal((9, 20)).astype(np.float32)
+    factors = rng.uniform(0.25, 4, 20).astype(np.float32)
+    chosen, weights = run_choose(scores, 3, normalized=normalized)
+    also, scaled = run_choose(scores, 3, normalized=normalized, expert_scales=factors)
+    np.testing.assert_array_equal(also, chosen)
+    np.testing.assert_allclose(scaled, weights * factors[chosen], rtol=1e-6)
 
 
 @pytest.mark.parametrize("sigmoid", [True, False])

@@ -52,11 +52,12 @@ class DecodeTwin:
 
 class _Call:
     def __init__(
-        self, kernel: AttendKernel, tensors: dict[str, torch.Tensor | None], eps: float, scale: float, soft_cap: float,
-        *, split_stride: int, token_stride: int, key_at: int, value_at: int, kv_heads: int, window: int,
-        table_rows: int, out_stride: int,
+        self, kernel: AttendKernel, tensors: dict[str, torch.Tensor | None], eps: float, value_eps: float,
+        scale: float, soft_cap: float, *, split_stride: int, token_stride: int, key_at: int, value_at: int,
+        kv_heads: int, window: int, table_rows: int, out_stride: int,
     ) -> None:  # fmt: skip
-        self.kernel, self.tensors, self.eps, self.scale, self.soft_cap = kernel, tensors, eps, scale, soft_cap
+        self.kernel, self.tensors, self.eps, self.value_eps = kernel, tensors, eps, value_eps
+        self.scale, self.soft_cap = scale, soft_cap
         self.split_stride, self.token_stride, self.starts = split_stride, token_stride, (0, key_at, value_at)
         self.kv_heads, self.window, self.table_rows, self.out_stride = kv_heads, window, table_rows, out_stride
 
@@ -97,7 +98,10 @@ class _Call:
             x = sum(flat[split * self.split_stride + at :][columns].clone() for split in range(kernel.splits))
             found.append((x + self["bias"][columns] if kernel.bias else x).view(count, kernel.head))  # type: ignore[union-attr]
         query = self.rotate(found[0], position, "query_norm").view(self.kv_heads, kernel.group, kernel.head)
-        return query, self.rotate(found[1], position, "key_norm"), found[2]
+        value = found[2]
+        if kernel.value_norm:
+            value = value / (value.square().mean(dim=1, keepdim=True) + self.value_eps).sqrt()
+        return query, self.rotate(found[1], position, "key_norm"), value
 
     def rotate(self, x: torch.Tensor, position: int, norm: str) -> torch.Tensor:
         kernel = self.kernel

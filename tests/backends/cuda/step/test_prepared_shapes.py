@@ -45,6 +45,7 @@ class Arguments:
         splits = 8 if shape.tokens <= 16 else 4 if shape.tokens <= 64 else 2 if shape.tokens <= 256 else 1
         return {
             "SPLITS": splits, "BIAS": False, "NORM": 0, "NORM_BIAS": False, "ROTARY": 64, "INTERLEAVED": False,
+            "VALUE_NORM": False,
         }  # fmt: skip
 
     def direct(self, _attention: object, _reader: object, _shape: StepShape) -> None:
