@@ -24,10 +24,11 @@ def tune_command(
         str | None, Parameter(help="Numbers of tokens to tune for, with commas between; default 1 to 2048.")
     ] = None,
 ) -> None:
-    """Measure a model's matmuls on this machine's GPU and keep the fastest tiles. Takes some minutes."""
-    from realizar.backends.select import choose_device
+    """Measure a model's matmuls, experts' too, on this machine's GPU and keep the fastest tiles. Takes some minutes."""
+    from realizar.backends.select import choose_device, refusal_of_gpus
     from realizar.checkpoint.open import open_checkpoint
     from realizar.hub.pull import resolve
+    from realizar.models.check_tensors import check_tensors
     from realizar.models.registry import build_spec
 
     counts = None if tokens is None else _token_counts(tokens)
@@ -35,6 +36,9 @@ def tune_command(
     with download_progress() as progress:
         checkpoint = open_checkpoint(resolve(model, progress))
     spec = build_spec(checkpoint)
+    if (reason := refusal_of_gpus(spec)) is not None:
+        raise UnsupportedModelError(reason)
+    check_tensors(spec, checkpoint)
 
     from realizar.backends.cuda.device import open_device
     from realizar.backends.cuda.tuning.experts import tuned_experts
