@@ -17,6 +17,7 @@ if not torch.cuda.is_available():
 
 from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
 from backends.cuda.matmul.packed_experts import expected_choices  # noqa: E402
+from backends.cuda.routed_runs import run_prompts  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.matmul.experts import (  # noqa: E402
     FLOATS,
@@ -288,7 +289,19 @@ def test_random_models(name: str) -> None:
     runner.close()
     assert np.isfinite(found).all()
     assert np.quantile(found, 0.9) <= 0.03, np.quantile(found, [0.5, 0.9, 1.0])
-    assert found.max() <= 1.0  # a token that goes through another expert
+    assert found.max() <= 1.0  # a token that goes through another expert, of which the next test knows more
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_token_is_near_the_twin_that_goes_its_way(name: str) -> None:
+    """The same prompts, launch by launch, so that choices can be read. The CPU's largest error of a token is 0.04; one
+    that went through other experts than it says is 0.11 to 1.0 off in the median."""
+    config = EngineConfig(
+        max_running=6, max_step_tokens=320, kv_cache_bytes=64 << 20, kv_cache_dtype="f16", graphs=False
+    )
+    spec, tensors, runs = run_prompts(RECIPES[name], config, (3, 37, 200), (1, 2, 5, 33, 100))
+    found = np.concatenate([run.errors(spec, tensors) for run in runs])
+    assert found.max() <= 0.06, np.quantile(found, [0.5, 0.9, 1.0])
 
 
 def test_a_file_runs(tmp_path: Path) -> None:

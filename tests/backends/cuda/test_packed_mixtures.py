@@ -15,6 +15,7 @@ if torch.cuda.is_available():
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from backends.cuda.matmul.packed_experts import run_packed_experts  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
+from backends.cuda.routed_runs import run_prompts  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.matmul.experts import most_pair_tokens  # noqa: E402
 from realizar.backends.cuda.plan import plan_memory  # noqa: E402
@@ -104,3 +105,27 @@ def test_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert error.max() <= 0.03
     runner.close()
     assert set(launched) == kinds
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt-oss, batch-invariant",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("beside dense", "groups", "gate and up in one")),
+    ],
+)
+def test_every_token_is_near_the_twin_that_goes_its_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts side by side in many layers: also where a choice is nearly tied. Other experts are far off."""
+    recipe, batch_invariant, _ = CASES[name]
+    run_packed(monkeypatch)
+    run_packed_experts(monkeypatch)
+    config = EngineConfig(
+        threads=1, max_running=3, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64, kv_cache_dtype="f16",
+        batch_invariant=batch_invariant, graphs=False,
+    )  # fmt: skip
+    spec, tensors, runs = run_prompts(replace(recipe, windows=(None, 8, None)), config, (2, 9, 20), (1, 5, 18))
+    assert max(run.errors(spec, tensors).max() for run in runs) <= 0.03
+    last = runs[-1]
+    given = [each.copy() for each in last.chosen]
+    given[1][7] = (given[1][7] + 1) % recipe.experts
+    assert replace(last, chosen=given).errors(spec, tensors)[7] > 0.1
