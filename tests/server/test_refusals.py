@@ -152,6 +152,7 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": user([])}, "messages[0].content"),
     ("/v1/chat/completions", {"messages": user(["x"])}, "messages[0].content[0]"),
     ("/v1/chat/completions", {"messages": user([{"type": "text"}])}, "messages[0].content[0].text"),
+    ("/v1/chat/completions", {"messages": user([{"type": []}])}, "messages[0].content[0].type"),
     ("/v1/chat/completions", {"messages": user([{"type": "poem", "text": "x"}])}, "messages[0].content[0].type"),
     (
         "/v1/chat/completions",

@@ -23,7 +23,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
         *("refusal", "audio", "function_call", "annotations"),
     ),
 }
-_MEDIA = frozenset({"image_url", "input_audio", "file", "input_image", "video_url", "audio_url", "image", "audio"})
+_MEDIA = ("image_url", "input_audio", "file", "input_image", "video_url", "audio_url", "image", "audio")
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
