@@ -30,6 +30,7 @@ _LOG = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"\s*(?:object )?at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}")
 _INTERNAL_PATH = re.compile(r"(?:/[\w.+-]+)+/[\w.+-]+\.(?:py|so|gguf|safetensors|json)\b")
 _MAX_MESSAGE = 2_000
+_VERBS = ("must ", "has ", "holds ", "is ", "needs ")
 _DIED = (
     "the engine stopped while this request was open, and is started again; a request that stops it repeatedly"
     " is refused"
@@ -120,8 +121,12 @@ def about(param: str) -> Iterator[None]:
 
 
 def _renamed(message: str, known: str, names: Mapping[str, str]) -> str:
-    """A message that begins with a field, with the name that the request's dialect gives the field."""
-    return names[known] + message.removeprefix(known) if message.startswith(f"{known} ") else message
+    """A message about a field, with the name that the request's dialect gives the field.
+
+    Other messages begin with a field's name too ("structured output is not possible"): a verb must follow it.
+    """
+    rest = message.removeprefix(f"{known} ")
+    return f"{names[known]} {rest}" if rest != message and rest.startswith(_VERBS) else message
 
 
 def _known(error: BaseException) -> ApiError | None:

@@ -13,7 +13,7 @@ import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, MessageTokensCount
 
-from realizar.errors import EngineDeadError, QueueFullError
+from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import ScriptedEngine, scripted_model
@@ -332,6 +332,16 @@ def test_errors_of_the_server(engine: ScriptedEngine, status: int, kind: str) ->
     response = post(engine, BODY)
     assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
     assert response.headers["request-id"].startswith("req-")
+
+
+def test_errors_of_the_engine_keep_their_words() -> None:
+    refusal = InvalidRequestError("structured output is not possible with this model", "structured")
+    for fields, named in (
+        ({"tools": TOOLS, "tool_choice": {"type": "any"}}, "tools"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
+    ):
+        error = post(ScriptedEngine(refusal=refusal), {**BODY, **fields}).json()["error"]
+        assert error["message"] == f"{named}: {refusal}"
 
 
 def test_an_error_in_mid_stream_is_an_event() -> None:
