@@ -41,9 +41,12 @@ def describe(dialects: Sequence[Dialect], common: Sequence[ApiRoute]) -> dict[st
         "paths": {_PARAMETER.sub(r"{\1}", route.path): _described(route, dialect, bodies) for route, dialect in listed},
         "components": {
             "schemas": {**components, **errors},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{"key": []}],
+        "security": [{"key": []}, {"header": []}],
     }
 
 

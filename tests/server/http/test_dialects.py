@@ -93,4 +93,10 @@ def test_the_description_refers_to_each_ones_errors_and_bodies() -> None:
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/OtherError"}}}
     assert post["responses"]["default"]["content"] == error
     assert described["components"]["schemas"]["OtherError"] == OTHER.error_schema
+    assert [
+        described["components"]["securitySchemes"][name]["type"] for kind in described["security"] for name in kind
+    ] == [
+        "http",
+        "apiKey",
+    ]
     assert described["paths"]["/other/by/{name}"]["get"]["parameters"][0]["name"] == "name"
