@@ -181,6 +181,16 @@ def test_the_counts_add_up_to_the_prompt(cached: int, created: int) -> None:
 COUNT = "/v1/messages/count_tokens"
 
 
+def test_a_count_has_the_channel_that_an_answer_by_a_schema_begins_in() -> None:
+    template = "<|channel|>analysis<|message|>{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant"
+    fields = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}
+    body = {name: value for name, value in BODY.items() if name != "max_tokens"}
+    plain, counted = (post(ScriptedEngine(), {**body, **more}, COUNT, template).json() for more in ({}, fields))
+    engine = ScriptedEngine()
+    post(engine, {**BODY, **fields}, template=template)
+    assert counted["input_tokens"] == len(engine.asked[0][0]) > plain["input_tokens"]
+
+
 def test_a_conversation_reaches_the_template() -> None:
     engine = ScriptedEngine()
     messages = [
