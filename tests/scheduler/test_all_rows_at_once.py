@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,16 @@ import pytest
 
 from realizar.batch import FROM_PREVIOUS_STEP, RowOutput, ScheduledRow, StepOutput, StepRows
 from realizar.kv_cache.manager import KVCacheManager
+from realizar.logprob_columns import LogprobColumns
+from realizar.outputs import TokenLogprobs
+from realizar.sampling_params import SamplingParams
 from realizar.scheduler import scheduler as scheduler_module
 from realizar.scheduler import steady
 from realizar.scheduler.plan import Plan
 from realizar.scheduler.row_table import MOST_STOP_IDS, RowTable
 from realizar.scheduler.scheduler import Scheduler
 from scheduler.random_traffic import Traffic
+from scheduler.scheduler_runs import answer, make_scheduler, request
 
 
 class OneByOne(RowTable):
@@ -105,3 +110,21 @@ def test_choices_of_drafts_are_taken_in_up_to_the_end() -> None:
     assert table.num_known.tolist() == [3, 4, 5, 5]
     assert table.token_ids[1:, 3:6].tolist() == [[5, 0, 0], [9, 9, 0], [5, 9, 0]]
     assert table.num_pending.tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside a row with its own result"])
+def test_log_probabilities_of_a_step_reach_their_rows(others: bool) -> None:
+    """Those of some rows come in the columns of the step, whatever else the step has."""
+    scheduler = make_scheduler()
+    for name, logprobs in (("a", 1), ("b", None), ("c", 1)):
+        scheduler.add(replace(request(name, 2), sampling=SamplingParams(logprobs=logprobs)))
+    batch = scheduler.schedule()
+    answer(scheduler, batch)
+    batch = scheduler.schedule()
+    columns = LogprobColumns.of([TokenLogprobs(50, -0.5, 1, ((50, -0.5),)), TokenLogprobs(51, -1.5, 2, ((50, -0.5),))])
+    first, last = columns.apart()
+    alone = {1: RowOutput(int(batch.columns.numbers[1]), (52,))} if others else {}
+    output = StepOutput(batch.columns.numbers, np.array([[50], [52], [51]], np.int32), alone, {0: first, 2: last})
+    found = {each.request_id: each for each in scheduler.update(batch, output)}
+    assert [found[name].token_ids for name in "abc"] == [(50,), (52,), (51,)]
+    assert [list(found[name].logprobs) for name in "abc"] == [list(first), [], list(last)]

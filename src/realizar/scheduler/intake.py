@@ -72,9 +72,14 @@ class Intake:
         is_open &= ~_have_nothing(rows, output)
         owners = [self._open.in_rows[row] for row in rows.numbers.tolist()]
         choices = self._append(rows, output, is_open, owners)
-        if not choices.need_care and not output.others and np.count_nonzero(choices.plain) == len(owners):
-            each = zip(owners, choices.gained, strict=True)
-            return [plain_output(owner, gained, now_s) for owner, gained in each if owner is not None]
+        others, logprobs = output.others, output.logprobs
+        if not choices.need_care and not others and np.count_nonzero(choices.plain) == len(owners):
+            each = enumerate(zip(owners, choices.gained, strict=True))
+            return [
+                plain_output(owner, gained, now_s, logprobs.get(index, ()))
+                for index, (owner, gained) in each
+                if owner is not None
+            ]
         by_themselves = (is_open & ~choices.plain).nonzero()[0].tolist()
         settled: dict[int, TokenOutput | None] = {}
         failed: dict[str, int] = {}  # index of the row with which a request failed
@@ -83,7 +88,6 @@ class Intake:
             if found is not None and found.error is not None:
                 failed[found.request_id] = index
         outputs: list[TokenOutput] = []
-        others, logprobs = output.others, output.logprobs
         for index in is_open.nonzero()[0].tolist():
             owner = owners[index]
             if index in settled:
