@@ -16,7 +16,7 @@ from realizar.structured.known_states import UNKNOWN, KnownStates
 from realizar.structured.regex_states import MOST_STATES
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.state_lines import NO_LINES, StateLines
-from structured.grammar_followers import FACTORY, LETTERS, PATIENT, Follower, make_service, step, wait_for
+from structured.grammar_followers import BYTES, FACTORY, LETTERS, PATIENT, Follower, make_service, step, wait_for
 from structured.grammar_walks import END, TOKENS, allowed_ids
 
 NO_DRAFTS = replace(PATIENT, drafts=0)
@@ -73,6 +73,17 @@ def test_masks_of_known_states_are_those_of_rows(pattern: str) -> None:
 def test_no_state_is_known(pattern: str) -> None:
     grammar, states, _, _ = explored(pattern)
     assert states.find(grammar.start()) == UNKNOWN
+
+
+def test_a_search_in_vain_leaves_rows_their_shared_masks() -> None:
+    """It stops before it has used up what rows need to tell their states."""
+    words = "|".join(f"(a|b){{{count}}}c" for count in range(1, 300))
+    grammar, states, _, _ = explored(f"({words})")
+    matcher = grammar.start()
+    assert states.find(matcher) == UNKNOWN
+    for byte in b"abba":
+        matcher.advance([BYTES[bytes((byte,))]])
+        assert matcher.state is not None
 
 
 def known(service: GrammarService, *followers: Follower) -> bool:

@@ -98,6 +98,8 @@ def _after_bytes(table: ExpressionTable, numbers: list[int], state: int) -> NDAr
     """The states after each byte, int16 [256]; new ones are appended to `numbers`. Raises StatesLostError."""
     after = np.full(256, UNKNOWN, np.int16)
     for byte in range(128):
+        if table.is_scarce:
+            raise StatesLostError
         number = table.after(numbers[state], (byte,))
         if number != NOTHING:
             if number not in numbers:

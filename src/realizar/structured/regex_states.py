@@ -51,6 +51,12 @@ class ExpressionTable:
         self._derived: dict[tuple[int, int], int] = {}
         self._num_parts = 0
 
+    @property
+    def is_scarce(self) -> bool:
+        """True if less than a quarter is left of what may be found out, which rows need for the texts that they get."""
+        most_numbers = max(len(self._expressions), len(self._derived))
+        return most_numbers > _MOST * 3 // 4 or self._num_parts > _MOST_PARTS * 3 // 4
+
     def characters(self, members: int) -> int:
         """One character of a set."""
         return self._number(_Expression("characters", members), nullable=False)
