@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar
+from realizar.structured.grammar_text import grammar_text
 from realizar.structured.known_states import UNKNOWN, KnownStates
 from realizar.structured.regex_states import MOST_STATES
 from realizar.structured.workers.service import GrammarService
@@ -204,3 +207,66 @@ def test_a_process_waits_for_lines_until_some_are_free() -> None:
     follow_until_known(service, LETTERS)
     assert service._lines.take() == NO_LINES
     service.close()
+
+
+_PIECES = (
+    "a",
+    "b",
+    "x",
+    " ",
+    "1",
+    ".",
+    r"\d",
+    r"\w",
+    r"\s",
+    r"\W",
+    "[a-f]",
+    "[^a-m]",
+    "[^0-9]",
+    "ab",
+    "the ",
+    "T1",
+    r"\.",
+)
+_COUNTS = ("*", "+", "?", "{2}", "{1,3}", "{0,4}", "{2,}")
+
+
+def random_expression(rng: random.Random, depth: int = 3) -> str:
+    kind = rng.choice(("piece", "chain", "either", "repeat")) if depth else "piece"
+    if kind == "piece":
+        return rng.choice(_PIECES)
+    parts = [random_expression(rng, depth - 1) for _ in range(rng.randint(1, 3))]
+    if kind == "chain":
+        return "".join(parts)
+    return f"({'|'.join(parts)})" if kind == "either" else f"({parts[0]}){rng.choice(_COUNTS)}"
+
+
+def test_known_states_of_random_expressions_have_the_masks_of_llguidance_alone() -> None:
+    """The memory has held others' states before."""
+    rng, num_known, num_tokens = random.Random(7), 0, 0
+    used = np.random.default_rng(7)
+    for _ in range(50):
+        structured = StructuredOutput("regex", random_expression(rng))
+        grammar = FACTORY.compile(structured)
+        masks = used.integers(0, 1 << 32, (MOST_STATES, FACTORY.num_words), np.uint32)
+        after = used.integers(-5, MOST_STATES, (MOST_STATES, 32 * FACTORY.num_words), np.int16)
+        states = KnownStates(grammar, FACTORY, masks, after)
+        for _ in states.explore():
+            pass
+        if (first := states.find(grammar.start())) == UNKNOWN:
+            continue
+        num_known += 1
+        for _ in range(20):
+            alone = LLMatcher(FACTORY._vocabulary.lltokenizer, grammar_text(structured), log_level=0)
+            state = first
+            for _ in range(30):
+                assert np.array_equal(np.frombuffer(alone.compute_bitmask(), np.uint32), masks[state]), structured.value
+                token_id = int(rng.choice(allowed_ids(masks[state])))
+                state, num_tokens = int(after[state, token_id]), num_tokens + 1
+                if token_id == END or state == UNKNOWN:
+                    assert state == (MOST_STATES - 1 if token_id == END else UNKNOWN)
+                    assert token_id == END or any(byte >= 128 for byte in TOKENS[token_id])
+                    break
+                assert alone.consume_token(token_id)
+    assert num_known > 20
+    assert num_tokens > 2000
