@@ -20,7 +20,7 @@ from realizar.server.http.body import unknown_field
 _LOG = logging.getLogger(__name__)
 _BILLING = "x-anthropic-billing-header:"
 _PLAIN = ("temperature", "top_k", "top_p")
-_NAMES = {"stop": "stop_sequences", "structured": "output_config.format", "reasoning_effort": "output_config.effort"}
+_NAMES = {"stop": "stop_sequences", "structured": "output_config.format"}
 _KEPT_EDIT = "clear_thinking_20251015"  # templates drop earlier reasoning by themselves
 
 
