@@ -209,7 +209,7 @@ def test_a_process_waits_for_lines_until_some_are_free() -> None:
     service.close()
 
 
-_PIECES = (
+_PARTS = (
     "a",
     "b",
     "x",
@@ -234,7 +234,7 @@ _COUNTS = ("*", "+", "?", "{2}", "{1,3}", "{0,4}", "{2,}")
 def random_expression(rng: random.Random, depth: int = 3) -> str:
     kind = rng.choice(("piece", "chain", "either", "repeat")) if depth else "piece"
     if kind == "piece":
-        return rng.choice(_PIECES)
+        return rng.choice(_PARTS)
     parts = [random_expression(rng, depth - 1) for _ in range(rng.randint(1, 3))]
     if kind == "chain":
         return "".join(parts)
