@@ -42,7 +42,7 @@ def api_of(engine: ScriptedEngine) -> Api:
 
 
 def conversation(plain: dict[str, Any] | None = None, **fields: Any) -> Conversation:
-    wishes = SamplingWishes(plain=plain or {}, names=NAMES, **fields)
+    wishes = SamplingWishes(plain=plain or {}, **fields)
     return Conversation(messages=[HI], tools=ToolPlan(), wishes=wishes, names=NAMES)
 
 

@@ -77,13 +77,12 @@ def _log_once() -> None:
 
 def _wishes(request: CountTokensRequest, structured: StructuredOutput | None) -> SamplingWishes:
     if not isinstance(request, MessagesRequest):
-        return SamplingWishes(plain={}, max_tokens=1, structured=structured, names=_NAMES)
+        return SamplingWishes(plain={}, max_tokens=1, structured=structured)
     return SamplingWishes(
         plain={name: value for name in _PLAIN if (value := getattr(request, name)) is not None},
         max_tokens=request.max_tokens,
         stop=request.stop_sequences,
         structured=structured,
-        names=_NAMES,
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from realizar.sampling_params import SamplingParams, StructuredOutput
-from realizar.server.errors import refused, renaming, unsupported
+from realizar.server.errors import refused, unsupported
 from realizar.server.served_model import ServedModel
 from realizar.tokenizer.tokenizer import Tokenizer
 
@@ -59,7 +59,6 @@ class SamplingWishes:
         logprobs: most probable tokens to list for each token; None without log-probabilities.
         prompt_logprobs: the same for the prompt's tokens.
         structured: the constraint on the answer.
-        names: the dialect's names of fields of `SamplingParams`, where they differ; errors use them.
     """
 
     plain: Mapping[str, Any]
@@ -71,7 +70,6 @@ class SamplingWishes:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured: StructuredOutput | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def build_sampling(wishes: SamplingWishes, model: ServedModel) -> SamplingParams:
@@ -80,12 +78,6 @@ def build_sampling(wishes: SamplingWishes, model: ServedModel) -> SamplingParams
     Raises:
         InvalidRequestError, ApiError: a value is out of range; names the field.
     """
-    with renaming(wishes.names):
-        return replace(model.default_sampling, **_changes(wishes, model))
-
-
-def _changes(wishes: SamplingWishes, model: ServedModel) -> dict[str, Any]:
-    """The values that a request's wishes set."""
     tokenizer, default = model.tokenizer, model.default_sampling
     changes: dict[str, Any] = {
         **wishes.plain,
@@ -104,7 +96,7 @@ def _changes(wishes: SamplingWishes, model: ServedModel) -> dict[str, Any]:
         changes["dry_sequence_breakers"] = _breaker_ids(wishes.dry_sequence_breakers, tokenizer)
     elif wishes.plain.get("dry_multiplier", default.dry_multiplier) and not default.dry_sequence_breakers:
         changes["dry_sequence_breakers"] = _breaker_ids(_DRY_BREAKERS, tokenizer)
-    return changes
+    return replace(default, **changes)
 
 
 def check_listed_ids(sampling: SamplingParams, num_prompts: int) -> None:

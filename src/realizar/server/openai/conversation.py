@@ -29,6 +29,9 @@ def read_conversation(api: Api, request: ChatCompletionRequest) -> Conversation:
     if found is not None and tools.tools:
         raise refused(f"{found[0]} can't be combined with tools; set tool_choice to 'none'", found[0])
     wishes = _wishes(request, None if found is None else found[1])
+    names = {} if found is None else {"structured": found[0]}
+    if request.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
     if request.add_special_tokens:
         raise unsupported("add_special_tokens", "must be false: the chat template writes special tokens")
     return Conversation(
@@ -43,7 +46,7 @@ def read_conversation(api: Api, request: ChatCompletionRequest) -> Conversation:
         keep_last=request.truncate_prompt_tokens,
         priority=request.priority,
         cache_salt=request.cache_salt,
-        names={} if found is None else {"structured": found[0]},
+        names=names,
     )
 
 
@@ -59,7 +62,6 @@ def _wishes(request: ChatCompletionRequest, structured: StructuredOutput | None)
     return read_wishes(
         request,
         max_tokens=request.max_completion_tokens if wins else request.max_tokens,
-        max_tokens_field="max_completion_tokens" if wins else "max_tokens",
         logprobs=top if request.logprobs else None,
         prompt_logprobs=check_top(request.prompt_logprobs, "prompt_logprobs"),
         structured=structured,

@@ -12,7 +12,6 @@ def read_wishes(
     fields: GenerationFields,
     *,
     max_tokens: int | None,
-    max_tokens_field: str = "max_tokens",
     logprobs: int | None,
     prompt_logprobs: int | None,
     structured: StructuredOutput | None,
@@ -20,7 +19,7 @@ def read_wishes(
     """Read the sampling fields of a request.
 
     Args:
-        max_tokens: None is the rest of the context; its field in the request is `max_tokens_field`.
+        max_tokens: None is the rest of the context.
 
     Raises:
         ApiError: 400; `best_of` asks for answers that are thrown away.
@@ -37,5 +36,4 @@ def read_wishes(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         structured=structured,
-        names={"max_tokens": max_tokens_field},
     )
