@@ -130,8 +130,8 @@ def test_the_body_is_not_read_without_a_key() -> None:
 
 
 def test_no_keys_is_open_to_all() -> None:
-    assert KeyRing(()).opens([], [])
-    assert not KeyRing(("k",)).opens([], [])
+    assert KeyRing(()).opens(None)
+    assert not KeyRing(("k",)).opens(None)
 
 
 def test_other_origins_are_kept_out_unless_allowed() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from realizar.server.errors import ApiError
+from realizar.server.http.clients import offered_key
 from realizar.server.http.dialects import error_response
 
 
@@ -18,25 +19,15 @@ class KeyRing:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = tuple(_digest(key.encode()) for key in keys)
 
-    def opens(self, authorizations: Sequence[bytes], api_keys: Sequence[bytes]) -> bool:
-        """True if a request has an accepted key.
-
-        Args:
-            authorizations: values of its `Authorization` headers: one, of scheme Bearer, with the key.
-            api_keys: values of its `x-api-key` headers: one, the key itself, where there is no other header.
-        """
+    def opens(self, key: bytes | None) -> bool:
+        """True if a request that offers this key is accepted."""
         if not self._digests:
             return True
-        bearer = True
-        key = api_keys[0] if len(api_keys) == 1 else b""
-        if authorizations:
-            scheme, _, key = authorizations[0].partition(b" ")
-            bearer = scheme.lower() == b"bearer" and len(authorizations) == 1
-        offered = _digest(key.strip(b" "))
+        offered = _digest(key or b"")
         found = False
         for digest in self._digests:  # all are compared, so that the time reveals nothing
             found |= hmac.compare_digest(digest, offered)
-        return found and bearer
+        return found and key is not None
 
 
 class AuthMiddleware:
@@ -54,7 +45,8 @@ class AuthMiddleware:
         self._app, self._keys, self._open_paths = app, keys, frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._open_paths or self._has_key(scope):
+        is_open = scope["type"] != "http" or scope["path"] in self._open_paths
+        if is_open or self._keys.opens(offered_key(scope["headers"])):
             await self._app(scope, receive, send)
             return
         error = ApiError(
@@ -64,13 +56,6 @@ class AuthMiddleware:
             headers={"www-authenticate": "Bearer"},
         )
         await error_response(scope, error)(scope, receive, send)
-
-    def _has_key(self, scope: Scope) -> bool:
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
-        return self._keys.opens(
-            [value for name, value in headers if name == b"authorization"],
-            [value for name, value in headers if name == b"x-api-key"],
-        )
 
 
 def _digest(value: bytes) -> bytes:

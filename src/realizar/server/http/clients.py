@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _DIGEST_CHARACTERS = 16
 _NETWORK_BITS = 64  # of an IPv6 address; a host chooses the rest freely
 
 
+def offered_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+    """The key that a request offers; None without one.
+
+    It is that of its one `Authorization` header, of scheme Bearer; without such a header that of its one `x-api-key`.
+    """
+    authorizations = [value for name, value in headers if name == b"authorization"]
+    if authorizations:
+        scheme, _, key = authorizations[0].partition(b" ")
+        return key.strip(b" ") if len(authorizations) == 1 and scheme.lower() == b"bearer" else None
+    keys = [value for name, value in headers if name == b"x-api-key"]
+    return keys[0].strip(b" ") if len(keys) == 1 else None
+
+
 def client_of(scope: Mapping[str, Any], *, has_keys: bool) -> str:
     """Identify a request's client by the digest of its API key if the server uses keys, otherwise by its address.
-
-    The key is the one that `KeyRing` compares: that of `Authorization`, otherwise `x-api-key`.
 
     Args:
         scope: the ASGI scope.
         has_keys: True if the server uses keys. Otherwise the headers are ignored, as a peer could pose as many clients.
     """
     if has_keys:
-        given = dict(reversed(scope["headers"]))  # the first of each name
-        key = given[b"authorization"].partition(b" ")[2] if b"authorization" in given else given.get(b"x-api-key")
+        key = offered_key(scope["headers"])
         if key is not None:
-            return f"key:{hashlib.sha256(key.strip(b' ')).hexdigest()[:_DIGEST_CHARACTERS]}"
+            return f"key:{hashlib.sha256(key).hexdigest()[:_DIGEST_CHARACTERS]}"
     peer = scope.get("client")
     return f"peer:{peer_of(peer[0] if peer else '')}"
 
