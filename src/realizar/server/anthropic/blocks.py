@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from realizar.server.errors import refused
+from realizar.server.generation.conversation import MAX_MESSAGES, check_num_messages
 from realizar.server.http.body import unknown_field
 
-MAX_MESSAGES = 4096
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "text": ("type", "text", "cache_control", "citations"),
     "thinking": ("type", "thinking", "signature"),
@@ -37,10 +37,7 @@ def read_messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Raises:
         ApiError: 400; `param` is the path.
     """
-    if not given:
-        raise refused("messages must not be empty", "messages")
-    if len(given) > MAX_MESSAGES:
-        raise refused(f"messages has {len(given)} entries; at most {MAX_MESSAGES} are allowed", "messages")
+    check_num_messages(given)
     runs: list[list[dict[str, Any]]] = []
     for place, message in enumerate(given):
         for converted in _converted(f"messages.{place}", message):

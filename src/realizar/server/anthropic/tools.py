@@ -7,7 +7,7 @@ from typing import Any
 
 from realizar.server.anthropic.records import ToolChoice
 from realizar.server.errors import refused, unsupported
-from realizar.server.generation.tools import MAX_TOOLS, ToolPlan, check_functions
+from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
 from realizar.server.http.body import unknown_field
 
 _WITHOUT_EFFECT = ("cache_control", "eager_input_streaming", "allowed_callers")
@@ -21,8 +21,7 @@ def read_tools(given: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | N
         ApiError: 400; `param` is the path.
     """
     given = given or ()
-    if len(given) > MAX_TOOLS:
-        raise refused(f"tools has {len(given)} entries; at most {MAX_TOOLS} are allowed", "tools")
+    check_num_tools(given)
     tools = tuple(_converted(f"tools.{place}", tool) for place, tool in enumerate(given))
     check_functions(tools, "tools.{}.name".format, "tools.{}.input_schema".format)
     if choice is None:

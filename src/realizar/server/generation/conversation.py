@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from realizar.server.errors import refused
 from realizar.server.generation.sampling import SamplingWishes
 from realizar.server.generation.tools import ToolPlan
+
+MAX_MESSAGES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,18 @@ class Conversation:
     priority: int | None = None
     cache_salt: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_num_messages(given: Sequence[object]) -> None:
+    """Check that a request has messages, and not too many.
+
+    Raises:
+        ApiError: 400.
+    """
+    if not given:
+        raise refused("messages must not be empty", "messages", "empty_array")
+    if len(given) > MAX_MESSAGES:
+        raise refused(f"messages has {len(given)} entries; at most {MAX_MESSAGES} are allowed", "messages")
 
 
 def text_of(messages: Sequence[Mapping[str, Any]]) -> str:

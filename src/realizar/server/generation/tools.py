@@ -40,6 +40,16 @@ def shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | No
     return [_without_strict(tool) for tool in tools] or None
 
 
+def check_num_tools(given: Sequence[object]) -> None:
+    """Check that a request has not too many tools.
+
+    Raises:
+        ApiError: 400.
+    """
+    if len(given) > MAX_TOOLS:
+        raise refused(f"tools has {len(given)} entries; at most {MAX_TOOLS} are allowed", "tools", "array_too_long")
+
+
 def check_functions(
     tools: Sequence[Mapping[str, Any]], name_path: Callable[[int], str], schema_path: Callable[[int], str]
 ) -> None:

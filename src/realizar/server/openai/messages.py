@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from realizar.server.errors import refused
+from realizar.server.generation.conversation import check_num_messages
 from realizar.server.http.body import unknown_field
 
-MAX_MESSAGES = 4096
 _EVERYWHERE = ("role", "content", "name")
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "system": _EVERYWHERE,
@@ -32,10 +32,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     Raises:
         ApiError: 400; `param` is the path.
     """
-    if not messages:
-        raise refused("messages must not be empty", "messages", "empty_array")
-    if len(messages) > MAX_MESSAGES:
-        raise refused(f"messages has {len(messages)} entries; at most {MAX_MESSAGES} are allowed", "messages")
+    check_num_messages(messages)
     return [_checked(f"messages[{place}]", message) for place, message in enumerate(messages)]
 
 

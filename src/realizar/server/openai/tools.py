@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from realizar.server.errors import refused, unsupported
-from realizar.server.generation.tools import MAX_TOOLS, ToolPlan, check_functions
+from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
 from realizar.server.http.body import unknown_field
 from realizar.server.openai.records.chat import ChatCompletionRequest, FunctionDefinition, Tool
 
@@ -21,8 +21,7 @@ def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
     """
     if given is None:
         return ()
-    if len(given) > MAX_TOOLS:
-        raise refused(f"tools has {len(given)} entries; at most {MAX_TOOLS} are allowed", "tools", "array_too_long")
+    check_num_tools(given)
     for place, tool in enumerate(given):
         path = f"tools[{place}]"
         if tool.type != "function" or tool.custom is not None:
