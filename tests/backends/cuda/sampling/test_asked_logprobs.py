@@ -112,6 +112,15 @@ def test_a_row_that_asks_otherwise_is_asked_anew() -> None:
     assert (asking.sent, asking.replayed) == (4, [2, 2, 2, 1, 1, 1])
 
 
+def test_no_graph_is_kept_or_replayed_once_they_are_freed() -> None:
+    asking = Asking()
+    asking.open(0, 5)
+    assert asking.decode(0) == {0: (0, -1, 5)}
+    asking.maker.free_graphs()
+    assert asking.decode(0) == {0: (0, -1, 5)}
+    assert (asking.sent, asking.replayed, asking.kernels.launched) == (2, [1], 2)
+
+
 def test_a_long_list_is_launched() -> None:
     """So is what follows it, whose records are sent again."""
     asking = Asking()

@@ -88,6 +88,7 @@ class NativeChoiceMaker:
         self._graphs.free()
         self._shared.release()
         self._logprob_graphs.free()
+        self._replayed = None
 
     def open(self, opened: OpenedRow) -> None:
         self._rows.open(opened, self._kernels.count_history)
