@@ -1,14 +1,13 @@
-"""`Api` holds the objects that every handler works with; the functions here are shared by several handlers."""
+"""`Api` holds what handlers work with to use one model; the functions here are shared by several handlers."""
 
 from __future__ import annotations
 
 import asyncio
-import difflib
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
@@ -18,7 +17,6 @@ from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.errors import EngineUnavailableError
 from realizar.outputs import ChoiceDelta, RequestOutput
-from realizar.server.errors import ApiError
 from realizar.server.generation.token_names import TokenNames
 from realizar.server.generation.work import Stop, WorkPool
 from realizar.server.http.disconnects import unless_disconnected
@@ -32,11 +30,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The engine, the model, the settings, the metrics and the worker threads of one server.
+    """A model with its engine and its metrics, and the settings of the server.
 
     `fingerprint` is OpenAI's `system_fingerprint`: after it changes, the same seed may give another answer.
-    `token_names` are names of tokens by their text, `token_id_names` by their ids. `exposition` gives the metrics of
-    the whole server in Prometheus' text format.
+    `token_names` are names of tokens by their text, `token_id_names` by their ids.
     """
 
     engine: AsyncEngine
@@ -46,8 +43,6 @@ class Api:
     fingerprint: str
     token_names: TokenNames
     token_id_names: TokenNames
-    exposition: Callable[[Metrics], Awaitable[bytes]]
-    work: WorkPool = field(default_factory=WorkPool)
 
     @property
     def max_tokens(self) -> int:
@@ -70,30 +65,9 @@ class Api:
         """Names of tokens; `as_ids` is the request's `return_tokens_as_token_ids`."""
         return self.token_id_names if as_ids else self.token_names
 
-    def check_model(self, name: str | None) -> None:
-        """Check that a request's model is served.
 
-        Raises:
-            ApiError: 404 model_not_found; the model is not served.
-        """
-        if name is None or name in self.model.names:
-            return
-        near = difflib.get_close_matches(name[:200], self.model.names, 1)
-        hint = f" (did you mean '{near[0]}'?)" if near else f" (this server has '{self.model.name}')"
-        raise ApiError(404, f"The model {name[:200]!a} does not exist{hint}", param="model", code="model_not_found")
-
-
-def make_api(
-    engine: AsyncEngine,
-    model: ServedModel,
-    settings: ServerSettings,
-    exposition: Callable[[Metrics], Awaitable[bytes]] | None = None,
-) -> Api:
-    """Make the `Api` of one server; `exposition` None takes its own metrics and its engine's."""
-
-    async def own_exposition(metrics: Metrics) -> bytes:
-        return metrics.exposition(await engine.stats())
-
+def make_api(engine: AsyncEngine, model: ServedModel, settings: ServerSettings) -> Api:
+    """Make the `Api` of one model."""
     digest = hashlib.sha256(f"{__version__} {model.name}".encode()).hexdigest()
     return Api(
         engine,
@@ -103,13 +77,12 @@ def make_api(
         f"fp_{digest[:10]}",
         TokenNames(model.tokenizer),
         TokenNames(model.tokenizer, as_ids=True),
-        exposition or own_exposition,
     )
 
 
-def api_of(request: Request) -> Api:
-    """The server that a request came to."""
-    return cast("Api", request.app.state.api)
+def settings_of(request: Request) -> ServerSettings:
+    """The settings of the server that a request came to."""
+    return cast("ServerSettings", request.app.state.settings)
 
 
 async def compute(request: Request, function: Callable[[Stop], T], size_bytes: int | None = None) -> T:
@@ -123,7 +96,8 @@ async def compute(request: Request, function: Callable[[Stop], T], size_bytes: i
     """
     lease = lease_of(request)
     size = lease.body_bytes if size_bytes is None else size_bytes
-    return await unless_disconnected(request.receive, api_of(request).work.run(lease.client, size, function))
+    work = cast("WorkPool", request.app.state.work)
+    return await unless_disconnected(request.receive, work.run(lease.client, size, function))
 
 
 def note(request: Request, **notes: Any) -> None:

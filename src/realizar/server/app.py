@@ -18,6 +18,7 @@ from realizar.server import health
 from realizar.server.anthropic.routes import ANTHROPIC
 from realizar.server.api import make_api
 from realizar.server.errors import ApiError, to_api_error
+from realizar.server.generation.work import WorkPool
 from realizar.server.http.auth import AuthMiddleware, KeyRing
 from realizar.server.http.browser_guard import BrowserGuardMiddleware
 from realizar.server.http.dialects import ApiRoute, error_response
@@ -26,6 +27,9 @@ from realizar.server.http.request_log import RequestLogMiddleware
 from realizar.server.http.request_memory import RequestMemoryMiddleware
 from realizar.server.http.tracing import TraceMiddleware, make_tracer
 from realizar.server.metrics import Metrics
+from realizar.server.models.leases import ModelLeaseMiddleware
+from realizar.server.models.models import Models
+from realizar.server.models.one import OneModel
 from realizar.server.openai.routes import OPENAI
 from realizar.server.openapi import openapi
 from realizar.server.served_model import ServedModel
@@ -49,11 +53,17 @@ def create_app(
     settings: ServerSettings,
     exposition: Callable[[Metrics], Awaitable[bytes]] | None = None,
 ) -> Starlette:
-    """Make the server without its sockets. The caller starts and closes the engine, which may still be loading.
+    """Make the server of one model, without its sockets. The caller starts and closes the engine.
 
     Args:
+        engine: may still be loading.
         exposition: gives the metrics of the whole server, where this is a part of it.
     """
+    return create_app_of(OneModel(make_api(engine, model, settings), exposition), settings)
+
+
+def create_app_of(models: Models, settings: ServerSettings) -> Starlette:
+    """Make the server of some models, without its sockets."""
     pages = web_routes() if settings.web_page else []
     open_paths = (*OPEN_PATHS, *(page.path for page in pages))
     app = Starlette(
@@ -63,7 +73,7 @@ def create_app(
     )
     app.router.redirect_slashes = False
     app.state.dialects, app.state.common_routes = DIALECTS, COMMON_ROUTES
-    app.state.api = make_api(engine, model, settings, exposition)
+    app.state.models, app.state.settings, app.state.work = models, settings, WorkPool()
     return app
 
 
@@ -134,4 +144,5 @@ def _layers(settings: ServerSettings, open_paths: tuple[str, ...]) -> list[Middl
     layers.append(
         Middleware(RequestMemoryMiddleware, total_bytes=settings.request_memory_bytes, has_keys=bool(settings.api_keys))
     )
+    layers.append(Middleware(ModelLeaseMiddleware))
     return layers

@@ -7,26 +7,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar import __version__
-from realizar.server.api import api_of
 from realizar.server.metrics import CONTENT_TYPE
+from realizar.server.models.models import models_of
 
 
 async def health(request: Request) -> Response:
-    """Answer 200 while the server is alive, even while it loads; 503 once its engine is gone for good."""
-    dead = api_of(request).engine.state == "dead"
+    """Answer 200 while the server is alive, even while it loads; 503 once no engine is left."""
+    dead = models_of(request).state == "dead"
     return _state("dead" if dead else "ok", 503 if dead else 200)
 
 
 async def ready(request: Request) -> Response:
     """Answer 200 while requests are accepted; otherwise 503, with the reason if one is known."""
-    engine = api_of(request).engine
-    return _state(engine.state, 200 if engine.state == "ready" else 503, engine.fault)
+    models = models_of(request)
+    return _state(models.state, 200 if models.state == "ready" else 503, models.fault)
 
 
 async def metrics(request: Request) -> Response:
     """Answer with the metrics in Prometheus' text format."""
-    api = api_of(request)
-    return Response(await api.exposition(api.metrics), media_type=CONTENT_TYPE)
+    return Response(await models_of(request).exposition(), media_type=CONTENT_TYPE)
 
 
 async def version(request: Request) -> Response:

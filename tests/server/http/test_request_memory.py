@@ -113,7 +113,7 @@ def test_log_probabilities_above_the_share_are_refused_before_they_run(
         answer = await door.exchange(post(path, json.dumps(fields).encode(), "connection: close"))
         assert answer.startswith(b"HTTP/1.1 429"), answer
         assert b"too_much_in_flight" in answer
-        assert door.app.state.api.engine.num_asked == 0
+        assert door.app.state.models.api.engine.num_asked == 0
 
     at_the_door(main, settings)
 
@@ -218,7 +218,7 @@ def test_prompts_have_a_bound_together() -> None:
 
 def test_a_text_to_count_has_a_bound_of_its_own() -> None:
     async def main(door: Door) -> None:
-        most = max(MAX_BYTES, 8 * door.app.state.api.max_model_len)
+        most = max(MAX_BYTES, 8 * door.app.state.models.api.max_model_len)
         large = json.dumps({"prompt": "\u00e9" * (most // 2 + 1)}, ensure_ascii=False).encode()
         answer = await door.exchange(post("/tokenize", large, "connection: close"))
         assert b"string_too_long" in answer
@@ -232,7 +232,7 @@ def test_a_disconnect_frees_the_text() -> None:
     hold, held = threading.Event(), threading.Event()
 
     async def main(door: Door) -> None:
-        tokenizer = door.app.state.api.model.tokenizer
+        tokenizer = door.app.state.models.api.model.tokenizer
         encode = tokenizer._encode
 
         def slow(text: str, *args: Any, **options: Any) -> list[int]:
@@ -253,7 +253,7 @@ def test_a_disconnect_frees_the_text() -> None:
             await asyncio.to_thread(held.wait, 60)
         short = await door.exchange(post("/tokenize", b'{"prompt": "short"}', "connection: close"))
         assert b'"count":5' in short
-        work = door.app.state.api.work
+        work = door.app.state.work
         while sum(map(len, work._large._waiting.values())) < 2:  # noqa: ASYNC110 - the pool has no event for it
             await asyncio.sleep(0.001)
         writers[1][1].close()
@@ -303,7 +303,7 @@ def test_a_refused_request_is_let_go_at_once() -> None:
     alive = weakref.WeakSet[Text]()
 
     async def main(door: Door) -> None:
-        work = door.app.state.api.work
+        work = door.app.state.work
 
         def refuse(text: Text) -> None:
             del text

@@ -76,7 +76,7 @@ def test_vectors_are_held_until_they_are_answered(monkeypatch: pytest.MonkeyPatc
     async def main(door: Door) -> None:
         hold = asyncio.Event()
         wide(monkeypatch, hold)
-        engine = door.app.state.api.engine
+        engine = door.app.state.models.api.engine
         first = asyncio.ensure_future(door.exchange(asked(100)))  # 12.5 of the client's 16 MiB
         while engine.num_asked < ScriptedInfo.max_running:  # noqa: ASYNC110 - the engine has no event for it
             await asyncio.sleep(0.001)

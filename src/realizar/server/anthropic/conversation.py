@@ -11,7 +11,6 @@ from realizar.sampling_params import StructuredOutput
 from realizar.server.anthropic.blocks import read_messages, read_system
 from realizar.server.anthropic.records import CountTokensRequest, MessagesRequest
 from realizar.server.anthropic.tools import read_tools
-from realizar.server.api import Api
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.conversation import Conversation
 from realizar.server.generation.sampling import SamplingWishes
@@ -24,13 +23,12 @@ _NAMES = {"stop": "stop_sequences", "structured": "output_config.format"}
 _KEPT_EDIT = "clear_thinking_20251015"  # templates drop earlier reasoning by themselves
 
 
-def read_conversation(api: Api, request: CountTokensRequest) -> Conversation:
+def read_conversation(request: CountTokensRequest) -> Conversation:
     """Check a request and read it. A count of tokens is read like a request for the shortest answer.
 
     Raises:
         ApiError, InvalidRequestError: the request is refused; names the field.
     """
-    api.check_model(request.model)
     _check_without_effect(request)
     tools = read_tools(request.tools, request.tool_choice)
     structured = _structured(request)

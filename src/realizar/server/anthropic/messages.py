@@ -12,20 +12,21 @@ from realizar.server.anthropic.answers import BlockList, stop_of, usage_of
 from realizar.server.anthropic.conversation import read_conversation, shows_reasoning
 from realizar.server.anthropic.records import CountTokensRequest, Message, MessagesRequest
 from realizar.server.anthropic.stream import MessageStreamer
-from realizar.server.api import Api, api_of, compute, new_id, note
+from realizar.server.api import Api, compute, new_id, note
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
+from realizar.server.models.models import model_of
 
 
 async def messages(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of events."""
-    api = api_of(request)
     record = await read_record(request, MessagesRequest)
-    plan = await compute(request, lambda stop: plan_chat(api, read_conversation(api, record), stop))
+    api = await model_of(request, record.model)
+    plan = await compute(request, lambda stop: plan_chat(api, read_conversation(record), stop))
     request_id = new_id("msg_")
     note(request, model=api.model.name, prompt=len(plan.token_ids))
     run = ChatRun(api, plan, request_id, lease_of(request))
@@ -42,9 +43,9 @@ async def messages(request: Request) -> Response:
 
 async def count_tokens(request: Request) -> Response:
     """Answer with the number of tokens of a prompt, as the chat template renders it."""
-    api = api_of(request)
     record = await read_record(request, CountTokensRequest)
-    plan = await compute(request, lambda stop: plan_chat(api, read_conversation(api, record), stop))
+    api = await model_of(request, record.model)
+    plan = await compute(request, lambda stop: plan_chat(api, read_conversation(record), stop))
     return Response(msgspec.json.encode({"input_tokens": len(plan.token_ids)}), media_type="application/json")
 
 

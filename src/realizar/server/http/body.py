@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from realizar.server.api import api_of, compute
+from realizar.server.api import compute, settings_of
 from realizar.server.errors import ApiError, refused
 from realizar.server.http.body_json import parse_json, parsed_size
 from realizar.server.http.request_memory import FREE_BYTES, RequestLease, lease_of
@@ -31,7 +31,7 @@ async def read_record(request: Request, record: type[R]) -> R:
         ApiError: 400 malformed, 408 too slow, 413 too large, 415 not plain JSON, 429 too much in flight.
     """
     lease = lease_of(request)
-    body = await read_body(request, api_of(request).settings, lease)
+    body = await read_body(request, settings_of(request), lease)
     lease.body_bytes = len(body)
     if len(body) <= FREE_BYTES:
         return _decode(body, record)

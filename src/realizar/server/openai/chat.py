@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.logprob_columns import LogprobColumns
-from realizar.server.api import Api, api_of, compute, new_id, note, now_s
+from realizar.server.api import Api, compute, new_id, note, now_s
 from realizar.server.generation.answer import WholeChoice
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
@@ -20,6 +20,7 @@ from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
+from realizar.server.models.models import model_of
 from realizar.server.openai.chat_stream import ChatStreamer, usage_of
 from realizar.server.openai.conversation import read_conversation
 from realizar.server.openai.logprobs import LogprobRows, chat_rows, prompt_logprobs, write_chat
@@ -35,8 +36,8 @@ from realizar.server.openai.records.chat import ChatCompletionRequest
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, whole or as a stream."""
-    api = api_of(request)
     record = await read_record(request, ChatCompletionRequest)
+    api = await model_of(request, record.model)
     plan = await compute(request, lambda stop: _planned(api, record, stop))
     request_id = new_id("chatcmpl-")
     note(request, model=api.model.name, prompt=len(plan.token_ids))
@@ -55,7 +56,7 @@ async def chat_completions(request: Request) -> Response:
 
 def _planned(api: Api, record: ChatCompletionRequest, stop: Stop) -> ChatPlan:
     """The plan of a request, with the names of tokens made if it wants log-probabilities. Not for the event loop."""
-    plan = plan_chat(api, read_conversation(api, record), stop)
+    plan = plan_chat(api, read_conversation(record), stop)
     if plan.sampling.logprobs is not None:
         api.names(as_ids=record.return_tokens_as_token_ids).prepare()
     return plan

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.server.api import Api, api_of, compute, new_id, note, now_s
+from realizar.server.api import Api, compute, new_id, note, now_s
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.prompts import Prompt, keep_last, tokenize_prompts
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority, check_top
@@ -19,6 +19,7 @@ from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream, EventTemplate, encode_event
+from realizar.server.models.models import model_of
 from realizar.server.openai.completion_run import CompletionDelta, CompletionPlan, CompletionRun
 from realizar.server.openai.logprobs import (
     CompletionLogprobs,
@@ -38,8 +39,8 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's default for this endpoint
 
 async def completions(request: Request) -> Response:
     """Complete prompts, whole or as a stream."""
-    api = api_of(request)
     record = await read_record(request, CompletionRequest)
+    api = await model_of(request, record.model)
     plan = await compute(request, lambda stop: plan_completions(api, record, stop))
     request_id = new_id("cmpl-")
     num_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)
@@ -63,7 +64,6 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> Complet
     Raises:
         ApiError, RealizarError: the request is refused.
     """
-    api.check_model(record.model)
     check_neutral(record)
     _check_stream(record)
     echo = bool(record.echo)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from realizar.sampling_params import StructuredOutput
-from realizar.server.api import Api
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
 from realizar.server.generation.conversation import Conversation
@@ -16,13 +15,12 @@ from realizar.server.openai.tools import plan_tools
 from realizar.server.openai.wishes import read_wishes
 
 
-def read_conversation(api: Api, request: ChatCompletionRequest) -> Conversation:
+def read_conversation(request: ChatCompletionRequest) -> Conversation:
     """Check the fields of a request that no other dialect has, and read the others.
 
     Raises:
         ApiError, InvalidRequestError: the request is refused; names the field.
     """
-    api.check_model(request.model)
     check_neutral(request)
     tools = plan_tools(request)
     found = find_structured(request, request.response_format)

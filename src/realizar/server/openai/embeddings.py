@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.engine.clients.async_engine import Embedding
-from realizar.server.api import Api, api_of, compute, new_id, note
+from realizar.server.api import Api, compute, new_id, note
 from realizar.server.errors import refused, renaming, unsupported
 from realizar.server.generation.merge import Admission
 from realizar.server.generation.prompts import Prompt, keep_last, tokenize_prompts
@@ -22,6 +22,7 @@ from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
+from realizar.server.models.models import model_of
 from realizar.server.openai.records.answers import EmbeddingData, make_usage
 from realizar.server.openai.records.embedding import EmbeddingRequest
 from realizar.server.settings import Pooling
@@ -29,9 +30,8 @@ from realizar.server.settings import Pooling
 
 async def embeddings(request: Request) -> Response:
     """Embed texts or token ids."""
-    api = api_of(request)
     record = await read_record(request, EmbeddingRequest)
-    api.check_model(record.model)
+    api = await model_of(request, record.model)
     pooling = _pooling(api)
     _check_fields(api, record)
     prompts = await compute(request, lambda stop: _tokenized(api, record, stop))

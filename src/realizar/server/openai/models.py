@@ -8,36 +8,35 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.server.api import Api, api_of
 from realizar.server.generation.sampling import SAMPLER_FIELDS
+from realizar.server.models.models import ModelStatus, models_of
 
 _SHOWN = (*SAMPLER_FIELDS, "max_tokens", "seed")
 """Sampling fields whose defaults are shown; a `max_tokens` of null is the rest of the context."""
 
 
 async def list_models(request: Request) -> Response:
-    """List all names of the served model."""
-    api = api_of(request)
-    answer = {"object": "list", "data": [_card(api, name) for name in api.model.names]}
+    """List all names of the served models."""
+    listed = models_of(request).listed()
+    answer = {"object": "list", "data": [_card(model, name) for model in listed for name in model.names]}
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 async def show_model(request: Request) -> Response:
     """Show one of the names, which may contain slashes."""
-    api = api_of(request)
     name = request.path_params["name"]
-    api.check_model(name)
-    return Response(msgspec.json.encode(_card(api, name)), media_type="application/json")
+    card = _card(models_of(request).find(name), name)
+    return Response(msgspec.json.encode(card), media_type="application/json")
 
 
-def _card(api: Api, name: str) -> dict[str, Any]:
+def _card(model: ModelStatus, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": api.model.created_s,
+        "created": model.created_s,
         "owned_by": "realizar",
-        "root": api.model.name,
+        "root": model.names[0],
         "parent": None,
-        "max_model_len": api.max_model_len,
-        "default_sampling": {name: getattr(api.model.default_sampling, name) for name in _SHOWN},
+        "max_model_len": model.max_model_len,
+        "default_sampling": {name: getattr(model.default_sampling, name) for name in _SHOWN},
     }

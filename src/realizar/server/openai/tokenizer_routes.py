@@ -8,12 +8,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.server.api import Api, api_of, compute
+from realizar.server.api import Api, compute
 from realizar.server.errors import about, refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
 from realizar.server.generation.conversation import text_of
 from realizar.server.generation.tools import shown_tools
 from realizar.server.http.body import read_record
+from realizar.server.models.models import model_of
 from realizar.server.openai.messages import check_messages
 from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
 from realizar.server.openai.tools import check_tools
@@ -25,9 +26,8 @@ _BYTES_PER_TOKEN = 8
 
 async def tokenize(request: Request) -> Response:
     """Answer with the token ids of a text, or of messages as the chat template renders them."""
-    api = api_of(request)
     record = await read_record(request, TokenizeRequest)
-    api.check_model(record.model)
+    api = await model_of(request, record.model)
     if (record.prompt is None) == (record.messages is None):
         raise refused("the request needs either prompt or messages", "prompt", "missing_required_parameter")
     answer = await compute(request, lambda _: _tokenized(api, record))
@@ -36,9 +36,8 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """Answer with the text of token ids, with control tokens spelled out."""
-    api = api_of(request)
     record = await read_record(request, DetokenizeRequest)
-    api.check_model(record.model)
+    api = await model_of(request, record.model)
     with about("tokens"):
         text = await compute(request, lambda _: api.model.tokenizer.decode(record.tokens, skip_special=False))
     return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
@@ -46,7 +45,7 @@ async def detokenize(request: Request) -> Response:
 
 async def tokenizer_info(request: Request) -> Response:
     """Answer with the facts that a client needs to render prompts and count tokens by itself."""
-    model = api_of(request).model
+    model = (await model_of(request, None)).model
     answer: dict[str, Any] = {
         "tokenizer_class": type(model.tokenizer).__name__,
         "vocab_size": model.tokenizer.vocab_size,

@@ -77,7 +77,7 @@ class _Served:
             pooling=start.pooling,
         )
         app = create_app(self._engine, model, start.settings, self._link.exposition)
-        self._link.metrics = app.state.api.metrics
+        self._link.metrics = app.state.models.api.metrics
         self._num_closed = 0
         self._protocol = self._counted_protocol(start.settings)
         self.config = uvicorn_config(app, start.settings, http=self._protocol, timeout_graceful_shutdown=LAST_ANSWERS_S)

@@ -1,0 +1,1 @@
+"""The models of one server: how a request finds its model, and how long it keeps it."""

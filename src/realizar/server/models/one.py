@@ -1,0 +1,59 @@
+"""`OneModel`: the `Models` of a server with a single model, which is loaded at start and stays."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from realizar.engine.clients.async_engine import EngineState
+from realizar.server.api import Api
+from realizar.server.metrics import Metrics
+from realizar.server.models.models import ModelStatus
+from realizar.server.models.names import not_served
+
+
+class OneModel:
+    """A model and its own lease: nobody counts the requests that use it. See `Models` for the methods.
+
+    Args:
+        api: what handlers work with.
+        exposition: gives the metrics of the whole server, where this is a part of it; None takes its own metrics and
+            its engine's.
+    """
+
+    def __init__(self, api: Api, exposition: Callable[[Metrics], Awaitable[bytes]] | None = None) -> None:
+        self.api = api
+        self._exposition = exposition
+
+    @property
+    def state(self) -> EngineState:
+        return self.api.engine.state
+
+    @property
+    def fault(self) -> str | None:
+        return self.api.engine.fault
+
+    def listed(self) -> Sequence[ModelStatus]:
+        model = self.api.model
+        return (ModelStatus(model.names, model.created_s, self.api.max_model_len, model.default_sampling),)
+
+    def find(self, name: str | None) -> ModelStatus:
+        self.take(name)
+        return self.listed()[0]
+
+    def take(self, name: str | None) -> OneModel:
+        """The lease of the model, which may still be loading: its engine refuses requests until it is ready."""
+        names = self.api.model.names
+        if name is not None and name not in names:
+            raise not_served(name, names, names[:1])
+        return self
+
+    async def wait(self, name: str | None) -> OneModel:
+        return self.take(name)
+
+    def release(self) -> None:
+        """The model stays."""
+
+    async def exposition(self) -> bytes:
+        if self._exposition is not None:
+            return await self._exposition(self.api.metrics)
+        return self.api.metrics.exposition(await self.api.engine.stats())
