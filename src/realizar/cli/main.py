@@ -27,7 +27,7 @@ from realizar.cli.commands.pull import pull_command
 from realizar.cli.commands.remove import remove_command
 from realizar.cli.commands.run import run_command
 from realizar.cli.commands.score import score_command
-from realizar.cli.commands.serve import serve_command
+from realizar.cli.commands.serve import SOURCES, serve_command
 from realizar.cli.commands.tokenize import tokenize_command
 from realizar.cli.commands.trace import trace_command
 from realizar.cli.commands.tune import tune_command
@@ -53,7 +53,7 @@ app = App(
 )
 app.command(run_command, name="run")
 app.command(chat_command, name="chat")
-app.command(serve_command, name="serve")
+app.command(serve_command, name="serve", config=(SOURCES,))
 app.command(pull_command, name="pull")
 app.command(list_command, name="list")
 app.command(remove_command, name="remove")

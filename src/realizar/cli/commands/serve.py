@@ -14,6 +14,7 @@ from realizar.cli.options.chat_template import NO_CHAT, read_chat_template
 from realizar.cli.options.engine import BatchingOptions, EngineOptions
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.options.serve import ServerOptions
+from realizar.cli.options.sources import OptionSources
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.log_lines import log_to_stderr
 from realizar.cli.terminal.printable import printable
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from realizar.server.served_model import ServedModel
     from realizar.server.settings import ServerSettings
 
+SOURCES = OptionSources()
+"""Where the options of `serve` come from beside the command line."""
+
 
 def serve_command(
     model: Model,
@@ -47,6 +51,9 @@ def serve_command(
     sampling.checked()
     settings = server.settings()
     template = read_chat_template(server.chat_template)
+    if server.print_config:
+        print(*map(printable, SOURCES.lines()), sep="\n")
+        return 0
     from realizar.cli.file_limit import fit_connections  # the slow imports come after the checks of the options
     from realizar.server.http.clients import is_loopback
     from realizar.server.run import open_port, run_server

@@ -29,6 +29,8 @@ class ServerOptions:
     """Options of the HTTP server.
 
     Attributes:
+        config: TOML file of options, named as here without hyphens in front; REALIZAR_ variables come before it.
+        print_config: print every option and where its value is from, as a TOML file, and end.
         host: address to listen on; 0.0.0.0 is every address of this machine.
         port: port to listen on; 0 takes a free one.
         api_key_file: file of keys, one a line; every request needs one of them.
@@ -49,6 +51,8 @@ class ServerOptions:
         traces_endpoint: address for OpenTelemetry's traces, such as http://collector:4318/v1/traces.
     """
 
+    config: Path | None = None
+    print_config: bool = False
     host: str = "127.0.0.1"
     port: Integer = 8000
     api_key_file: Path | None = None
