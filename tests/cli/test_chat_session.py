@@ -73,23 +73,23 @@ def test_clear_keeps_the_system_message(session: ChatSession) -> None:
     assert contents(session.messages) == ["system: Be brief."]
 
 
-def test_regen_asks_again_without_the_old_answer(session: ChatSession, model: Model) -> None:
+def test_retry_asks_again_without_the_old_answer(session: ChatSession, model: Model) -> None:
     say(session, "one")
-    assert say(session, "/regen") == "one. "
+    assert say(session, "/retry") == "one. "
     assert contents(model.asked[-1]) == ["user: one"]
     assert contents(session.messages) == ["user: one", "assistant: one. "]
 
 
-def test_regen_that_says_nothing_keeps_the_old_answer(session: ChatSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_that_says_nothing_keeps_the_old_answer(session: ChatSession, monkeypatch: pytest.MonkeyPatch) -> None:
     say(session, "one")
     monkeypatch.setattr(session, "answer", lambda _messages, _params: iter(()))
-    assert say(session, "/regen") == ""
+    assert say(session, "/retry") == ""
     assert contents(session.messages) == ["user: one", "assistant: one. "]
 
 
-def test_regen_needs_a_question(session: ChatSession) -> None:
+def test_retry_needs_a_question(session: ChatSession) -> None:
     with pytest.raises(InvalidRequestError, match="needs a question"):
-        say(session, "/regen")
+        say(session, "/retry")
 
 
 def test_params_are_shown_set_and_used(session: ChatSession, model: Model) -> None:
@@ -117,6 +117,78 @@ def test_save_writes_what_was_said(session: ChatSession, tmp_path: Path) -> None
         say(session, f"/save {tmp_path}/nonesuch/chat.json")
 
 
+def test_undo_takes_turns_back(session: ChatSession, model: Model) -> None:
+    session.system = "Be brief."
+    say(session, "one")
+    say(session, "two\nlines")
+    assert say(session, "/undo") == "(taken back: two)"
+    say(session, "three")
+    assert contents(model.asked[-1]) == ["system: Be brief.", "user: one", "assistant: one. ", "user: three"]
+    say(session, "/undo")
+    say(session, "/undo")
+    assert contents(session.messages) == ["system: Be brief."]
+    with pytest.raises(InvalidRequestError, match="needs a message"):
+        say(session, "/undo")
+
+
+def test_load_goes_on_with_what_save_wrote(session: ChatSession, model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    session.system = "Ünïcode"
+    say(session, "one")
+    say(session, f"/save {path}")
+    before = session.messages
+    say(session, "/system other")
+    assert say(session, f"/load {path}") == f"(loaded 3 messages from {path})"
+    assert session.messages == before
+    say(session, "two")
+    assert contents(model.asked[-1]) == ["system: Ünïcode", "user: one", "assistant: one. ", "user: two"]
+
+
+def test_a_loaded_question_is_answered_by_retry(session: ChatSession, tmp_path: Path) -> None:
+    path = tmp_path / "list.json"
+    path.write_text('[{"role": "user", "content": "one"}]')
+    session.system = "dropped"
+    assert "/retry" in say(session, f"/load {path}")
+    assert say(session, "/retry") == "one. "
+    assert contents(session.messages) == ["user: one", "assistant: one. "]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "is not JSON at character 0"),
+        ("[" * 5000, "is not JSON: it is nested"),
+        ("\xff", "is not UTF-8 at byte 0"),
+        ("7", "holds no list of messages"),
+        ('{"messages": {}}', "holds no list of messages"),
+        ("[7]", "message 1 of .* has no role of system, user, assistant"),
+        ('[{"role": "tool", "content": "x"}]', "message 1 of .* has no role"),
+        ('[{"role": ["user"], "content": "x"}]', "message 1 of .* has no role"),
+        ('[{"role": "user"}]', "message 1 of .* has no content that is text"),
+        ('[{"role": "user", "content": [{"type": "image_url"}]}]', "has no content that is text"),
+        ('[{"role": "user", "content": "\\ud800"}]', "message 1 of .* is not UTF-8 at character 0"),
+        (
+            '[{"role": "system", "content": "a"}, {"role": "user", "content": ""}, {"role": "system", "content": ""}]',
+            "message 3 of .* has the role system",
+        ),
+    ],
+)
+def test_a_malformed_file_changes_nothing(session: ChatSession, tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "chat.json"
+    path.write_bytes(text.encode("latin-1"))
+    say(session, "one")
+    before = session.messages
+    with pytest.raises(InvalidRequestError, match=reason):
+        say(session, f"/load {path}")
+    assert session.messages == before
+
+
+def test_files_that_can_not_be_read_are_named(session: ChatSession, tmp_path: Path) -> None:
+    for name in (tmp_path, tmp_path / "nonesuch", "~nobody-of-that-name/chat", "nul\0", "/dev/zero"):
+        with pytest.raises(InvalidRequestError, match=r"can't read|too large"):
+            say(session, f"/load {name}")
+
+
 def test_a_refused_question_is_taken_back(session: ChatSession, model: Model) -> None:
     model.fails_after = 0
     with pytest.raises(ContextLengthError):
@@ -132,7 +204,7 @@ def test_what_was_said_before_an_interruption_stays(session: ChatSession) -> Non
     assert contents(session.messages) == ["user: one two", "assistant: one. "]
 
 
-@pytest.mark.parametrize("line", ["/nonesuch", "/", "/_answer", "/__init__", "/save"])
+@pytest.mark.parametrize("line", ["/nonesuch", "/", "/_answer", "/__init__", "/save", "/load"])
 def test_wrong_commands_are_refused(session: ChatSession, line: str) -> None:
     with pytest.raises(InvalidRequestError):
         say(session, line)
@@ -140,7 +212,7 @@ def test_wrong_commands_are_refused(session: ChatSession, line: str) -> None:
 
 def test_help_names_every_command_and_quit_ends(session: ChatSession) -> None:
     text = say(session, "/help")
-    for command in ("/help", "/system", "/clear", "/regen", "/params", "/save", "/quit"):
+    for command in ("/help", "/system", "/clear", "/retry", "/undo", "/params", "/save", "/load", "/quit"):
         assert command in text
     assert say(session, "  ") == ""
     say(session, "/quit")

@@ -89,11 +89,17 @@ def test_starting_over_shows_all_again(session: ChatSession, model: Model, notic
     assert len(notices) == 1
 
 
-def test_regen_after_a_cut(session: ChatSession, model: Model) -> None:
+def test_retry_after_a_cut(session: ChatSession, model: Model) -> None:
     say(session, *(f"{number:08}" for number in range(5)))
     seen = model.asked[-1]
-    say(session, "/regen")
+    say(session, "/retry")
     assert model.asked[-1] == seen
+
+
+def test_undo_after_a_cut_shows_again_what_is_left(session: ChatSession, model: Model) -> None:
+    say(session, *(f"{number:08}" for number in range(5)))
+    say(session, "/undo", "/undo", "/undo", "/undo", "new")
+    assert model.asked[-1] == ["00000000", "ok", "new"]
 
 
 def test_a_line_longer_than_the_context_is_refused_and_taken_back(session: ChatSession, model: Model) -> None:

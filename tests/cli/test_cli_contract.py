@@ -23,9 +23,9 @@ COMMANDS = tuple(name for name in app if not name.startswith("-"))
 
 
 def test_every_promised_command_is_there() -> None:
-    reading = {"list", "inspect", "plan", "tokenize", "doctor"}
+    reading = {"list", "show", "inspect", "plan", "tokenize", "doctor", "completion"}
     measuring = {"score", "perplexity", "bench", "bench-serve", "profile", "trace", "tune"}
-    promised = {"run", "chat", "serve", "pull", "remove"} | reading | measuring
+    promised = {"run", "chat", "serve", "pull", "rm"} | reading | measuring
     assert set(COMMANDS) == promised
 
 
@@ -78,6 +78,7 @@ MALFORMED = {
 USES = {
     "run": ("hello",),
     "chat": (),
+    "show": (),
     "inspect": (),
     "tokenize": ("hello",),
     "score": ("--input", os.devnull),

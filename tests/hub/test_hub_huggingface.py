@@ -143,7 +143,7 @@ def test_one_quantization_is_pulled_listed_and_found_again_offline(tmp_path: Pat
     endpoint.requests.clear()
     realizar(tmp_path, endpoint, "inspect", "user/quants:Q4_K_M")  # resolves, then refuses the file
     assert endpoint.requests == []
-    removed = realizar(tmp_path, endpoint, "remove", "user/quants:Q4_K_M", "--yes")
+    removed = realizar(tmp_path, endpoint, "rm", "user/quants:Q4_K_M", "--yes")
     assert (removed.returncode, removed.stdout) == (0, "removed user/quants:Q4_K_M (14.0 kB)\n")
     assert not path.exists()
     assert not any((tmp_path / "hf" / "hub").glob("models--user--quants/blobs/*"))

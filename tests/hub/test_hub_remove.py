@@ -65,11 +65,11 @@ def test_a_model_of_wheels(cache: Path, capsys: pytest.CaptureFixture[str]) -> N
     other = BUILTIN_MODELS["gemma3:270m"].path
     other.parent.mkdir(parents=True)
     other.write_bytes(b"x")
-    assert run_app(app, ["remove", "SmolLM2:135m"]) == 0
+    assert run_app(app, ["rm", "SmolLM2:135m"]) == 0
     assert capsys.readouterr().out == "removed smollm2:135m (1.5 MB)\n"
     assert not model.path.parent.exists()
     assert other.exists()
-    assert run_app(app, ["remove", "smollm2:135m"]) == 1
+    assert run_app(app, ["rm", "smollm2:135m"]) == 1
     assert "is not pulled" in capsys.readouterr().err
 
 
@@ -136,13 +136,13 @@ def test_a_shared_cache_is_asked_about(
 
     snapshot = pulled("Q4_K_M")
     monkeypatch.setattr("sys.stdin", Terminal(answer))
-    assert run_app(app, ["remove", "user/quants:Q4_K_M", *words]) == 0
+    assert run_app(app, ["rm", "user/quants:Q4_K_M", *words]) == 0
     assert snapshot.exists() != gone
     assert ("other programs" in capsys.readouterr().err) == (not words)
 
 
 def test_without_a_terminal_it_must_be_said(pulled: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     snapshot = pulled("Q4_K_M")
-    assert run_app(app, ["remove", "user/quants:Q4_K_M"]) == 1
+    assert run_app(app, ["rm", "user/quants:Q4_K_M"]) == 1
     assert "--yes" in capsys.readouterr().err
     assert snapshot.exists()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from realizar.cli.chat_window import ContextWindow, Message
 from realizar.cli.options.sampling import describe, parse_assignments
+from realizar.cli.saved_chat import read_chat, write_chat
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 
@@ -17,11 +15,15 @@ HELP = """\
 /help            this list
 /system [TEXT]   set the system message, or drop it; the conversation starts over
 /clear           start the conversation over
-/regen           answer the last message again
+/retry           answer the last message again
+/undo            take back the last message and its answer
 /params [N=V]    show the sampling parameters, or set some: /params temperature=0.5 top_k=40
 /save FILE       write the conversation as JSON
+/load FILE       go on with a conversation that /save wrote
 /quit            leave (also Ctrl-D)
 A line that ends with a backslash goes on. Ctrl-C stops an answer."""
+
+_SHOWN_CHARACTERS = 60
 
 Answer = Callable[[list[Message], SamplingParams], Iterator[str]]
 
@@ -110,12 +112,12 @@ class ChatSession:
         self._start_over()
         yield "(system message set)" if rest else "(no system message)"
 
-    def _command_regen(self, _rest: str) -> Iterator[str]:
+    def _command_retry(self, _rest: str) -> Iterator[str]:
         before = list(self._messages)
         if self._messages and self._messages[-1]["role"] == "assistant":
             self._messages.pop()
         if not self._messages:
-            raise InvalidRequestError("/regen needs a question first")
+            raise InvalidRequestError("/retry needs a question first")
         yield from self._answer(before)
 
     def _command_params(self, rest: str) -> Iterator[str]:
@@ -123,17 +125,29 @@ class ChatSession:
             self.params = parse_assignments(rest, self.params)
         yield describe(self.params)
 
+    def _command_undo(self, _rest: str) -> Iterator[str]:
+        asked = [place for place, message in enumerate(self._messages) if message["role"] == "user"]
+        if not asked:
+            raise InvalidRequestError("/undo needs a message first")
+        taken = self._messages[asked[-1]]["content"].split("\n", 1)[0]
+        del self._messages[asked[-1] :]
+        yield f"(taken back: {taken[:_SHOWN_CHARACTERS]})"
+
     def _command_save(self, rest: str) -> Iterator[str]:
         if not rest:
             raise InvalidRequestError("/save needs the name of a file")
-        record: dict[str, Any] = {"messages": self.messages}
-        try:
-            Path(rest).expanduser().write_text(
-                json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
-            )
-        except OSError as error:
-            raise InvalidRequestError(f"/save can't write {rest}: {error.strerror}") from error
+        write_chat(rest, self.messages)
         yield f"(saved {len(self.messages)} messages to {rest})"
+
+    def _command_load(self, rest: str) -> Iterator[str]:
+        if not rest:
+            raise InvalidRequestError("/load needs the name of a file")
+        system, messages = read_chat(rest)
+        self._start_over()
+        self.system = system
+        self._messages.extend(messages)
+        hint = "; /retry answers the last one" if messages and messages[-1]["role"] == "user" else ""
+        yield f"(loaded {len(self.messages)} messages from {rest}{hint})"
 
     def _command_quit(self, _rest: str) -> Iterator[str]:
         self.finished = True

@@ -45,6 +45,8 @@ class ContextWindow:
         Raises:
             RealizarError: the template refuses the messages.
         """
+        if self._first >= len(messages):  # messages that it had dropped were taken back
+            self._first = 0
         room = min(params.max_tokens or self._context_length, self._context_length // _ROOM)
         shown = [*system, *messages[self._first :]]
         tokens = self._count(shown)

@@ -17,6 +17,7 @@ from realizar import __version__
 from realizar.cli.commands.bench import bench_command
 from realizar.cli.commands.bench_serve import bench_serve_command
 from realizar.cli.commands.chat import chat_command
+from realizar.cli.commands.completion import make_completion_command
 from realizar.cli.commands.doctor import doctor_command
 from realizar.cli.commands.inspect import inspect_model
 from realizar.cli.commands.list import list_command
@@ -24,10 +25,11 @@ from realizar.cli.commands.perplexity import perplexity_command
 from realizar.cli.commands.plan import plan_command
 from realizar.cli.commands.profile import profile_command
 from realizar.cli.commands.pull import pull_command
-from realizar.cli.commands.remove import remove_command
+from realizar.cli.commands.rm import rm_command
 from realizar.cli.commands.run import run_command
 from realizar.cli.commands.score import score_command
 from realizar.cli.commands.serve import SOURCES, serve_command
+from realizar.cli.commands.show import show_command
 from realizar.cli.commands.tokenize import tokenize_command
 from realizar.cli.commands.trace import trace_command
 from realizar.cli.commands.tune import tune_command
@@ -56,7 +58,8 @@ app.command(chat_command, name="chat")
 app.command(serve_command, name="serve", config=(SOURCES,))
 app.command(pull_command, name="pull")
 app.command(list_command, name="list")
-app.command(remove_command, name="remove")
+app.command(rm_command, name="rm")
+app.command(show_command, name="show")
 app.command(inspect_model, name="inspect")
 app.command(plan_command, name="plan")
 app.command(tokenize_command, name="tokenize")
@@ -68,6 +71,7 @@ app.command(profile_command, name="profile")
 app.command(trace_command, name="trace")
 app.command(tune_command, name="tune")
 app.command(doctor_command, name="doctor")
+app.command(make_completion_command(app), name="completion")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -69,7 +69,7 @@ def why_not_runnable(checkpoint: Checkpoint) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Weights:
+class KnownWeights:
     """A model's numbers of parameters, and the bytes of weights that a token reads, as stored.
 
     Attributes:
@@ -81,7 +81,7 @@ class _Weights:
     gpu_reason: str | None
 
 
-def _weights(checkpoint: Checkpoint) -> _Weights | None:
+def known_weights(checkpoint: Checkpoint) -> KnownWeights | None:
     """None where nothing is known of the model."""
     from realizar.backends.select import refusal_of_gpus
     from realizar.backends.weight_tensors import WeightTensors
@@ -97,7 +97,7 @@ def _weights(checkpoint: Checkpoint) -> _Weights | None:
         sizes = {matrix.weight: tensors.size_bytes(matrix.weight) for matrix in spec.matrices()}
     except (CheckpointError, UnsupportedModelError):
         return None
-    return _Weights(count_parameters(spec), size_of_token(spec, sizes), refusal_of_gpus(spec))
+    return KnownWeights(count_parameters(spec), size_of_token(spec, sizes), refusal_of_gpus(spec))
 
 
 def parameters_text(counts: ParameterCounts) -> str:
@@ -107,7 +107,7 @@ def parameters_text(counts: ParameterCounts) -> str:
     return f"{format_count(counts.total)}, {format_count(counts.active)} of them for a token"
 
 
-def _chat_template(checkpoint: Checkpoint) -> str | None:
+def chat_template_of(checkpoint: Checkpoint) -> str | None:
     """The model's template for plain chat, as text."""
     from realizar.tokenizer.templates.stored_templates import stored_templates
 
@@ -124,14 +124,14 @@ def file_bytes(checkpoint: Checkpoint) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _architecture(checkpoint: Checkpoint) -> str:
+def architecture_name(checkpoint: Checkpoint) -> str:
     if checkpoint.format == "gguf":
         return str(checkpoint.metadata.get("general.architecture", "unknown"))
     config = checkpoint.metadata.get("config")
     return str(config.get("model_type", "unknown")) if isinstance(config, dict) else "unknown"
 
 
-def _types(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
+def element_types(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
     """The number of tensors and their bytes for each element type, largest first."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
@@ -142,7 +142,7 @@ def _types(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
 
 
 def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
-    weights = _weights(checkpoint)
+    weights = known_weights(checkpoint)
     tensors = [
         {
             "name": tensor.name,
@@ -157,7 +157,7 @@ def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
     return {
         "path": str(checkpoint.path),
         "format": checkpoint.format,
-        "architecture": _architecture(checkpoint),
+        "architecture": architecture_name(checkpoint),
         "size_bytes": file_bytes(checkpoint),
         "tensor_bytes": checkpoint.size_bytes,
         "parameters": None if weights is None else asdict(weights.parameters),
@@ -165,10 +165,10 @@ def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
         "runs": reason is None,
         "reason": reason,
         "gpu_reason": None if weights is None else weights.gpu_reason,
-        "types": _types(checkpoint),
+        "types": element_types(checkpoint),
         "metadata": _jsonable(dict(checkpoint.metadata)),
         "tensors": tensors,
-        "chat_template": _chat_template(checkpoint),
+        "chat_template": chat_template_of(checkpoint),
     }
 
 
@@ -185,7 +185,7 @@ def _jsonable(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def _answer(reason: str | None, weights: _Weights | None) -> str:
+def runs_text(reason: str | None, weights: KnownWeights | None) -> str:
     """The line that says whether the model will run, and where."""
     if reason is not None:
         return f"no: {printable(reason)}"
@@ -195,7 +195,7 @@ def _answer(reason: str | None, weights: _Weights | None) -> str:
 
 
 def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
-    template, weights = _chat_template(checkpoint), _weights(checkpoint)
+    template, weights = chat_template_of(checkpoint), known_weights(checkpoint)
     known = []
     if weights is not None:
         read = f"a token reads {format_bytes(weights.token_bytes)} of weights"
@@ -203,10 +203,10 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
     lines = [
         f"file          {printable(checkpoint.path)}",
         f"format        {checkpoint.format}",
-        f"architecture  {printable(_architecture(checkpoint))}",
+        f"architecture  {printable(architecture_name(checkpoint))}",
         f"size          {format_bytes(file_bytes(checkpoint))}, {len(checkpoint.tensors)} tensors",
         *known,
-        f"will run      {_answer(reason, weights)}",
+        f"will run      {runs_text(reason, weights)}",
         f"chat          {'yes, with the template below' if template else NO_CHAT}",
         "",
         "metadata",
@@ -217,7 +217,7 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
         if key != "chat_template"
     ]
     lines += ["", "element types"]
-    for name, numbers in _types(checkpoint).items():
+    for name, numbers in element_types(checkpoint).items():
         lines.append(f"  {name:<8} {numbers['tensors']:>5} tensors {format_bytes(numbers['size_bytes']):>10}")
     lines += ["", "tensors (slowest dimension first)"]
     width = max((len(printable(name)) for name in checkpoint.tensors), default=0)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter, Token
 
+from realizar.cli.options.model_completion import complete_model, complete_pulled_model
 from realizar.config import is_device
 from realizar.errors import InvalidRequestError
 from realizar.sizes import format_bytes
@@ -58,8 +59,13 @@ def size_in_bytes(_type: Any, tokens: Sequence[Token]) -> int:
 
 
 Model = Annotated[
-    str, Parameter(help="A path, a pulled name (smollm2:135m) or a Hugging Face name (user/repo:Q4_K_M).")
+    str,
+    Parameter(
+        help="A path, a pulled name (smollm2:135m) or a Hugging Face name (user/repo:Q4_K_M).",
+        completer=complete_model,
+    ),
 ]
+PulledModel = Annotated[str, Parameter(help="A name that `realizar list` shows.", completer=complete_pulled_model)]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Write JSON to stdout.")]
 InputLines = Annotated[
     Path, Parameter(name=("--input", "-i"), allow_leading_hyphen=True, help="JSON lines to read; - is stdin.")

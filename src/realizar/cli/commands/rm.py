@@ -1,4 +1,4 @@
-"""`realizar remove`: delete a pulled model."""
+"""`realizar rm`: delete a pulled model."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from realizar.cli.options.arguments import PulledModel
 from realizar.cli.terminal.printable import printable
 from realizar.errors import InvalidRequestError
 from realizar.sizes import format_bytes
 
 
-def remove_command(
-    model: Annotated[str, Parameter(help="A name that `realizar list` shows.")],
+def rm_command(
+    model: PulledModel,
     /,
     *,
     yes: Annotated[bool, Parameter(name=("--yes", "-y"), negative=(), help="Delete without asking.")] = False,
