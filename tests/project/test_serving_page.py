@@ -10,12 +10,13 @@ import pytest
 
 from realizar.cli.main import app
 from realizar.engine.core.metrics import EngineStats
+from realizar.server.figures import ServerFigures, own_samples
 from realizar.server.metrics import Metrics
 from realizar.server.settings import ServerSettings
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 _ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \| (?:`(--[\w-]+)`)? ?\|", re.MULTILINE)
-_METRIC = re.compile(r"^\| `(realizar:\w+)` \| (\w+) \|", re.MULTILINE)
+_METRIC = re.compile(r"^\| `((?:realizar[:_]|process_)\w+)` \| (\w+) \|", re.MULTILINE)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 
 
@@ -38,7 +39,8 @@ def test_limits_have_the_defaults_that_the_page_gives() -> None:
 
 
 def test_every_metric_is_listed_with_its_kind() -> None:
-    text = Metrics("model").exposition(EngineStats(device_memory_total_bytes=1)).decode()
+    others = (*ServerFigures().samples(), *own_samples())
+    text = Metrics("model").exposition(EngineStats(device_memory_total_bytes=1), others).decode()
     exported = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
     exported = {name: kind for name, kind in exported.items() if not name.endswith("_created")}
     assert dict(_METRIC.findall(_PAGE)) == exported

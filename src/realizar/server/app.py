@@ -18,6 +18,7 @@ from realizar.server import health
 from realizar.server.anthropic.routes import ANTHROPIC
 from realizar.server.api import make_api
 from realizar.server.errors import ApiError, to_api_error
+from realizar.server.figures import ServerFigures
 from realizar.server.generation.work import WorkPool
 from realizar.server.http.auth import AuthMiddleware, KeyRing
 from realizar.server.http.browser_guard import BrowserGuardMiddleware
@@ -65,15 +66,17 @@ def create_app(
 def create_app_of(models: Models, settings: ServerSettings) -> Starlette:
     """Make the server of some models, without its sockets."""
     pages = web_routes() if settings.web_page else []
-    open_paths = (*OPEN_PATHS, *(page.path for page in pages))
+    open_paths = (*OPEN_PATHS, *(page.path for page in pages), *(("/metrics",) if settings.open_metrics else ()))
+    figures = ServerFigures()
     app = Starlette(
         routes=[*map(_route, (*chain.from_iterable(dialect.routes for dialect in DIALECTS), *COMMON_ROUTES)), *pages],
-        middleware=_layers(settings, open_paths),
+        middleware=_layers(settings, open_paths, figures),
         exception_handlers={HTTPException: _http_error, Exception: _error},
     )
     app.router.redirect_slashes = False
     app.state.dialects, app.state.common_routes = DIALECTS, COMMON_ROUTES
     app.state.models, app.state.settings, app.state.work = models, settings, WorkPool()
+    app.state.figures = figures
     return app
 
 
@@ -96,9 +99,7 @@ def _answering(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[R
 
 
 async def _error(request: Request, error: Exception) -> Response:
-    api_error = to_api_error(error)
-    request.scope["state"]["error_code"] = api_error.code
-    return error_response(request.scope, api_error)
+    return error_response(request.scope, to_api_error(error))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -117,10 +118,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return await _error(request, api_error)
 
 
-def _layers(settings: ServerSettings, open_paths: tuple[str, ...]) -> list[Middleware]:
+def _layers(settings: ServerSettings, open_paths: tuple[str, ...], figures: ServerFigures) -> list[Middleware]:
     """The middleware from the outside in. CORS comes before authentication, as preflight requests carry no key."""
     layers = [
-        Middleware(RequestLogMiddleware, enabled=settings.log_requests),
+        Middleware(RequestLogMiddleware, figures=figures, enabled=settings.log_requests),
         Middleware(
             BrowserGuardMiddleware,
             allowed_hosts=settings.allowed_hosts,

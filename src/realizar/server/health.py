@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar import __version__
+from realizar.server.figures import ServerFigures, own_samples
 from realizar.server.metrics import CONTENT_TYPE
 from realizar.server.models.models import models_of
 
@@ -25,7 +26,9 @@ async def ready(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """Answer with the metrics in Prometheus' text format."""
-    return Response(await models_of(request).exposition(), media_type=CONTENT_TYPE)
+    figures: ServerFigures = request.app.state.figures
+    text = await models_of(request).exposition((*figures.samples(), *own_samples()))
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 async def version(request: Request) -> Response:

@@ -32,6 +32,8 @@ _GAUGES = (
     ("num_requests_running", "Choices being generated.", "num_running"),
     ("num_requests_waiting", "Choices waiting for their first step, or again after a preemption.", "num_waiting"),
     ("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", "kv_cache_usage"),
+    ("kv_cache_size_bytes", "Memory that the KV cache may take.", "kv_cache_bytes"),
+    ("engine_resident_memory_bytes", "Memory of the engine's process.", "resident_bytes"),
 )
 _GAUGES_OF_A_GPU = (
     ("device_memory_used_bytes", "Memory of the GPU that all programs use.", "device_memory_used_bytes"),
@@ -136,27 +138,38 @@ class Metrics:
         """All metrics but the engine's."""
         self._registry.unregister(self._engine)
         try:
-            return tuple(
-                MetricSamples(
-                    metric.name,
-                    metric.documentation,
-                    metric.type,
-                    tuple((sample.name, sample.labels, sample.value) for sample in metric.samples),
-                )
-                for metric in self._registry.collect()
-            )
+            return collected(self._registry)
         finally:
             self._registry.register(self._engine)
 
-    def exposition(self, stats: EngineStats) -> bytes:
-        """All metrics in Prometheus' text format."""
+    def exposition(self, stats: EngineStats, others: Iterable[MetricSamples] = ()) -> bytes:
+        """All metrics in Prometheus' text format, and others behind them."""
         self._engine.stats = stats
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + _text(others)
 
     def _histogram(self, stem: str, buckets: tuple[float, ...], text: str) -> Histogram:
         return Histogram(f"realizar:{stem}", text, ["model_name"], buckets=buckets, registry=self._registry).labels(
             self._label
         )
+
+
+def collected(registry: CollectorRegistry) -> tuple[MetricSamples, ...]:
+    """The metrics of a registry as records."""
+    return tuple(
+        MetricSamples(
+            metric.name,
+            metric.documentation,
+            metric.type,
+            tuple((sample.name, sample.labels, sample.value) for sample in metric.samples),
+        )
+        for metric in registry.collect()
+    )
+
+
+def _text(metrics: Iterable[MetricSamples]) -> bytes:
+    registry = CollectorRegistry()
+    registry.register(_SamplesCollector(tuple(metrics)))
+    return generate_latest(registry)
 
 
 def add_samples(listed: Iterable[Iterable[MetricSamples]]) -> tuple[MetricSamples, ...]:

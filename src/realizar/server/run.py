@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Protocol, Self
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
 
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.process.messages import EngineInfo
@@ -57,7 +57,7 @@ class Front(Protocol):
 class OwnFront:
     """A `Front` in the main process."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(self, app: Starlette, settings: ServerSettings) -> None:
         self._config = uvicorn_config(app, settings, timeout_graceful_shutdown=LAST_ANSWERS_S)
         self._server = QuietServer(self._config)
 

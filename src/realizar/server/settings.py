@@ -34,6 +34,7 @@ class ServerSettings:
         write_timeout_s: seconds for a client to read some of its answer.
         max_prompts: prompts in one request to `/v1/completions` or `/v1/embeddings`.
         max_choices: prompts times `n` of one request.
+        open_metrics: True if `/metrics` needs no key.
         web_page: True if the chat page is served at `/`.
         log_requests: True if each request is logged with a line.
         traces_endpoint: OpenTelemetry collector, such as `http://collector:4318/v1/traces`; None sends no traces.
@@ -57,6 +58,7 @@ class ServerSettings:
     write_timeout_s: float = 120.0
     max_prompts: int = 2048
     max_choices: int = 4096
+    open_metrics: bool = False
     web_page: bool = True
     log_requests: bool = True
     traces_endpoint: str | None = None

@@ -42,6 +42,7 @@ class ServerOptions:
         chat_template: file of a Jinja template that replaces the model's own.
         allow_request_templates: accept chat templates in requests.
         allow_request_priority: accept priority in requests (-100 to 100, lower is sooner); clients may overtake others.
+        open_metrics: answer /metrics without a key.
         no_web_page: turn off the chat page at /.
         max_body_bytes: maximum size of a request's body, such as 8M.
         request_memory: memory of large requests, over 32 KiB, until they are answered; a client may have half of it.
@@ -64,6 +65,7 @@ class ServerOptions:
     chat_template: ChatTemplateFile = None
     allow_request_templates: bool = False
     allow_request_priority: bool = False
+    open_metrics: bool = False
     no_web_page: bool = False
     max_body_bytes: Size = 8 << 20
     request_memory: Size = 96 << 20
@@ -100,6 +102,7 @@ class ServerOptions:
             embeddings=self.embeddings,
             allow_request_templates=self.allow_request_templates,
             allow_request_priority=self.allow_request_priority,
+            open_metrics=self.open_metrics,
             web_page=not self.no_web_page,
             max_body_bytes=self.max_body_bytes,
             request_memory_bytes=self.request_memory,

@@ -15,6 +15,7 @@ class EngineStats:
     Attributes:
         num_running, num_waiting: choices of requests, each counted alone.
         num_used_blocks, num_blocks: KV blocks, over all cache groups; a cached block is not used.
+        kv_cache_bytes: that the KV cache may take. resident_bytes: memory of the engine's process, 0 where not known.
         num_preemptions: choices that gave up their blocks and were recomputed.
         prefix_cache_queries, prefix_cache_hits: prompt tokens looked up, and found computed.
         draft_tokens, accepted_tokens: tokens speculated, and those of them that were right.
@@ -28,6 +29,8 @@ class EngineStats:
     num_waiting: int = 0
     num_used_blocks: int = 0
     num_blocks: int = 0
+    kv_cache_bytes: int = 0
+    resident_bytes: int = 0
     num_preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
@@ -59,7 +62,7 @@ class EngineStats:
 
 _MOMENTARY = frozenset(
     {
-        *("num_running", "num_waiting", "num_used_blocks", "num_blocks"),
+        *("num_running", "num_waiting", "num_used_blocks", "num_blocks", "kv_cache_bytes", "resident_bytes"),
         *("device_memory_used_bytes", "device_memory_total_bytes"),
     }
 )

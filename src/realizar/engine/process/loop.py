@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from realizar.backends.machine import resident_bytes
 from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.core.metrics import EngineStats
@@ -221,6 +222,8 @@ class EngineLoop:
             num_waiting=counts.waiting,
             num_used_blocks=sum(group.used for group in blocks),
             num_blocks=sum(group.total for group in blocks),
+            kv_cache_bytes=core.capacity.kv_cache_bytes,
+            resident_bytes=resident_bytes(),
             num_preemptions=counts.preemptions,
             prefix_cache_queries=counts.prefix_cache_queries,
             prefix_cache_hits=counts.prefix_cache_hits,

@@ -42,7 +42,6 @@ class BrowserGuardMiddleware:
         if fault is None:
             await self._app(scope, receive, send)
             return
-        scope["state"]["error_code"] = fault.code
         await error_response(scope, fault)(scope, receive, send)
 
     def _fault(self, scope: Scope) -> ApiError | None:

@@ -86,8 +86,15 @@ def dialect_of(scope: Scope) -> Dialect:
     return next((dialect for dialect in dialects if dialect.owns(scope["path"])), dialects[0])
 
 
+def note_error(scope: Scope, error: ApiError) -> None:
+    """Note the error of a request, for its line in the log and for the counts of errors."""
+    state = scope.setdefault("state", {})
+    state["error_code"], state["error_status"] = error.code, error.status
+
+
 def error_response(scope: Scope, error: ApiError) -> Response:
-    """The whole HTTP answer of an error, in the form of the request's dialect."""
+    """The whole HTTP answer of an error, in the form of the request's dialect. The error is noted."""
+    note_error(scope, error)
     dialect = dialect_of(scope)
     body = msgspec.json.encode(dialect.error_body(error))
     return Response(body, dialect.statuses.get(error.status, error.status), error.headers, "application/json")

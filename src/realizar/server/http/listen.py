@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
 
 from realizar.server.http.protocol import bounded_protocol
 from realizar.server.settings import ServerSettings
 
 
-def uvicorn_config(app: ASGIApp, settings: ServerSettings, **options: Any) -> uvicorn.Config:
+def uvicorn_config(app: Starlette, settings: ServerSettings, **options: Any) -> uvicorn.Config:
     """Make a configuration for `uvicorn.Server`.
 
     Args:
+        app: of `create_app`.
         options: options of `uvicorn.Config`, such as host, port or fd.
     """
     defaults: dict[str, Any] = {
-        "http": bounded_protocol(settings),
+        "http": bounded_protocol(settings, app.state.figures.refused),
         "ws": "none",
         "lifespan": "off",
         "log_config": None,

@@ -19,9 +19,15 @@ _LINGER_S = 1.0  # closing a connection while its peer writes resets it, and the
 _HEADER_COST = 4  # colon, space and end of line
 
 
-def bounded_protocol(settings: ServerSettings) -> type[HttpToolsProtocol]:
-    """Make a protocol class with the bounds of these settings and its own table of connections."""
-    own = {"settings": settings, "table": Connections(settings.max_connections)}
+def bounded_protocol(
+    settings: ServerSettings, refused: Callable[[ApiError], None] = lambda _: None
+) -> type[HttpToolsProtocol]:
+    """Make a protocol class with the bounds of these settings and its own table of connections.
+
+    Args:
+        refused: called for each connection or request that is refused here.
+    """
+    own = {"settings": settings, "table": Connections(settings.max_connections), "refused": staticmethod(refused)}
     return type("BoundedProtocol", (_BoundedProtocol,), own)
 
 
@@ -35,6 +41,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     settings: ServerSettings
     table: Connections
+    refused: Callable[[ApiError], None]
     _timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _fault: ApiError | None = None
@@ -49,18 +56,18 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self.table.enter(self, self.client[0] if self.client else ""):
             self._start_timer(self.settings.header_timeout_s, self._headers_too_slow)
             return
-        if not self.table.may_be_refused(self):
-            transport.abort()
-            return
-        self._refuse(
-            ApiError(
-                503,
-                f"the server has too many open connections (limit {self.settings.max_connections}, --max-connections)",
-                kind="server_error",
-                code="too_many_connections",
-                headers={"retry-after": "1"},
-            )
+        fault = ApiError(
+            503,
+            f"the server has too many open connections (limit {self.settings.max_connections}, --max-connections)",
+            kind="server_error",
+            code="too_many_connections",
+            headers={"retry-after": "1"},
         )
+        if self.table.may_be_refused(self):
+            self._refuse(fault)
+        else:
+            self.refused(fault)
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.table.leave(self)
@@ -170,6 +177,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         """Answer with an error if an answer is due, and close; further bytes of the peer are dropped."""
         if self._is_over():
             return
+        self.refused(fault)
         answerable = self._may_answer()
         if self.cycle is not None:
             self.cycle.disconnected = True

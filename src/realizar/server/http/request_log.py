@@ -11,7 +11,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realizar.server.errors import to_api_error
-from realizar.server.http.dialects import dialect_of, error_response
+from realizar.server.figures import ServerFigures
+from realizar.server.http.dialects import dialect_of, error_response, note_error
 from realizar.server.http.disconnects import ClientDisconnectedError
 
 _LOG = logging.getLogger("realizar.access")
@@ -23,10 +24,13 @@ class RequestLogMiddleware:
     """Gives every request an id, or keeps the client's own if it is well-formed, and logs the request's end.
 
     Handlers put further figures for the line into `scope["state"]["notes"]`.
+
+    Args:
+        figures: counts answers and errors. enabled: True if lines are logged.
     """
 
-    def __init__(self, app: ASGIApp, enabled: bool = True) -> None:
-        self._app, self._enabled = app, enabled
+    def __init__(self, app: ASGIApp, figures: ServerFigures, enabled: bool = True) -> None:
+        self._app, self._figures, self._enabled = app, figures, enabled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,12 +56,20 @@ class RequestLogMiddleware:
             state["disconnected"] = True
         except Exception as error:  # noqa: BLE001 - the last barrier: no exception may reach the client
             api_error = to_api_error(error)
-            state["error_code"] = api_error.code
+            note_error(scope, api_error)
             if not status:
                 await error_response(scope, api_error)(scope, receive, send_noting)
         finally:
+            self._count(scope, status)
             if self._enabled:
                 _write_line(scope, status, time.monotonic() - started_s)
+
+    def _count(self, scope: Scope, status: int) -> None:
+        state = scope["state"]
+        if "error_status" in state:
+            self._figures.failed(state["error_status"], state["error_code"])
+        if not _is_quiet(scope, status):
+            self._figures.ended(status, disconnected=state.get("disconnected", False))
 
 
 def _request_id(scope: Scope) -> str:
@@ -65,6 +77,11 @@ def _request_id(scope: Scope) -> str:
     if len(given) == 1 and _GOOD_ID.fullmatch(given[0]):
         return given[0].decode()
     return f"req-{secrets.token_hex(12)}"
+
+
+def _is_quiet(scope: Scope, status: int) -> bool:
+    """True for a usual answer to a probe or a scrape. 503 is usual for `/ready` during loading."""
+    return scope["path"] in _QUIET and status in (200, 503)
 
 
 def _write_line(scope: Scope, status: int, duration_s: float) -> None:
@@ -76,9 +93,8 @@ def _write_line(scope: Scope, status: int, duration_s: float) -> None:
         if name != "model"
     )
     code = state.get("error_code")
-    quiet = scope["path"] in _QUIET and status in (200, 503)  # 503 is the normal answer of /ready during loading
     _LOG.log(
-        logging.DEBUG if quiet else logging.INFO,
+        logging.DEBUG if _is_quiet(scope, status) else logging.INFO,
         "%s %s %s %.3fs id=%s%s%s",
         scope["method"],
         ascii(scope["path"])[1:-1][:200],

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from realizar.server.errors import to_api_error
-from realizar.server.http.dialects import dialect_of, error_response
+from realizar.server.http.dialects import dialect_of, error_response, note_error
 from realizar.server.http.disconnects import wait_for_disconnect
 
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -98,7 +98,7 @@ class EventStream(Response):
             await self._write(self._form.end, more=False)
         except Exception as error:  # noqa: BLE001 - the client gets every error, in the fitting form
             api_error = to_api_error(error)
-            scope["state"]["error_code"] = api_error.code
+            note_error(scope, api_error)
             if self._started:
                 await self._write(self._form.error(api_error), more=False)
             else:

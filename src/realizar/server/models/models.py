@@ -12,6 +12,7 @@ from realizar.engine.clients.async_engine import EngineState
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api
 from realizar.server.http.disconnects import unless_disconnected
+from realizar.server.metrics import MetricSamples
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,8 @@ class Models(Protocol):
     async def wait(self, name: str | None) -> ModelLease:
         """The lease of a model, when it is the request's turn."""
 
-    async def exposition(self) -> bytes:
-        """The metrics of the whole server in Prometheus' text format."""
+    async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
+        """The metrics of the whole server in Prometheus' text format; `others` are those of no model."""
 
 
 def models_of(request: Request) -> Models:

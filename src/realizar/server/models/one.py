@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from realizar.engine.clients.async_engine import EngineState
 from realizar.server.api import Api
-from realizar.server.metrics import Metrics
+from realizar.server.metrics import Metrics, MetricSamples
 from realizar.server.models.models import ModelStatus
 from realizar.server.models.names import not_served
 
@@ -53,7 +53,7 @@ class OneModel:
     def release(self) -> None:
         """The model stays."""
 
-    async def exposition(self) -> bytes:
+    async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
         if self._exposition is not None:
             return await self._exposition(self.api.metrics)
-        return self.api.metrics.exposition(await self.api.engine.stats())
+        return self.api.metrics.exposition(await self.api.engine.stats(), others)

@@ -24,6 +24,7 @@ from realizar.engine.clients.async_stream import AsyncStream
 from realizar.engine.process.messages import Abort, Accepted, Add, Loading, Outputs, Ready, Refused, record_error
 from realizar.errors import EngineDeadError, RealizarError
 from realizar.request import Request
+from realizar.server.figures import own_samples
 from realizar.server.metrics import MetricSamples, add_samples, exposition_of
 from realizar.server.processes.child import ApiProcess
 from realizar.server.processes.messages import (
@@ -286,7 +287,7 @@ class Hub:
                 asked.append(answer)
         if asked:
             await asyncio.wait(asked, timeout=_SAMPLES_PATIENCE_S)
-        metrics = add_samples((self._retired, *self._samples.values()))
+        metrics = (*add_samples((self._retired, *self._samples.values())), *own_samples())
         text = exposition_of(self._model_name, await self._engine.stats(), metrics)
         process.send(Exposition(ticket, text))
 

@@ -13,7 +13,7 @@ from realizar.engine.clients.async_questions import Questions
 from realizar.engine.process.messages import Abort, Add, Command, restore_error
 from realizar.engine.process.transport import FrameError, FrameReader, encode_frame
 from realizar.errors import InvalidRequestError
-from realizar.server.metrics import Metrics
+from realizar.server.metrics import Metrics, MetricSamples
 from realizar.server.processes.messages import (
     AskExposition,
     AskSamples,
@@ -44,7 +44,7 @@ class HubLink(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._expositions: Questions[bytes] = Questions()
         self._draining: asyncio.Task[None] | None = None
-        self.metrics: Metrics | None = None
+        self.samples: Callable[[], tuple[MetricSamples, ...]] = tuple
 
     async def start(self, listener: LinkListener) -> None:
         """See `EngineLink`. The connection must be made."""
@@ -110,8 +110,7 @@ class HubLink(asyncio.Protocol):
             case Stop():
                 self._stop()
             case AskSamples(ticket):
-                if self.metrics is not None:
-                    self.report(Samples(ticket, self.metrics.samples()))
+                self.report(Samples(ticket, self.samples()))
             case Exposition(ticket, text):
                 self._expositions.answer(ticket, text)
             case Start():

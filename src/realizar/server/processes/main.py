@@ -14,9 +14,11 @@ from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.transport import FrameReader
 from realizar.server.app import create_app
+from realizar.server.figures import ServerFigures
 from realizar.server.http.listen import uvicorn_config
 from realizar.server.http.memory_return import keep_little_memory
 from realizar.server.http.protocol import bounded_protocol
+from realizar.server.metrics import Metrics
 from realizar.server.processes.hub_link import HubLink
 from realizar.server.processes.messages import ConnectionsClosed, Start, Started, ToProcess
 from realizar.server.run import LAST_ANSWERS_S, SWITCH_INTERVAL_S, QuietServer
@@ -77,9 +79,11 @@ class _Served:
             pooling=start.pooling,
         )
         app = create_app(self._engine, model, start.settings, self._link.exposition)
-        self._link.metrics = app.state.models.api.metrics
+        metrics: Metrics = app.state.models.api.metrics
+        figures: ServerFigures = app.state.figures
+        self._link.samples = lambda: (*metrics.samples(), *figures.samples())
         self._num_closed = 0
-        self._protocol = self._counted_protocol(start.settings)
+        self._protocol = self._counted_protocol(start.settings, figures)
         self.config = uvicorn_config(app, start.settings, http=self._protocol, timeout_graceful_shutdown=LAST_ANSWERS_S)
         self._server = QuietServer(self.config)
         self._entering: set[asyncio.Task[Any]] = set()
@@ -133,9 +137,9 @@ class _Served:
         server = self._server
         return self._protocol(config=self.config, server_state=server.server_state, app_state=server.lifespan.state)
 
-    def _counted_protocol(self, settings: ServerSettings) -> type[HttpToolsProtocol]:
+    def _counted_protocol(self, settings: ServerSettings, figures: ServerFigures) -> type[HttpToolsProtocol]:
         """The protocol of these settings, which reports closed connections."""
-        base, note_closed = bounded_protocol(settings), self._note_closed
+        base, note_closed = bounded_protocol(settings, figures.refused), self._note_closed
 
         def connection_lost(protocol: HttpToolsProtocol, exc: Exception | None) -> None:
             note_closed()
