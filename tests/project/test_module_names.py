@@ -51,7 +51,8 @@ def _texts() -> Iterator[Path]:
     yield from (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))
     for folder in ("src/realizar", "scripts", "tests", "docs"):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in _SUFFIXES and path not in _LISTS and ROOT / "docs/log" not in path.parents:
+            is_ours = path.suffix in _SUFFIXES and path not in _LISTS and path.parent.name != "vendor"
+            if is_ours and ROOT / "docs/log" not in path.parents:
                 yield path
 
 

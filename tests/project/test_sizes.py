@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PYTHON = [path for folder in ("src", "scripts", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
 CUDA = sorted((ROOT / "src").rglob("*.cu"))
-WEB = [path for kind in ("js", "css", "html") for path in sorted((ROOT / "src").rglob(f"*.{kind}"))]
+WEB = [path for kind in ("js", "css", "html") for path in sorted((ROOT / "src/realizar/server/web").glob(f"*.{kind}"))]
 NATIVE = "src/realizar/backends/cuda/native"
 
 MAX_MODULES = 25

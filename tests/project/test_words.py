@@ -56,7 +56,7 @@ _C_TEXT = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
 def _files() -> Iterator[Path]:
     for folder in ("src", "scripts", "tests"):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in _SUFFIXES and path != Path(__file__):
+            if path.suffix in _SUFFIXES and path != Path(__file__) and path.parent.name != "vendor":
                 yield path
 
 

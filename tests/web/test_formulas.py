@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,8 @@ from web.page_driver import ask, finished, until
 
 LOAD = """async () => {
   const { renderMarkdown } = await import('/static/markdown.js');
+  const { loadKatex } = await import('/static/tex.js');
+  await loadKatex();
   window.render = text => {
     const div = document.createElement('div');
     div.append(renderMarkdown(text));
@@ -22,29 +23,47 @@ LOAD = """async () => {
   };
 }"""
 
-# MathML by hand, without attributes.
+# Formulas without attributes, without styles, and without rows of one element.
+PLAIN = """sources => sources.map(source => {
+  const math = render('\\\\(' + source + '\\\\)').querySelector('math');
+  math?.querySelectorAll('*').forEach(node => {
+    node.getAttributeNames().forEach(name => node.removeAttribute(name));
+    const isRow = ['mrow', 'mstyle'].includes(node.localName);
+    if (isRow && (node.childNodes.length < 2 || node.parentNode === math)) node.replaceWith(...node.childNodes);
+  });
+  return math?.innerHTML;
+})"""
+# MathML by hand.
 DRAWN = {
     r"x_1^2": "<msubsup><mi>x</mi><mn>1</mn><mn>2</mn></msubsup>",
     r"\frac{1}{2a}": "<mfrac><mn>1</mn><mrow><mn>2</mn><mi>a</mi></mrow></mfrac>",
     r"\frac12": "<mfrac><mn>1</mn><mn>2</mn></mfrac>",
     r"\sqrt[3]{x}": "<mroot><mi>x</mi><mn>3</mn></mroot>",
-    r"f''": "<msup><mi>f</mi><mo>′′</mo></msup>",
-    r"\alpha\leq\Omega": "<mrow><mi>α</mi><mo>≤</mo><mi>Ω</mi></mrow>",
-    r"\mathbb{R}\mathbf{x}": "<mrow><mi>ℝ</mi><mi>𝐱</mi></mrow>",
-    r"\boldsymbol{\alpha\Gamma}": "<mrow><mi>𝜶</mi><mi>𝜞</mi></mrow>",
-    r"\text{a b\%}": "<mtext>a b%</mtext>",
-    r"\text{if $x$}": "<mrow><mtext>if&nbsp;</mtext><mi>x</mi></mrow>",
-    r"\operatorname{rank}A": "<mrow><mrow><mi>rank</mi><mspace></mspace></mrow><mi>A</mi></mrow>",
+    r"f''": "<msup><mi>f</mi><mrow><mo>′</mo><mo>′</mo></mrow></msup>",
+    r"\alpha\leq\Omega": "<mi>α</mi><mo>≤</mo><mi>Ω</mi>",
+    r"\mathbb{R}\mathbf{x}": "<mi>ℝ</mi><mi>𝐱</mi>",
+    r"\boldsymbol{\alpha\Gamma}": "<mi>𝜶</mi><mi>𝚪</mi>",
+    r"\text{a b\%}": "<mtext>a&nbsp;b%</mtext>",
+    r"\text{if $x$}": "<mtext>if&nbsp;</mtext><mi>x</mi>",
+    r"\operatorname{rank}A": "<mi>rank</mi><mo>\u2061</mo><mi>A</mi>",
     r"\not=": "<mo>≠</mo>",
-    r"\left(x\right)": "<mrow><mo>(</mo><mi>x</mi><mo>)</mo></mrow>",
+    r"\left(x\right)": "<mo>(</mo><mi>x</mi><mo>)</mo>",
     r"a\\b": "<mtable><mtr><mtd><mi>a</mi></mtd></mtr><mtr><mtd><mi>b</mi></mtd></mtr></mtable>",
-    r"\begin{cases}1&x\\0\end{cases}": "<mrow><mo>{</mo><mtable><mtr><mtd><mn>1</mn></mtd><mtd><mi>x</mi></mtd></mtr>"
-    "<mtr><mtd><mn>0</mn></mtd></mtr></mtable><mo></mo></mrow>",
-    r"50% {-1}": "<mrow><mn>50</mn><mo>%</mo><mrow><mo>−</mo><mn>1</mn></mrow></mrow>",
+    r"\begin{cases}1&x\\0\end{cases}": "<mo>{</mo><mtable><mtr><mtd><mn>1</mn></mtd><mtd><mi>x</mi></mtd></mtr>"
+    "<mtr><mtd><mn>0</mn></mtd></mtr></mtable>",
+    r"50% {-1}": "<mn>50</mn><mi>%</mi><mo>−</mo><mn>1</mn>",
     r"\hat{x}": "<mover><mi>x</mi><mo>^</mo></mover>",
     r"\int_0^1": "<msubsup><mo>∫</mo><mn>0</mn><mn>1</mn></msubsup>",
+    r"\mathfrak{gZ}\mathcal{L}\mathtt{7}\vec v": "<mi>𝔤</mi><mi>ℨ</mi><mi>ℒ</mi><mn>𝟽</mn>"
+    "<mover><mi>v</mi><mo>⃗</mo></mover>",
+    r"\cancel{x}\boxed{\mbox{y}}": "<mi>x</mi><mtext>y</mtext>",
+    r"\begin{array}{c|r}1\\\hline 2\end{array}\label{a}": "<mtable>"
+    "<mtr><mtd><mn>1</mn></mtd></mtr><mtr><mtd><mn>2</mn></mtd></mtr></mtable>",
+    r"\xrightarrow{f}\lesssim\color{red}z": "<mover>"
+    "<mo>→</mo><mpadded><mi>f</mi></mpadded></mover><mo>≲</mo><mi>z</mi>",
     r"\sum_i": "<msub><mo>∑</mo><mi>i</mi></msub>",
 }
+CLASSES = ["formula", "right", "center ruled", "right ruled-above", "center ruled ruled-above", "framed struck-up"]
 FORMULAS = {
     r"a \(x\) b": [r"\(x\)"],
     r"a \[x\] b": [r"\[x\]"],
@@ -52,6 +71,8 @@ FORMULAS = {
     "$$\nx\n= y\n$$": ["$$\nx\n= y\n$$"],
     "so\n\\[\n\nx\n+ y\n\\]\nthen": ["\\[\n\nx\n+ y\n\\]"],
     "1. a\n   \\[\n   + x\n   \\]\n2. b": ["\\[\n+ x\n\\]"],
+    "\\begin{eqnarray*}\na &=& b\n\\end{eqnarray*}": ["\\begin{eqnarray*}\na &=& b\n\\end{eqnarray*}"],
+    "\\begin{multline}\na\\\\ b\n\\end{multline}": ["\\begin{multline}\na\\\\ b\n\\end{multline}"],
     "\\begin{align}\na &= b\n\\end{align}": ["\\begin{align}\na &= b\n\\end{align}"],
     r"**\(a*b*c\)** and *$a*b$*": [r"\(a*b*c\)", "$a*b$"],
     r"| $x^2$ |" + "\n|---|\n" + r"| \(y\) |": ["$x^2$", r"\(y\)"],
@@ -104,11 +125,15 @@ def module(browser: Any) -> Iterator[Any]:
 
 def test_what_is_drawn(module: Any) -> None:
     shown = module.evaluate(
-        "sources => sources.map(source => render('\\\\(' + source + '\\\\)').querySelector('math')?.innerHTML)",
+        PLAIN,
         list(DRAWN),
     )
-    plain = [re.sub(r"<(\w+) [^>]*>", r"<\1>", each or "") for each in shown]
-    assert dict(zip(DRAWN, plain, strict=True)) == DRAWN
+    assert dict(zip(DRAWN, shown, strict=True)) == DRAWN
+    classes = module.evaluate(
+        "source => [...render(source).querySelectorAll('[class]')].map(node => node.getAttribute('class'))",
+        r"$$\begin{array}{r|c}1&2\\\hline 3&\cancel{4}\end{array}$$",
+    )
+    assert [each for each in classes if "math" not in each] == CLASSES, "lines, sides and strokes are classes"
     stacked = module.evaluate("render('$$\\\\sum_i^n$$').querySelector('munderover') !== null")
     assert stacked, "a displayed sum has its limits above and below"
 
@@ -156,6 +181,25 @@ def test_a_long_one_ends(module: Any) -> None:
     )
 
 
+def test_a_formula_is_written_until_it_can_be_drawn(api: ScriptedApi, page: Any) -> None:
+    """KaTeX is fetched with the first formula, and not before; where it does not come, formulas stay as written."""
+    fetched: list[str] = []
+    page.on("request", lambda request: fetched.append(request.url) if "/vendor/" in request.url else None)
+    page.route("**/vendor/*", lambda route: route.abort())
+    api.script = lambda body: words(r"So \(x^2\)." if len(api.requests) > 1 else "Hello")
+    page.goto(api.url)
+    ask(page, "Hi")
+    finished(page)
+    assert fetched == []
+    ask(page, "More")
+    assert finished(page, 2).locator(".body").inner_text() == r"So \(x^2\)."
+    page.unroute("**/vendor/*")
+    ask(page, "Again")
+    finished(page, 3)
+    page.wait_for_selector(".message:last-child math msup")
+    assert all(url.endswith("/static/vendor/katex.min.js") for url in fetched)
+
+
 def test_copies_have_their_backslashes(api: ScriptedApi, browser: Any) -> None:
     text = "Thus \\(\\frac{a}{b}\\) holds:\n\n\\[\nx = \\{1\\}\n\\]\n\nDone, $5."
     api.script = lambda body: words(text)
@@ -165,7 +209,7 @@ def test_copies_have_their_backslashes(api: ScriptedApi, browser: Any) -> None:
     page.goto(api.url)
     ask(page, "Hi")
     answer = finished(page)
-    assert answer.locator("math").count() == 2
+    page.wait_for_function("document.querySelectorAll('.assistant math').length === 2")
     copied = "() => navigator.clipboard.readText()"
     answer.locator("[aria-label=Copy]").click()
     until(lambda: page.evaluate(copied) == text)

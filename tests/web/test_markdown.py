@@ -56,7 +56,9 @@ def module(api: ScriptedApi, page: Any) -> Any:
     """The page, with `render(text)` that gives an element's HTML."""
     page.goto(api.url)
     page.evaluate(
-        "async () => { const { renderMarkdown } = await import('/static/markdown.js'); window.render = text => {"
+        "async () => { const { renderMarkdown } = await import('/static/markdown.js');"
+        " await (await import('/static/tex.js')).loadKatex();"
+        " await (await import('/static/colours.js')).loadHighlighter(); window.render = text => {"
         " const div = document.createElement('div'); div.append(renderMarkdown(text)); return div; }; }"
     )
     return page
@@ -117,6 +119,33 @@ def test_tables_and_code(module: Any) -> None:
         ["", "right", "", "right"],
         [["python", "if a < b:\n    pass"], ["text", "open"]],
     ]
+
+
+COLOURED = {
+    "python": ("def f(x):\n    return 'a<b>' # no", {"def": "hljs-keyword", "'a<b>'": "hljs-string"}),
+    "json": ('{"a": 1}', {'"a"': "hljs-attr", "1": "hljs-number"}),
+    "sh": ("echo $HOME", {"echo": "hljs-built_in", "$HOME": "hljs-variable"}),
+    "constructor": ("def f", {}),
+    "": ("def f", {}),
+}
+
+
+def test_code_is_coloured(module: Any) -> None:
+    """Its text stays the same to the letter, and only spans are made."""
+    for language, (code, expected) in COLOURED.items():
+        text, names, spans = module.evaluate(
+            """text => { const code = render(text).querySelector('code');
+            const all = [...code.querySelectorAll('*')];
+            return [code.textContent, all.map(node => node.localName),
+              Object.fromEntries(all.map(node => [node.textContent, node.className]))]; }""",
+            f"```{language}\n{code}\n```",
+        )
+        assert text == code
+        assert set(names) <= {"span"}
+        assert {each: spans.get(each) for each in expected} == expected
+        assert bool(spans) == bool(expected)
+    long = "```python\n" + "x = 1\n" * 5000 + "```"
+    assert module.evaluate("text => render(text).querySelectorAll('code *').length", long) == 0
 
 
 def test_attacks_are_inert(api: ScriptedApi, page: Any) -> None:

@@ -1,4 +1,7 @@
-"""The chat page: static files of this folder; the page loads nothing from other servers."""
+"""The chat page: static files of this folder; the page loads nothing from other servers.
+
+`vendor/` holds libraries as npm has them, each with its licence; the page fetches them when a message needs them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from starlette.routing import Route
 
 _FOLDER = Path(__file__).parent
 _PAGE = "index.html"
+_VENDOR = "vendor"
 _CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -43,10 +47,12 @@ _HEADERS = {
 
 def web_routes() -> list[Route]:
     """Routes of the page at `/` and of its files below `/static/`: one for each file, so that no other path exists."""
-    files = [path for path in sorted(_FOLDER.iterdir()) if path.suffix in _CONTENT_TYPES and path.name != _PAGE]
+    found = (*sorted(_FOLDER.iterdir()), *sorted((_FOLDER / _VENDOR).iterdir()))
+    files = [path for path in found if path.suffix in _CONTENT_TYPES and path.name != _PAGE]
+    names = [(path.relative_to(_FOLDER).as_posix(), path) for path in files]
     return [
         Route("/", _serve(_FOLDER / _PAGE), methods=["GET"], name="page"),
-        *(Route(f"/static/{path.name}", _serve(path), methods=["GET"], name=f"page:{path.name}") for path in files),
+        *(Route(f"/static/{name}", _serve(path), methods=["GET"], name=f"page:{name}") for name, path in names),
     ]
 
 

@@ -1,6 +1,6 @@
 // Where formulas begin and end in a text, and what is shown of them.
 
-import { texToMath } from "./tex.js";
+import { hasKatex, loadKatex, texToMath } from "./tex.js";
 
 const MAX_LENGTH = 4000; // of a formula within a line of text
 const ENDS = { "\\(": "\\)", "\\[": "\\]" };
@@ -80,24 +80,38 @@ export function formulaLines(lines, at) {
   return null;
 }
 
-/** A formula as the browser draws it, or as it was written where it can't be. */
-export function formulaNode({ source, raw, display }) {
-  let node;
-  try {
-    node = texToMath(source.trim(), display);
-    node.dataset.tex = raw;
-  } catch {
-    node = document.createElement("code"); // whatever is wrong with it: its source is never lost
-    node.className = "tex";
-    node.textContent = raw;
+/**
+ * A formula as the browser draws it, or as it was written where it can't be. The first one is written until what draws
+ * it has come.
+ */
+export function formulaNode(formula) {
+  let node = hasKatex() ? drawn(formula) : null;
+  if (node === null) {
+    const code = document.createElement("code"); // whatever is wrong with it: its source is never lost
+    code.className = "tex";
+    code.textContent = formula.raw;
+    node = code;
+    if (!hasKatex()) {
+      loadKatex().then((isThere) => code.replaceWith((isThere && drawn(formula)) || code));
+    }
   }
-  if (!display) {
+  if (!formula.display) {
     return node;
   }
   const holder = document.createElement("span");
   holder.className = "formula";
   holder.append(node);
   return holder;
+}
+
+function drawn({ source, raw, display }) {
+  try {
+    const math = texToMath(source.trim(), display);
+    math.dataset.tex = raw;
+    return math;
+  } catch {
+    return null;
+  }
 }
 
 /** The text of what is selected, with formulas as they were written; null where none is among it. */

@@ -1,5 +1,6 @@
 // Markdown to DOM nodes. Text only ever becomes text nodes, so nothing that a model writes can become markup.
 
+import { colourCode } from "./colours.js";
 import { formulaLines, formulaNode } from "./formula.js";
 import { inline } from "./inline.js";
 
@@ -20,13 +21,14 @@ const MAX_DEPTH = 12;
 export function parseBlocks(text, depth = 0) {
   const lines = text.replace(/\r\n?/g, "\n").replace(/\t/g, "    ").split("\n");
   const blocks = [];
+  const ranks = []; // marks of the headings that enclose the place
   let at = 0;
   while (at < lines.length) {
     if (!lines[at].trim()) {
       at += 1;
       continue;
     }
-    const [end, make] = readBlock(lines, at, depth);
+    const [end, make] = readBlock(lines, at, depth, ranks);
     blocks.push({ source: lines.slice(at, end).join("\n"), make });
     at = end;
   }
@@ -42,7 +44,7 @@ export function renderMarkdown(text, depth = 0) {
   return fragment;
 }
 
-function readBlock(lines, at, depth) {
+function readBlock(lines, at, depth, ranks) {
   const line = lines[at];
   let match = FENCE.exec(line);
   if (match) {
@@ -51,7 +53,8 @@ function readBlock(lines, at, depth) {
   match = HEADING.exec(line);
   if (match) {
     const [, marks, title] = match;
-    return [at + 1, () => filled(`h${Math.min(marks.length + 2, 6)}`, title)];
+    const name = headingName(marks.length, ranks);
+    return [at + 1, () => filled(name, title)];
   }
   const formula = formulaLines(lines, at);
   if (formula) {
@@ -72,6 +75,15 @@ function readBlock(lines, at, depth) {
     return readTable(lines, at);
   }
   return readParagraph(lines, at, depth);
+}
+
+/** The element of a heading: a message's own is h2, and no rank below it is left out, as screen readers want it. */
+function headingName(marks, ranks) {
+  while (ranks.at(-1) >= marks) {
+    ranks.pop();
+  }
+  ranks.push(marks);
+  return `h${Math.min(ranks.length + 2, 6)}`;
 }
 
 function readFence(lines, at, marks, language) {
@@ -99,6 +111,7 @@ function codeBlock(code, language) {
   pre.tabIndex = 0;
   const inner = document.createElement("code");
   inner.textContent = code;
+  colourCode(inner, language);
   pre.append(inner);
   figure.append(caption, pre);
   return figure;
@@ -174,6 +187,7 @@ function list(items, ordered, start, loose, depth) {
       box.type = "checkbox";
       box.disabled = true;
       box.checked = task[1] !== " ";
+      box.setAttribute("aria-label", box.checked ? "Done" : "To do");
       item.append(box);
     }
     for (const block of parseBlocks(task ? text.slice(task[0].length) : text, depth + 1)) {

@@ -1,34 +1,110 @@
-// MathML's elements, as the formulas of this page use them.
+// KaTeX's MathML as browsers draw it: they know the elements of MathML Core, so tables' columns and lines, alphabets and
+// frames become classes and letters. Elements and attributes are made by name from this file alone.
+
+import { inAlphabet } from "./alphabets.js";
 
 const MATHML = "http://www.w3.org/1998/Math/MathML";
+const ELEMENTS = new Set(
+  ("math mrow mi mn mo mtext mspace msub msup msubsup munder mover munderover mmultiscripts mprescripts mfrac msqrt mroot "
+    + "mtable mtr mtd mstyle mpadded mphantom").split(" "),
+);
+const ATTRIBUTES = new Set(
+  ("display displaystyle scriptlevel fence form stretchy separator symmetric accent accentunder lspace rspace width "
+    + "height depth voffset minsize maxsize linethickness mathcolor mathbackground mathsize movablelimits").split(" "),
+);
+const FRAMES = new Map(Object.entries({
+  box: "box", top: "top", bottom: "bottom", left: "left", right: "right", horizontalstrike: "struck",
+  updiagonalstrike: "struck-up", downdiagonalstrike: "struck-down",
+}));
+const TEXTS = new Map([["bold", "bold"], ["italic", "slanted"], ["bold-italic", "bold slanted"], ["monospace", "fixed"]]);
 
-/** A formula that this module does not know how to draw. */
-export class TexError extends Error {}
-
-export function element(name, children = [], attributes = {}) {
+function element(name, children) {
   const node = document.createElementNS(MATHML, name);
-  for (const [key, value] of Object.entries(attributes)) {
-    node.setAttribute(key, value);
-  }
   node.append(...children);
   return node;
 }
 
-/** Nodes as one. */
-export const row = (nodes) => (nodes.length === 1 ? nodes[0] : element("mrow", nodes));
-export const space = (width) => element("mspace", [], { width });
-export const fence = (char, attributes = {}) =>
-  element("mo", [char], { stretchy: "false", lspace: "0", rspace: "0", ...attributes });
-
-/** A base with its subscript and superscript, beside it or below and above. */
-export function withScripts(base, sub, sup, stacked) {
-  if (!sub && !sup) {
-    return base;
+/** A copy of an element of KaTeX's for this page. */
+export function copyMath(source) {
+  const name = source.localName;
+  if (name === "semantics") {
+    return copyMath(source.firstElementChild); // the rest of it is the formula's TeX
   }
-  const [both, low, high] = stacked ? ["munderover", "munder", "mover"] : ["msubsup", "msub", "msup"];
-  const inner = base ?? element("mrow");
-  if (sub && sup) {
-    return element(both, [inner, sub, sup]);
+  if (name === "menclose") {
+    return framed(source);
   }
-  return sub ? element(low, [inner, sub]) : element(high, [inner, sup]);
+  const children = name === "mtable" ? rows(source) : lines([...source.childNodes]);
+  const isWrapper = ["mi", "mn", "mo"].includes(name) && source.firstElementChild;
+  const node = element(ELEMENTS.has(name) && !isWrapper ? name : "mrow", children);
+  for (const { name: attribute, value } of source.attributes) {
+    if (ATTRIBUTES.has(attribute) && !value.endsWith("%")) {
+      node.setAttribute(attribute, value);
+    }
+  }
+  setLetters(node, source.getAttribute("mathvariant"));
+  return node;
 }
+
+const copyNode = (node) => (node.nodeType === Node.ELEMENT_NODE ? copyMath(node) : node.textContent.normalize());
+
+/** Alphabets: letters of a formula become those of Unicode, words keep theirs and get a class. */
+function setLetters(node, variant) {
+  if (node.localName === "mtext") {
+    node.setAttribute("class", TEXTS.get(variant) ?? "");
+  } else if (variant === "normal" && node.localName === "mi") {
+    node.setAttribute("mathvariant", "normal");
+  } else if (variant && ["mi", "mn", "mo"].includes(node.localName)) {
+    node.textContent = inAlphabet(node.textContent, variant);
+  }
+}
+
+function framed(source) {
+  const notations = (source.getAttribute("notation") ?? "").split(" ").map((each) => FRAMES.get(each)).filter(Boolean);
+  const node = element("mrow", [...source.childNodes].map(copyNode));
+  node.setAttribute("class", ["framed", ...notations].join(" "));
+  return node;
+}
+
+/** Copies of nodes, or, where lines are broken among them, a table of these lines. */
+function lines(nodes) {
+  const broken = [[]];
+  for (const node of nodes) {
+    if (node.localName === "mspace" && node.getAttribute("linebreak") === "newline") {
+      broken.push([]);
+    } else {
+      broken.at(-1).push(copyNode(node));
+    }
+  }
+  if (broken.length === 1) {
+    return broken[0];
+  }
+  return [element("mtable", broken.map((line) => element("mtr", [element("mtd", line)])))];
+}
+
+/** A table's rows, with classes for how its columns stand and where lines are drawn. */
+function rows(table) {
+  const list = (name) => (table.getAttribute(name) ?? "").split(" ");
+  const [sides, bars, rules] = [list("columnalign"), list("columnlines"), list("rowlines")];
+  const isAligned = list("columnspacing")[0] === "0em" && sides.length > 1;
+  return [...table.children].map((row, line) => element("mtr", cellsOf(row).map((cell, column) => {
+    const copy = copyMath(cell);
+    const classes = [
+      sides[column] ?? "",
+      column && bars[column - 1] !== "none" && bars[column - 1] ? "ruled" : "",
+      line && rules[line - 1] !== "none" && rules[line - 1] ? "ruled-above" : "",
+      isAligned ? "aligned" : "",
+      isNumber(cell) ? "number" : "",
+    ];
+    copy.setAttribute("class", classes.filter(Boolean).join(" "));
+    return copy;
+  })));
+}
+
+/** The cells that hold something of a row: KaTeX puts empty ones around those of a numbered line. */
+function cellsOf(row) {
+  const isGlue = (cell) => cell.classList.contains("mtr-glue") || cell.getAttribute("width") === "50%";
+  return [...row.children].filter((cell) => !isGlue(cell) && (cell.childNodes.length || !isNumber(cell)));
+}
+
+const isNumber = (cell) =>
+  cell.classList.contains("mml-eqn-num") || cell.previousElementSibling?.getAttribute("width") === "50%";

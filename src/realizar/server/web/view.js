@@ -59,7 +59,7 @@ export class MessageView {
     this.message = message;
     this.handlers = handlers;
     this.node = element("article", `message ${message.role}`);
-    this.node.setAttribute("aria-label", message.role === "user" ? "You" : "Model");
+    this.node.append(element("h2", "visually-hidden", message.role === "user" ? "You" : "Model"));
     this.body = element("div", "body");
     this.actions = element("div", "actions");
     this.makeVersions();
