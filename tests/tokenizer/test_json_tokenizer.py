@@ -166,3 +166,11 @@ def test_malformed(text: str, tmp_path: Path) -> None:
 def test_no_file() -> None:
     with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):
         load_tokenizer(Checkpoint(Path("folder"), "safetensors", {}, {}))
+
+
+def test_marks_of_a_hole(tmp_path: Path) -> None:
+    library = byte_level("qwen2")
+    assert saved(library, tmp_path).fill_in is None
+    library.add_tokens([AddedToken(f"<|fim_{role}|>", special=True) for role in ("prefix", "suffix", "middle")])
+    ids = tuple(library.token_to_id(f"<|fim_{role}|>") for role in ("prefix", "suffix", "middle"))
+    assert saved(library, tmp_path).fill_in == ids

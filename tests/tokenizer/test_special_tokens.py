@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from realizar.tokenizer.special_tokens import SpecialTokenFinder, find_special_tokens
+from realizar.tokenizer.tokenizer import Tokenizer
 from realizar.tokenizer.vocabulary import TokenType, Vocabulary
 
 
@@ -112,3 +114,20 @@ def test_defaults_of_the_model_kind() -> None:
     assert find_special_tokens(llama).ids == {"unknown": 0, "bos": 1, "eos": 2}
     assert "bos" not in find_special_tokens(vocabulary(tokens)).ids
     assert "bos" not in find_special_tokens(replace(llama, model="bert")).ids, "101 is beyond this vocabulary"
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("starcoder", ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")),
+        ("deepseek-coder", ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")),
+        ("llama-bpe", None),
+        ("qwen2", None),
+    ],
+)
+def test_marks_of_a_hole(
+    tokenizer_of: Callable[[str], Tokenizer], name: str, texts: tuple[str, str, str] | None
+) -> None:
+    tokenizer = tokenizer_of(name)
+    found = tokenizer.fill_in
+    assert (None if found is None else tuple(map(tokenizer.token_text, found))) == texts

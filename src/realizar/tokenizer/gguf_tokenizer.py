@@ -49,6 +49,7 @@ class GGUFTokenizer(Tokenizer):
         if self.add_eos and self.eos_id is None:
             raise TokenizerError(f"{checkpoint.path}: the file asks for an EOS token and names none")
         self.chat_templates = stored_templates(checkpoint)
+        self.fill_in = special.fill_in
         self.special_texts = {
             f"{name}_token": vocabulary.tokens[special.ids[role]]
             for name, role in _TEMPLATE_NAMES.items()

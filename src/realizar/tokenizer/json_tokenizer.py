@@ -13,7 +13,7 @@ from realizar.errors import CheckpointError, InvalidRequestError
 from realizar.models.dimensions import MAX_VOCABULARY
 from realizar.tokenizer import library_errors
 from realizar.tokenizer.byte_alphabet import spelled_bytes
-from realizar.tokenizer.special_tokens import SpecialTokenFinder, end_texts
+from realizar.tokenizer.special_tokens import SpecialTokenFinder, end_texts, fill_in_ids
 from realizar.tokenizer.templates.stored_templates import stored_templates
 from realizar.tokenizer.tokenizer import Tokenizer
 from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, library_ids
@@ -62,6 +62,7 @@ class JSONTokenizer(Tokenizer):
         self.add_eos = self.eos_id is not None and self.eos_id in self._after
         self.eos_ids = self._ends(path, metadata)
         self.chat_templates = stored_templates(checkpoint)
+        self.fill_in = fill_in_ids(self._library.token_to_id)
 
     def _id_of(self, text: str | None) -> int | None:
         return None if text is None else self._library.token_to_id(text)

@@ -7,13 +7,14 @@ metadata.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.tokenizer.marks import HARMONY_MARKS
+from realizar.tokenizer.tokenizer import FillInIds
 from realizar.tokenizer.vocabulary import TokenType, Vocabulary
 
 END_OF_GENERATION = (
@@ -75,6 +76,7 @@ _FILL_IN_MIDDLE: Mapping[str, tuple[str, ...]] = {
     "fim_repo": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_separator": ("<|file_sep|>",),
 }
+_FILL_IN_ROLES = ("fim_prefix", "fim_suffix", "fim_middle")
 # gpt-oss writes its channels with these tokens, so they are text of the answer.
 _TEXT_MARKS = HARMONY_MARKS - {"<|end|>"}
 # Models with one of these pairs end a channel with <|end|>, and not the answer.
@@ -105,6 +107,12 @@ class SpecialTokens:
     ids: Mapping[str, int]
     end_of_generation: frozenset[int]
 
+    @property
+    def fill_in(self) -> FillInIds | None:
+        """The marks of a text with a hole; None if the vocabulary lacks one of them."""
+        ids = [self.ids[role] for role in _FILL_IN_ROLES if role in self.ids]
+        return FillInIds(*ids) if len(ids) == len(_FILL_IN_ROLES) else None
+
 
 def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
     """Find roles and end-of-generation ids in the metadata or, if it lacks them, by the texts of tokens."""
@@ -128,6 +136,18 @@ def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
             ends.discard(known[text])
             types[known[text]] = kind
     return SpecialTokens(types, ids, frozenset(ends))
+
+
+def fill_in_ids(find: Callable[[str], int | None]) -> FillInIds | None:
+    """The marks of a text with a hole by their texts, for a vocabulary that does not name them; None if one is missing.
+
+    Args:
+        find: the id of a text, or None.
+    """
+    texts = (_FILL_IN_MIDDLE[role] for role in _FILL_IN_ROLES)
+    found = [next((index for text in each if (index := find(text)) is not None), None) for each in texts]
+    ids = [index for index in found if index is not None]
+    return FillInIds(*ids) if len(ids) == len(_FILL_IN_ROLES) else None
 
 
 def end_texts(texts: Collection[str]) -> frozenset[str]:

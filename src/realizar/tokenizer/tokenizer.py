@@ -5,11 +5,20 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from realizar.errors import InvalidRequestError
 from realizar.tokenizer.marks import HARMONY_MARKS, MARKS
 
 _LONGEST_UNKNOWN = 128
+
+
+class FillInIds(NamedTuple):
+    """Control tokens of a text with a hole: before what precedes it, before what follows it, and at the hole."""
+
+    prefix: int
+    suffix: int
+    middle: int
 
 
 class Tokenizer(ABC):
@@ -22,6 +31,7 @@ class Tokenizer(ABC):
         add_bos, add_eos: True if `encode` with `add_special` adds them.
         chat_templates: template texts by name; `default` is for plain chat.
         special_texts: `bos_token`, `eos_token`, ... with the names of chat templates.
+        fill_in: marks of a text with a hole, or None if the vocabulary has none.
     """
 
     vocab_size: int
@@ -32,6 +42,7 @@ class Tokenizer(ABC):
     add_eos: bool
     chat_templates: Mapping[str, str]
     special_texts: Mapping[str, str]
+    fill_in: FillInIds | None = None
 
     @property
     def chat_template(self) -> str | None:

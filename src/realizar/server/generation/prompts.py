@@ -34,6 +34,7 @@ def tokenize_prompts(
     max_tokens: int,
     add_special: bool,
     bounded: bool = True,
+    before_hole: bool = False,
 ) -> list[Prompt]:
     """Tokenize the prompts of a request, in order.
 
@@ -43,6 +44,7 @@ def tokenize_prompts(
         param: the name of the field.
         max_tokens: length of the context; texts that can't fit are not tokenized to their end.
         bounded: True if each text must fit the context; otherwise it will be cut, and only `MAX_TOKENS` bounds it.
+        before_hole: True if a hole follows each text: it may be empty, and control tokens' texts in it stay text.
 
     Raises:
         ApiError, InvalidRequestError: 400; the prompts are empty, mixed or too many, or an id is out of range.
@@ -60,7 +62,7 @@ def tokenize_prompts(
     for place, item in enumerate(items):
         stop.check()
         where = param if len(items) == 1 else f"{param}[{place}]"
-        prompt = _tokenize(item, tokenizer, where, each, add_special)
+        prompt = _tokenize(item, tokenizer, where, each, add_special=add_special, before_hole=before_hole)
         num_tokens += len(prompt.token_ids)
         if num_tokens > most and len(items) > 1:
             raise refused(f"{param} has more than {most} tokens; send fewer prompts at once", param, "array_too_long")
@@ -119,9 +121,15 @@ def _listed(given: str | Sequence[str | int | Sequence[int]], param: str) -> lis
 
 
 def _tokenize(
-    item: str | Sequence[int], tokenizer: Tokenizer, where: str, max_tokens: int, add_special: bool
+    item: str | Sequence[int],
+    tokenizer: Tokenizer,
+    where: str,
+    max_tokens: int,
+    *,
+    add_special: bool,
+    before_hole: bool,
 ) -> Prompt:
-    if not item:
+    if not item and not before_hole:
         raise refused(f"{where} must not be empty", where, "empty_prompt")
     if not isinstance(item, str):
         wrong = next((token_id for token_id in item if not 0 <= token_id < tokenizer.vocab_size), None)
@@ -130,7 +138,8 @@ def _tokenize(
         return Prompt(tuple(item), None)
     try:
         check_fits(item, tokenizer, max_tokens, where)
-        return Prompt(tuple(tokenizer.encode(item, add_special=add_special)), item)
+        ids = tokenizer.encode(item, add_special=add_special, parse_special=not before_hole)
+        return Prompt(tuple(ids), item)
     except ContextLengthError:
         raise
     except InvalidRequestError as error:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from realizar.server.api import Api, compute, new_id, note, now_s
 from realizar.server.errors import refused, unsupported
+from realizar.server.generation.fill_in import read_hole
 from realizar.server.generation.prompts import Prompt, keep_last, tokenize_prompts
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority, check_top
 from realizar.server.generation.work import Stop
@@ -83,22 +84,11 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> Complet
         structured=None if found is None else found[1],
     )
     sampling = build_sampling(wishes, api.model)
-    prompts = tokenize_prompts(
-        record.prompt,
-        api.model.tokenizer,
-        stop,
-        param="prompt",
-        max_prompts=api.settings.max_prompts,
-        max_tokens=api.max_tokens,
-        add_special=record.add_special_tokens is not False,
-        bounded=record.truncate_prompt_tokens is None,
-    )
+    prompts = _tokenized(api, record, stop)
     _check_answers(len(prompts), sampling.n, api.settings.max_choices)
     check_listed_ids(sampling, len(prompts))
     if logprobs is not None:
         api.names(as_ids=record.return_tokens_as_token_ids).prepare()
-    if record.truncate_prompt_tokens is not None:
-        prompts = [_shortened(prompt, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
     return CompletionPlan(
         prompts=prompts,
         sampling=sampling,
@@ -111,6 +101,40 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> Complet
         cache_salt=record.cache_salt,
         structured_field="structured" if found is None else found[0],
     )
+
+
+def _tokenized(api: Api, record: CompletionRequest, stop: Stop) -> list[Prompt]:
+    """The prompts as token ids, cut or around a hole where the request asks for it."""
+    add_special = record.add_special_tokens is not False
+    hole = None
+    if record.suffix:
+        _check_suffix(record)
+        hole = read_hole(record.suffix, api.model.tokenizer, api.max_tokens, add_special=add_special)
+    prompts = tokenize_prompts(
+        record.prompt,
+        api.model.tokenizer,
+        stop,
+        param="prompt",
+        max_prompts=api.settings.max_prompts,
+        max_tokens=api.max_tokens,
+        add_special=add_special and hole is None,
+        bounded=record.truncate_prompt_tokens is None,
+        before_hole=hole is not None,
+    )
+    if hole is not None:
+        return hole.around(prompts)
+    if record.truncate_prompt_tokens is not None:
+        return [_shortened(prompt, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
+    return prompts
+
+
+def _check_suffix(record: CompletionRequest) -> None:
+    if record.prompt is None:
+        raise refused("suffix needs a prompt, the text before the hole; it may be empty", "prompt", "invalid_value")
+    if record.echo:
+        raise unsupported("echo", "can't be combined with suffix")
+    if record.truncate_prompt_tokens is not None:
+        raise unsupported("truncate_prompt_tokens", "can't be combined with suffix")
 
 
 def _check_stream(record: CompletionRequest) -> None:

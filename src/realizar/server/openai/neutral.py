@@ -47,7 +47,6 @@ NEUTRAL: Mapping[str, tuple[_Check, str]] = {
     "verbosity": (_one_of("medium"), "is not supported by this model"),
     "service_tier": (_one_of("auto", "default"), "must be auto or default: the server has one tier"),
     "web_search_options": (_never, "is not supported: there is no web search"),
-    "suffix": (_empty, "is not supported: the model can't fill in text"),
 }
 
 
