@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
-
-import msgspec
 
 from realizar.server.anthropic.records import Usage
 from realizar.server.api import Api
-from realizar.server.generation.answer import FinishReason
+from realizar.server.generation.answer import FinishReason, arguments_object
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.chat_run import ChatRun
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
-
-_NO_ARGUMENTS = msgspec.Raw(b"{}")
 
 
 def usage_of(api: Api, plan: ChatPlan, run: ChatRun) -> Usage:
@@ -76,18 +71,4 @@ class BlockList:
         if kind == "thinking":
             return {"type": "thinking", "thinking": text, "signature": ""}
         call = self._calls[int(kind.removeprefix("call "))]
-        return {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(text)}
-
-
-def _arguments(text: str) -> msgspec.Raw:
-    """The arguments of a call, as JSON. One that was cut has no whole object: clients read `stop_reason` then.
-
-    They are written by the module that read them: a model may write integers of any size, and halves of surrogates.
-    """
-    try:
-        found = json.loads(text) if text else {}
-        if not isinstance(found, dict):
-            return _NO_ARGUMENTS
-        return msgspec.Raw(json.dumps(found, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return _NO_ARGUMENTS
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_object(text)}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import ChoiceDelta
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+_NO_ARGUMENTS = msgspec.Raw(b"{}")
 
 
 @dataclass(slots=True)  # one a choice and step: frozen it would take four times as long to make
@@ -61,3 +65,17 @@ class WholeChoice:
         if delta.index == len(self.calls):
             self.calls.append(WholeCall(delta.id or "", delta.name or ""))
         self.calls[delta.index].arguments += delta.arguments
+
+
+def arguments_object(text: str) -> msgspec.Raw:
+    """The arguments of a call, as JSON of an object. One that was cut has no whole object: it is empty then.
+
+    They are written by the module that read them: a model may write integers of any size, and halves of surrogates.
+    """
+    try:
+        found = json.loads(text) if text else {}
+        if not isinstance(found, dict):
+            return _NO_ARGUMENTS
+        return msgspec.Raw(json.dumps(found, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return _NO_ARGUMENTS

@@ -197,11 +197,11 @@ def _variables(conversation: Conversation, template: ChatTemplate) -> dict[str, 
         variables.setdefault("reasoning_effort", effort)
     elif effort == "none" and "enable_thinking" in source:
         variables.setdefault("enable_thinking", False)
-    elif effort != "medium" and not (effort == "none" and not _reasons(find_format(source))):
+    elif effort != "medium" and not (effort == "none" and not reasons(find_format(source))):
         raise unsupported("reasoning_effort", "is not supported by this model")
     return variables
 
 
-def _reasons(form: AnswerFormat) -> bool:
+def reasons(form: AnswerFormat) -> bool:
     """True if answers of a format may have reasoning."""
     return form.reasoning is not None or form.in_channels

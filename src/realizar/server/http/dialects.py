@@ -23,34 +23,38 @@ class ApiRoute:
 
     Attributes:
         path: in Starlette's form.
-        body: the record of the request's body; None for a GET.
         summary: one sentence.
+        body: the record of the request's body; None without one.
+        verb: the method; None is POST with a body, otherwise GET.
     """
 
     path: str
     handler: Callable[[Request], Awaitable[Response]]
     summary: str
     body: type[msgspec.Struct] | None = None
+    verb: str | None = None
 
     @property
     def method(self) -> str:
-        """POST with a body, otherwise GET."""
-        return "GET" if self.body is None else "POST"
+        """The method that the route answers; a GET's answers HEAD too."""
+        return self.verb or ("GET" if self.body is None else "POST")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamForm:
-    """The form of a dialect's streams of events.
+    """The form of a dialect's streams.
 
     Attributes:
         ping: sent while no event comes; clients pass over it.
         end: sent after the last event.
         error: the last event of a stream that fails, in place of the end.
+        media_type: the `content-type` of its answers.
     """
 
     ping: bytes
     end: bytes
     error: Callable[[ApiError], bytes]
+    media_type: str = "text/event-stream; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)

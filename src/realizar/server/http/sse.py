@@ -15,7 +15,7 @@ from realizar.server.errors import to_api_error
 from realizar.server.http.dialects import dialect_of, error_response, note_error
 from realizar.server.http.disconnects import wait_for_disconnect
 
-HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _encoder = msgspec.json.Encoder()
 
 
@@ -76,6 +76,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send, self._lock, self._started, self._idle = send, asyncio.Lock(), False, True
         self._form = dialect_of(scope).stream
+        self.headers["content-type"] = self._form.media_type
         sending = asyncio.ensure_future(self._send_all(scope, receive))
         disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         pinging = asyncio.ensure_future(self._ping())
