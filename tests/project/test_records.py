@@ -10,7 +10,11 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "realizar"
 # Records of the API: clients write or read their fields, and all that is not read
 # is refused by name (server/http/body.py).
-WIRE = (PACKAGE / "server" / "openai" / "records", PACKAGE / "server" / "anthropic" / "records.py")
+WIRE = (
+    PACKAGE / "server" / "openai" / "records",
+    PACKAGE / "server" / "anthropic" / "records.py",
+    PACKAGE / "server" / "ollama" / "records.py",
+)
 # Records that leave as a whole, and why.
 WHOLE = {
     ("Summary", "total_tokens_per_s"): "`bench-serve --json` writes every field",

@@ -31,6 +31,7 @@ from realizar.server.metrics import Metrics
 from realizar.server.models.leases import ModelLeaseMiddleware
 from realizar.server.models.models import Models
 from realizar.server.models.one import OneModel
+from realizar.server.ollama.routes import OLLAMA
 from realizar.server.openai.routes import OPENAI
 from realizar.server.openapi import openapi
 from realizar.server.served_model import ServedModel
@@ -38,7 +39,7 @@ from realizar.server.settings import ServerSettings
 from realizar.server.web import web_routes
 
 OPEN_PATHS = ("/health", "/ready")
-DIALECTS = (OPENAI, ANTHROPIC)
+DIALECTS = (OPENAI, ANTHROPIC, OLLAMA)
 COMMON_ROUTES = (
     ApiRoute("/health", health.health, "Alive."),
     ApiRoute("/ready", health.ready, "Ready to take requests."),

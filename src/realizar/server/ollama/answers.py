@@ -1,0 +1,124 @@
+"""`Answering` makes an answer of Ollama's API: a line of JSON for each part and one for the end, or all in one object.
+
+A line of a stream has what its part adds; the last one has no text, the reason of the end, and the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from realizar.server.api import Api, new_id, note
+from realizar.server.generation.answer import FinishReason
+from realizar.server.generation.chat_plan import ChatPlan
+from realizar.server.generation.chat_run import ChatRun
+from realizar.server.http.disconnects import unless_disconnected
+from realizar.server.http.request_memory import lease_of
+from realizar.server.http.sse import EventStream
+from realizar.server.ollama.parts import Part, Parts, joined
+from realizar.server.ollama.times import Clock, now
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Form(Protocol):
+    """The form of a route's answers."""
+
+    def show(self, part: Part) -> dict[str, Any]:
+        """The fields of a part; those of an empty one are in every answer."""
+
+    def last(self, token_ids: list[int]) -> dict[str, Any]:
+        """Fields of the end alone. Args: token_ids: those that were generated."""
+
+
+class Answering:
+    """Answers one request.
+
+    Args:
+        name: the model's name, as the request has it.
+        clock: began as the request came.
+        with_thinking: False to leave reasoning out.
+    """
+
+    def __init__(
+        self, api: Api, plan: ChatPlan, run: ChatRun, form: Form, clock: Clock, name: str, *, with_thinking: bool
+    ) -> None:
+        self._api, self._plan, self._run, self._form, self._clock, self._name = api, plan, run, form, clock, name
+        self._parts = Parts(with_thinking=with_thinking)
+        self._token_ids: list[int] = []
+        self._reason: FinishReason = "stop"
+
+    async def lines(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
+        """The lines of a stream. Args: note: adds figures to the request's line in the log."""
+        try:
+            async with aclosing(self._grown()) as grown:
+                async for parts in grown:
+                    if made := [self._line(part) for part in parts]:
+                        yield b"".join(made)
+            yield self._line(Part(), self._end())
+        finally:
+            note(**self._run.notes)
+
+    async def whole(self) -> bytes:
+        """The whole answer."""
+        found: list[Part] = []
+        async with aclosing(self._grown()) as grown:
+            async for parts in grown:
+                found += parts
+        return self._line(joined(found), self._end())
+
+    async def _grown(self) -> AsyncGenerator[list[Part]]:
+        self._clock.submitted()
+        async with aclosing(self._run.deltas()) as deltas:
+            async for delta in deltas:
+                self._clock.came()
+                self._token_ids += delta.source.token_ids
+                made = list(self._parts.take_in(delta.parsed))
+                if delta.finish_reason is not None:
+                    self._reason = delta.finish_reason
+                    made += self._parts.finish()
+                yield made
+
+    def _end(self) -> dict[str, Any]:
+        run = self._run
+        figures = self._clock.figures(len(self._plan.token_ids), run.num_completion_tokens, run.output)
+        reason = "length" if self._reason == "length" else "stop"
+        return {"done_reason": reason, **self._form.last(self._token_ids), **figures}
+
+    def _line(self, part: Part, end: dict[str, Any] | None = None) -> bytes:
+        head = {"model": self._name, "created_at": now(), **self._form.show(part)}
+        return _encode({**head, "done": end is not None, **(end or {})}) + b"\n"
+
+
+async def answer(
+    request: Request,
+    api: Api,
+    plan: ChatPlan,
+    form: Form,
+    clock: Clock,
+    name: str,
+    *,
+    stream: bool,
+    with_thinking: bool,
+) -> Response:
+    """Answer a request, whole or as a stream. The arguments are those of `Answering`."""
+    note(request, model=api.model.name, prompt=len(plan.token_ids))
+    run = ChatRun(api, plan, new_id("ollama-"), lease_of(request))
+    answering = Answering(api, plan, run, form, clock, name, with_thinking=with_thinking)
+    if stream:
+        lines = answering.lines(lambda **notes: note(request, **notes))
+        return EventStream(lines, api.settings.ping_interval_s, api.settings.write_timeout_s)
+    body = await unless_disconnected(request.receive, answering.whole())
+    note(request, **run.notes)
+    return Response(body, media_type="application/json")
+
+
+def loaded(form: Form, name: str) -> Response:
+    """The answer to a request that only asks for its model to be loaded: it is."""
+    body = {"model": name, "created_at": now(), **form.show(Part()), "done": True, "done_reason": "load"}
+    return Response(_encode(body), media_type="application/json")

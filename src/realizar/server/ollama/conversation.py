@@ -1,0 +1,78 @@
+"""`read_conversation` reads a request of Ollama's `/api/chat` as a `Conversation`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from realizar.server.api import Api
+from realizar.server.errors import refused, unsupported
+from realizar.server.generation.chat_plan import reasons
+from realizar.server.generation.conversation import Conversation
+from realizar.server.ollama.messages import read_messages
+from realizar.server.ollama.options import OPTION_NAMES, read_options
+from realizar.server.ollama.records import AnswerRequest, ChatRequest
+from realizar.server.ollama.tools import read_tools
+from realizar.tokenizer.parsers.choose import find_format
+
+_EFFORTS = ("low", "medium", "high", "max")
+
+
+def read_conversation(api: Api, request: ChatRequest) -> Conversation:
+    """Check a request and read it.
+
+    Raises:
+        ApiError, InvalidRequestError: the request is refused; names the field.
+    """
+    check_answer_fields(request)
+    tools = read_tools(request.tools)
+    wishes = read_options(request, api.model.default_sampling)
+    if wishes.structured is not None and tools.tools:
+        raise refused("format can't be combined with tools", "format")
+    return Conversation(
+        messages=read_messages(request.messages or []),
+        tools=tools,
+        wishes=wishes,
+        variables=thinking_variables(api, request),
+        reasoning_effort=request.think if isinstance(request.think, str) else None,
+        bounded_by_context=True,
+        names=OPTION_NAMES,
+    )
+
+
+def thinking_variables(api: Api, request: AnswerRequest) -> dict[str, Any]:
+    """Variables for the template that turn reasoning on or off. A template without them has no such switch.
+
+    Raises:
+        ApiError: 400; the model does not reason, or `think` is no effort.
+    """
+    think = request.think
+    if isinstance(think, str) and think not in _EFFORTS:
+        raise refused(f"think must be true, false or one of {', '.join(_EFFORTS)}", "think", "invalid_value")
+    if think and not thinks(api):
+        raise unsupported("think", f"must be false: {api.model.name!a} does not support thinking")
+    return {"enable_thinking": think} if isinstance(think, bool) else {}
+
+
+def thinks(api: Api) -> bool:
+    """True if answers of a model may have reasoning."""
+    template = api.model.template
+    return template is not None and reasons(find_format(template.source()))
+
+
+def shows_thinking(request: AnswerRequest) -> bool:
+    """True if reasoning is part of the answer."""
+    return request.think is not False
+
+
+def check_answer_fields(request: AnswerRequest) -> None:
+    """Refuse fields whose effect the server does not have.
+
+    Raises:
+        ApiError: 400; names the field.
+    """
+    if request.template:
+        raise unsupported("template", "is not supported: the server renders the model's own template")
+    if request.truncate:
+        raise unsupported("truncate", "must be false: a prompt that does not fit the context is refused")
+    if request.shift:
+        raise unsupported("shift", "must be false: an answer ends where the context ends")

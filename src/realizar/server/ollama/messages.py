@@ -1,0 +1,156 @@
+"""Messages of Ollama's `/api/chat`, converted to the messages that chat templates take.
+
+Ollama's messages name the tool that a result is of, where templates want the id of its call. Calls without an id get
+one, and a result without one belongs to the first call of its tool that has no result yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from realizar.server.errors import refused
+from realizar.server.generation.conversation import check_num_messages
+from realizar.server.http.body import unknown_field
+
+_EVERYWHERE = ("role", "content", "images")
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "system": _EVERYWHERE,
+    "user": _EVERYWHERE,
+    "assistant": (*_EVERYWHERE, "thinking", "tool_calls"),
+    "tool": (*_EVERYWHERE, "tool_name", "tool_call_id", "name"),
+}
+_OF_CALL = ("id", "type", "index", "function")
+_OF_FUNCTION = ("name", "arguments", "index", "description")
+
+
+def read_messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Check messages and convert them for the template.
+
+    Raises:
+        ApiError: 400; `param` is the path.
+    """
+    check_num_messages(given)
+    calls = _Calls()
+    return [_converted(f"messages[{place}]", message, calls) for place, message in enumerate(given)]
+
+
+class _Calls:
+    """The calls of a conversation, and those that have no result yet."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+        self._open: dict[str, str] = {}  # names by id
+        self._by_name: dict[str, deque[str]] = {}
+        self._in_order: deque[str] = deque()
+
+    def begin(self, call_id: str | None, name: str) -> str:
+        """Note a call; gives its id."""
+        self._num_calls += 1
+        found = call_id or _made_id(self._num_calls)
+        self._open[found] = name
+        self._in_order.append(found)
+        self._by_name.setdefault(name, deque()).append(found)
+        return found
+
+    def end(self, call_id: str | None, name: str | None) -> tuple[str, str | None]:
+        """Id and name of the call that a result is of. A result of no known call keeps what it says of itself."""
+        found = call_id or self._first(self._in_order if name is None else self._by_name.get(name, deque()))
+        if found is None:
+            self._num_calls += 1
+            return _made_id(self._num_calls), name
+        known = self._open.pop(found, None)
+        return found, name or known
+
+    def _first(self, ids: deque[str]) -> str | None:
+        while ids:
+            found = ids.popleft()
+            if found in self._open:
+                return found
+        return None
+
+
+def _made_id(number: int) -> str:
+    """An id for a call that has none: nine letters and digits, which every template takes."""
+    return f"call{number:05}"
+
+
+def _converted(where: str, message: Mapping[str, Any], calls: _Calls) -> dict[str, Any]:
+    role = message.get("role")
+    known = _FIELDS.get(role) if isinstance(role, str) else None
+    if known is None:
+        raise refused(f"{where}.role must be one of {', '.join(_FIELDS)}", f"{where}.role", "invalid_value")
+    for name, value in message.items():
+        if name not in known and value is not None:
+            raise unknown_field(where, name, known)
+    check_images(where, message.get("images"))
+    content = _text(where, message, "content") or ""
+    if role == "tool":
+        return _result(where, message, content, calls)
+    converted: dict[str, Any] = {"role": role, "content": content}
+    if role == "assistant":
+        if thinking := _text(where, message, "thinking"):
+            converted["reasoning_content"] = thinking
+        if made := _read_calls(f"{where}.tool_calls", message.get("tool_calls"), calls):
+            converted["tool_calls"] = made
+            converted["content"] = content or None
+    return converted
+
+
+def check_images(where: str, images: object) -> None:
+    """Refuse images.
+
+    Raises:
+        ApiError: 400; there are some.
+    """
+    if images is not None and images != []:
+        path = f"{where}.images" if where else "images"
+        raise refused(f"{path} is not supported: the model reads text only", path, "unsupported_content")
+
+
+def _result(where: str, message: Mapping[str, Any], content: str, calls: _Calls) -> dict[str, Any]:
+    given = _text(where, message, "tool_name") or _text(where, message, "name")
+    call_id, name = calls.end(_text(where, message, "tool_call_id"), given)
+    return {"role": "tool", "content": content, "tool_call_id": call_id, **({"name": name} if name else {})}
+
+
+def _read_calls(where: str, given: object, calls: _Calls) -> list[dict[str, Any]]:
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        raise refused(f"{where} must be a list", where)
+    converted = [_call(f"{where}[{place}]", call) for place, call in enumerate(given)]
+    for call in converted:
+        call["id"] = calls.begin(call["id"], call["function"]["name"])
+    return converted
+
+
+def _call(where: str, call: object) -> dict[str, Any]:
+    if not isinstance(call, dict):
+        raise refused(f"{where} must be an object", where)
+    _check_known(where, call, _OF_CALL)
+    function = call.get("function")
+    if not isinstance(function, dict):
+        raise refused(f"{where}.function must be an object", f"{where}.function")
+    _check_known(f"{where}.function", function, _OF_FUNCTION)
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise refused(f"{where}.function.name must be text", f"{where}.function.name")
+    if not isinstance(arguments, dict | None):
+        raise refused(f"{where}.function.arguments must be an object", f"{where}.function.arguments")
+    function = {"name": name, "arguments": arguments or {}}
+    return {"id": _text(where, call, "id"), "type": "function", "function": function}
+
+
+def _check_known(where: str, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in value:
+        if name not in known:
+            raise unknown_field(where, name, known)
+
+
+def _text(where: str, value: Mapping[str, Any], name: str) -> str | None:
+    found = value.get(name)
+    if not isinstance(found, str | None):
+        raise refused(f"{where}.{name} must be text", f"{where}.{name}")
+    return found

@@ -1,0 +1,50 @@
+"""Names of models, as Ollama's clients write them: a name without a tag means the tag `latest`."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from realizar.server.api import Api
+from realizar.server.errors import ApiError, refused
+from realizar.server.models.models import Models, ModelStatus, model_of, models_of
+
+_LATEST = ":latest"
+_SHOWN_MODELS = 8
+
+
+def shown_name(name: str) -> str:
+    """A served name with its tag. Clients look names up in the list of models, and add the tag before they do."""
+    return name if ":" in name.rpartition("/")[2] else name + _LATEST
+
+
+def find_model(models: Models, name: str) -> tuple[str, ModelStatus]:
+    """The served name that a request means, and its model.
+
+    Raises:
+        ApiError: 400 without a name; 404 for a model that is not served.
+    """
+    if not name:
+        raise refused("model must be the name of a model", "model", "invalid_value")
+    listed = models.listed()
+    wanted = (name, shown_name(name))
+    for status in listed:
+        for known in status.names:
+            if known == name:
+                return known, status
+    for status in listed:
+        for known in status.names:
+            if shown_name(known) in wanted:
+                return known, status
+    there = ", ".join(ascii(shown_name(status.names[0])) for status in listed[:_SHOWN_MODELS])
+    raise ApiError(
+        404, f"model {name[:200]!a} not found: this server has {there}", param="model", code="model_not_found"
+    )
+
+
+async def model_for(request: Request, name: str) -> Api:
+    """What a request works with to use the model of a name; the model is there until the request has ended.
+
+    Raises:
+        ApiError: as of `find_model`.
+    """
+    return await model_of(request, find_model(models_of(request), name)[0])

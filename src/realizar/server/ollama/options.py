@@ -1,0 +1,112 @@
+"""`read_options` reads Ollama's `options`, and the fields beside them that bear on sampling, as `SamplingWishes`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.server.errors import refused, unsupported
+from realizar.server.generation.sampling import SamplingWishes, check_top
+from realizar.server.ollama.records import AnswerRequest, Options
+
+_PLAIN = {
+    name: name
+    for name in (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "typical_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "mirostat",
+        "mirostat_tau",
+        "mirostat_eta",
+        "seed",
+    )
+} | {"repeat_penalty": "repetition_penalty"}
+"""Fields of `SamplingParams` by the names of the options that set them."""
+_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_WHOLE_CONTEXT = (-1, -2)
+
+OPTION_NAMES = {ours: f"options.{theirs}" for theirs, ours in _PLAIN.items()} | {
+    "max_tokens": "options.num_predict",
+    "stop": "options.stop",
+    "structured": "format",
+    "reasoning_effort": "think",
+}
+"""Ollama's names of the fields that errors name."""
+
+
+def read_options(request: AnswerRequest, default: SamplingParams) -> SamplingWishes:
+    """Check the options of a request and read them.
+
+    Args:
+        default: the model's default sampling.
+
+    Raises:
+        ApiError, InvalidRequestError: 400; `param` is the path.
+    """
+    given = request.options or Options()
+    plain: dict[str, Any] = {
+        ours: value for theirs, ours in _PLAIN.items() if (value := getattr(given, theirs)) is not None
+    }
+    if plain.get("seed") == -1:
+        plain["seed"] = None
+    _check_penalties(given, plain, default)
+    if given.tfs_z not in (None, 1):
+        raise unsupported("options.tfs_z", "must be 1, which turns it off: tail-free sampling is not supported")
+    return SamplingWishes(
+        plain=plain,
+        max_tokens=_max_tokens(given.num_predict),
+        stop=given.stop or None,
+        logprobs=_logprobs(request),
+        structured=read_format(request.format),
+    )
+
+
+def read_format(given: str | dict[str, Any] | None) -> StructuredOutput | None:
+    """The constraint that `format` states; None if the answer is free.
+
+    Raises:
+        ApiError: 400; it is neither `json` nor a schema.
+    """
+    if given is None or given == "":
+        return None
+    if given == "json":
+        return StructuredOutput("json_object", "")
+    if isinstance(given, str):
+        raise refused("format must be json or a JSON schema", "format", "invalid_value")
+    return StructuredOutput("json_schema", json.dumps(given))
+
+
+def _max_tokens(given: int | None) -> int | None:
+    if given is None or given in _WHOLE_CONTEXT:
+        return None
+    if given < 1:
+        raise refused(f"options.num_predict must be above 0, or -1 or -2, not {given}", "options.num_predict")
+    return given
+
+
+def _logprobs(request: AnswerRequest) -> int | None:
+    top = check_top(request.top_logprobs, "top_logprobs") or 0
+    if top and not request.logprobs:
+        raise refused("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
+    return top if request.logprobs else None
+
+
+def _check_penalties(given: Options, plain: dict[str, Any], default: SamplingParams) -> None:
+    """Penalties look back at the whole text: other reaches are refused where a penalty is at work."""
+    reach = given.repeat_last_n
+    if reach is not None and reach < -1:
+        raise refused(f"options.repeat_last_n must be -1 or more, not {reach}", "options.repeat_last_n")
+    if reach == 0:
+        plain.update(_PENALTIES)
+    active = any(plain.get(name, getattr(default, name)) != neutral for name, neutral in _PENALTIES.items())
+    if active and reach is not None and reach != -1:
+        raise unsupported(
+            "options.repeat_last_n", "must be -1, the whole text, or 0: penalties look back at all tokens"
+        )
+    if active and given.penalize_newline is False:
+        raise unsupported("options.penalize_newline", "must be true: penalties count line breaks as they do other text")

@@ -1,0 +1,81 @@
+"""Records of Ollama's API. The contents of messages and tools are checked at their use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Options of one request. Those that say how a model is loaded have no effect: the command that serves it says so.
+
+    Attributes:
+        num_predict: tokens to generate; -1 and -2 are the rest of the context.
+        repeat_last_n: tokens that penalties look back at: -1 for all, 0 for none.
+        num_ctx, num_keep, num_batch, num_gpu, main_gpu, num_thread, numa, low_vram, f16_kv, logits_all, vocab_only,
+            use_mmap, use_mlock, embedding_only: without effect.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    tfs_z: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    penalize_newline: bool | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    seed: int | None = None
+    num_predict: int | None = None
+    stop: str | list[str] | None = None
+    num_ctx: int | None = None
+    num_keep: int | None = None
+    num_batch: int | None = None
+    num_gpu: int | None = None
+    main_gpu: int | None = None
+    num_thread: int | None = None
+    numa: bool | None = None
+    low_vram: bool | None = None
+    f16_kv: bool | None = None
+    logits_all: bool | None = None
+    vocab_only: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+    embedding_only: bool | None = None
+
+
+class AnswerRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields that `/api/chat` and `/api/generate` share.
+
+    Attributes:
+        stream: null is true.
+        format: `json`, or a JSON schema.
+        think: true, false, or an effort.
+        keep_alive: a duration; without effect.
+        truncate, shift: whether to cut a prompt that does not fit; only false can be asked for.
+    """
+
+    model: str
+    stream: bool | None = None
+    format: str | dict[str, Any] | None = None
+    options: Options | None = None
+    think: bool | str | None = None
+    keep_alive: float | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    template: str | None = None
+    truncate: bool | None = None
+    shift: bool | None = None
+
+
+class ChatRequest(AnswerRequest, kw_only=True, forbid_unknown_fields=True):
+    """The body of `/api/chat`. Without messages it asks for the model to be loaded."""
+
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None

@@ -1,0 +1,32 @@
+"""Ollama's dialect: its routes and the form of its errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from realizar.server.errors import ApiError
+from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
+from realizar.server.ollama.chat import chat
+from realizar.server.ollama.records import ChatRequest
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """The JSON object of an error. Its form has no place for the field at fault: the message names it."""
+    message = error.message if (error.param or "") in error.message else f"{error.param}: {error.message}"
+    return {"error": message}
+
+
+def _error_line(error: ApiError) -> bytes:
+    return msgspec.json.encode(error_body(error)) + b"\n"
+
+
+OLLAMA = Dialect(
+    name="Ollama",
+    routes=(ApiRoute("/api/chat", chat, "Answer a conversation (Ollama's).", ChatRequest),),
+    error_body=error_body,
+    error_schema={"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}},
+    # Space between the lines of JSON is no part of any: clients, who know no pings, read on.
+    stream=StreamForm(ping=b" ", end=b"", error=_error_line, media_type="application/x-ndjson"),
+)

@@ -1,0 +1,115 @@
+"""Ollama's official client against a real server: whole and streamed answers, tools, schemas, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import ollama
+import pytest
+
+from server_thread import RunningServer
+from waits import HANG_S
+
+MODEL = "org/smollm2"
+ASK = [{"role": "user", "content": "How is the weather in Rome?"}]
+NO_STOP = {"temperature": 0, "num_predict": 24}
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[Any]:
+    with ollama.Client(server.url, timeout=HANG_S) as client:
+        yield client
+
+
+def times_of(answer: Any) -> list[int]:
+    return [answer.total_duration, answer.load_duration, answer.prompt_eval_duration, answer.eval_duration]
+
+
+def test_chat_whole_and_streamed_are_the_same(client: Any) -> None:
+    whole = client.chat(MODEL, ASK, options=NO_STOP)
+    assert whole.message.role == "assistant"
+    assert whole.message.content
+    assert (whole.model, whole.done, whole.done_reason, whole.eval_count) == (MODEL, True, "length", 24)
+    assert whole.prompt_eval_count > 10
+    assert all(isinstance(found, int) and found > 0 for found in times_of(whole))
+    assert whole.total_duration >= whole.prompt_eval_duration + whole.eval_duration
+    parts = list(client.chat(f"{MODEL}:latest", ASK, stream=True, options=NO_STOP))
+    assert "".join(part.message.content for part in parts) == whole.message.content
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert len(parts) > 2
+    last = parts[-1]
+    assert (last.model, last.done_reason, last.eval_count) == (f"{MODEL}:latest", "length", 24)
+    assert last.message.content == ""
+    assert all(found > 0 for found in times_of(last))
+
+
+def test_stop_strings_and_seeds_are_honoured(client: Any) -> None:
+    whole = client.chat(MODEL, ASK, options=NO_STOP).message.content
+    word = whole.split()[3]
+    stopped = client.chat(MODEL, ASK, options={**NO_STOP, "stop": [word]})
+    assert stopped.done_reason == "stop"
+    assert word not in stopped.message.content
+    sampled = {"temperature": 1.5, "seed": 7, "num_predict": 16}
+    first, again = (client.chat(MODEL, ASK, options=sampled).message.content for _ in range(2))
+    assert first == again
+
+
+def test_a_schema_is_kept(client: Any) -> None:
+    properties = {"city": {"type": "string", "maxLength": 10}, "days": {"type": "integer", "maximum": 9}}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    options = {"temperature": 0, "num_predict": 160}
+    answer = client.chat(MODEL, ASK, format=schema, options=options)
+    assert set(json.loads(answer.message.content)) == {"city", "days"}
+    streamed = client.chat(MODEL, ASK, format=schema, options=options, stream=True)
+    assert "".join(part.message.content for part in streamed) == answer.message.content
+    anything = client.chat(MODEL, ASK, format="json", options=NO_STOP)
+    assert anything.message.content.lstrip().startswith("{")
+
+
+def weather(city: str) -> str:
+    """The weather of a city.
+
+    Args:
+        city: its name.
+    """
+    return f"Sunny in {city}"
+
+
+def test_tools_from_functions_and_their_results_are_read(client: Any) -> None:
+    call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    later = [
+        *ASK,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_name": "weather", "content": weather("Rome")},
+    ]
+    for messages in (ASK, later):
+        assert client.chat(MODEL, messages, tools=[weather], options=NO_STOP).done
+
+
+def test_a_request_without_messages_finds_the_model_loaded(client: Any) -> None:
+    assert client.chat(MODEL).done_reason == "load"
+    (line,) = client.chat(MODEL, stream=True, keep_alive="5m")
+    assert (line.done, line.done_reason, line.message.content) == (True, "load", "")
+
+
+def test_errors_are_the_clients_own(client: Any) -> None:
+    with pytest.raises(ollama.ResponseError, match="not found") as caught:
+        client.chat("llama3", ASK)
+    assert caught.value.status_code == 404
+    for stream in (False, True):
+        with pytest.raises(ollama.ResponseError, match="messages") as caught:
+            list(client.chat(MODEL, [{"role": "user", "content": "word " * 5_000}], stream=stream))
+        assert caught.value.status_code == 400
+    with pytest.raises(ollama.ResponseError, match="text only"):
+        client.chat(MODEL, [{**ASK[0], "images": [b"x"]}])
+    with pytest.raises(ollama.ResponseError, match="does not support thinking"):
+        client.chat(MODEL, ASK, think=True)
+    with pytest.raises(ollama.ResponseError, match=r"options\.top_p"):
+        client.chat(MODEL, ASK, options={"top_p": 3})
