@@ -67,7 +67,7 @@ def test_preemption_changes_nothing(smollm2_path: Path, llm: LLM) -> None:
 
 
 def test_a_stream_is_the_whole_in_deltas(llm: LLM, alone: list[str]) -> None:
-    with llm.generate_stream(PROMPTS[1], GREEDY) as stream:
+    with llm.stream(PROMPTS[1], GREEDY) as stream:
         text = "".join(delta.text for delta in stream)
         output = stream.result()
     assert text == output.outputs[0].text == alone[1]

@@ -32,7 +32,7 @@ def llm(smollm2_path: Path) -> Iterator[LLM]:
 
 def run(llm: LLM, samplings: dict[str, SamplingParams], prompt: str = PROMPT) -> dict[str, RequestOutput]:
     """The outputs of requests that run together, by name."""
-    streams = {name: llm.generate_stream(prompt, sampling) for name, sampling in samplings.items()}
+    streams = {name: llm.stream(prompt, sampling) for name, sampling in samplings.items()}
     return {name: stream.result() for name, stream in streams.items()}
 
 

@@ -84,7 +84,7 @@ def run_command(
 
 
 def _start(llm: LLM, prompt: str, params: SamplingParams, *, system: str | None, raw: bool) -> RequestStream:
-    return llm.generate_stream(prompt, params) if raw else llm.chat_stream(_messages(system, prompt), params)
+    return llm.stream(prompt, params) if raw else llm.chat_stream(_messages(system, prompt), params)
 
 
 def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:

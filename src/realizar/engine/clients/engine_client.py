@@ -20,7 +20,7 @@ from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import DeviceLostError, EngineDeadError, QueueFullError, RealizarError, RequestFailedError
 from realizar.outputs import ChoiceDelta, RequestOutput
-from realizar.request import Request
+from realizar.request import Pooling, Request
 from realizar.sampling_params import SamplingParams
 
 _ANEW = "close this LLM and make a new one"
@@ -126,6 +126,7 @@ class EngineClient:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._death: str | None = None
+        self._closed = False
 
     def submit(
         self,
@@ -134,6 +135,7 @@ class EngineClient:
         *,
         prompt: str | None = None,
         score_only: bool = False,
+        pooling: Pooling | None = None,
         keep_deltas: bool = True,
     ) -> RequestStream:
         """Queue a request. It runs while a caller waits for it or for another request.
@@ -141,6 +143,7 @@ class EngineClient:
         Args:
             prompt: text of the prompt, for the output.
             score_only: generate nothing; for `prompt_logprobs` alone.
+            pooling: generate nothing; the output has the pooled hidden state.
             keep_deltas: True if the deltas will be iterated; False if only `result` will be read.
 
         Raises:
@@ -156,6 +159,7 @@ class EngineClient:
             max_request_tokens=self._core.max_request_tokens,
             end_ids=self._end_ids,
             score_only=score_only,
+            pooling=pooling,
         )
         self._prepare_grammar(request)
         stream = RequestStream(self, request.request_id)
@@ -189,9 +193,15 @@ class EngineClient:
                 self._forget(stream)
                 stream.end(None, RealizarError("the request was closed"))
 
+    @property
+    def closed(self) -> bool:
+        """True once `close` was called."""
+        return self._closed
+
     def close(self) -> None:
         """Shut the engine down; waiting callers get EngineDeadError. Idempotent."""
         with interrupts_deferred(), self._lock:
+            self._closed = True
             self._core.close()
             self._fail(EngineDeadError("the engine was closed"))
 

@@ -1,4 +1,4 @@
-"""Progress of several prompts, reported to a callback or on a line of the terminal. Standard library only."""
+"""Progress of several prompts, reported to a callback or on a line of the terminal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,27 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from realizar.engine.clients.engine_client import RequestStream
+from realizar.errors import InvalidRequestError
 
 PromptProgress: TypeAlias = "Callable[[int, int], None]"
 """A callback: its arguments are the number of finished prompts and the number of all prompts."""
 
 _INTERVAL_S = 0.1
+
+
+def wanted_progress(progress: PromptProgress | bool | None, use_tqdm: bool | None) -> PromptProgress | bool | None:
+    """The progress that a caller wants; `use_tqdm` is vLLM's name for True and False of `progress`.
+
+    Raises:
+        InvalidRequestError: both are given, or `use_tqdm` is neither True, False nor None.
+    """
+    if use_tqdm is None:
+        return progress
+    if not isinstance(use_tqdm, bool):
+        raise InvalidRequestError("use_tqdm must be True or False; progress= takes a callback", "use_tqdm")
+    if progress is not None:
+        raise InvalidRequestError("progress and use_tqdm mean the same; give one of them", "use_tqdm")
+    return use_tqdm
 
 
 class ProgressReporter:

@@ -1,0 +1,153 @@
+"""`PromptReader` turns what callers of `LLM` give, prompts, conversations and parameters, into what an engine runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.engine.llm_options import template_variables
+from realizar.errors import InvalidRequestError
+from realizar.models.pooling import default_pooling
+from realizar.request import Pooling
+from realizar.sampling_params import SamplingParams
+from realizar.tokenizer.generation_defaults import default_sampling
+from realizar.tokenizer.load import load_tokenizer
+from realizar.tokenizer.parsers.choose import AnswerFormat, find_format
+from realizar.tokenizer.stop_checker import StopChecker
+from realizar.tokenizer.templates.chat_messages import Message
+from realizar.tokenizer.templates.chat_template import ChatTemplate
+
+Prompt: TypeAlias = "str | Sequence[int]"
+Conversation: TypeAlias = "Sequence[Message]"
+Samplings: TypeAlias = "SamplingParams | Sequence[SamplingParams] | None"
+Tools: TypeAlias = "Sequence[Mapping[str, Any]] | None"
+
+
+class PromptTokens(NamedTuple):
+    """A prompt's text, or None where ids or a conversation were given, and its token ids."""
+
+    text: str | None
+    token_ids: list[int]
+
+
+class PromptReader:
+    """Reads what callers give, by a model's tokenizer, chat template and defaults.
+
+    Args:
+        checkpoint: of the model.
+        chat_template: text of a Jinja template in place of the model's own.
+
+    Raises:
+        UnsupportedModelError, TokenizerError: the model's vocabulary can't be used.
+        CheckpointError: the sampling that its files advise is malformed.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, chat_template: str | None) -> None:
+        self._checkpoint, self._chat_template = checkpoint, chat_template
+        self.tokenizer = load_tokenizer(checkpoint)
+        self.default_sampling = default_sampling(checkpoint)
+
+    def prompt(self, prompt: Prompt) -> PromptTokens:
+        """Tokenize one prompt.
+
+        Raises:
+            InvalidRequestError: it is neither text nor token ids.
+        """
+        if isinstance(prompt, str):
+            return PromptTokens(prompt, self.tokenizer.encode(prompt))
+        return PromptTokens(None, [_token_id(token_id) for token_id in prompt])
+
+    def prompts(self, prompts: Prompt | Sequence[Prompt]) -> list[PromptTokens]:
+        """Tokenize one prompt or several; a sequence that starts with a number is one prompt of token ids.
+
+        Raises:
+            InvalidRequestError: as of `prompt`.
+        """
+        if isinstance(prompts, str):
+            return [self.prompt(prompts)]
+        if not isinstance(prompts, Iterable):
+            raise InvalidRequestError(f"a prompt must be text or token ids, not {type(prompts).__name__}", "prompt")
+        items: list[Any] = list(prompts)
+        one = bool(items) and not isinstance(items[0], str | Sequence)
+        return [self.prompt(items)] if one else [self.prompt(item) for item in items]
+
+    def chat(self, messages: Conversation, tools: Tools, variables: Mapping[str, Any]) -> PromptTokens:
+        """Render a conversation as the tokens of its prompt.
+
+        Raises:
+            ChatTemplateError: the model has no template, or the template refuses or fails.
+            InvalidRequestError: a message or a variable is malformed.
+        """
+        return PromptTokens(None, self._template.encode(messages, tools, **template_variables(variables)))
+
+    def chats(
+        self, messages: Conversation | Sequence[Conversation], tools: Tools, variables: Mapping[str, Any]
+    ) -> list[PromptTokens]:
+        """Render one conversation or several; raises what `chat` raises."""
+        conversations: list[Any] = list(messages)
+        if conversations and isinstance(conversations[0], Mapping):
+            conversations = [conversations]
+        return [self.chat(each, tools, variables) for each in conversations]
+
+    def samplings(self, given: Samplings, count: int) -> list[SamplingParams]:
+        """The parameters of each of `count` prompts: one for all, one for each, or the model's default for None.
+
+        Raises:
+            InvalidRequestError: the numbers of parameters and prompts differ, or a value is not `SamplingParams`.
+        """
+        if given is None or isinstance(given, SamplingParams):
+            return [given or self.default_sampling] * count
+        several: Any = given  # callers need not check types
+        listed: list[Any] = list(several) if isinstance(several, Sequence) else [several]
+        for each in listed:
+            if not isinstance(each, SamplingParams):
+                found = type(each).__name__
+                raise InvalidRequestError(f"sampling_params must be SamplingParams, not {found}", "sampling_params")
+        if len(listed) != count:
+            raise InvalidRequestError(
+                f"{len(listed)} sampling parameters were given for {count} prompts: give one for all, or one for each",
+                "sampling_params",
+            )
+        return listed
+
+    def pooling(self, given: Pooling | None) -> Pooling:
+        """The pooling of embeddings: the given one, or that which the model was made for.
+
+        Raises:
+            InvalidRequestError: it is unknown, or None is given and the model was made for none.
+        """
+        found = given or default_pooling(self._checkpoint)
+        if found is None:
+            raise InvalidRequestError(
+                "this model was not made for embeddings; pooling='mean' or pooling='last' takes its hidden states",
+                "pooling",
+            )
+        if found not in ("mean", "last"):
+            raise InvalidRequestError(f"pooling must be 'mean' or 'last', not {found!r}", "pooling")
+        return found
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """The format of the model's answers to chat prompts.
+
+        Raises:
+            ChatTemplateError: the model has no template.
+        """
+        return find_format(self._template.source())
+
+    def new_text(self, sampling: SamplingParams) -> StopChecker:
+        """The text of a choice that grows."""
+        return StopChecker(self.tokenizer, sampling)
+
+    @functools.cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self.tokenizer, self._chat_template)
+
+
+def _token_id(value: Any) -> int:
+    try:
+        return int(value.__index__())
+    except AttributeError:
+        raise InvalidRequestError(f"a prompt must be text or token ids, not {type(value).__name__}", "prompt") from None
