@@ -209,7 +209,7 @@ def test_copies_have_their_backslashes(api: ScriptedApi, browser: Any) -> None:
     page.goto(api.url)
     ask(page, "Hi")
     answer = finished(page)
-    page.wait_for_function("document.querySelectorAll('.assistant math').length === 2")
+    page.wait_for_function("() => document.querySelectorAll('.assistant math').length === 2")
     copied = "() => navigator.clipboard.readText()"
     answer.locator("[aria-label=Copy]").click()
     until(lambda: page.evaluate(copied) == text)

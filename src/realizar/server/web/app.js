@@ -6,6 +6,7 @@ import { connect, knownModel } from "./connection.js";
 import { Drawer } from "./drawer.js";
 import { readEarlier, takeOver } from "./earlier.js";
 import { selectedSource } from "./formula.js";
+import { saveAs, search, takeFile } from "./library.js";
 import { notify } from "./notices.js";
 import { setUpTheme, Settings } from "./settings.js";
 import { loadDraft, saveDraft } from "./store.js";
@@ -29,15 +30,15 @@ const chats = new Chats(archive, {
 });
 const views = new Map();
 const drawer = new Drawer({
-  open,
-  list: listed,
+  open: (id, message) => open(id, message, message !== null),
+  list: () => listed(() => archive.list(), []),
   rename: (id, title) => write(() => archive.change(id, { title })),
   remove,
   restore,
-  erase: async (id) => {
-    await write(() => archive.erase(id));
-    await drawer.refresh();
-  },
+  erase,
+  search: (text) => listed(() => search(archive, text), new Map()),
+  save: (id) => write(() => saveAs(archive, id)),
+  take: (file) => listed(() => takeFile(archive, file), ""),
 });
 let deletedOpen = null; // the chat that was open when it was deleted here
 let following = true; // the end stays in sight until the reader scrolls up
@@ -152,7 +153,7 @@ function send(text) {
 }
 
 /** Shows another chat, at the end of its branch that was last said or is named; or with null a new chat. */
-function open(id, leaf = null) {
+function open(id, leaf = null, isSought = false) {
   following = id !== null;
   opening = opening.then(async () => {
     const isThere = await chats.show(id, leaf);
@@ -160,6 +161,10 @@ function open(id, leaf = null) {
       notify("missing", "This browser does not have that chat.");
     }
     scrollToEnd();
+    if (isSought) {
+      following = false;
+      views.get(leaf)?.node.scrollIntoView({ block: "center" });
+    }
   });
   return opening;
 }
@@ -181,12 +186,13 @@ function fitPrompt() {
   prompt.style.height = `${Math.min(prompt.scrollHeight, window.innerHeight * 0.4)}px`;
 }
 
-async function listed() {
+/** What is read from storage, or something else where that fails, which the page says. */
+async function listed(work, otherwise) {
   try {
-    return await archive.list();
+    return await work();
   } catch (error) {
     tellTrouble(error);
-    return [];
+    return otherwise;
   }
 }
 
@@ -207,6 +213,14 @@ async function remove(id) {
     await open(null);
   }
   await drawer.refresh();
+}
+
+/** Erases a chat for good, and gives what brings it back. */
+async function erase(id) {
+  const kept = await listed(() => archive.load(id), null);
+  await write(() => archive.erase(id));
+  await drawer.refresh();
+  return kept && (() => write(() => archive.add([kept])));
 }
 
 async function restore(id) {

@@ -170,6 +170,36 @@ export class Archive {
     chats.forEach(({ chat }) => this.channel.postMessage(chat.id));
   }
 
+  /** Calls with each message of conversations that are not deleted. */
+  async eachMessage(run) {
+    const shown = new Set((await this.list()).filter(({ deleted }) => !deleted).map(({ id }) => id));
+    await this.transact("readonly", (store) => new Promise((resolve, reject) => {
+      const request = store(MESSAGES).openCursor();
+      request.onerror = () => reject(request.error);
+      request.onsuccess = () => {
+        const cursor = request.result;
+        if (!cursor) {
+          resolve();
+          return;
+        }
+        if (isMessage(cursor.value) && shown.has(cursor.value.conversation)) {
+          run(cursor.value);
+        }
+        cursor.continue();
+      };
+    }));
+  }
+
+  /** True if no record has the id of a conversation or of one of its messages. */
+  async isFree({ chat, messages }) {
+    return this.transact("readonly", async (store) => {
+      const keys = await Promise.all([
+        result(store(CHATS).getKey(chat.id)), ...messages.map(({ id }) => result(store(MESSAGES).getKey(id))),
+      ]);
+      return keys.every((key) => key === undefined);
+    });
+  }
+
   /** Erases what was deleted long ago. */
   async tidy() {
     const before = Date.now() - KEPT_AFTER_DELETION_MS;

@@ -10,13 +10,17 @@ export class Settings {
     this.inputs = [...document.querySelectorAll("[data-setting]")];
     this.show();
     for (const input of this.inputs) {
-      input.addEventListener("input", () => this.save([input]));
+      input.addEventListener("input", () => {
+        this.save([input]);
+        this.forgetReset();
+      });
     }
     onSettingsElsewhere(() => this.show());
     const drawer = byId("settings");
     byId("open-settings").addEventListener("click", () => drawer.showModal());
     byId("close-settings").addEventListener("click", () => drawer.close());
     byId("reset-settings").addEventListener("click", () => this.reset());
+    drawer.addEventListener("close", () => this.forgetReset());
     drawer.addEventListener("click", (event) => {
       if (event.target === drawer) {
         drawer.close();
@@ -37,11 +41,18 @@ export class Settings {
     saveSettings({ ...loadSettings(), ...Object.fromEntries(inputs.map((each) => [each.dataset.setting, each.value])) });
   }
 
+  /** Empties the fields, or fills them again with what they had before that. */
   reset() {
-    for (const input of this.inputs) {
-      input.value = "";
-    }
+    const before = this.before ?? null;
+    this.before = before ? null : this.inputs.map((input) => input.value);
+    this.inputs.forEach((input, index) => { input.value = before ? before[index] : ""; });
     this.save(this.inputs);
+    byId("reset-settings").textContent = before ? "Reset" : "Undo reset";
+  }
+
+  forgetReset() {
+    this.before = null;
+    byId("reset-settings").textContent = "Reset";
   }
 
   get system() {
