@@ -22,7 +22,7 @@ def main() -> int:
         start, reader, rest = receive_start(messages)
     except EOFError:
         return 1
-    log_to_stderr(start.log_level)
+    log_to_stderr(start.log_level, start.log_format)
     run_api_process(messages, handing, start, reader, rest)
     logging.shutdown()
     return 0

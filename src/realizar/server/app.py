@@ -24,6 +24,7 @@ from realizar.server.http.auth import AuthMiddleware, KeyRing
 from realizar.server.http.browser_guard import BrowserGuardMiddleware
 from realizar.server.http.dialects import ApiRoute, error_response
 from realizar.server.http.disconnects import ClientDisconnectedError
+from realizar.server.http.forwarded import ClientAddressMiddleware, TrustedProxies
 from realizar.server.http.request_log import RequestLogMiddleware
 from realizar.server.http.request_memory import RequestMemoryMiddleware
 from realizar.server.http.tracing import TraceMiddleware, make_tracer
@@ -121,7 +122,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 def _layers(settings: ServerSettings, open_paths: tuple[str, ...], figures: ServerFigures) -> list[Middleware]:
     """The middleware from the outside in. CORS comes before authentication, as preflight requests carry no key."""
+    proxies = TrustedProxies(settings.trusted_proxies)
     layers = [
+        *([Middleware(ClientAddressMiddleware, proxies=proxies)] if proxies else []),
         Middleware(RequestLogMiddleware, figures=figures, enabled=settings.log_requests),
         Middleware(
             BrowserGuardMiddleware,

@@ -28,12 +28,14 @@ class ServerSettings:
         max_header_bytes: size of a request line and its headers together.
         header_timeout_s: seconds for them to arrive.
         max_headers: number of headers and trailers of a request.
-        max_connections: number of open connections; a peer other than this machine may have half of them.
+        max_connections: number of open connections; a peer that is neither this machine nor a trusted proxy may have
+            half of them.
         keep_alive_s: seconds that a connection may wait for another request.
         ping_interval_s: seconds between the comments that keep an idle stream open.
         write_timeout_s: seconds for a client to read some of its answer.
         max_prompts: prompts in one request to `/v1/completions` or `/v1/embeddings`.
         max_choices: prompts times `n` of one request.
+        trusted_proxies: networks whose `X-Forwarded-For` tells the client's address; empty believes none.
         open_metrics: True if `/metrics` needs no key.
         web_page: True if the chat page is served at `/`.
         log_requests: True if each request is logged with a line.
@@ -58,6 +60,7 @@ class ServerSettings:
     write_timeout_s: float = 120.0
     max_prompts: int = 2048
     max_choices: int = 4096
+    trusted_proxies: tuple[str, ...] = ()
     open_metrics: bool = False
     web_page: bool = True
     log_requests: bool = True

@@ -14,6 +14,7 @@ import uvicorn
 from realizar.server.app import create_app
 from realizar.server.http.clients import client_of, peer_of
 from realizar.server.http.connections import Connections
+from realizar.server.http.forwarded import TrustedProxies
 from realizar.server.http.listen import uvicorn_config
 from realizar.server.http.protocol import _AnswerTransport, bounded_protocol
 from server.http.http_door import SETTINGS, Door, at_the_door
@@ -303,8 +304,8 @@ class Idle:
 
 
 def test_shares_of_connections() -> None:
-    """Half for one peer; this machine may have all."""
-    table = Connections(4)
+    """Half for one peer; this machine may have all, and so may a trusted proxy."""
+    table = Connections(4, TrustedProxies(("10.0.0.0/8",)))
     far = [Idle() for _ in range(3)]
     assert [table.enter(each, "192.0.2.1") for each in far] == [True, True, False]
     assert not table.enter(Idle(), "::ffff:192.0.2.1")
@@ -325,6 +326,7 @@ def test_shares_of_connections() -> None:
     for each in (*far, *near):
         table.leave(each)
     assert len(table) == 1
+    assert all(table.enter(Idle(), "10.1.2.3") for _ in range(4))
 
 
 def test_clients_are_named_by_key_or_peer() -> None:

@@ -58,7 +58,7 @@ def serve_command(
     from realizar.server.http.clients import is_loopback
     from realizar.server.run import open_port, run_server
 
-    log_to_stderr(server.log_level)
+    log_to_stderr(server.log_level, server.log_format)
     fitting = fit_connections(settings.max_connections)
     if fitting < settings.max_connections:
         _report(f"warning: the server takes at most {fitting} connections, because ulimit -n allows few open files")
@@ -125,7 +125,7 @@ def _prepare(
     link = ProcessLink(load, files=ModelFiles(checkpoint))
     if len(shares) == 1:
         return served, *_own_front(link, served, checkpoint, batching, shares[0])
-    return served, *_hub(link, served, checkpoint, batching, shares, server.log_level, template)
+    return served, *_hub(link, served, checkpoint, batching, shares, server, template)
 
 
 def _own_front(
@@ -154,7 +154,7 @@ def _hub(
     checkpoint: Checkpoint,
     batching: BatchingOptions,
     shares: Sequence[ServerSettings],
-    log_level: str,
+    server: ServerOptions,
     template: str | None,
 ) -> tuple[AsyncEngine, Front]:
     """Requests are answered in processes of their own."""
@@ -175,7 +175,8 @@ def _hub(
             settings=share,
             max_queued=batching.max_queued,
             pooling=default_pooling(checkpoint),
-            log_level=log_level,
+            log_level=server.log_level,
+            log_format=server.log_format,
         )
         for share in shares
     ]

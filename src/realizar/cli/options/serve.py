@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import re
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from cyclopts import Parameter
 
 from realizar.cli.options.arguments import Integer, Size
 from realizar.cli.options.chat_template import ChatTemplateFile
+from realizar.cli.terminal.log_lines import LogFormat
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sizes import format_bytes
 
@@ -40,6 +42,7 @@ class ServerOptions:
         allowed_host: host name that requests may use; repeatable; * is all. Default all, or localhost on loopback.
         embeddings: pooling of /v1/embeddings; default the pooling that the model was made for, if any.
         chat_template: file of a Jinja template that replaces the model's own.
+        trusted_proxy: address or network of proxies, such as 10.0.0.0/8, whose X-Forwarded-For is read; repeatable.
         allow_request_templates: accept chat templates in requests.
         allow_request_priority: accept priority in requests (-100 to 100, lower is sooner); clients may overtake others.
         open_metrics: answer /metrics without a key.
@@ -49,6 +52,7 @@ class ServerOptions:
         max_connections: connections open at once; more are answered 503. Another machine may have half of them.
         api_processes: processes that answer requests; more of them for hundreds of streams of a small model on a GPU.
         log_level: lowest level of log lines; info has a line for each request.
+        log_format: form of log lines.
         traces_endpoint: address for OpenTelemetry's traces, such as http://collector:4318/v1/traces.
     """
 
@@ -63,6 +67,7 @@ class ServerOptions:
     allowed_host: Annotated[tuple[str, ...], Parameter(name="--allowed-host")] = ()
     embeddings: Literal["last", "mean"] | None = None
     chat_template: ChatTemplateFile = None
+    trusted_proxy: Annotated[tuple[str, ...], Parameter(name="--trusted-proxy")] = ()
     allow_request_templates: bool = False
     allow_request_priority: bool = False
     open_metrics: bool = False
@@ -72,6 +77,7 @@ class ServerOptions:
     max_connections: Integer = 1024
     api_processes: Integer = 1
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: LogFormat = "text"
     traces_endpoint: Annotated[str | None, Parameter(name=("--traces-endpoint", "--otlp-traces-endpoint"))] = None
 
     def settings(self) -> ServerSettings:
@@ -89,6 +95,7 @@ class ServerOptions:
             raise InvalidRequestError(
                 f"--traces-endpoint must be an HTTP address, not {self.traces_endpoint!r}", "traces_endpoint"
             )
+        self._check_proxies()
         if not 1 <= self.api_processes <= MAX_API_PROCESSES:
             raise InvalidRequestError(
                 f"--api-processes must be between 1 and {MAX_API_PROCESSES}, not {self.api_processes}", "api_processes"
@@ -102,6 +109,7 @@ class ServerOptions:
             embeddings=self.embeddings,
             allow_request_templates=self.allow_request_templates,
             allow_request_priority=self.allow_request_priority,
+            trusted_proxies=self.trusted_proxy,
             open_metrics=self.open_metrics,
             web_page=not self.no_web_page,
             max_body_bytes=self.max_body_bytes,
@@ -109,6 +117,15 @@ class ServerOptions:
             max_connections=self.max_connections,
             traces_endpoint=self.traces_endpoint,
         )
+
+    def _check_proxies(self) -> None:
+        for network in self.trusted_proxy:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as error:
+                raise InvalidRequestError(
+                    f"--trusted-proxy must be an address or a network such as 10.0.0.0/8: {error}", "trusted_proxy"
+                ) from error
 
     def _hosts(self) -> tuple[str, ...]:
         """Allowed host names. Empty allows all: the server is reachable from other machines and no name is given."""

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Protocol
 
 from realizar.server.http.clients import is_loopback, peer_of
+from realizar.server.http.forwarded import TrustedProxies
 
 _MAX_REFUSED = 32
 
@@ -21,14 +22,16 @@ class Connections:
     """The table of open connections.
 
     When all places are taken, a new connection replaces the one that has been idle longest, so that idle connections
-    keep nobody out. A peer other than this machine may have half of the places.
+    keep nobody out. A peer that is neither this machine nor a trusted proxy may
+    have half of the places.
 
     Args:
         most: the number of connections that may be open.
+        proxies: addresses that speak for many clients.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, proxies: TrustedProxies) -> None:
+        self._most, self._proxies = most, proxies
         self._peers: Counter[str] = Counter()
         self._open: dict[Closable, str] = {}
         self._idle: dict[Closable, None] = {}  # the longest idle first
@@ -40,7 +43,7 @@ class Connections:
     def enter(self, connection: Closable, address: str) -> bool:
         """Add a connection, which is idle at first; False if there is no place for it."""
         peer = peer_of(address)
-        if not is_loopback(address) and self._peers[peer] >= max(1, self._most // 2):
+        if self._peers[peer] >= max(1, self._most // 2) and not is_loopback(address) and not self._proxies.has(address):
             return False
         if len(self._open) >= self._most:
             if not self._idle:

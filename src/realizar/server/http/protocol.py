@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from realizar.server.errors import ApiError, plain_body
 from realizar.server.http.connections import Connections
+from realizar.server.http.forwarded import TrustedProxies
 from realizar.server.settings import ServerSettings
 
 _MAX_PIPELINED = 8
@@ -27,7 +28,8 @@ def bounded_protocol(
     Args:
         refused: called for each connection or request that is refused here.
     """
-    own = {"settings": settings, "table": Connections(settings.max_connections), "refused": staticmethod(refused)}
+    table = Connections(settings.max_connections, TrustedProxies(settings.trusted_proxies))
+    own = {"settings": settings, "table": table, "refused": staticmethod(refused)}
     return type("BoundedProtocol", (_BoundedProtocol,), own)
 
 

@@ -85,22 +85,32 @@ def _is_quiet(scope: Scope, status: int) -> bool:
 
 
 def _write_line(scope: Scope, status: int, duration_s: float) -> None:
+    """One line, whose `fields` are what it says, for lines of JSON."""
     state = scope["state"]
-    disconnected = state.get("disconnected", False)
-    notes = " ".join(
+    client = scope.get("client")
+    fields: dict[str, Any] = {
+        "method": scope["method"],
+        "path": ascii(scope["path"])[1:-1][:200],
+        "status": "disconnected" if state.get("disconnected", False) else status,
+        "duration_s": round(duration_s, 3),
+        "id": state["request_id"],
+        "client": client[0] if client else "",
+        **{name: round(value, 3) if isinstance(value, float) else value for name, value in state["notes"].items()},
+    }
+    if code := state.get("error_code"):
+        fields["error"] = code
+    shown = " ".join(
         f"{name}={value:.3f}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in state["notes"].items()
-        if name != "model"
+        for name, value in list(fields.items())[4:]
+        if name != "model" and value != ""
     )
-    code = state.get("error_code")
     _LOG.log(
         logging.DEBUG if _is_quiet(scope, status) else logging.INFO,
-        "%s %s %s %.3fs id=%s%s%s",
-        scope["method"],
-        ascii(scope["path"])[1:-1][:200],
-        "disconnected" if disconnected else status,
+        "%s %s %s %.3fs %s",
+        fields["method"],
+        fields["path"],
+        fields["status"],
         duration_s,
-        state["request_id"],
-        f" {notes}" if notes else "",
-        f" error={code}" if code else "",
+        shown,
+        extra={"fields": fields},
     )

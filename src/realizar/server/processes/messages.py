@@ -5,7 +5,7 @@ An API process sends the commands that it would send to an engine, and gets the 
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -36,6 +36,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     max_queued: int | None
     pooling: Pooling | None
     log_level: str
+    log_format: Literal["text", "json"] = "text"
 
 
 class EngineLost(msgspec.Struct, frozen=True, tag="engine_lost"):
