@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from realizar.logprob_columns import LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
+from realizar.server.generation.logprob_rows import chat_rows
 from realizar.server.generation.token_names import TokenNames, TokenParts, parts_of
 from realizar.server.openai.logprobs import (
     CompletionLogprobs,
     CompletionLogprobsMaker,
-    chat_rows,
     completion_rows,
     write_chat,
 )

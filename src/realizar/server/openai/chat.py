@@ -14,6 +14,7 @@ from realizar.server.api import Api, compute, new_id, note, now_s
 from realizar.server.generation.answer import WholeChoice
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
+from realizar.server.generation.logprob_rows import LogprobRows, chat_rows
 from realizar.server.generation.token_names import TokenNames
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
@@ -23,7 +24,7 @@ from realizar.server.http.sse import EventStream
 from realizar.server.models.models import model_of
 from realizar.server.openai.chat_stream import ChatStreamer, usage_of
 from realizar.server.openai.conversation import read_conversation
-from realizar.server.openai.logprobs import LogprobRows, chat_rows, prompt_logprobs, write_chat
+from realizar.server.openai.logprobs import prompt_logprobs, write_chat
 from realizar.server.openai.records.answers import (
     Answer,
     ChatChoice,

@@ -12,8 +12,9 @@ from realizar.server.api import Api, now_s
 from realizar.server.generation.answer import AnswerDelta
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.chat_run import ChatRun
+from realizar.server.generation.logprob_rows import LogprobRows
 from realizar.server.http.sse import EventTemplate, encode_event
-from realizar.server.openai.logprobs import LogprobRows, write_chat
+from realizar.server.openai.logprobs import write_chat
 from realizar.server.openai.records.answers import (
     Answer,
     ChatChunkChoice,

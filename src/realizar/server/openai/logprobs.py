@@ -1,6 +1,6 @@
 """Log-probabilities in the formats of the two endpoints, written as JSON without a record for each token.
 
-Chat: `{"content": [{"token", "logprob", "bytes", "top_logprobs": [{"token", "logprob", "bytes"}]}], "refusal": null}`.
+Chat: `{"content": [], "refusal": null}` with the objects of `server.generation.logprob_rows`.
 Completions: `{"tokens": [], "token_logprobs": [], "top_logprobs": [{name: log-probability}], "text_offset": []}`, where
 the first token of a prompt has null. Tokens are named by `TokenNames`.
 """
@@ -8,83 +8,23 @@ the first token of a prompt has null. Tokens are named by `TokenNames`.
 from __future__ import annotations
 
 import codecs
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
-import msgspec
-
 from realizar.logprob_columns import NO_ID, LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
+from realizar.server.generation.logprob_rows import LogprobRows, even_parts, finite, numbers_of
 from realizar.server.generation.token_names import TokenNames, parts_of
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
-_LOWEST = -9999.0  # stands for minus infinity, which JSON lacks: an impossible token
-_NUMBERS = msgspec.json.Encoder()
 _BETWEEN = b'],"top_logprobs":[{'
-_RECENT_STEPS = 2  # a consumer who lags behind more gets several tokens at once
-
-
-class LogprobRows:
-    """Log-probabilities of tokens as JSON, those of a whole step at once where many streams are at the same step.
-
-    Args:
-        write: makes the JSON of each token of columns.
-    """
-
-    def __init__(self, write: Callable[[LogprobColumns], list[bytes]]) -> None:
-        self._write = write
-        self._recent: deque[tuple[LogprobColumns, list[bytes]]] = deque(maxlen=_RECENT_STEPS)
-
-    def row(self, entry: StepEntry) -> bytes:
-        """The JSON of one token, with which that of its step is written."""
-        columns = entry.columns
-        for known, rows in self._recent:
-            if known is columns:
-                return rows[entry.place]
-        rows = self._write(columns)
-        self._recent.append((columns, rows))
-        return rows[entry.place]
-
-    def rows(self, entries: Sequence[TokenLogprobs]) -> list[bytes]:
-        """The JSON of each token."""
-        if isinstance(entries, StepEntry):
-            return [self.row(entries)]
-        columns = LogprobColumns.of(entries)
-        return self._write(columns) if len(columns) else []
 
 
 def write_chat(rows: Iterable[bytes]) -> bytes:
     """The object of `/v1/chat/completions`, of its tokens' JSON."""
     return b'{"content":[%b],"refusal":null}' % b",".join(rows)
-
-
-def chat_rows(names: TokenNames, top_n: int) -> LogprobRows:
-    """Writes tokens as `/v1/chat/completions` has them, with at most `top_n` most probable ones."""
-    named, in_bytes, _ = names.parts
-
-    def write(columns: LogprobColumns) -> list[bytes]:
-        width, shown = columns.width, min(columns.width, 1 + top_n)
-        ids, values = columns.id_list(), _numbers(columns.value_list())
-        if NO_ID in ids:
-            return [row for part in _even_parts(columns) for row in write(part)]
-        spelled, data = parts_of(named, ids), parts_of(in_bytes, ids)
-        parts: list[Iterable[bytes]] = []
-        for place in range(shown):
-            parts += (
-                repeat((b'{"token":', b',"top_logprobs":[{"token":', b'},{"token":')[min(place, 2)]),
-                spelled[place::width],
-                repeat(b',"logprob":'),
-                values[place::width],
-                repeat(b',"bytes":'),
-                data[place::width],
-            )
-        end = repeat(b"}]}" if shown > 1 else b',"top_logprobs":[]}')
-        return list(map(b"".join, zip(*parts, end, strict=False)))  # the fillers do not end
-
-    return LogprobRows(write)
 
 
 @dataclass(slots=True)
@@ -122,9 +62,9 @@ def completion_rows(names: TokenNames, top_n: int) -> LogprobRows:
 
     def write(columns: LogprobColumns) -> list[bytes]:
         width, shown = columns.width, min(columns.width, 1 + top_n)
-        ids, values = columns.id_list(), _numbers(columns.value_list())
+        ids, values = columns.id_list(), numbers_of(columns.value_list())
         if NO_ID in ids:
-            return [row for part in _even_parts(columns) for row in write(part)]
+            return [row for part in even_parts(columns) for row in write(part)]
         every = parts_of(json_names, ids)
         named = [every[place::width] for place in range(shown)]
         parts: list[Iterable[bytes]] = []
@@ -213,7 +153,7 @@ def prompt_logprobs(
         ranks.setdefault(entry.token_id, (entry.logprob, entry.rank))
         listed.append(
             {
-                str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": names.name(token_id)}
+                str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": names.name(token_id)}
                 for token_id, (logprob, rank) in ranks.items()
             }
         )
@@ -226,26 +166,8 @@ def _first_of_each_name(columns: LogprobColumns, names: Sequence[bytes]) -> byte
     Args:
         names: of the token itself, and of those that it lists.
     """
-    values = _numbers(columns.value_list())
+    values = numbers_of(columns.value_list())
     top: dict[bytes, bytes] = {}
     for name, value in zip((*names[1:], names[0]), (*values[1 : len(names)], values[0]), strict=True):
         top.setdefault(name, value)
     return b",".join(map(b"%b:%b".__mod__, top.items()))
-
-
-def _even_parts(columns: LogprobColumns) -> Iterator[LogprobColumns]:
-    """Each token of columns of which some list fewer ids than others."""
-    for entry in columns:
-        yield LogprobColumns.of([entry])
-
-
-def _numbers(values: list[float]) -> list[bytes]:
-    """Log-probabilities as numbers of JSON, one or more."""
-    if min(values) < _LOWEST:
-        values = [_finite(value) for value in values]
-    return _NUMBERS.encode(values)[1:-1].split(b",")
-
-
-def _finite(logprob: float) -> float:
-    """A log-probability as a number that JSON can express."""
-    return _LOWEST if logprob < _LOWEST else logprob
