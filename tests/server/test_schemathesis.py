@@ -19,7 +19,15 @@ from realizar.server.app import COMMON_ROUTES, DIALECTS  # noqa: E402
 from realizar.server.openapi import describe  # noqa: E402
 from waits import HANG_S  # noqa: E402
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/models/{name}")
+PATHS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/models/{name}"),
+    "/v1/responses",
+)
+MAX_TOKENS = {
+    "/v1/chat/completions": "max_tokens",
+    "/v1/completions": "max_tokens",
+    "/v1/responses": "max_output_tokens",
+}
 NAMED = {"model": "org/smollm2"}
 
 
@@ -43,8 +51,8 @@ def drive(server: RunningServer, path: str, mode: GenerationMode, examples: int)
         if body is not None:
             if named:
                 body = {**body, **NAMED}
-            if path in ("/v1/chat/completions", "/v1/completions"):
-                body = {**body, "max_tokens": 2} if mode is GenerationMode.POSITIVE else body
+            if path in MAX_TOKENS and mode is GenerationMode.POSITIVE:
+                body = {**body, MAX_TOKENS[path]: 2}
         with httpx.Client(base_url=server.url, timeout=HANG_S) as client:  # some may generate all that fits
             if "{" in path:
                 name = (case.path_parameters or {}).get("name", "x")

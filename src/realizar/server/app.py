@@ -35,12 +35,13 @@ from realizar.server.models.one import OneModel
 from realizar.server.ollama.routes import OLLAMA
 from realizar.server.openai.routes import OPENAI
 from realizar.server.openapi import openapi
+from realizar.server.responses.routes import RESPONSES
 from realizar.server.served_model import ServedModel
 from realizar.server.settings import ServerSettings
 from realizar.server.web import web_routes
 
 OPEN_PATHS = ("/health", "/ready")
-DIALECTS = (OPENAI, ANTHROPIC, OLLAMA)
+DIALECTS = (OPENAI, ANTHROPIC, OLLAMA, RESPONSES)
 COMMON_ROUTES = (
     ApiRoute("/health", health.health, "Alive."),
     ApiRoute("/ready", health.ready, "Ready to take requests."),

@@ -37,6 +37,22 @@ _DIED = (
 )
 
 
+_TEXT = {"type": "string"}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+PLAIN_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL},
+        }
+    },
+}
+"""JSON schema of `plain_body`."""
+
+
 class ApiError(Exception):
     """An error answer.
 

@@ -9,18 +9,17 @@ from realizar.server.api import Api
 from realizar.server.generation.answer import FinishReason, arguments_object
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.chat_run import ChatRun
+from realizar.server.generation.usage import prompt_counts
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 
 
 def usage_of(api: Api, plan: ChatPlan, run: ChatRun) -> Usage:
-    """The counts so far. Whole blocks of the prompt that were computed stay in the cache: they count as created."""
-    num_prompt, num_cached = len(plan.token_ids), run.num_cached_tokens or 0
-    block = api.engine.info.cached_block_tokens
-    created = max(num_prompt // block * block - num_cached, 0) if block else 0
+    """The counts so far."""
+    prompt = prompt_counts(api, plan, run)
     return Usage(
-        input_tokens=num_prompt - num_cached - created,
-        cache_creation_input_tokens=created,
-        cache_read_input_tokens=num_cached,
+        input_tokens=prompt.num_others,
+        cache_creation_input_tokens=prompt.num_created,
+        cache_read_input_tokens=prompt.num_cached,
         output_tokens=run.num_completion_tokens,
     )
 

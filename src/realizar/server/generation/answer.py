@@ -18,12 +18,17 @@ _NO_ARGUMENTS = msgspec.Raw(b"{}")
 
 @dataclass(slots=True)  # one a choice and step: frozen it would take four times as long to make
 class AnswerDelta:
-    """The parsed output that one choice gained; `finish_reason` is set on its last delta."""
+    """The parsed output that one choice gained; `finish_reason` is set on its last delta.
+
+    `num_reasoning` tokens, where they are counted, are found to belong to reasoning: of this delta, and of those before
+    whose text was still held back.
+    """
 
     index: int
     parsed: list[ParsedDelta]
     source: ChoiceDelta
     finish_reason: FinishReason | None
+    num_reasoning: int = 0
 
 
 @dataclass(slots=True)

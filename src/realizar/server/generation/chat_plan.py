@@ -54,6 +54,12 @@ class ChatPlan:
     names: Mapping[str, str]
     cut_by_context: bool = False
 
+    @property
+    def may_reason(self) -> bool:
+        """True if an answer may have reasoning."""
+        constrained = self.sampling.structured is not None and not self.tools.tools
+        return not constrained and reasons(self.answer_format)
+
     def new_parser(self) -> OutputParser:
         """Make the parser of one answer."""
         if self.sampling.structured is not None and not self.tools.tools:

@@ -13,6 +13,7 @@ from realizar.server.api import Api, deltas_of, timing_notes
 from realizar.server.errors import renaming
 from realizar.server.generation.answer import AnswerDelta, FinishReason
 from realizar.server.generation.chat_plan import ChatPlan
+from realizar.server.generation.reasoning_count import ReasoningCount
 from realizar.server.http.request_memory import RequestLease
 from realizar.tokenizer.parsers.base import OutputParser
 
@@ -23,19 +24,27 @@ class ChatRun:
     Args:
         request_id: id of the answer and of the request in the engine.
         lease: the request's memory lease.
+        counts_reasoning: True to count the tokens of reasoning.
 
     Attributes:
         num_completion_tokens: tokens generated so far, over all choices.
+        num_reasoning_tokens: those of them that belong to reasoning, its marks included.
         num_cached_tokens: tokens of the prompt that were found in the cache; None before the first delta.
         output: the engine's output, once it is complete.
     """
 
-    def __init__(self, api: Api, plan: ChatPlan, request_id: str, lease: RequestLease) -> None:
+    def __init__(
+        self, api: Api, plan: ChatPlan, request_id: str, lease: RequestLease, *, counts_reasoning: bool = False
+    ) -> None:
         self._api, self._plan, self._request_id = api, plan, request_id
         self._lease = lease
         self._parsers: list[OutputParser] = [plan.new_parser() for _ in range(plan.sampling.n)]
+        self._counts: list[ReasoningCount] = []
+        if counts_reasoning and plan.may_reason:
+            tokenizer = api.model.tokenizer
+            self._counts = [ReasoningCount(parser, tokenizer.answer_bytes) for parser in self._parsers]
         self._open = set(range(plan.sampling.n))
-        self.num_completion_tokens = 0
+        self.num_completion_tokens = self.num_reasoning_tokens = 0
         self.num_cached_tokens: int | None = None
         self.output: RequestOutput | None = None
 
@@ -79,7 +88,12 @@ class ChatRun:
         parser = self._parsers[delta.choice]
         self.num_completion_tokens += len(delta.token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens or 0, delta.num_cached_tokens)
-        parsed = parser.feed(delta.text)
+        num_reasoning = 0
+        if self._counts:
+            parsed, num_reasoning = self._counts[delta.choice].feed(delta.text, delta.token_ids)
+            self.num_reasoning_tokens += num_reasoning
+        else:
+            parsed = parser.feed(delta.text)
         finish: FinishReason | None = None
         if parser.ended:
             finish = "tool_calls"
@@ -88,4 +102,4 @@ class ChatRun:
             finish = "tool_calls" if parser.num_calls and delta.finish_reason == "stop" else delta.finish_reason
         if finish is not None:
             self._open.discard(delta.choice)
-        return AnswerDelta(delta.choice, parsed, delta, finish)
+        return AnswerDelta(delta.choice, parsed, delta, finish, num_reasoning)

@@ -50,16 +50,19 @@ class Conversation:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-def check_num_messages(given: Sequence[object]) -> None:
+def check_num_messages(given: Sequence[object], path: str = "messages") -> None:
     """Check that a request has messages, and not too many.
+
+    Args:
+        path: the request's field that has them.
 
     Raises:
         ApiError: 400.
     """
     if not given:
-        raise refused("messages must not be empty", "messages", "empty_array")
+        raise refused(f"{path} must not be empty", path, "empty_array")
     if len(given) > MAX_MESSAGES:
-        raise refused(f"messages has {len(given)} entries; at most {MAX_MESSAGES} are allowed", "messages")
+        raise refused(f"{path} has {len(given)} entries; at most {MAX_MESSAGES} are allowed", path)
 
 
 def text_of(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from realizar.server.errors import plain_body
+from realizar.server.errors import PLAIN_SCHEMA, plain_body
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
 from realizar.server.http.sse import encode_event
 from realizar.server.openai.chat import chat_completions
@@ -14,9 +14,6 @@ from realizar.server.openai.records.completion import CompletionRequest
 from realizar.server.openai.records.embedding import EmbeddingRequest
 from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
 from realizar.server.openai.tokenizer_routes import detokenize, tokenize, tokenizer_info
-
-_TEXT = {"type": "string"}
-_TEXT_OR_NULL = {"type": ["string", "null"]}
 
 OPENAI = Dialect(
     name="OpenAI",
@@ -31,17 +28,7 @@ OPENAI = Dialect(
         ApiRoute("/tokenizer_info", tokenizer_info, "What a client needs to tokenize by itself."),
     ),
     error_body=plain_body,
-    error_schema={
-        "type": "object",
-        "required": ["error"],
-        "properties": {
-            "error": {
-                "type": "object",
-                "required": ["message", "type", "param", "code"],
-                "properties": {"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL},
-            }
-        },
-    },
+    error_schema=PLAIN_SCHEMA,
     stream=StreamForm(
         ping=b": ping\n\n",
         end=b"data: [DONE]\n\n",

@@ -57,5 +57,9 @@ class OutputParser(Protocol):
         """True once the only allowed call is complete. Further text is ignored, so generation may stop."""
 
     @property
+    def in_reasoning(self) -> bool:
+        """True while the text that was fed ends inside reasoning; its marks count as reasoning."""
+
+    @property
     def num_calls(self) -> int:
         """The number of tool calls so far; above 0 the finish reason `stop` becomes `tool_calls`."""

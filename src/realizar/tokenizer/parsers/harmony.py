@@ -108,7 +108,9 @@ class HarmonyParser(IncrementalParser):
         elif name in self._tools:
             yield from self._call(name)
         elif channel is not None and channel[1] == "analysis":
+            self._in_reasoning = True
             yield from self._body(self._give_reasoning)
+            self._in_reasoning = False
         elif not name or name in _NO_TOOLS:
             yield from self._body(self._give_content)
         else:

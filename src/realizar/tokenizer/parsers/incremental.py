@@ -26,7 +26,7 @@ class IncrementalParser:
         self._cursor = Cursor()
         self._deltas = DeltaList()
         self._calls = Calls(tools, new_id, self._deltas.call, parallel=parallel)
-        self._ended = self._rest_is_content = False
+        self._ended = self._rest_is_content = self._in_reasoning = False
         self._steps = self._answer()
 
     def _answer(self) -> Reading[None]:
@@ -37,6 +37,11 @@ class IncrementalParser:
     def ended(self) -> bool:
         """True once the only allowed call is complete; further text is ignored."""
         return self._ended
+
+    @property
+    def in_reasoning(self) -> bool:
+        """True while the text that was fed ends inside reasoning."""
+        return self._in_reasoning
 
     @property
     def num_calls(self) -> int:

@@ -50,6 +50,7 @@ class AnswerParser(IncrementalParser):
         self._num_reread = 0
         self._style, self._reasoning_marks, self._reasoning_open = style, reasoning, reasoning_open
         self._in_response = in_response
+        self._in_reasoning = reasoning is not None and reasoning_open
         self._look_for(())
 
     def _look_for(self, others: tuple[str, ...]) -> None:
@@ -82,6 +83,7 @@ class AnswerParser(IncrementalParser):
         if not (yield from cursor.optional(marks.start)) and not is_open:
             self._space.hold(before)
             return
+        self._in_reasoning = True
         yield from cursor.space()
         space = HeldSpace()
         while True:
@@ -91,6 +93,7 @@ class AnswerParser(IncrementalParser):
             cursor.position = end
             if found >= 0:
                 cursor.position += len(marks.end)
+                self._in_reasoning = False
                 yield from cursor.space()
                 return
             cursor.drop()

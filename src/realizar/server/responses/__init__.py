@@ -1,0 +1,11 @@
+"""OpenAI's Responses API, with its items and its events.
+
+Read in this order:
+
+1. `create.py`: `POST /v1/responses`.
+2. `records.py`: its body. `conversation.py` reads one as a `Conversation`, with the help of `input_items.py`,
+   `reasoning.py` and `tools.py`.
+3. `output_items.py`: the items of an answer, to which `text_logprobs.py` assigns log-probabilities; `answers.py`: the
+   response object; `stream.py`: the events of a streamed one.
+4. `routes.py`: the dialect's routes and its form of streams.
+"""

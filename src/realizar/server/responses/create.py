@@ -1,0 +1,104 @@
+"""`POST /v1/responses`."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from realizar.server.api import Api, compute, new_id, note
+from realizar.server.generation.answer import FinishReason
+from realizar.server.generation.chat_plan import ChatPlan, plan_chat
+from realizar.server.generation.chat_run import ChatRun
+from realizar.server.generation.logprob_rows import chat_rows
+from realizar.server.generation.work import Stop
+from realizar.server.http.body import read_record
+from realizar.server.http.disconnects import unless_disconnected
+from realizar.server.http.request_memory import lease_of
+from realizar.server.http.sse import EventStream
+from realizar.server.models.models import model_of
+from realizar.server.responses.answers import ResponseForm, usage_of
+from realizar.server.responses.conversation import ENCRYPTED, includes, read_conversation, shows_summary
+from realizar.server.responses.output_items import ItemForm, OutputItems
+from realizar.server.responses.records import ResponsesRequest
+from realizar.server.responses.stream import ResponseStreamer
+from realizar.server.responses.text_logprobs import TextLogprobs
+from realizar.server.responses.tools import ResponseTools, read_tools
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A prepared request: its tools, its plan, and the form of its items."""
+
+    tools: ResponseTools
+    chat: ChatPlan
+    item_form: ItemForm
+
+
+async def create_response(request: Request) -> Response:
+    """Answer a conversation, whole or as a stream of events."""
+    record = await read_record(request, ResponsesRequest)
+    api = await model_of(request, record.model)
+    planned = await compute(request, lambda stop: _planned(api, record, stop))
+    plan = planned.chat
+    response_id = new_id("resp_")
+    note(request, model=api.model.name, prompt=len(plan.token_ids))
+    run = ChatRun(api, plan, response_id, lease_of(request), counts_reasoning=True)
+    form = ResponseForm(api, record, planned.tools, plan, response_id, stored=False)
+    logprobs = _logprobs(api, plan)
+    if record.stream:
+        streamer = ResponseStreamer(api, plan, run, form, planned.item_form, logprobs, lambda response: None)
+        events = streamer.events(lambda **notes: note(request, **notes))
+        return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
+    whole = _whole(api, plan, run, form, planned.item_form, logprobs)
+    answer = await unless_disconnected(request.receive, whole)
+    note(request, **run.notes)
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _planned(api: Api, record: ResponsesRequest, stop: Stop) -> _Planned:
+    """Read a request and plan it. Not for the event loop."""
+    tools = read_tools(record.tools, record.tool_choice, parallel=record.parallel_tool_calls is not False)
+    plan = plan_chat(api, read_conversation(record, tools), stop)
+    if plan.sampling.logprobs is not None:
+        api.names(as_ids=False).prepare()
+    form = ItemForm(
+        as_summary=shows_summary(record),
+        is_sealed=includes(record, ENCRYPTED),
+        namespaces=tools.namespaces,
+    )
+    return _Planned(tools, plan, form)
+
+
+def _logprobs(api: Api, plan: ChatPlan) -> TextLogprobs | None:
+    top = plan.sampling.logprobs
+    return None if top is None else TextLogprobs(api.names(as_ids=False).rows(chat_rows, top))
+
+
+async def _whole(
+    api: Api,
+    plan: ChatPlan,
+    run: ChatRun,
+    form: ResponseForm,
+    item_form: ItemForm,
+    logprobs: TextLogprobs | None,
+) -> dict[str, Any]:
+    items = OutputItems(item_form)
+    reason: FinishReason = "stop"
+    async with aclosing(run.deltas()) as deltas:
+        async for delta in deltas:
+            if logprobs is not None:
+                logprobs.take_in(delta)
+            for part in delta.parsed:
+                item, _ = items.take_in(part)
+                if logprobs is not None:
+                    logprobs.taken_for(item)
+            if delta.finish_reason is not None:
+                reason = delta.finish_reason
+    if items.last is None:
+        items.begin_message()
+    return form.ended(items.records(is_whole=reason != "length"), usage_of(api, plan, run), reason)

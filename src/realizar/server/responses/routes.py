@@ -1,0 +1,16 @@
+"""The Responses API: its routes and the form of its streams. Its errors have the form of OpenAI's other APIs."""
+
+from __future__ import annotations
+
+from realizar.server.errors import PLAIN_SCHEMA, plain_body
+from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
+from realizar.server.responses.create import create_response
+from realizar.server.responses.records import ResponsesRequest
+
+RESPONSES = Dialect(
+    name="Responses",
+    routes=(ApiRoute("/v1/responses", create_response, "Answer a conversation (Responses).", ResponsesRequest),),
+    error_body=plain_body,
+    error_schema=PLAIN_SCHEMA,
+    stream=StreamForm(ping=b": ping\n\n", end=b"", error=lambda error: b""),  # the stream's own event names the error
+)
