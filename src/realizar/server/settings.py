@@ -36,6 +36,7 @@ class ServerSettings:
         max_prompts: prompts in one request to `/v1/completions` or `/v1/embeddings`.
         max_choices: prompts times `n` of one request.
         trusted_proxies: networks whose `X-Forwarded-For` tells the client's address; empty believes none.
+        tls_certificate, tls_key: PEM files; None serves HTTP without TLS.
         open_metrics: True if `/metrics` needs no key.
         web_page: True if the chat page is served at `/`.
         log_requests: True if each request is logged with a line.
@@ -61,6 +62,8 @@ class ServerSettings:
     max_prompts: int = 2048
     max_choices: int = 4096
     trusted_proxies: tuple[str, ...] = ()
+    tls_certificate: str | None = None
+    tls_key: str | None = None
     open_metrics: bool = False
     web_page: bool = True
     log_requests: bool = True

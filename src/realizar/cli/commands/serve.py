@@ -65,7 +65,7 @@ def serve_command(
         settings = replace(settings, max_connections=fitting)
     shares = [settings.share(place, server.api_processes) for place in range(server.api_processes)]
     with open_port(server.host, server.port) as listener, ExitStack() as progress:
-        url = _url(server.host, listener.getsockname()[1])
+        url = _url("https" if settings.tls_key else "http", server.host, listener.getsockname()[1])
         served, running, front = _prepare(model, server, batching, config, sampling, template, shares)
         _report(f"{served.name} is being loaded; {url} answers already")
         if served.template is None:
@@ -210,8 +210,8 @@ def _report(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _default_name(model: str) -> str:

@@ -51,6 +51,8 @@ class ServerOptions:
         request_memory: memory of large requests, over 32 KiB, until they are answered; a client may have half of it.
         max_connections: connections open at once; more are answered 503. Another machine may have half of them.
         api_processes: processes that answer requests; more of them for hundreds of streams of a small model on a GPU.
+        tls_cert: PEM file of a certificate and its chain, for HTTPS; read again when it has changed.
+        tls_key: PEM file of the certificate's key; default the file of --tls-cert.
         log_level: lowest level of log lines; info has a line for each request.
         log_format: form of log lines.
         traces_endpoint: address for OpenTelemetry's traces, such as http://collector:4318/v1/traces.
@@ -76,6 +78,8 @@ class ServerOptions:
     request_memory: Size = 96 << 20
     max_connections: Integer = 1024
     api_processes: Integer = 1
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: LogFormat = "text"
     traces_endpoint: Annotated[str | None, Parameter(name=("--traces-endpoint", "--otlp-traces-endpoint"))] = None
@@ -96,6 +100,7 @@ class ServerOptions:
                 f"--traces-endpoint must be an HTTP address, not {self.traces_endpoint!r}", "traces_endpoint"
             )
         self._check_proxies()
+        certificate, key = self._tls()
         if not 1 <= self.api_processes <= MAX_API_PROCESSES:
             raise InvalidRequestError(
                 f"--api-processes must be between 1 and {MAX_API_PROCESSES}, not {self.api_processes}", "api_processes"
@@ -109,6 +114,8 @@ class ServerOptions:
             embeddings=self.embeddings,
             allow_request_templates=self.allow_request_templates,
             allow_request_priority=self.allow_request_priority,
+            tls_certificate=certificate,
+            tls_key=key,
             trusted_proxies=self.trusted_proxy,
             open_metrics=self.open_metrics,
             web_page=not self.no_web_page,
@@ -126,6 +133,18 @@ class ServerOptions:
                 raise InvalidRequestError(
                     f"--trusted-proxy must be an address or a network such as 10.0.0.0/8: {error}", "trusted_proxy"
                 ) from error
+
+    def _tls(self) -> tuple[str, str] | tuple[None, None]:
+        """The files of certificate and key, which belong together."""
+        if self.tls_cert is None:
+            if self.tls_key is not None:
+                raise InvalidRequestError("--tls-key needs --tls-cert", "tls_key")
+            return None, None
+        from realizar.server.http.tls import tls_context
+
+        key = self.tls_key or self.tls_cert
+        tls_context(self.tls_cert, key)
+        return str(self.tls_cert.absolute()), str(key.absolute())
 
     def _hosts(self) -> tuple[str, ...]:
         """Allowed host names. Empty allows all: the server is reachable from other machines and no name is given."""

@@ -202,7 +202,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         """Write nothing more, and drop received bytes until the peer closes or the time is over."""
         self._discarding, self._dropped = True, 0
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS has no half-closed connections
+            self.transport.write_eof()
         self._start_timer(seconds, self.transport.close)
         self._watch_writing()
 

@@ -128,8 +128,9 @@ class _Served:
 
     async def _connect(self, connection: socket.socket) -> None:
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(self._new_protocol, connection)
-        except OSError:  # it was closed meanwhile
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(self._new_protocol, connection, ssl=self.config.ssl)
+        except OSError:  # it was closed meanwhile, or its handshake failed
             connection.close()
             self._note_closed()
 
