@@ -9,15 +9,18 @@ import pytest
 
 import realizar
 from realizar.config import EngineConfig
+from realizar.engine.async_llm import AsyncLLM
 from realizar.engine.llm import LLM
 from realizar.errors import RealizarError
 from realizar.sampling_params import SamplingParams
 
 
 def test_public_names() -> None:
-    assert set(realizar.__all__) == {"LLM", "EngineConfig", "RealizarError", "SamplingParams", "__version__"}
+    names = {"LLM", "AsyncLLM", "EngineConfig", "RealizarError", "SamplingParams", "__version__"}
+    assert set(realizar.__all__) == names
     assert dir(realizar) == sorted(realizar.__all__)
     assert (realizar.LLM, realizar.EngineConfig) == (LLM, EngineConfig)
+    assert realizar.AsyncLLM is AsyncLLM
     assert (realizar.RealizarError, realizar.SamplingParams) == (RealizarError, SamplingParams)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = realizar.nothing

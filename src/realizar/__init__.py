@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from realizar.config import EngineConfig
+    from realizar.engine.async_llm import AsyncLLM
     from realizar.engine.llm import LLM
     from realizar.errors import RealizarError
     from realizar.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "EngineConfig", "RealizarError", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "EngineConfig", "RealizarError", "SamplingParams", "__version__"]
 
 _HOMES = {
+    "AsyncLLM": "realizar.engine.async_llm",
     "EngineConfig": "realizar.config",
     "LLM": "realizar.engine.llm",
     "RealizarError": "realizar.errors",

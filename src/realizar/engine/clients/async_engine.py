@@ -62,6 +62,7 @@ class AsyncEngine:
         end_ids: the model's end-of-generation ids.
         max_queued: choices that may wait, beside those that can run; None takes the engine's `queue_length`.
         pooling: the pooling that the model was trained with, or None.
+        keeps_logprobs: True if whole outputs have the log-probabilities that deltas had.
 
     Attributes:
         loading: the stage and the progress of loading, until the engine is ready.
@@ -76,9 +77,10 @@ class AsyncEngine:
         *,
         max_queued: int | None = None,
         pooling: Pooling | None = None,
+        keeps_logprobs: bool = False,
     ) -> None:
         self._link = link
-        self._requests = OpenRequests(new_text, link.send, self._note_change)
+        self._requests = OpenRequests(new_text, link.send, self._note_change, keeps_logprobs=keeps_logprobs)
         self._end_ids = frozenset(end_ids)
         self._max_queued = max_queued
         self._state: EngineState = "starting"
@@ -171,6 +173,7 @@ class AsyncEngine:
         cache_salt: str | None = None,
         client: str = "",
         score_only: bool = False,
+        pooling: Pooling | None = None,
         keep_deltas: bool = True,
     ) -> AsyncStream:
         """Queue a request; returns once the engine has it. Close the stream, whatever happens.
@@ -182,6 +185,7 @@ class AsyncEngine:
             cache_salt: cached blocks are shared only under the same one.
             client: the client that sent the request, as in `Request`.
             score_only: generate nothing; for `prompt_logprobs` alone.
+            pooling: generate nothing; the output has the pooled hidden state.
             keep_deltas: True if the deltas will be iterated; False if only `result` will be read.
 
         Raises:
@@ -195,6 +199,7 @@ class AsyncEngine:
             prompt_token_ids,
             sampling,
             score_only=score_only,
+            pooling=pooling,
             priority=priority,
             cache_salt=cache_salt,
             client=client,

@@ -39,6 +39,7 @@ class OpenRequests:
         new_text: makes the text of a choice from the request's sampling parameters.
         send: passes a command to the engine.
         on_empty: called when the last open request has ended.
+        keeps_logprobs: True if whole outputs have the log-probabilities that deltas had.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class OpenRequests:
         new_text: Callable[[SamplingParams], GrowingText],
         send: Callable[[Add | Abort], None],
         on_empty: Callable[[], None],
+        *,
+        keeps_logprobs: bool = False,
     ) -> None:
-        self._processor = OutputProcessor(new_text, self, keeps_logprobs=False)
+        self._processor = OutputProcessor(new_text, self, keeps_logprobs=keeps_logprobs)
         self._send, self._on_empty = send, on_empty
         self._open: dict[str, _Open] = {}
         self.suspects = Suspects()

@@ -5,15 +5,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from realizar.engine.clients.engine_client import RequestStream
 from realizar.errors import InvalidRequestError
 
 PromptProgress: TypeAlias = "Callable[[int, int], None]"
 """A callback: its arguments are the number of finished prompts and the number of all prompts."""
 
 _INTERVAL_S = 0.1
+
+
+class OpenRequest(Protocol):
+    """A request that is open or done: a `RequestStream` or an `AsyncStream`."""
+
+    @property
+    def done(self) -> bool:
+        """True once the request has ended."""
 
 
 def wanted_progress(progress: PromptProgress | bool | None, use_tqdm: bool | None) -> PromptProgress | bool | None:
@@ -41,7 +48,7 @@ class ProgressReporter:
         total: the final number of requests.
     """
 
-    def __init__(self, wanted: PromptProgress | bool | None, streams: Sequence[RequestStream], total: int) -> None:
+    def __init__(self, wanted: PromptProgress | bool | None, streams: Sequence[OpenRequest], total: int) -> None:
         self._streams, self._total = streams, total
         self._report: PromptProgress | None = None
         if callable(wanted):
