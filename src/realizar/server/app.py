@@ -28,6 +28,7 @@ from realizar.server.http.forwarded import ClientAddressMiddleware, TrustedProxi
 from realizar.server.http.request_log import RequestLogMiddleware
 from realizar.server.http.request_memory import RequestMemoryMiddleware
 from realizar.server.http.tracing import TraceMiddleware, make_tracer
+from realizar.server.http.unknown_fields import IGNORED, IgnoredFields
 from realizar.server.metrics import Metrics
 from realizar.server.models.leases import ModelLeaseMiddleware
 from realizar.server.models.models import Models
@@ -71,8 +72,10 @@ def create_app_of(models: Models, settings: ServerSettings) -> Starlette:
     pages = web_routes() if settings.web_page else []
     open_paths = (*OPEN_PATHS, *(page.path for page in pages), *(("/metrics",) if settings.open_metrics else ()))
     figures = ServerFigures()
+    api_routes = (*chain.from_iterable(dialect.routes for dialect in DIALECTS), *COMMON_ROUTES)
+    ignored = IgnoredFields() if settings.ignore_unknown_fields else None
     app = Starlette(
-        routes=[*map(_route, (*chain.from_iterable(dialect.routes for dialect in DIALECTS), *COMMON_ROUTES)), *pages],
+        routes=[*(_route(each, ignored) for each in api_routes), *pages],
         middleware=_layers(settings, open_paths, figures),
         exception_handlers={HTTPException: _http_error, Exception: _error},
     )
@@ -83,14 +86,17 @@ def create_app_of(models: Models, settings: ServerSettings) -> Starlette:
     return app
 
 
-def _route(route: ApiRoute) -> Route:
-    return Route(route.path, _answering(route.handler), methods=[route.method], name=route.path)
+def _route(route: ApiRoute, ignored: IgnoredFields | None) -> Route:
+    return Route(route.path, _answering(route.handler, ignored), methods=[route.method], name=route.path)
 
 
-def _answering(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap a handler, so that its errors become answers."""
+def _answering(
+    handler: Callable[[Request], Awaitable[Response]], ignored: IgnoredFields | None
+) -> Callable[[Request], Awaitable[Response]]:
+    """Wrap a handler, so that its errors become answers. Args: ignored: takes unknown fields; None refuses them."""
 
     async def answer(request: Request) -> Response:
+        IGNORED.set(ignored)
         try:
             return await handler(request)
         except ClientDisconnectedError:

@@ -20,6 +20,7 @@ class ServerSettings:
         allowed_hosts: names that a Host header may have, without port; an empty list or `*` allows all.
         embeddings: pooling of `/v1/embeddings`; None takes the pooling that the model was trained with, if any.
         allow_request_templates: True if a request may bring its own chat template.
+        ignore_unknown_fields: True if fields that nothing knows are left out of requests, and not refused.
         allow_request_priority: True if a request may have a priority other than 0, and so overtake others.
         max_body_bytes: size of a request's body.
         request_memory_bytes: memory that large requests (over 32 KiB) may hold together, from their first byte to the
@@ -48,6 +49,7 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()
     embeddings: Pooling | None = None
     allow_request_templates: bool = False
+    ignore_unknown_fields: bool = False
     allow_request_priority: bool = False
     max_body_bytes: int = 8 << 20
     request_memory_bytes: int = 96 << 20

@@ -44,6 +44,7 @@ class ServerOptions:
         chat_template: file of a Jinja template that replaces the model's own.
         trusted_proxy: address or network of proxies, such as 10.0.0.0/8, whose X-Forwarded-For is read; repeatable.
         allow_request_templates: accept chat templates in requests.
+        unknown_fields: what becomes of requests' fields that nothing knows; ignore leaves them out and logs each once.
         allow_request_priority: accept priority in requests (-100 to 100, lower is sooner); clients may overtake others.
         open_metrics: answer /metrics without a key.
         no_web_page: turn off the chat page at /.
@@ -71,6 +72,7 @@ class ServerOptions:
     chat_template: ChatTemplateFile = None
     trusted_proxy: Annotated[tuple[str, ...], Parameter(name="--trusted-proxy")] = ()
     allow_request_templates: bool = False
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
     allow_request_priority: bool = False
     open_metrics: bool = False
     no_web_page: bool = False
@@ -113,6 +115,7 @@ class ServerOptions:
             allowed_hosts=self._hosts(),
             embeddings=self.embeddings,
             allow_request_templates=self.allow_request_templates,
+            ignore_unknown_fields=self.unknown_fields == "ignore",
             allow_request_priority=self.allow_request_priority,
             tls_certificate=certificate,
             tls_key=key,

@@ -11,7 +11,7 @@ from typing import Any
 
 from realizar.server.errors import refused
 from realizar.server.generation.conversation import MAX_MESSAGES, check_num_messages
-from realizar.server.http.body import unknown_field
+from realizar.server.http.unknown_fields import known_only
 
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "text": ("type", "text", "cache_control", "citations"),
@@ -31,7 +31,7 @@ _TYPES: Mapping[str, tuple[type, str]] = {
 """Types of the fields that change no prompt; each may be null."""
 
 
-def read_messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def read_messages(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Check messages and convert them for the template. Neighbours of one role become one message.
 
     Raises:
@@ -52,7 +52,7 @@ def read_messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def read_system(given: str | Sequence[Mapping[str, Any]] | None) -> list[str]:
+def read_system(given: str | Sequence[dict[str, Any]] | None) -> list[str]:
     """The texts of the system prompt, in order.
 
     Raises:
@@ -78,11 +78,9 @@ def _joined(run: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return run[0] if len(run) == 1 else {**run[0], "content": "\n".join(message["content"] for message in run)}
 
 
-def _converted(where: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _converted(where: str, message: dict[str, Any]) -> list[dict[str, Any]]:
     role, content = message.get("role"), message.get("content")
-    for name in message:
-        if name not in ("role", "content"):
-            raise unknown_field(where, name, ("role", "content"))
+    known_only(where, message, ("role", "content"))
     if role not in ("user", "assistant", "system"):
         raise refused(f"{where}.role must be user or assistant", f"{where}.role")
     if isinstance(content, str):
@@ -162,11 +160,10 @@ def _text(where: str, block: Any) -> str:
     return _required(where, block, "text", may_be_empty=True)
 
 
-def _check_fields(where: str, kind: str, block: Mapping[str, Any]) -> None:
+def _check_fields(where: str, kind: str, block: dict[str, Any]) -> None:
     """Refuse unknown fields of a block, and wrong types of those that are otherwise not looked at."""
+    known_only(where, block, _FIELDS[kind])
     for name, value in block.items():
-        if name not in _FIELDS[kind]:
-            raise unknown_field(where, name, _FIELDS[kind])
         wanted, words = _TYPES.get(name, (object, ""))
         if value is not None and not isinstance(value, wanted):
             raise refused(f"{where}.{name} must be {words}", f"{where}.{name}")

@@ -14,7 +14,7 @@ from realizar.server.anthropic.tools import read_tools
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.conversation import Conversation
 from realizar.server.generation.sampling import SamplingWishes
-from realizar.server.http.body import unknown_field
+from realizar.server.http.unknown_fields import known_only
 
 _LOG = logging.getLogger(__name__)
 _BILLING = "x-anthropic-billing-header:"
@@ -114,9 +114,7 @@ def _check_without_effect(request: CountTokensRequest) -> None:
         if getattr(request, name, None):
             raise unsupported(name, "is not supported")
     management = request.context_management or {}
-    for name in management:
-        if name != "edits":
-            raise unknown_field("context_management", name, ("edits",))
+    known_only("context_management", management, ("edits",))
     edits = management.get("edits")
     if not isinstance(edits, list | None):
         raise refused("context_management.edits must be a list", "context_management.edits")

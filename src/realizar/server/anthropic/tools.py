@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from realizar.server.anthropic.records import ToolChoice
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
-from realizar.server.http.body import unknown_field
+from realizar.server.http.unknown_fields import known_only
 
 _WITHOUT_EFFECT = ("cache_control", "eager_input_streaming", "allowed_callers")
 _KNOWN = ("type", "name", "description", "input_schema", "strict", *_WITHOUT_EFFECT)
 
 
-def read_tools(given: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | None) -> ToolPlan:
+def read_tools(given: Sequence[dict[str, Any]] | None, choice: ToolChoice | None) -> ToolPlan:
     """Make the plan from a request's `tools` and `tool_choice`.
 
     Raises:
@@ -42,13 +42,11 @@ def read_tools(given: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | N
     return ToolPlan(tools, name=choice.name, parallel=False)
 
 
-def _converted(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+def _converted(where: str, tool: dict[str, Any]) -> dict[str, Any]:
     """A tool in the form that chat templates take."""
     if tool.get("type") not in (None, "custom"):
         raise unsupported(f"{where}.type", "must be 'custom': the server runs no tools of its own")
-    for field in tool:
-        if field not in _KNOWN and (field != "defer_loading" or tool[field]):
-            raise unknown_field(where, field, _KNOWN)
+    known_only(where, tool, _KNOWN if tool.get("defer_loading") else (*_KNOWN, "defer_loading"))
     name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")
     if not isinstance(name, str):
         raise refused(f"{where}.name must be text", f"{where}.name")

@@ -11,6 +11,7 @@ import functools
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Generic, TypeVar
 
 from realizar.errors import RealizarError
@@ -67,16 +68,16 @@ class WorkPool:
 
 
 class _Job(Generic[T]):
-    """A function that waits for its turn, with the future of its result."""
+    """A function that waits for its turn in its caller's context, with the future of its result."""
 
     def __init__(self, function: Callable[[Stop], T], loop: asyncio.AbstractEventLoop) -> None:
-        self.function, self.loop = function, loop
+        self.function, self.loop, self.context = function, loop, copy_context()
         self.stop = Stop()
         self.result: asyncio.Future[T] = loop.create_future()
 
     def run(self) -> T:
         self.stop.check()
-        return self.function(self.stop)
+        return self.context.run(self.function, self.stop)
 
     def end(self, done: Future[T]) -> None:
         if self.result.done():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import re
 from typing import Any, TypeVar, get_args
 
@@ -14,6 +13,7 @@ from realizar.server.api import compute, settings_of
 from realizar.server.errors import ApiError, refused
 from realizar.server.http.body_json import parse_json, parsed_size
 from realizar.server.http.request_memory import FREE_BYTES, RequestLease, lease_of
+from realizar.server.http.unknown_fields import IGNORED, unknown_field, without_unknown
 from realizar.server.settings import ServerSettings
 
 _DISCARDED = 4  # bodies up to this many times the limit are read to their end before they are refused
@@ -89,21 +89,18 @@ def convert(data: Any, record: type[R]) -> R:
     """
     if not isinstance(data, dict):
         raise refused("the body must be a JSON object", code="invalid_type")
+    ignored = IGNORED.get()
     try:
-        return msgspec.convert(data, record)
+        try:
+            return msgspec.convert(data, record)
+        except msgspec.ValidationError:
+            if ignored is None:
+                raise
+            return msgspec.convert(without_unknown(data, record, ignored), record)
     except msgspec.ValidationError as error:
         raise _translated(str(error), record) from None
     except RecursionError:
         raise refused("the body is nested too deeply", code="invalid_json") from None
-
-
-def unknown_field(path: str, name: str, known: tuple[str, ...]) -> ApiError:
-    """The 400 error of an unknown field, with the nearest known name."""
-    full = f"{path}.{name}" if path else name
-    full = ascii(full)[1:-1][:200]
-    near = difflib.get_close_matches(name[:80], known, 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    return refused(f"Unrecognized request argument supplied: {full}{hint}", full, "unknown_parameter")
 
 
 def _decode(body: bytes, record: type[R]) -> R:

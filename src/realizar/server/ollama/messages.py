@@ -12,7 +12,7 @@ from typing import Any
 
 from realizar.server.errors import refused
 from realizar.server.generation.conversation import check_num_messages
-from realizar.server.http.body import unknown_field
+from realizar.server.http.unknown_fields import unknown_field
 
 _EVERYWHERE = ("role", "content", "images")
 _FIELDS: Mapping[str, tuple[str, ...]] = {

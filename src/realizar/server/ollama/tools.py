@@ -7,7 +7,7 @@ from typing import Any
 
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
-from realizar.server.http.body import unknown_field
+from realizar.server.http.unknown_fields import unknown_field
 
 _KNOWN = ("type", "function")
 _OF_FUNCTION = ("name", "description", "parameters", "strict")

@@ -7,7 +7,7 @@ from typing import Any
 
 from realizar.server.errors import refused
 from realizar.server.generation.conversation import check_num_messages
-from realizar.server.http.body import unknown_field
+from realizar.server.http.unknown_fields import known_only
 
 _EVERYWHERE = ("role", "content", "name")
 _FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -26,7 +26,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 _MEDIA = ("image_url", "input_audio", "file", "input_image", "video_url", "audio_url", "image", "audio")
 
 
-def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def check_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Check messages and convert them for the template: null fields are dropped, except an assistant's content.
 
     Raises:
@@ -36,7 +36,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     return [_checked(f"messages[{place}]", message) for place, message in enumerate(messages)]
 
 
-def _checked(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(where: str, message: dict[str, Any]) -> dict[str, Any]:
     role = message.get("role")
     if role == "function":
         raise refused(f"{where}.role: 'function' is deprecated; use 'tool'", f"{where}.role", "invalid_value")
@@ -44,9 +44,7 @@ def _checked(where: str, message: Mapping[str, Any]) -> dict[str, Any]:
     if known is None:
         expected = ", ".join(_FIELDS)
         raise refused(f"{where}.role must be one of {expected}", f"{where}.role", "invalid_value")
-    for name in message:
-        if name not in known:
-            raise unknown_field(where, name, known)
+    known_only(where, message, known)
     checked = {name: value for name, value in message.items() if value is not None}
     for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
         _require(isinstance(checked.get(name, ""), str), f"{where}.{name}", "must be text")
@@ -85,9 +83,7 @@ def _check_content(where: str, content: Any) -> None:
             )
         _require(kind == "text", f"{path}.type", "must be 'text'")
         _require(isinstance(part.get("text"), str), f"{path}.text", "must be text")
-        for name in part:
-            if name not in ("type", "text", "prompt_cache_breakpoint"):
-                raise unknown_field(path, name, ("type", "text"))
+        known_only(path, part, ("type", "text", "prompt_cache_breakpoint"))
 
 
 def _check_calls(where: str, calls: Any) -> None:
@@ -96,20 +92,14 @@ def _check_calls(where: str, calls: Any) -> None:
         path = f"{where}[{place}]"
         _require(isinstance(call, dict), path, "must be an object")
         _require(call.get("type", "function") == "function", f"{path}.type", "must be 'function'")
-        _known_only(path, call, ("id", "type", "function", "index"))
+        known_only(path, call, ("id", "type", "function", "index"))
         _require(isinstance(call.get("id", ""), str), f"{path}.id", "must be text")
         function = call.get("function")
         _require(isinstance(function, dict), f"{path}.function", "must be an object")
-        _known_only(f"{path}.function", function, ("name", "arguments"))
+        known_only(f"{path}.function", function, ("name", "arguments"))
         name, arguments = function.get("name"), function.get("arguments", "")
         _require(isinstance(name, str) and bool(name), f"{path}.function.name", "must be text")
         _require(isinstance(arguments, str | dict), f"{path}.function.arguments", "must be JSON text")
-
-
-def _known_only(where: str, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in value:
-        if name not in known:
-            raise unknown_field(where, name, known)
 
 
 def _require(holds: bool, path: str, what: str) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
-from realizar.server.http.body import unknown_field
+from realizar.server.http.unknown_fields import known_only
 from realizar.server.openai.records.chat import ChatCompletionRequest, FunctionDefinition, Tool
 
 
@@ -62,13 +62,13 @@ def plan_tools(request: ChatCompletionRequest) -> ToolPlan:
     raise refused("tool_choice.type must be function or allowed_tools", "tool_choice.type", "invalid_value")
 
 
-def _allowed(tools: Sequence[Mapping[str, Any]], choice: Mapping[str, Any], parallel: bool) -> ToolPlan:
+def _allowed(tools: Sequence[Mapping[str, Any]], choice: dict[str, Any], parallel: bool) -> ToolPlan:
     path = "tool_choice.allowed_tools"
-    _known_only("tool_choice", choice, ("type", "allowed_tools"))
+    known_only("tool_choice", choice, ("type", "allowed_tools"))
     allowed = choice.get("allowed_tools")
     if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
         raise refused(f"{path} must be an object with mode and tools", path, "invalid_value")
-    _known_only(path, allowed, ("mode", "tools"))
+    known_only(path, allowed, ("mode", "tools"))
     mode = allowed.get("mode")
     if mode not in ("auto", "required"):
         raise refused(f"{path}.mode must be auto or required", f"{path}.mode", "invalid_value")
@@ -82,20 +82,14 @@ def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str, known: tu
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str):
         raise refused(f"{path}.function.name is missing", f"{path}.function.name", "missing_required_parameter")
-    _known_only(path, choice, ("type", "function"))
-    _known_only(f"{path}.function", function, known)
+    known_only(path, choice, ("type", "function"))
+    known_only(f"{path}.function", function, known)
     for tool in tools:
         if tool["function"]["name"] == name:
             return tool
     raise refused(
         f"{path} names the tool {name[:80]!a}, which is not in tools", f"{path}.function.name", "invalid_value"
     )
-
-
-def _known_only(path: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in given:
-        if name not in known:
-            raise unknown_field(path, name, known)
 
 
 def _plain(tool: Tool) -> dict[str, Any]:

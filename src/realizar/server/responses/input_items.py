@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from realizar.server.errors import refused, unsupported
-from realizar.server.http.body import unknown_field
+from realizar.server.http.unknown_fields import unknown_field
 from realizar.server.responses.reasoning import revealed
 from realizar.server.responses.tools import full_name
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
-from realizar.server.http.body import unknown_field
+from realizar.server.http.unknown_fields import unknown_field
 
 _LOG = logging.getLogger(__name__)
 _SEPARATOR = "__"

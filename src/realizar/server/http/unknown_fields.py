@@ -1,0 +1,90 @@
+"""Fields of requests that nothing knows: refused by name, or left out and logged once each (`--unknown-fields`)."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Collection
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from realizar.server.errors import ApiError, refused
+
+_LOG = logging.getLogger(__name__)
+_MOST_LOGGED = 1000  # a client that invents names must not fill the memory or the log
+_MOST_NAMED = 200  # characters
+_PLACES = re.compile(r"\[\d+\]|\.\d+(?=\.|$)")
+
+
+class IgnoredFields:
+    """Notes unknown fields that were left out, and logs the first request with each."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def note(self, path: str) -> None:
+        """Note a field by its path, of which places in lists don't count."""
+        path = _PLACES.sub("[]", path)
+        if path in self._logged or len(self._logged) >= _MOST_LOGGED:
+            return
+        self._logged.add(path)
+        _LOG.warning("requests have the unknown field %s; it is left out, which is logged once", path)
+
+
+IGNORED: ContextVar[IgnoredFields | None] = ContextVar("ignored_fields", default=None)
+"""What the request at hand does about unknown fields; None refuses them."""
+
+
+def unknown_field(path: str, name: str, known: Collection[str]) -> ApiError:
+    """The 400 error of an unknown field, with the nearest known name."""
+    full = _full(path, name)
+    near = difflib.get_close_matches(name[:80], known, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return refused(f"Unrecognized request argument supplied: {full}{hint}", full, "unknown_parameter")
+
+
+def known_only(path: str, given: dict[str, Any], known: Collection[str]) -> None:
+    """Refuse an object with fields that are not known, or remove these where requests may have them.
+
+    Raises:
+        ApiError: 400; `param` is the path of the field.
+    """
+    unknown = [name for name in given if name not in known]
+    if not unknown:
+        return
+    ignored = IGNORED.get()
+    if ignored is None:
+        raise unknown_field(path, unknown[0], known)
+    for name in unknown:
+        del given[name]
+        ignored.note(_full(path, name))
+
+
+def without_unknown(data: Any, record: type[msgspec.Struct], ignored: IgnoredFields) -> Any:
+    """A parsed body without the fields that its record and the records in it do not know. It is changed in place."""
+    _prune("", data, inspect.type_info(record), ignored)
+    return data
+
+
+def _full(path: str, name: str) -> str:
+    return ascii(f"{path}.{name}" if path else name)[1:-1][:_MOST_NAMED]
+
+
+def _prune(path: str, data: Any, kind: inspect.Type, ignored: IgnoredFields) -> None:
+    if isinstance(kind, inspect.UnionType):
+        for each in kind.types:
+            _prune(path, data, each, ignored)
+    elif isinstance(kind, inspect.ListType) and isinstance(data, list):
+        for place, item in enumerate(data):
+            _prune(f"{path}[{place}]", item, kind.item_type, ignored)
+    elif isinstance(kind, inspect.StructType) and isinstance(data, dict):
+        fields = {field.encode_name: field.type for field in kind.fields}
+        for name in [name for name in data if name not in fields]:
+            del data[name]
+            ignored.note(_full(path, name))
+        for name, value in data.items():
+            _prune(f"{path}.{name}" if path else name, value, fields[name], ignored)

@@ -1,0 +1,103 @@
+"""Fields that nothing knows are refused by name, or left out and logged once each."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from realizar.server.app import create_app
+from realizar.server.http.unknown_fields import IgnoredFields, without_unknown
+from realizar.server.openai.records.chat import ChatCompletionRequest
+from realizar.server.settings import ServerSettings
+from server.scripted_engine import PLAIN_TEMPLATE, ScriptedEngine, scripted_model
+
+TEMPLATE = PLAIN_TEMPLATE + "{% for m in messages %}{{ m.colour }}{% endfor %}"
+HI = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "colour": 1}}}
+CASES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "top": ("/v1/chat/completions", {"messages": [HI], "colour": 1}, "colour"),
+    "record in a record": (
+        "/v1/chat/completions",
+        {"messages": [HI], "stream": True, "stream_options": {"colour": 1}},
+        "stream_options.colour",
+    ),
+    "message": ("/v1/chat/completions", {"messages": [HI, {**HI, "colour": "red"}]}, "messages[1].colour"),
+    "part": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "colour": 1}]}]},
+        "messages[0].content[0].colour",
+    ),
+    "function": (
+        "/v1/chat/completions",
+        {"messages": [HI], "tools": [{"type": "function", "function": {**cast("Any", TOOL["function"]), "colour": 1}}]},
+        "tools[0].function.colour",
+    ),
+    "completion": ("/v1/completions", {"prompt": "hi", "colour": 1}, "colour"),
+    "embedding": ("/v1/embeddings", {"input": "hi", "colour": 1}, "colour"),
+    "tokens": ("/tokenize", {"prompt": "hi", "colour": 1}, "colour"),
+    "block": (
+        "/v1/messages",
+        {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "text", "text": "a", "colour": 1}]}]},
+        "messages.0.content.0.colour",
+    ),
+    "tool of Anthropic's": (
+        "/v1/messages",
+        {"max_tokens": 5, "messages": [HI], "tools": [{"name": "look", "input_schema": {}, "colour": 1}]},
+        "tools.0.colour",
+    ),
+}
+
+
+def answers(ignore: bool, *requests: tuple[str, dict[str, Any]]) -> list[httpx.Response]:
+    settings = ServerSettings(ignore_unknown_fields=ignore, embeddings="last")
+    app = create_app(cast("Any", ScriptedEngine()), scripted_model(TEMPLATE), settings)
+
+    async def main() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            return [await client.post(path, json={"model": "scripted", **body}) for path, body in requests]
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(("path", "body", "field"), CASES.values(), ids=CASES.keys())
+def test_refused_by_name(path: str, body: dict[str, Any], field: str) -> None:
+    (answer,) = answers(False, (path, body))
+    assert answer.status_code == 400
+    assert field in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), CASES.values(), ids=CASES.keys())
+def test_left_out_and_logged_once(
+    path: str, body: dict[str, Any], field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "realizar.server.http.unknown_fields"):
+        first, second = answers(True, (path, body), (path, body))
+    assert (first.status_code, second.status_code) == (200, 200)
+    assert "red" not in first.text
+    (logged,) = [each.getMessage() for each in caplog.records if "unknown field" in each.getMessage()]
+    assert "colour" in logged
+
+
+def test_what_is_known_and_wrong_is_still_refused() -> None:
+    (answer,) = answers(True, ("/v1/chat/completions", {"messages": [HI], "colour": 1, "temperature": "hot"}))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temperature")
+
+
+def test_schemas_keep_their_own_fields() -> None:
+    """A tool's parameters are data: names in them are nobody's fields."""
+    body = {"messages": [HI], "tools": [{**TOOL, "colour": 1}]}
+    pruned = without_unknown(copy.deepcopy(body), ChatCompletionRequest, IgnoredFields())
+    assert pruned == {"messages": [HI], "tools": [TOOL]}
+
+
+def test_invented_names_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    many = {f"colour{number}": 1 for number in range(3000)}
+    with caplog.at_level(logging.WARNING, "realizar.server.http.unknown_fields"):
+        (answer,) = answers(True, ("/v1/completions", {"prompt": "hi", **many}))
+    assert answer.status_code == 200
+    assert len([each for each in caplog.records if "unknown field" in each.getMessage()]) == 1000
