@@ -73,6 +73,7 @@ class ScriptedApi:
         key: that it wants, if any.
         owner: of the model, by which bench-serve knows a server's program.
         routes: served besides the API.
+        more: names and states of further models.
         left: requests whose client went away before the end.
         spans: times of each answer, in the order of their beginnings.
     """
@@ -81,6 +82,7 @@ class ScriptedApi:
     key: str | None = None
     owner: str = "realizar"
     routes: Sequence[BaseRoute] = ()
+    more: Sequence[tuple[str, str]] = ()
     requests: list[dict[str, Any]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     left: int = 0
@@ -120,7 +122,8 @@ class ScriptedApi:
         sampling = {"temperature": 0.7, "top_k": 0, "min_p": 0.05, "max_tokens": None, "stop": []}
         record = {"id": "scripted-1b", "object": "model", "max_model_len": 4096, "default_sampling": sampling}
         record["owned_by"] = self.owner
-        return self._refusal(request) or JSONResponse({"object": "list", "data": [record]})
+        others = [{**record, "id": name, "state": state, "max_model_len": 100} for name, state in self.more]
+        return self._refusal(request) or JSONResponse({"object": "list", "data": [record, *others]})
 
     async def _ready(self, request: Request) -> Response:
         return JSONResponse({"status": "ready"})

@@ -321,3 +321,20 @@ def test_the_first_byte_of_a_stream_and_its_end(http: httpx.Client) -> None:
     assert events[-1] == ""
     assert events[-2] == "data: [DONE]"
     assert all(event.startswith("data: {") for event in events[:-2])
+
+
+def test_an_answer_is_continued(client: openai.OpenAI) -> None:
+    """What was said before the break and after it is what is said without one."""
+    whole = text_of(chat(client, messages=STORY, max_tokens=24))
+    begun = text_of(chat(client, messages=STORY, max_tokens=10))
+    said = [*STORY, {"role": "assistant", "content": begun}]
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    rest = chat(client, messages=said, max_tokens=14, extra_body=fields)
+    assert begun + text_of(rest) == whole
+    assert rest.usage.prompt_tokens == chat(client, messages=STORY, max_tokens=1).usage.prompt_tokens + 10
+    calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    for wrong in (STORY, [*STORY, {"role": "assistant", "content": ""}], [*STORY, {**said[-1], "tool_calls": calls}]):
+        with pytest.raises(openai.BadRequestError, match="continue_final_message needs a last message"):
+            chat(client, messages=wrong, extra_body=fields)
+    with pytest.raises(openai.BadRequestError, match="needs add_generation_prompt to be false"):
+        chat(client, messages=said, extra_body={**fields, "add_generation_prompt": True})

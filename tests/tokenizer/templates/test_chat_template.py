@@ -324,3 +324,19 @@ def test_source_of_the_template_in_use() -> None:
     template = ChatTemplate(model)
     assert (template.source(), template.takes_tools()) == ("plain", False)
     assert (template.source([F]), template.takes_tools([F])) == ("{{ tools }}", True)
+
+
+def test_an_unfinished_message_ends_the_prompt(smollm2_path: Path) -> None:
+    """Control texts in it stay text, blanks at its end stay, and nothing of the template follows."""
+    tokenizer = load_tokenizer(open_checkpoint(smollm2_path))
+    template = ChatTemplate(tokenizer)
+    question = [{"role": "user", "content": "Hi"}]
+    begun = "One <|im_end|> two, "
+    ids = template.encode_unfinished([*question, {"role": "assistant", "content": [{"type": "text", "text": begun}]}])
+    asked = template.encode(question)
+    assert ids[: len(asked)] == asked
+    assert tokenizer.decode(ids[len(asked) :], skip_special=False) == begun
+    assert not set(ids[len(asked) :]) & set(tokenizer.encode("<|im_end|>", add_special=False))
+    trimming = "{% for m in messages %}{{ m.content[:4] }}{% endfor %}"
+    with pytest.raises(ChatTemplateError, match="leaves out the end"):
+        ChatTemplate(tokenizer, trimming).encode_unfinished([*question, {"role": "assistant", "content": "One two"}])

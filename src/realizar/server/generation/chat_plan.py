@@ -92,7 +92,10 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
     shown = tools.shown
     answer_format = find_format(template.source(shown))  # renders the template once, so that its errors come first
     with about("messages"):
-        token_ids = template.encode(conversation.messages, shown, conversation.add_prompt, **variables)
+        if conversation.continues:
+            token_ids = template.encode_unfinished(conversation.messages, shown, **variables)
+        else:
+            token_ids = template.encode(conversation.messages, shown, conversation.add_prompt, **variables)
     prompt_end = tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
     if answer_format.in_channels and sampling.structured is not None:
         # The grammar has room for the text alone, so the channel is written for the model.

@@ -27,6 +27,7 @@ class Conversation:
         reasoning_effort: one of `EFFORTS`; None is the model's own.
         template: a template in place of the model's own.
         add_prompt: True to end the prompt where the answer begins.
+        continues: the prompt ends within the last message, an assistant's with text, and the answer goes on with it.
         bounded_by_context: True if `max_tokens` may be more than the context leaves, which then ends the answer.
         keep_last: cut the prompt to its last tokens; -1 is the length of the context, None cuts nothing.
         priority: the request's priority.
@@ -43,6 +44,7 @@ class Conversation:
     reasoning_effort: str | None = None
     template: str | None = None
     add_prompt: bool = True
+    continues: bool = False
     bounded_by_context: bool = False
     keep_last: int | None = None
     priority: int | None = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
-from realizar.server.generation.conversation import Conversation
+from realizar.server.generation.conversation import Conversation, text_of
 from realizar.server.generation.sampling import SamplingWishes, check_top
 from realizar.server.openai.messages import check_messages
 from realizar.server.openai.neutral import check_neutral
@@ -26,6 +28,7 @@ def read_conversation(request: ChatCompletionRequest) -> Conversation:
     found = find_structured(request, request.response_format)
     if found is not None and tools.tools:
         raise refused(f"{found[0]} can't be combined with tools; set tool_choice to 'none'", found[0])
+    messages = check_messages(request.messages)
     wishes = _wishes(request, None if found is None else found[1])
     names = {} if found is None else {"structured": found[0]}
     if request.max_completion_tokens is not None:
@@ -33,7 +36,7 @@ def read_conversation(request: ChatCompletionRequest) -> Conversation:
     if request.add_special_tokens:
         raise unsupported("add_special_tokens", "must be false: the chat template writes special tokens")
     return Conversation(
-        messages=check_messages(request.messages),
+        messages=messages,
         tools=tools,
         wishes=wishes,
         variables=template_variables(request.chat_template_kwargs),
@@ -41,11 +44,24 @@ def read_conversation(request: ChatCompletionRequest) -> Conversation:
         reasoning_effort=request.reasoning_effort,
         template=request.chat_template,
         add_prompt=request.add_generation_prompt is not False,
+        continues=_continues(request, messages[-1]),
         keep_last=request.truncate_prompt_tokens,
         priority=request.priority,
         cache_salt=request.cache_salt,
         names=names,
     )
+
+
+def _continues(request: ChatCompletionRequest, last: dict[str, Any]) -> bool:
+    """True if the answer goes on with the last message, which must be an assistant's with text and without calls."""
+    if not request.continue_final_message:
+        return False
+    if request.add_generation_prompt:
+        raise refused("continue_final_message needs add_generation_prompt to be false", "continue_final_message")
+    if last["role"] != "assistant" or "tool_calls" in last or not text_of([last]):
+        reason = "continue_final_message needs a last message of the assistant's that has text and calls no tool"
+        raise refused(reason, "continue_final_message")
+    return True
 
 
 def _wishes(request: ChatCompletionRequest, structured: StructuredOutput | None) -> SamplingWishes:

@@ -37,7 +37,6 @@ NEUTRAL: Mapping[str, tuple[_Check, str]] = {
     "use_beam_search": (_one_of(False), "must be false: beam search is not supported"),
     "vllm_xargs": (_empty, "is not supported"),
     "audio": (_never, "output is not supported"),
-    "continue_final_message": (_one_of(False), "is not supported"),
     "function_call": (_one_of("none", "auto"), "is deprecated; use tool_choice"),
     "functions": (_empty, "is deprecated; use tools"),
     "mm_processor_kwargs": (_empty, "is not supported: the model reads text only"),

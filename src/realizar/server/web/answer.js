@@ -29,7 +29,9 @@ export class Answer {
   /** Ends when the answer does, however it ends; the message then says how it ended. `prepare` gives the request's body. */
   async run(prepare) {
     try {
-      await this.receive(await prepare());
+      const body = await prepare();
+      this.message.model = body.model;
+      await this.receive(body);
     } catch (error) {
       if (this.controller.signal.aborted) {
         this.message.stopped = true;
@@ -60,10 +62,14 @@ export class Answer {
   take(chunk) {
     const { message, clock } = this;
     clock.tokens = chunk.usage?.completion_tokens ?? clock.tokens;
+    if (chunk.usage?.total_tokens) {
+      message.used = chunk.usage.total_tokens;
+    }
     const choice = chunk.choices?.[0];
     const [text, thought] = [choice?.delta?.content ?? "", choice?.delta?.reasoning_content ?? ""];
     if (choice?.finish_reason === "length") {
       message.error = "The answer reached its limit of tokens.";
+      message.cut = true;
     }
     if (!text && !thought) {
       return;

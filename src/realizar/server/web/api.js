@@ -42,14 +42,14 @@ async function request(path, options) {
   return response;
 }
 
-/** The first model's name and context length. */
-export async function fetchModel(key) {
+/** The models' records: names, context lengths, default sampling. */
+export async function fetchModels(key) {
   const response = await request("v1/models", { headers: headers(key) });
-  const model = (await response.json()).data?.[0];
-  if (!model) {
+  const models = (await response.json()).data;
+  if (!models?.length) {
     throw new ApiError("The server has no model.", 404);
   }
-  return model;
+  return models;
 }
 
 /** True if the weights are loaded. */

@@ -2,7 +2,8 @@
 
 import { Archive } from "./archive.js";
 import { Chats, tellTrouble } from "./chat.js";
-import { connect, knownModel } from "./connection.js";
+import { connect, hasSeveral, knownModel, onModelShown, setUpPicker } from "./connection.js";
+import { setContextLength, showContext } from "./context.js";
 import { Drawer } from "./drawer.js";
 import { readEarlier, takeOver } from "./earlier.js";
 import { selectedSource } from "./formula.js";
@@ -25,7 +26,12 @@ const archive = new Archive();
 const chats = new Chats(archive, {
   onShow: show,
   onGrow: grow,
-  prepare: async (turns) => ({ model: (await knownModel()).id, messages: turns, ...settings.request() }),
+  prepare: async (turns, isBegun) => ({
+    model: (await knownModel()).id,
+    messages: turns,
+    ...settings.request(),
+    ...(isBegun ? { continue_final_message: true, add_generation_prompt: false } : {}),
+  }),
   system: () => settings.system,
 });
 const views = new Map();
@@ -55,6 +61,12 @@ const handlers = {
     chats.regenerate(message);
     prompt.focus();
   },
+  proceed(message) {
+    following = true;
+    chats.proceed(message);
+    prompt.focus();
+  },
+  hasSeveral,
   siblings: (message) => chats.open?.tree.siblings(message) ?? [],
   choose(message, label) {
     following = false;
@@ -87,6 +99,7 @@ function show(done = null) {
   byId("welcome").hidden = path.length > 0;
   showAddress();
   showBusy();
+  showUse();
   if (done && shown.has(done.id)) {
     byId("announcer").textContent = done.error ?? done.content.slice(0, 2000);
   }
@@ -94,6 +107,11 @@ function show(done = null) {
     drawer.refresh(chats.open?.id ?? null);
   }
   follow();
+}
+
+/** Shows how much of the context is in use. */
+function showUse() {
+  showContext(chats.open?.tree.path() ?? [], chats.answer?.clock.deltas ?? 0);
 }
 
 function showBusy() {
@@ -129,6 +147,7 @@ function grow() {
     if (message && views.has(message.id)) {
       views.get(message.id).update(true);
       speed.textContent = chats.answer.speed;
+      showUse();
       follow();
     }
   });
@@ -337,6 +356,13 @@ async function start() {
 }
 
 setUpTheme();
+setUpPicker();
+onModelShown((model) => {
+  setContextLength(model.max_model_len);
+  showUse();
+  views.forEach((view) => view.update(view.message === chats.answer?.message)); // they name their models or do not
+});
+document.addEventListener("drawn", follow);
 showIdeas();
 byId("welcome").hidden = location.hash !== "";
 listen();

@@ -23,7 +23,8 @@ class Chat {
 
 /**
  * What is done with chats. `onShow()` is called when the open one looks different, `onGrow(message)` when only a
- * message of it grew, `prepare(turns)` gives a request's body for some turns.
+ * message of it grew, `prepare(turns, isBegun)` gives a request's body for some turns, of which the last is an answer that goes
+ * on where `isBegun`.
  */
 export class Chats {
   constructor(archive, { onShow, onGrow, prepare, system }) {
@@ -95,6 +96,12 @@ export class Chats {
     this.ask(this.open, this.open.tree.parentOf(message));
   }
 
+  /** Goes on with an answer that was broken off; the part that there is stays beside it. */
+  proceed(message) {
+    this.stop();
+    this.ask(this.open, this.open.tree.parentOf(message), message);
+  }
+
   /** Shows another version of a message. */
   choose(message) {
     this.open.tree.choose(message);
@@ -106,13 +113,17 @@ export class Chats {
     this.answer?.stop();
   }
 
-  /** Asks for the model's answer to what stands up to a message, and keeps it while it comes. */
-  async ask(chat, parent) {
+  /**
+   * Asks for the model's answer to what stands up to a message, and keeps it while it comes.
+   * @param begun an answer that this one goes on with, or null.
+   */
+  async ask(chat, parent, begun = null) {
     const { tree } = chat;
     tree.leaf = parent;
-    const turns = turnsOf(tree.path(), this.system());
-    const blank = { id: newId(), conversation: chat.id, role: "assistant", content: "", open: true };
-    const message = tree.add(parent, blank);
+    const turns = turnsOf(begun ? [...tree.path(), begun] : tree.path(), this.system());
+    const { content = "", reasoning } = begun ?? {};
+    const blank = { id: newId(), conversation: chat.id, role: "assistant", content, open: true };
+    const message = tree.add(parent, reasoning ? { ...blank, reasoning } : blank);
     let saved = 0;
     const answer = new Answer(message, () => {
       if (!chat.isGone) {
@@ -129,7 +140,7 @@ export class Chats {
     chat.answer = answer;
     this.answering.set(chat.id, chat);
     this.onShow();
-    await answer.run(() => this.prepare(turns));
+    await answer.run(() => this.prepare(turns, begun !== null));
     if (chat.answer === answer) {
       chat.answer = null;
       this.answering.delete(chat.id);

@@ -92,7 +92,10 @@ export function formulaNode(formula) {
     code.textContent = formula.raw;
     node = code;
     if (!hasKatex()) {
-      loadKatex().then((isThere) => code.replaceWith((isThere && drawn(formula)) || code));
+      loadKatex().then((isThere) => {
+        code.replaceWith((isThere && drawn(formula)) || code);
+        document.dispatchEvent(new Event("drawn")); // what is shown may have grown
+      });
     }
   }
   if (!formula.display) {

@@ -40,6 +40,9 @@ export const saveKey = (key) => write(session, "key", key);
 export const loadDraft = () => String(read(session, "draft", ""));
 export const saveDraft = (text) => write(session, "draft", text);
 
+export const loadChosenModel = () => String(read(local, "model", ""));
+export const saveChosenModel = (name) => write(local, "model", name);
+
 export function saveTheme(theme) {
   try {
     localStorage.setItem(`${PREFIX}theme`, theme); // as it is: theme.js reads it

@@ -11,7 +11,7 @@ const MAX_CHATS = 10_000;
 const MAX_TITLE = 200;
 const TYPES = {
   id: "string", role: "string", content: "string", created: "number", reasoning: "string", error: "string",
-  stopped: "boolean", stats: "string",
+  stopped: "boolean", stats: "string", model: "string", used: "number", cut: "boolean",
 };
 
 /** A reason why a file is not taken in, as a sentence. */

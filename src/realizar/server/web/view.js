@@ -52,7 +52,7 @@ class Growing {
 
 /**
  * A message's element.
- * `handlers`: edit(message, text), regenerate(message), siblings(message), choose(message, label of the button).
+ * `handlers`: edit(message, text), regenerate(message), proceed(message), hasSeveral() of models, siblings(message), choose(message, label of the button).
  */
 export class MessageView {
   constructor(message, handlers) {
@@ -72,9 +72,11 @@ export class MessageView {
       this.thought = this.makeThought();
       this.content = new Growing(this.body);
       this.stats = element("span", "stats");
+      this.proceedButton = action("continue", "Continue", () => handlers.proceed(this.message));
       this.notice = element("div", "notice");
       this.actions.append(
         this.versions, this.stats, copy, action("retry", "Regenerate", () => handlers.regenerate(this.message)),
+        this.proceedButton,
       );
       this.node.append(this.thought.node, this.body, this.notice, this.actions);
     }
@@ -137,7 +139,7 @@ export class MessageView {
   /** Shows the message as it is now; `busy` while it grows here. */
   update(busy) {
     this.showVersions();
-    const { content, reasoning = "", error, stopped, stats, open } = this.message;
+    const { content, reasoning = "", error, stopped, stats, open, cut } = this.message;
     if (this.message.role === "user") {
       if (this.body.textContent !== content) {
         this.body.textContent = content;
@@ -152,7 +154,9 @@ export class MessageView {
     this.node.classList.toggle("waiting", busy && !content && !reasoning);
     this.node.setAttribute("aria-busy", String(busy));
     this.actions.hidden = busy;
-    this.stats.textContent = [stats, stopped && "stopped", open && !busy && "unfinished"].filter(Boolean).join(" · ");
+    this.proceedButton.hidden = !content || !(stopped || error || cut || open);
+    const model = this.handlers.hasSeveral?.() && this.message.model;
+    this.stats.textContent = [model, stats, stopped && "stopped", open && !busy && "unfinished"].filter(Boolean).join(" · ");
     this.notice.hidden = !error;
     this.notice.textContent = error ?? "";
     this.notice.setAttribute("role", error ? "alert" : "none");

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # Known templates have up to 30,000 characters and 1,500 nodes; compiling takes time and memory in proportion.
 MAX_TEMPLATE_CHARACTERS = 48 << 10
 _MAX_NODES = 6_000
+_BREAK = "\ufdd0\ufdd1\ufdd0"  # noncharacters: the place in a rendered message where the model goes on
 _NEEDLE_TOOL = {
     "type": "function",
     "function": {
@@ -103,6 +104,28 @@ class ChatTemplate:
         text = compiled.render(safe_messages, safe_tools, add_generation_prompt, safe_variables)
         return self._tokenizer.encode_rendered(text, hidden.restore)
 
+    def encode_unfinished(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """Render the token ids of a prompt that ends within its last message, for the model to go on with it.
+
+        Raises:
+            ChatTemplateError: also where the template leaves the last message's end out.
+            InvalidRequestError: a message is invalid; names the field.
+        """
+        *before, last = with_texts(messages)
+        marked = [*before, _broken_off(last)]
+        compiled = self._choose(tools)
+        hidden = self._hider.hide((marked, tools, variables))
+        given, safe_tools, safe_variables = (marked, tools, variables) if hidden is None else hidden.value
+        text, found, _ = compiled.render(given, safe_tools, False, safe_variables).rpartition(_BREAK)
+        if not found:
+            raise ChatTemplateError("the chat template leaves out the end of the message that is to be continued")
+        return self._tokenizer.encode_rendered(text, None if hidden is None else hidden.restore)
+
     def source(self, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The source of the template that is used with these tools, or without tools."""
         return self._sources[self._chosen_name(tools)]
@@ -128,6 +151,15 @@ class ChatTemplate:
         if name not in self._compiled:
             self._compiled[name] = _Compiled(self._sources[name], self._tokenizer.special_texts)
         return self._compiled[name]
+
+
+def _broken_off(message: Message) -> dict[str, Any]:
+    """A message with the mark of a break at the end of its text, or of its last part's."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return {**message, "content": content + _BREAK}
+    *parts, last = content
+    return {**message, "content": [*parts, {**last, "text": last["text"] + _BREAK}]}
 
 
 def check_template(source: str) -> None:

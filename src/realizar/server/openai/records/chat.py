@@ -58,6 +58,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_field
 
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
+    continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
@@ -71,7 +72,6 @@ class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_field
     service_tier: Any = None
 
     audio: Any = None
-    continue_final_message: Any = None
     function_call: Any = None
     functions: Any = None
     mm_processor_kwargs: Any = None
