@@ -77,3 +77,11 @@ class Checkpoint:
     def size_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.size_bytes for tensor in self.tensors.values())
+
+    @property
+    def architecture(self) -> str:
+        """The name of the model's architecture in its files, or `unknown`."""
+        if self.format == "gguf":
+            return str(self.metadata.get("general.architecture", "unknown"))
+        config = self.metadata.get("config")
+        return str(config.get("model_type", "unknown")) if isinstance(config, dict) else "unknown"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import ChatTemplateError, InvalidRequestError
 from realizar.sampling_params import SamplingParams
+from realizar.server.model_facts import ModelFacts, read_facts
 from realizar.tokenizer.generation_defaults import default_sampling
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.templates.chat_template import ChatTemplate
@@ -26,6 +27,7 @@ class ServedModel:
         default_sampling: sampling of requests without parameters: from the command line, the model's files or built in.
         context_length: tokens of a request, prompt and output; the engine may bound them further.
         created_s: Unix time.
+        facts: of its files.
     """
 
     names: tuple[str, ...]
@@ -34,6 +36,7 @@ class ServedModel:
     default_sampling: SamplingParams
     context_length: int
     created_s: int = field(default_factory=lambda: int(time.time()))
+    facts: ModelFacts = field(default_factory=ModelFacts)
 
     def __post_init__(self) -> None:
         if not self.names or not all(self.names):
@@ -78,4 +81,5 @@ def make_served_model(
         sampling or default_sampling(checkpoint),
         context_length,
         int(time.time()) if created_s is None else created_s,
+        replace(read_facts(checkpoint, chat_template), fills_in=tokenizer.fill_in is not None),
     )

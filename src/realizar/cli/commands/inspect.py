@@ -124,13 +124,6 @@ def file_bytes(checkpoint: Checkpoint) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def architecture_name(checkpoint: Checkpoint) -> str:
-    if checkpoint.format == "gguf":
-        return str(checkpoint.metadata.get("general.architecture", "unknown"))
-    config = checkpoint.metadata.get("config")
-    return str(config.get("model_type", "unknown")) if isinstance(config, dict) else "unknown"
-
-
 def element_types(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
     """The number of tensors and their bytes for each element type, largest first."""
     counts: Counter[str] = Counter()
@@ -157,7 +150,7 @@ def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
     return {
         "path": str(checkpoint.path),
         "format": checkpoint.format,
-        "architecture": architecture_name(checkpoint),
+        "architecture": checkpoint.architecture,
         "size_bytes": file_bytes(checkpoint),
         "tensor_bytes": checkpoint.size_bytes,
         "parameters": None if weights is None else asdict(weights.parameters),
@@ -203,7 +196,7 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
     lines = [
         f"file          {printable(checkpoint.path)}",
         f"format        {checkpoint.format}",
-        f"architecture  {printable(architecture_name(checkpoint))}",
+        f"architecture  {printable(checkpoint.architecture)}",
         f"size          {format_bytes(file_bytes(checkpoint))}, {len(checkpoint.tensors)} tensors",
         *known,
         f"will run      {runs_text(reason, weights)}",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from realizar.cli.commands.inspect import (
-    architecture_name,
     chat_template_of,
     element_types,
     file_bytes,
@@ -107,7 +106,7 @@ class _Summary:
         return cls(
             name=name,
             path=str(checkpoint.path),
-            architecture=architecture_name(checkpoint),
+            architecture=checkpoint.architecture,
             size_bytes=file_bytes(checkpoint),
             context_length=_context_length(checkpoint),
             types=tuple(element_types(checkpoint)),

@@ -13,6 +13,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.metrics import MetricSamples
+from realizar.server.model_facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,14 @@ class ModelStatus:
         created_s: Unix time.
         max_model_len: tokens of the longest request, prompt and output.
         default_sampling: sampling of requests without parameters.
+        facts: of its files.
     """
 
     names: tuple[str, ...]
     created_s: int
     max_model_len: int
     default_sampling: SamplingParams
+    facts: ModelFacts
 
 
 class ModelLease(Protocol):

@@ -34,7 +34,7 @@ class OneModel:
 
     def listed(self) -> Sequence[ModelStatus]:
         model = self.api.model
-        return (ModelStatus(model.names, model.created_s, self.api.max_model_len, model.default_sampling),)
+        return (ModelStatus(model.names, model.created_s, self.api.max_model_len, model.default_sampling, model.facts),)
 
     def find(self, name: str | None) -> ModelStatus:
         self.take(name)

@@ -1,0 +1,123 @@
+"""`ModelFacts`: what lists of models tell of a model's files. They are read without loading the model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import ChatTemplateError, CheckpointError, UnsupportedModelError
+from realizar.hub.selection import quantization_of
+from realizar.models.parameters import count_parameters
+from realizar.models.pooling import default_pooling
+from realizar.models.registry import build_spec
+from realizar.request import Pooling
+from realizar.tokenizer.parsers.choose import find_format
+from realizar.tokenizer.templates.chat_template import template_takes_tools
+from realizar.tokenizer.templates.stored_templates import stored_templates
+
+_UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Facts of a model's files.
+
+    Attributes:
+        format: `gguf` or `safetensors`.
+        architecture: its name in the files.
+        num_parameters: of all tensors; 0 where nothing is known.
+        hidden_size, num_layers: dimensions; 0 where nothing is known.
+        quantization: as the file's name states it, else the element type that has the most bytes.
+        size_bytes: of all tensors. modified_s: Unix time of the last change.
+        digest: SHA-256 in hexadecimal of names, sizes and times of the files: another value after any change.
+        template: the chat template, or None. tools, reasoning: True if it has them.
+        fills_in: True if its vocabulary has marks of a text with a hole; False where it was not read.
+        pooling: the pooling of a model that was made for embeddings, else None.
+    """
+
+    format: str = _UNKNOWN
+    architecture: str = _UNKNOWN
+    num_parameters: int = 0
+    hidden_size: int = 0
+    num_layers: int = 0
+    quantization: str = _UNKNOWN
+    size_bytes: int = 0
+    modified_s: float = 0.0
+    digest: str = hashlib.sha256().hexdigest()
+    template: str | None = None
+    tools: bool = False
+    reasoning: bool = False
+    fills_in: bool = False
+    pooling: Pooling | None = None
+
+
+def read_facts(checkpoint: Checkpoint, chat_template: str | None = None) -> ModelFacts:
+    """Read the facts of a checkpoint.
+
+    Args:
+        chat_template: text of a template that replaces the model's own.
+
+    Raises:
+        CheckpointError: a file is malformed.
+    """
+    template = chat_template or _template(checkpoint)
+    tools, reasoning = (False, False) if template is None else _abilities(template)
+    num_parameters, hidden_size, num_layers = _dimensions(checkpoint)
+    modified_s, digest = _identity(checkpoint)
+    return ModelFacts(
+        format=checkpoint.format,
+        architecture=checkpoint.architecture,
+        num_parameters=num_parameters,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        quantization=_quantization(checkpoint),
+        size_bytes=checkpoint.size_bytes,
+        modified_s=modified_s,
+        digest=digest,
+        template=template,
+        tools=tools,
+        reasoning=reasoning,
+        pooling=default_pooling(checkpoint),
+    )
+
+
+def _template(checkpoint: Checkpoint) -> str | None:
+    templates = stored_templates(checkpoint)
+    return templates.get("default") or next(iter(templates.values()), None)
+
+
+def _abilities(template: str) -> tuple[bool, bool]:
+    """Find whether a template has tools and reasoning."""
+    form = find_format(template)
+    try:
+        tools = template_takes_tools(template)
+    except ChatTemplateError:
+        return False, False
+    return tools, form.reasoning is not None or form.in_channels
+
+
+def _dimensions(checkpoint: Checkpoint) -> tuple[int, int, int]:
+    try:
+        spec = build_spec(checkpoint)
+    except (CheckpointError, UnsupportedModelError):
+        return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()), 0, 0
+    return count_parameters(spec).total, spec.hidden_size, len(spec.layers)
+
+
+def _quantization(checkpoint: Checkpoint) -> str:
+    if checkpoint.format == "gguf" and (named := quantization_of(checkpoint.path.name)):
+        return named
+    sizes: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        sizes[tensor.type_name] += tensor.size_bytes
+    return sizes.most_common(1)[0][0] if sizes else _UNKNOWN
+
+
+def _identity(checkpoint: Checkpoint) -> tuple[float, str]:
+    """The time of the last change, and the digest."""
+    found = [(path, path.stat()) for path in sorted({tensor.path for tensor in checkpoint.tensors.values()})]
+    text = "\n".join(f"{path.name} {stat.st_size} {stat.st_mtime_ns}" for path, stat in found)
+    return max((stat.st_mtime for _, stat in found), default=0.0), hashlib.sha256(text.encode()).hexdigest()
