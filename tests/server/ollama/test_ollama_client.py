@@ -9,7 +9,7 @@ from typing import Any
 import ollama
 import pytest
 
-from server_thread import RunningServer
+from server_thread import CONTEXT, RunningServer
 from waits import HANG_S
 
 MODEL = "org/smollm2"
@@ -91,6 +91,53 @@ def test_tools_from_functions_and_their_results_are_read(client: Any) -> None:
     ]
     for messages in (ASK, later):
         assert client.chat(MODEL, messages, tools=[weather], options=NO_STOP).done
+
+
+def test_generate_whole_and_streamed_are_the_same(client: Any) -> None:
+    whole = client.generate(MODEL, ASK[0]["content"], system="Be brief.", options=NO_STOP)
+    assert whole.response
+    assert (whole.done_reason, whole.eval_count) == ("length", 24)
+    assert len(whole.context) == whole.prompt_eval_count + whole.eval_count
+    parts = list(client.generate(MODEL, ASK[0]["content"], system="Be brief.", options=NO_STOP, stream=True))
+    assert "".join(part.response for part in parts) == whole.response
+    assert parts[-1].context == whole.context
+    later = client.generate(MODEL, "And tomorrow?", context=whole.context, options=NO_STOP)
+    assert list(later.context[: len(whole.context)]) == list(whole.context)
+
+
+def test_raw_prompts_with_log_probabilities(client: Any) -> None:
+    options = {"temperature": 0, "num_predict": 4}
+    made = client.generate(MODEL, "The capital of France is", raw=True, options=options, logprobs=True, top_logprobs=3)
+    assert made.response == "".join(token.token for token in made.logprobs)
+    assert len(made.logprobs) == made.eval_count == 4
+    for token in made.logprobs:
+        assert len(token.top_logprobs) == 3
+        assert token.top_logprobs[0].token == token.token
+    chat = client.chat(MODEL, ASK, options=options, logprobs=True)
+    assert chat.message.content == "".join(token.token for token in chat.logprobs)
+
+
+def test_the_model_is_listed_and_shown(client: Any) -> None:
+    listed = client.list().models
+    assert [model.model for model in listed] == [f"{MODEL}:latest", "other:latest"]
+    assert listed[0].size > 50e6
+    assert listed[0].modified_at.tzinfo is not None
+    assert (listed[0].details.format, listed[0].details.family) == ("gguf", "llama")
+    assert listed[0].details.parameter_size == "134.52M"
+    (running,) = client.ps().models
+    assert (running.model, running.context_length, running.digest) == (f"{MODEL}:latest", CONTEXT, listed[0].digest)
+    assert running.expires_at.year > 9000
+    shown = client.show(MODEL)
+    assert shown.details.quantization_level.startswith("Q")
+    assert shown.modelinfo["llama.context_length"] == CONTEXT
+    assert shown.modelinfo["general.parameter_count"] == 134_515_008
+    assert "<|im_start|>" in shown.template
+    assert shown.capabilities == ["completion", "embedding"]
+    parameters = dict(line.split() for line in shown.parameters.splitlines())
+    assert parameters["num_ctx"] == str(CONTEXT)
+    with pytest.raises(ollama.ResponseError, match="not found") as caught:
+        client.show("../../etc/passwd")
+    assert caught.value.status_code == 404
 
 
 def test_a_request_without_messages_finds_the_model_loaded(client: Any) -> None:

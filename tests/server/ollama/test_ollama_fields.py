@@ -7,7 +7,7 @@ from typing import Any
 from ollama import _types as types
 
 from realizar.server.ollama.messages import _FIELDS, _OF_CALL, _OF_FUNCTION
-from realizar.server.ollama.records import ChatRequest, Options
+from realizar.server.ollama.records import ChatRequest, GenerateRequest, Options, ShowRequest
 from realizar.server.ollama.tools import _KNOWN
 from realizar.server.ollama.tools import _OF_FUNCTION as _OF_TOOL
 
@@ -23,6 +23,9 @@ def names_of(kind: Any) -> set[str]:
 def test_requests() -> None:
     assert names_of(types.Options) <= fields_of(Options)
     assert names_of(types.ChatRequest) <= fields_of(ChatRequest)
+    images = {"width", "height", "steps"}  # of models that make images; refused as unknown ones, by name
+    assert names_of(types.GenerateRequest) - fields_of(GenerateRequest) == images
+    assert names_of(types.ShowRequest) <= fields_of(ShowRequest)
     assert fields_of(ChatRequest) - names_of(types.ChatRequest) == {"template", "truncate", "shift"}
 
 

@@ -17,6 +17,7 @@ from realizar.server.api import Api, new_id, note
 from realizar.server.generation.answer import FinishReason
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.chat_run import ChatRun
+from realizar.server.generation.logprob_rows import chat_rows
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
@@ -52,6 +53,8 @@ class Answering:
         self._parts = Parts(with_thinking=with_thinking)
         self._token_ids: list[int] = []
         self._reason: FinishReason = "stop"
+        top = plan.sampling.logprobs
+        self._rows = None if top is None else api.token_names.rows(chat_rows, top)
 
     async def lines(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
         """The lines of a stream. Args: note: adds figures to the request's line in the log."""
@@ -82,6 +85,9 @@ class Answering:
                 if delta.finish_reason is not None:
                     self._reason = delta.finish_reason
                     made += self._parts.finish()
+                if self._rows is not None and delta.source.logprobs:
+                    made = made or [Part()]
+                    made[0].logprobs = self._rows.rows(delta.source.logprobs)
                 yield made
 
     def _end(self) -> dict[str, Any]:
@@ -92,6 +98,8 @@ class Answering:
 
     def _line(self, part: Part, end: dict[str, Any] | None = None) -> bytes:
         head = {"model": self._name, "created_at": now(), **self._form.show(part)}
+        if part.logprobs:
+            head["logprobs"] = msgspec.Raw(b"[%b]" % b",".join(part.logprobs))
         return _encode({**head, "done": end is not None, **(end or {})}) + b"\n"
 
 

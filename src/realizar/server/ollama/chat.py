@@ -11,7 +11,7 @@ from realizar.server.api import compute
 from realizar.server.generation.chat_plan import plan_chat
 from realizar.server.http.body import read_record
 from realizar.server.ollama.answers import answer, loaded
-from realizar.server.ollama.conversation import read_conversation, shows_thinking
+from realizar.server.ollama.conversation import read_chat, shows_thinking
 from realizar.server.ollama.names import model_for
 from realizar.server.ollama.parts import Part
 from realizar.server.ollama.records import ChatRequest
@@ -39,11 +39,10 @@ async def chat(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of lines."""
     clock = Clock()
     record = await read_record(request, ChatRequest)
-    api = await model_for(request, record.model)
-    clock.loaded()
+    api = await model_for(request, record.model, clock)
     if not record.messages:
         return loaded(ChatForm(), record.model)
-    plan = await compute(request, lambda stop: plan_chat(api, read_conversation(api, record), stop))
+    plan = await compute(request, lambda stop: plan_chat(api, read_chat(api, record), stop))
     return await answer(
         request,
         api,

@@ -1,45 +1,67 @@
-"""`read_conversation` reads a request of Ollama's `/api/chat` as a `Conversation`."""
+"""Requests of Ollama's `/api/chat` and `/api/generate`, read as a `Conversation`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from realizar.server.api import Api
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import reasons
 from realizar.server.generation.conversation import Conversation
+from realizar.server.generation.tools import ToolPlan
 from realizar.server.ollama.messages import read_messages
 from realizar.server.ollama.options import OPTION_NAMES, read_options
-from realizar.server.ollama.records import AnswerRequest, ChatRequest
+from realizar.server.ollama.records import AnswerRequest, ChatRequest, GenerateRequest
 from realizar.server.ollama.tools import read_tools
 from realizar.tokenizer.parsers.choose import find_format
 
 _EFFORTS = ("low", "medium", "high", "max")
 
 
-def read_conversation(api: Api, request: ChatRequest) -> Conversation:
-    """Check a request and read it.
+def read_chat(api: Api, request: ChatRequest) -> Conversation:
+    """Check a request of `/api/chat` and read it.
 
     Raises:
         ApiError, InvalidRequestError: the request is refused; names the field.
     """
     check_answer_fields(request)
     tools = read_tools(request.tools)
-    wishes = read_options(request, api.model.default_sampling)
-    if wishes.structured is not None and tools.tools:
+    if request.format and tools.tools:
         raise refused("format can't be combined with tools", "format")
+    return _conversation(api, request, read_messages(request.messages or []), tools, OPTION_NAMES)
+
+
+def read_generate(api: Api, request: GenerateRequest) -> Conversation:
+    """Read a request of `/api/generate`, whose fields were checked, as the user's message after its system prompt.
+
+    Raises:
+        ApiError, InvalidRequestError: the request is refused; names the field.
+    """
+    messages: list[dict[str, Any]] = [{"role": "system", "content": request.system}] if request.system else []
+    messages.append({"role": "user", "content": request.prompt})
+    return _conversation(api, request, messages, ToolPlan(), {**OPTION_NAMES, "messages": "prompt"})
+
+
+def _conversation(
+    api: Api,
+    request: AnswerRequest,
+    messages: Sequence[dict[str, Any]],
+    tools: ToolPlan,
+    names: Mapping[str, str],
+) -> Conversation:
     return Conversation(
-        messages=read_messages(request.messages or []),
+        messages=messages,
         tools=tools,
-        wishes=wishes,
-        variables=thinking_variables(api, request),
+        wishes=read_options(api, request),
+        variables=_thinking_variables(api, request),
         reasoning_effort=request.think if isinstance(request.think, str) else None,
         bounded_by_context=True,
-        names=OPTION_NAMES,
+        names=names,
     )
 
 
-def thinking_variables(api: Api, request: AnswerRequest) -> dict[str, Any]:
+def _thinking_variables(api: Api, request: AnswerRequest) -> dict[str, Any]:
     """Variables for the template that turn reasoning on or off. A template without them has no such switch.
 
     Raises:

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from realizar.server.api import Api
 from realizar.server.errors import ApiError, refused
 from realizar.server.models.models import Models, ModelStatus, model_of, models_of
+from realizar.server.ollama.times import Clock
 
 _LATEST = ":latest"
 _SHOWN_MODELS = 8
@@ -41,10 +42,16 @@ def find_model(models: Models, name: str) -> tuple[str, ModelStatus]:
     )
 
 
-async def model_for(request: Request, name: str) -> Api:
+async def model_for(request: Request, name: str, clock: Clock) -> Api:
     """What a request works with to use the model of a name; the model is there until the request has ended.
+
+    Args:
+        clock: notes the wait for the model.
 
     Raises:
         ApiError: as of `find_model`.
     """
-    return await model_of(request, find_model(models_of(request), name)[0])
+    clock.asks()
+    api = await model_of(request, find_model(models_of(request), name)[0])
+    clock.loaded()
+    return api

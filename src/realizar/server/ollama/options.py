@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.server.api import Api
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.sampling import SamplingWishes, check_top
 from realizar.server.ollama.records import AnswerRequest, Options
@@ -39,11 +40,8 @@ OPTION_NAMES = {ours: f"options.{theirs}" for theirs, ours in _PLAIN.items()} | 
 """Ollama's names of the fields that errors name."""
 
 
-def read_options(request: AnswerRequest, default: SamplingParams) -> SamplingWishes:
-    """Check the options of a request and read them.
-
-    Args:
-        default: the model's default sampling.
+def read_options(api: Api, request: AnswerRequest) -> SamplingWishes:
+    """Check the options of a request and read them. This may take a while, as names of tokens may have to be made.
 
     Raises:
         ApiError, InvalidRequestError: 400; `param` is the path.
@@ -54,9 +52,11 @@ def read_options(request: AnswerRequest, default: SamplingParams) -> SamplingWis
     }
     if plain.get("seed") == -1:
         plain["seed"] = None
-    _check_penalties(given, plain, default)
+    _check_penalties(given, plain, api.model.default_sampling)
     if given.tfs_z not in (None, 1):
         raise unsupported("options.tfs_z", "must be 1, which turns it off: tail-free sampling is not supported")
+    if request.logprobs:
+        api.token_names.prepare()
     return SamplingWishes(
         plain=plain,
         max_tokens=_max_tokens(given.num_predict),

@@ -16,11 +16,13 @@ class Part:
 
     Attributes:
         calls: whole calls, in Ollama's form.
+        logprobs: JSON of tokens.
     """
 
     content: str = ""
     thinking: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
 
 
 class Parts:
@@ -73,4 +75,5 @@ def joined(parts: Iterable[Part]) -> Part:
         "".join(part.content for part in found),
         "".join(part.thinking for part in found),
         [call for part in found for call in part.calls],
+        [token for part in found for token in part.logprobs],
     )

@@ -79,3 +79,31 @@ class ChatRequest(AnswerRequest, kw_only=True, forbid_unknown_fields=True):
 
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
+
+
+class GenerateRequest(AnswerRequest, kw_only=True, forbid_unknown_fields=True):
+    """The body of `/api/generate`. Without a prompt and a suffix it asks for the model to be loaded.
+
+    Attributes:
+        suffix: the text after the answer.
+        raw: true to go on with the prompt, without the chat template.
+        context: ids of earlier exchanges, as an answer gave them.
+    """
+
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    context: list[int] | None = None
+    raw: bool | None = None
+    images: list[Any] | None = None
+
+
+class ShowRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `/api/show`. `name` is the old name of `model`; `verbose` shows nothing more here."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+    system: str | None = None
+    template: str | None = None
+    options: dict[str, Any] | None = None

@@ -9,7 +9,9 @@ import msgspec
 from realizar.server.errors import ApiError
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
 from realizar.server.ollama.chat import chat
-from realizar.server.ollama.records import ChatRequest
+from realizar.server.ollama.generate import generate
+from realizar.server.ollama.listing import running, show, tags, version
+from realizar.server.ollama.records import ChatRequest, GenerateRequest, ShowRequest
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -24,7 +26,14 @@ def _error_line(error: ApiError) -> bytes:
 
 OLLAMA = Dialect(
     name="Ollama",
-    routes=(ApiRoute("/api/chat", chat, "Answer a conversation (Ollama's).", ChatRequest),),
+    routes=(
+        ApiRoute("/api/chat", chat, "Answer a conversation (Ollama's).", ChatRequest),
+        ApiRoute("/api/generate", generate, "Answer a prompt (Ollama's).", GenerateRequest),
+        ApiRoute("/api/tags", tags, "The models (Ollama's)."),
+        ApiRoute("/api/ps", running, "The models that are loaded (Ollama's)."),
+        ApiRoute("/api/show", show, "A model (Ollama's).", ShowRequest),
+        ApiRoute("/api/version", version, "The version of Ollama whose API this is."),
+    ),
     error_body=error_body,
     error_schema={"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}},
     # Space between the lines of JSON is no part of any: clients, who know no pings, read on.

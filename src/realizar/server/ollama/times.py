@@ -26,8 +26,12 @@ class Clock:
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
-        self._loaded_s = self._submitted_s = self._began_s
+        self._asked_s = self._loaded_s = self._submitted_s = self._began_s
         self._first_s: float | None = None
+
+    def asks(self) -> None:
+        """Note that the request waits for its model from now on."""
+        self._asked_s = time.monotonic()
 
     def loaded(self) -> None:
         """Note that the model is there."""
@@ -46,7 +50,7 @@ class Clock:
         """The duration of all, and of waiting for the model."""
         return {
             "total_duration": _ns(time.monotonic() - self._began_s),
-            "load_duration": _ns(self._loaded_s - self._began_s),
+            "load_duration": _ns(self._loaded_s - self._asked_s),
         }
 
     def figures(self, num_prompt: int, num_generated: int, output: RequestOutput | None) -> dict[str, Any]:

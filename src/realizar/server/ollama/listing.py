@@ -1,0 +1,136 @@
+"""Lists of models: `/api/tags`, `/api/ps` and `/api/show`; and `/api/version`, by which clients find Ollama."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from realizar import __version__
+from realizar.sampling_params import SamplingParams
+from realizar.server.api import settings_of
+from realizar.server.errors import refused
+from realizar.server.http.body import read_record
+from realizar.server.model_facts import ModelFacts
+from realizar.server.models.models import ModelStatus, models_of
+from realizar.server.ollama.names import find_model, shown_name
+from realizar.server.ollama.records import ShowRequest
+from realizar.server.ollama.times import at
+from realizar.server.settings import ServerSettings
+
+OLLAMA_VERSION = "0.12.11"
+"""The version of Ollama whose API this is: clients refuse older ones."""
+_NEVER = "9999-12-31T23:59:59Z"
+_SHOWN_PARAMETERS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repeat_penalty",
+}
+
+
+async def tags(request: Request) -> Response:
+    """List all models, by all their names."""
+    listed = models_of(request).listed()
+    return _answer({"models": [_card(name, status) for status in listed for name in status.names]})
+
+
+async def running(request: Request) -> Response:
+    """List the models that are loaded."""
+    models = models_of(request)
+    loaded: Sequence[ModelStatus] = models.listed() if models.state == "ready" else ()
+    return _answer({"models": [_card(status.names[0], status) | _running(status) for status in loaded]})
+
+
+async def show(request: Request) -> Response:
+    """Show a model. It need not be loaded."""
+    record = await read_record(request, ShowRequest)
+    for name in ("template", "system", "options"):
+        if getattr(record, name):
+            raise refused(f"{name} is not supported: a model is shown as it is served", name, "unsupported_parameter")
+    name, status = find_model(models_of(request), record.model or record.name or "")
+    facts = status.facts
+    family = facts.architecture
+    return _answer(
+        {
+            "modelfile": f"# Written by realizar, for a model that it serves\nFROM {shown_name(name)}\n",
+            "parameters": _parameters(status.default_sampling, status.max_model_len),
+            "template": facts.template or "",
+            "details": _details(facts),
+            "model_info": {
+                "general.architecture": family,
+                "general.parameter_count": facts.num_parameters,
+                f"{family}.context_length": status.max_model_len,
+                f"{family}.embedding_length": facts.hidden_size,
+                f"{family}.block_count": facts.num_layers,
+            },
+            "capabilities": capabilities(facts, settings_of(request)),
+            "modified_at": at(facts.modified_s or status.created_s),
+        }
+    )
+
+
+async def version(request: Request) -> Response:
+    """Answer with the version of Ollama whose API this is."""
+    return _answer({"version": OLLAMA_VERSION, "server": f"realizar {__version__}"})
+
+
+def capabilities(facts: ModelFacts, settings: ServerSettings) -> list[str]:
+    """The abilities of a model, by Ollama's names."""
+    generates = facts.pooling is None
+    there = {
+        "completion": generates,
+        "tools": generates and facts.tools,
+        "thinking": generates and facts.reasoning,
+        "insert": generates and facts.fills_in,
+        "embedding": facts.pooling is not None or settings.embeddings is not None,
+    }
+    return [name for name, holds in there.items() if holds]
+
+
+def _card(name: str, status: ModelStatus) -> dict[str, Any]:
+    facts = status.facts
+    return {
+        "name": shown_name(name),
+        "model": shown_name(name),
+        "modified_at": at(facts.modified_s or status.created_s),
+        "size": facts.size_bytes,
+        "digest": facts.digest,
+        "details": _details(facts),
+    }
+
+
+def _running(status: ModelStatus) -> dict[str, Any]:
+    return {"expires_at": _NEVER, "size_vram": 0, "context_length": status.max_model_len}
+
+
+def _details(facts: ModelFacts) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": facts.format,
+        "family": facts.architecture,
+        "families": [facts.architecture],
+        "parameter_size": _short_count(facts.num_parameters),
+        "quantization_level": facts.quantization,
+    }
+
+
+def _short_count(count: int) -> str:
+    """A number of parameters as Ollama writes it: `134.52M`, `30.5B`."""
+    if count >= 10**9:
+        return f"{count / 1e9:.1f}B"
+    return f"{count / 1e6:.2f}M" if count >= 10**6 else str(count)
+
+
+def _parameters(sampling: SamplingParams, max_model_len: int) -> str:
+    """Defaults of a request, a line each; clients take the length of the context from `num_ctx`."""
+    values = {theirs: getattr(sampling, ours) for ours, theirs in _SHOWN_PARAMETERS.items()}
+    return "\n".join(f"{name:<30} {value}" for name, value in {**values, "num_ctx": max_model_len}.items())
+
+
+def _answer(body: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
