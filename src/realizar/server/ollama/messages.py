@@ -12,7 +12,7 @@ from typing import Any
 
 from realizar.server.errors import refused
 from realizar.server.generation.conversation import check_num_messages
-from realizar.server.http.unknown_fields import unknown_field
+from realizar.server.http.unknown_fields import known_only
 
 _EVERYWHERE = ("role", "content", "images")
 _FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -81,9 +81,8 @@ def _converted(where: str, message: Mapping[str, Any], calls: _Calls) -> dict[st
     known = _FIELDS.get(role) if isinstance(role, str) else None
     if known is None:
         raise refused(f"{where}.role must be one of {', '.join(_FIELDS)}", f"{where}.role", "invalid_value")
-    for name, value in message.items():
-        if name not in known and value is not None:
-            raise unknown_field(where, name, known)
+    message = {name: value for name, value in message.items() if value is not None}
+    known_only(where, message, known)
     check_images(where, message.get("images"))
     content = _text(where, message, "content") or ""
     if role == "tool":
@@ -129,11 +128,11 @@ def _read_calls(where: str, given: object, calls: _Calls) -> list[dict[str, Any]
 def _call(where: str, call: object) -> dict[str, Any]:
     if not isinstance(call, dict):
         raise refused(f"{where} must be an object", where)
-    _check_known(where, call, _OF_CALL)
+    known_only(where, call, _OF_CALL)
     function = call.get("function")
     if not isinstance(function, dict):
         raise refused(f"{where}.function must be an object", f"{where}.function")
-    _check_known(f"{where}.function", function, _OF_FUNCTION)
+    known_only(f"{where}.function", function, _OF_FUNCTION)
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name:
         raise refused(f"{where}.function.name must be text", f"{where}.function.name")
@@ -141,12 +140,6 @@ def _call(where: str, call: object) -> dict[str, Any]:
         raise refused(f"{where}.function.arguments must be an object", f"{where}.function.arguments")
     function = {"name": name, "arguments": arguments or {}}
     return {"id": _text(where, call, "id"), "type": "function", "function": function}
-
-
-def _check_known(where: str, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in value:
-        if name not in known:
-            raise unknown_field(where, name, known)
 
 
 def _text(where: str, value: Mapping[str, Any], name: str) -> str | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
-from realizar.server.http.unknown_fields import unknown_field
+from realizar.server.http.unknown_fields import known_only
 
 _KNOWN = ("type", "function")
 _OF_FUNCTION = ("name", "description", "parameters", "strict")
 
 
-def read_tools(given: Sequence[Mapping[str, Any]] | None) -> ToolPlan:
+def read_tools(given: Sequence[dict[str, Any]] | None) -> ToolPlan:
     """Make the plan from a request's `tools`.
 
     Raises:
@@ -26,16 +26,17 @@ def read_tools(given: Sequence[Mapping[str, Any]] | None) -> ToolPlan:
     return ToolPlan(tools)
 
 
-def _converted(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+def _converted(where: str, tool: dict[str, Any]) -> dict[str, Any]:
     """A tool in the form that chat templates take. Clients write what they leave out as null."""
     if tool.get("type") not in (None, "function"):
         raise unsupported(f"{where}.type", "must be 'function': other tools are not supported")
-    _check_known(where, tool, _KNOWN)
+    known_only(where, tool, _KNOWN)
     function = tool.get("function")
     if not isinstance(function, dict):
         raise refused(f"{where}.function must be an object", f"{where}.function")
     where = f"{where}.function"
-    _check_known(where, function, _OF_FUNCTION)
+    function = {key: value for key, value in function.items() if value is not None}
+    known_only(where, function, _OF_FUNCTION)
     name, description, parameters = (function.get(key) for key in ("name", "description", "parameters"))
     if not isinstance(name, str):
         raise refused(f"{where}.name must be text", f"{where}.name")
@@ -45,11 +46,4 @@ def _converted(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
         raise refused(f"{where}.parameters must be an object", f"{where}.parameters")
     if not isinstance(function.get("strict"), bool | None):
         raise refused(f"{where}.strict must be true or false", f"{where}.strict")
-    kept = {key: value for key, value in function.items() if value is not None}
-    return {"type": "function", "function": kept}
-
-
-def _check_known(where: str, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name, content in value.items():
-        if name not in known and content is not None:
-            raise unknown_field(where, name, known)
+    return {"type": "function", "function": function}
