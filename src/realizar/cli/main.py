@@ -24,6 +24,7 @@ from realizar.cli.commands.list import list_command
 from realizar.cli.commands.perplexity import perplexity_command
 from realizar.cli.commands.plan import plan_command
 from realizar.cli.commands.profile import profile_command
+from realizar.cli.commands.ps import ps_command
 from realizar.cli.commands.pull import pull_command
 from realizar.cli.commands.rm import rm_command
 from realizar.cli.commands.run import run_command
@@ -56,6 +57,7 @@ app = App(
 app.command(run_command, name="run")
 app.command(chat_command, name="chat")
 app.command(serve_command, name="serve", config=(SOURCES,))
+app.command(ps_command, name="ps")
 app.command(pull_command, name="pull")
 app.command(list_command, name="list")
 app.command(rm_command, name="rm")

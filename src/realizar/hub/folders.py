@@ -1,4 +1,4 @@
-"""The user's folders for caches and for data. Standard library only."""
+"""The user's folders for caches, for data and for state. Standard library only."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ def user_data() -> Path:
         HubError: the user has no home.
     """
     return _folder("XDG_DATA_HOME", Path(".local/share"))
+
+
+def user_state() -> Path:
+    """`$XDG_STATE_HOME/realizar`, or `~/.local/state/realizar`. Not created here.
+
+    Raises:
+        HubError: the user has no home.
+    """
+    return _folder("XDG_STATE_HOME", Path(".local/state"))
 
 
 def _folder(variable: str, below_home: Path) -> Path:

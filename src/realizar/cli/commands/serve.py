@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +17,7 @@ from realizar.cli.options.engine import BatchingOptions, EngineOptions
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.options.serve import ServerOptions
 from realizar.cli.options.sources import OptionSources
+from realizar.cli.server_records import ServerRecord, announced, pid_namespace
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.log_lines import log_to_stderr
 from realizar.cli.terminal.printable import printable
@@ -64,7 +67,7 @@ def serve_command(
         _report(f"warning: the server takes at most {fitting} connections, because ulimit -n allows few open files")
         settings = replace(settings, max_connections=fitting)
     shares = [settings.share(place, server.api_processes) for place in range(server.api_processes)]
-    with open_port(server.host, server.port) as listener, ExitStack() as progress:
+    with open_port(server.host, server.port) as listener, ExitStack() as listing, ExitStack() as loading:
         url = _url("https" if settings.tls_key else "http", server.host, listener.getsockname()[1])
         served, running, front = _prepare(model, server, batching, config, sampling, template, shares)
         _report(f"{served.name} is being loaded; {url} answers already")
@@ -73,19 +76,27 @@ def serve_command(
         if not settings.api_keys and not is_loopback(server.host):
             _report("warning: without --api-key-file, everyone who can reach this machine may use the API")
 
+        record = ServerRecord(os.getpid(), pid_namespace(), url, list(served.names), time.time())
+        listed = listing.enter_context(announced(record))
+
         def ready(info: EngineInfo) -> None:
-            progress.close()
+            loading.close()
+            listed.update(state="ready", device=info.device_label, device_bytes=_device_bytes(info))
             for line in describe(info, config, served.context_length, running.max_queued):
                 _report(line)
             _report(f"ready: {url}")
+
+        def draining(num_open: int) -> None:
+            listed.update(state="draining")
+            _report_drain(num_open)
 
         return run_server(
             front,
             running,
             listener,
-            loading=progress.enter_context(load_progress()),
+            loading=loading.enter_context(load_progress()),
             ready=ready,
-            draining=_report_drain,
+            draining=draining,
         )
 
 
@@ -200,6 +211,11 @@ def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_que
         f"weights: {format_bytes(capacity.weight_bytes)} in memory, loaded in {capacity.load_s:.1f} s",
         f"threads: {info.threads}" if info.device == "cpu" else f"device: {info.device_label}",
     ]
+
+
+def _device_bytes(info: EngineInfo) -> int:
+    """Weights and KV cache on a GPU; 0 on a CPU, where they are the memory of the engine's process."""
+    return 0 if info.device == "cpu" else info.capacity.weight_bytes + info.capacity.kv_cache_bytes
 
 
 def _report_drain(num_open: int) -> None:

@@ -1,4 +1,4 @@
-"""The terminal during an answer, and the history of typed lines. Standard library only."""
+"""The terminal during an answer, and the history of typed lines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
+
+from realizar.errors import HubError
+from realizar.hub.folders import user_state
 
 _KEPT_LINES = 1000
 _MOST_BYTES = 1 << 20
@@ -39,12 +42,10 @@ def keys_unseen() -> Iterator[None]:
 
 def history_path() -> Path | None:
     """`$XDG_STATE_HOME/realizar/chat_history`, or below `~/.local/state`; None for a user without a home."""
-    base = Path(os.environ.get("XDG_STATE_HOME", ""))
     try:
-        folder = base if base.is_absolute() else Path.home() / ".local/state"
-    except RuntimeError:
+        return user_state() / "chat_history"
+    except HubError:
         return None
-    return folder / "realizar" / "chat_history"
 
 
 class LineHistory:
