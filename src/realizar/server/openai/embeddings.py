@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from starlette.responses import Response
 
 from realizar.engine.clients.async_engine import Embedding
 from realizar.server.api import Api, compute, new_id, note
-from realizar.server.errors import refused, renaming, unsupported
-from realizar.server.generation.merge import Admission
+from realizar.server.errors import refused, unsupported
+from realizar.server.generation.embedding import embed_all, pooling_of
 from realizar.server.generation.prompts import Prompt, keep_last, tokenize_prompts
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
@@ -32,7 +31,7 @@ async def embeddings(request: Request) -> Response:
     """Embed texts or token ids."""
     record = await read_record(request, EmbeddingRequest)
     api = await model_of(request, record.model)
-    pooling = _pooling(api)
+    pooling = pooling_of(api)
     _check_fields(api, record)
     prompts = await compute(request, lambda stop: _tokenized(api, record, stop))
     num_given = sum(len(prompt.token_ids) for prompt in prompts)
@@ -93,17 +92,6 @@ def _tokenized(api: Api, record: EmbeddingRequest, stop: Stop) -> list[Prompt]:
     )
 
 
-def _pooling(api: Api) -> Pooling:
-    pooling = api.settings.embeddings or api.engine.pooling
-    if pooling is None:
-        raise refused(
-            f"The model {api.model.name} was not made for embeddings; the option --embeddings serves them anyway",
-            "model",
-            "embeddings_not_supported",
-        )
-    return pooling
-
-
 def _check_fields(api: Api, record: EmbeddingRequest) -> None:
     if record.encoding_format not in (None, "float", "base64"):
         raise refused("encoding_format must be float or base64", "encoding_format", "invalid_value")
@@ -113,24 +101,6 @@ def _check_fields(api: Api, record: EmbeddingRequest) -> None:
 
 
 async def _embed_all(api: Api, record: EmbeddingRequest, prompts: Sequence[Prompt], pooling: Pooling) -> list[_Unit]:
-    admission = Admission(api.engine.info.max_running)
-    request_id = new_id("embd-")
-
-    async def one(place: int, prompt: Prompt) -> _Unit:
-        token_ids = keep_last(prompt.token_ids, record.truncate_prompt_tokens, api.max_tokens)
-        where = f"input[{place}]" if len(prompts) > 1 else "input"
-        async with admission.slots:
-            with renaming({"prompt": where}):
-                return _Unit.of(
-                    await admission.enter(
-                        lambda: api.engine.embed(token_ids, pooling, request_id=f"{request_id}-{place}")
-                    )
-                )
-
-    tasks = [asyncio.ensure_future(one(place, prompt)) for place, prompt in enumerate(prompts)]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    cut = [keep_last(prompt.token_ids, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
+    name = "input[{}]" if len(prompts) > 1 else "input"
+    return await embed_all(api, cut, pooling, new_id("embd-"), name.format, _Unit.of)

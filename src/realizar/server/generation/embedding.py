@@ -1,0 +1,70 @@
+"""Pooled hidden states of the prompts of one request, from the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from realizar.engine.clients.async_engine import Embedding
+from realizar.request import Pooling
+from realizar.server.api import Api
+from realizar.server.errors import refused, renaming
+from realizar.server.generation.merge import Admission
+
+T = TypeVar("T")
+
+
+def pooling_of(api: Api) -> Pooling:
+    """The pooling of a model's embeddings: the option's, or that which the model was made for.
+
+    Raises:
+        ApiError: 400; the model was not made for embeddings.
+    """
+    pooling = api.settings.embeddings or api.engine.pooling
+    if pooling is None:
+        raise refused(
+            f"The model {api.model.name} was not made for embeddings; the option --embeddings serves them anyway",
+            "model",
+            "embeddings_not_supported",
+        )
+    return pooling
+
+
+async def embed_all(
+    api: Api,
+    prompts: Sequence[Sequence[int]],
+    pooling: Pooling,
+    request_id: str,
+    name: Callable[[int], str],
+    keep: Callable[[Embedding], T],
+) -> list[T]:
+    """Embed prompts beside each other, as many at once as the engine runs; results are in the prompts' order.
+
+    Args:
+        prompts: token ids of each.
+        request_id: to which the engine's names for each prompt are added.
+        name: the request's field that holds a prompt, by its place, for errors.
+        keep: makes what is kept of a result when it comes: a vector takes 32 bytes a value, and there may be thousands.
+
+    Raises:
+        RealizarError: of any prompt; the others are given up.
+    """
+    admission = Admission(api.engine.info.max_running)
+
+    async def one(place: int, token_ids: Sequence[int]) -> T:
+        async with admission.slots:
+            with renaming({"prompt": name(place)}):
+                return keep(
+                    await admission.enter(
+                        lambda: api.engine.embed(token_ids, pooling, request_id=f"{request_id}-{place}")
+                    )
+                )
+
+    tasks = [asyncio.ensure_future(one(place, token_ids)) for place, token_ids in enumerate(prompts)]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
