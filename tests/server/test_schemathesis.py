@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -21,8 +22,9 @@ from waits import HANG_S  # noqa: E402
 
 PATHS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/models/{name}"),
-    "/v1/responses",
+    *("/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items"),
 )
+PARAMETER = re.compile(r"{\w+}")
 MAX_TOKENS = {
     "/v1/chat/completions": "max_tokens",
     "/v1/completions": "max_tokens",
@@ -55,8 +57,8 @@ def drive(server: RunningServer, path: str, mode: GenerationMode, examples: int)
                 body = {**body, MAX_TOKENS[path]: 2}
         with httpx.Client(base_url=server.url, timeout=HANG_S) as client:  # some may generate all that fits
             if "{" in path:
-                name = (case.path_parameters or {}).get("name", "x")
-                response = client.get(f"/v1/models/{name}")
+                name = next(iter((case.path_parameters or {"": "x"}).values()))
+                response = client.get(str(name).join(PARAMETER.split(path)))
             else:
                 response = client.post(path, json=body if body is not None else _plain(case.body))
         assert response.status_code < 500, (response.text, case.body)

@@ -37,6 +37,7 @@ from realizar.server.ollama.routes import OLLAMA
 from realizar.server.openai.routes import OPENAI
 from realizar.server.openapi import openapi
 from realizar.server.responses.routes import RESPONSES
+from realizar.server.responses.store import ResponseStore
 from realizar.server.served_model import ServedModel
 from realizar.server.settings import ServerSettings
 from realizar.server.web import web_routes
@@ -83,7 +84,14 @@ def create_app_of(models: Models, settings: ServerSettings) -> Starlette:
     app.state.dialects, app.state.common_routes = DIALECTS, COMMON_ROUTES
     app.state.models, app.state.settings, app.state.work = models, settings, WorkPool()
     app.state.figures = figures
+    app.state.response_store = _response_store(settings)
     return app
+
+
+def _response_store(settings: ServerSettings) -> ResponseStore | None:
+    if not settings.max_stored_responses:
+        return None
+    return ResponseStore(settings.max_stored_responses, settings.stored_response_bytes)
 
 
 def _route(route: ApiRoute, ignored: IgnoredFields | None) -> Route:
@@ -145,7 +153,7 @@ def _layers(settings: ServerSettings, open_paths: tuple[str, ...], figures: Serv
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.cors_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],  # official clients send a dozen of their own, and origins are what is checked
                 expose_headers=["x-request-id", ANTHROPIC.request_id_header],
             )

@@ -34,11 +34,14 @@ def describe(dialects: Sequence[Dialect], common: Sequence[ApiRoute]) -> dict[st
     records = [route.body for route, _ in listed if route.body is not None]
     schemas, components = msgspec.json.schema_components(records, ref_template=f"{_SCHEMAS}{{name}}")
     bodies = dict(zip(records, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route, dialect in listed:
+        paths.setdefault(_PARAMETER.sub(r"{\1}", route.path), {}).update(_described(route, dialect, bodies))
     errors = {_error_name(dialect): dialect.error_schema for dialect in dialects}
     return {
         "openapi": "3.1.0",
         "info": {"title": "realizar", "version": __version__},
-        "paths": {_PARAMETER.sub(r"{\1}", route.path): _described(route, dialect, bodies) for route, dialect in listed},
+        "paths": paths,
         "components": {
             "schemas": {**components, **errors},
             "securitySchemes": {

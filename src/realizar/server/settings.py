@@ -39,6 +39,8 @@ class ServerSettings:
         trusted_proxies: networks whose `X-Forwarded-For` tells the client's address; empty believes none.
         tls_certificate, tls_key: PEM files; None serves HTTP without TLS.
         open_metrics: True if `/metrics` needs no key.
+        max_stored_responses: number of responses that are kept for later requests; 0 keeps none.
+        stored_response_bytes: memory of kept responses.
         web_page: True if the chat page is served at `/`.
         log_requests: True if each request is logged with a line.
         traces_endpoint: OpenTelemetry collector, such as `http://collector:4318/v1/traces`; None sends no traces.
@@ -67,6 +69,8 @@ class ServerSettings:
     tls_certificate: str | None = None
     tls_key: str | None = None
     open_metrics: bool = False
+    max_stored_responses: int = 0
+    stored_response_bytes: int = 64 << 20
     web_page: bool = True
     log_requests: bool = True
     traces_endpoint: str | None = None
@@ -85,10 +89,15 @@ class ServerSettings:
             "write_timeout_s",
             "max_prompts",
             "max_choices",
+            "stored_response_bytes",
         ):
             value = getattr(self, name)
             if not value > 0:
                 raise InvalidRequestError(f"{name} must be above 0, not {value}", name)
+        if self.max_stored_responses < 0:
+            raise InvalidRequestError(
+                f"max_stored_responses must be at least 0, not {self.max_stored_responses}", "max_stored_responses"
+            )
         if any(not key or key != key.strip() or not key.isascii() or not key.isprintable() for key in self.api_keys):
             raise InvalidRequestError("an API key must be printable ASCII without spaces around it", "api_keys")
 
@@ -96,8 +105,13 @@ class ServerSettings:
         """The settings of one of several API processes: connections and memory of requests are divided evenly.
 
         Raises:
-            InvalidRequestError: there are fewer connections than processes.
+            InvalidRequestError: there are fewer connections than processes, or responses are kept.
         """
+        if self.max_stored_responses and num_processes > 1:
+            raise InvalidRequestError(
+                f"responses can't be kept by {num_processes} API processes: each would have some of them only",
+                "stored_responses",
+            )
         if self.max_connections < num_processes:
             raise InvalidRequestError(
                 f"{num_processes} API processes need as many connections; max_connections is {self.max_connections}",

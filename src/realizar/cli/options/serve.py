@@ -50,6 +50,8 @@ class ServerOptions:
         no_web_page: turn off the chat page at /.
         max_body_bytes: maximum size of a request's body, such as 8M.
         request_memory: memory of large requests, over 32 KiB, until they are answered; a client may have half of it.
+        stored_responses: number of responses that are kept for requests with previous_response_id; 0 keeps none.
+        stored_response_memory: memory of kept responses; the least recently used are dropped.
         max_connections: connections open at once; more are answered 503. Another machine may have half of them.
         api_processes: processes that answer requests; more of them for hundreds of streams of a small model on a GPU.
         tls_cert: PEM file of a certificate and its chain, for HTTPS; read again when it has changed.
@@ -78,6 +80,8 @@ class ServerOptions:
     no_web_page: bool = False
     max_body_bytes: Size = 8 << 20
     request_memory: Size = 96 << 20
+    stored_responses: Integer = 0
+    stored_response_memory: Size = 64 << 20
     max_connections: Integer = 1024
     api_processes: Integer = 1
     tls_cert: Path | None = None
@@ -125,6 +129,8 @@ class ServerOptions:
             max_body_bytes=self.max_body_bytes,
             request_memory_bytes=self.request_memory,
             max_connections=self.max_connections,
+            max_stored_responses=self.stored_responses,
+            stored_response_bytes=self.stored_response_memory,
             traces_endpoint=self.traces_endpoint,
         )
 

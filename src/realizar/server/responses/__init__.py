@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, with its items and its events.
+"""OpenAI's Responses API, with its items, its events and its store.
 
 Read in this order:
 
@@ -7,5 +7,7 @@ Read in this order:
    `reasoning.py` and `tools.py`.
 3. `output_items.py`: the items of an answer, to which `text_logprobs.py` assigns log-probabilities; `answers.py`: the
    response object; `stream.py`: the events of a streamed one.
-4. `routes.py`: the dialect's routes and its form of streams.
+4. `store.py` has the kept responses, which `keeper.py` puts there; `stored_items.py` reads their items, and `kept.py`
+   has their routes.
+5. `routes.py`: the dialect's routes and its form of streams.
 """

@@ -34,7 +34,6 @@ _NEUTRAL: Mapping[str, tuple[_Check, str]] = {
     "conversation": (lambda value: False, "is not supported; send the items in input"),
     "image": (lambda value: False, "is not supported: the model reads text only"),
     "moderation": (lambda value: False, "is not supported"),
-    "previous_response_id": (lambda value: False, "is not supported: the server stores no responses"),
     "prompt": (lambda value: False, "is not supported: the server keeps no prompt templates"),
     "service_tier": (lambda value: value in ("auto", "default"), "must be auto or default: the server has one tier"),
     "truncation": (lambda value: value == "disabled", "must be disabled: the server cuts no conversation"),
@@ -43,7 +42,7 @@ _NEUTRAL: Mapping[str, tuple[_Check, str]] = {
 
 
 def read_conversation(
-    request: ResponsesRequest, tools: ResponseTools, earlier: Sequence[Mapping[str, Any]] = ()
+    request: ResponsesRequest, tools: ResponseTools, earlier: Sequence[dict[str, Any]] = ()
 ) -> Conversation:
     """Check a request and read it.
 
@@ -77,13 +76,25 @@ def includes(request: ResponsesRequest, name: str) -> bool:
     return name in (request.include or ())
 
 
+def check_include(values: Sequence[str]) -> None:
+    """Check the values of `include`.
+
+    Raises:
+        ApiError: 400; one is not known.
+    """
+    for place, value in enumerate(values):
+        if value not in _INCLUDABLE:
+            path = f"include[{place}]"
+            raise refused(f"{path} must be one of {', '.join(_INCLUDABLE)}", path, "invalid_value")
+
+
 def shows_summary(request: ResponsesRequest) -> bool:
     """True if reasoning is wanted as a summary. The model makes none, so its reasoning stands there."""
     reasoning = request.reasoning
     return reasoning is not None and (reasoning.summary or reasoning.generate_summary) is not None
 
 
-def _messages(request: ResponsesRequest, earlier: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _messages(request: ResponsesRequest, earlier: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     given = request.input
     if given is None:
         raise refused("Missing required parameter: 'input'", "input", "missing_required_parameter")
@@ -138,10 +149,7 @@ def _check_without_effect(request: ResponsesRequest) -> None:
         value = getattr(request, name)
         if value is not None and not accepts(value):
             raise unsupported(name, reason)
-    for place, value in enumerate(request.include or ()):
-        if value not in _INCLUDABLE:
-            path = f"include[{place}]"
-            raise refused(f"{path} must be one of {', '.join(_INCLUDABLE)}", path, "invalid_value")
+    check_include(request.include or ())
     if request.stream_options is not None and request.stream_options.include_obfuscation:
         raise unsupported("stream_options.include_obfuscation", "is not supported: the stream has no padding")
     if request.text is not None and request.text.verbosity not in (None, "medium"):

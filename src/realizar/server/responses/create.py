@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -11,20 +12,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.server.api import Api, compute, new_id, note
+from realizar.server.errors import unsupported
 from realizar.server.generation.answer import FinishReason
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.logprob_rows import chat_rows
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
+from realizar.server.http.body_json import parsed_size
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.models.models import model_of
 from realizar.server.responses.answers import ResponseForm, usage_of
 from realizar.server.responses.conversation import ENCRYPTED, includes, read_conversation, shows_summary
+from realizar.server.responses.keeper import Keeper
+from realizar.server.responses.kept import owner_of, store_of
 from realizar.server.responses.output_items import ItemForm, OutputItems
 from realizar.server.responses.records import ResponsesRequest
+from realizar.server.responses.store import StoredResponse
+from realizar.server.responses.stored_items import items_of
 from realizar.server.responses.stream import ResponseStreamer
 from realizar.server.responses.text_logprobs import TextLogprobs
 from realizar.server.responses.tools import ResponseTools, read_tools
@@ -43,27 +50,50 @@ async def create_response(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of events."""
     record = await read_record(request, ResponsesRequest)
     api = await model_of(request, record.model)
-    planned = await compute(request, lambda stop: _planned(api, record, stop))
+    store, chain = store_of(request), _chain(request, record)
+    planned = await compute(request, lambda stop: _planned(api, record, chain, stop), _size(request, chain))
     plan = planned.chat
     response_id = new_id("resp_")
     note(request, model=api.model.name, prompt=len(plan.token_ids))
     run = ChatRun(api, plan, response_id, lease_of(request), counts_reasoning=True)
-    form = ResponseForm(api, record, planned.tools, plan, response_id, stored=False)
+    keeper = None if store is None or record.store is False else Keeper(store, owner_of(request), record)
+    form = ResponseForm(api, record, planned.tools, plan, response_id, stored=keeper is not None)
     logprobs = _logprobs(api, plan)
     if record.stream:
-        streamer = ResponseStreamer(api, plan, run, form, planned.item_form, logprobs, lambda response: None)
+        streamer = ResponseStreamer(api, plan, run, form, planned.item_form, logprobs, keeper)
         events = streamer.events(lambda **notes: note(request, **notes))
         return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
     whole = _whole(api, plan, run, form, planned.item_form, logprobs)
     answer = await unless_disconnected(request.receive, whole)
     note(request, **run.notes)
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    data = msgspec.json.encode(answer)
+    if keeper is not None:
+        keeper.keep(response_id, data)
+    return Response(data, media_type="application/json")
 
 
-def _planned(api: Api, record: ResponsesRequest, stop: Stop) -> _Planned:
+def _chain(request: Request, record: ResponsesRequest) -> list[StoredResponse]:
+    """The kept responses that a request goes on from. Their memory counts as the request's."""
+    previous, store = record.previous_response_id, store_of(request)
+    if previous is None:
+        return []
+    if store is None:
+        raise unsupported(
+            "previous_response_id", "is not supported: the server keeps no responses (--stored-responses turns it on)"
+        )
+    chain = store.chain(previous, owner_of(request))
+    lease_of(request).take(sum(parsed_size(each.items) + parsed_size(each.response) for each in chain))
+    return chain
+
+
+def _size(request: Request, chain: Sequence[StoredResponse]) -> int:
+    return lease_of(request).body_bytes + sum(each.num_bytes for each in chain)
+
+
+def _planned(api: Api, record: ResponsesRequest, chain: Sequence[StoredResponse], stop: Stop) -> _Planned:
     """Read a request and plan it. Not for the event loop."""
     tools = read_tools(record.tools, record.tool_choice, parallel=record.parallel_tool_calls is not False)
-    plan = plan_chat(api, read_conversation(record, tools), stop)
+    plan = plan_chat(api, read_conversation(record, tools, items_of(chain, with_last_output=True)), stop)
     if plan.sampling.logprobs is not None:
         api.names(as_ids=False).prepare()
     form = ItemForm(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from realizar.server.errors import refused, unsupported
-from realizar.server.http.unknown_fields import unknown_field
+from realizar.server.http.unknown_fields import known_only
 from realizar.server.responses.reasoning import revealed
 from realizar.server.responses.tools import full_name
 
@@ -75,7 +75,7 @@ class ItemReader:
         """The messages so far."""
         return [message.converted() for message in self._messages]
 
-    def read(self, where: str, item: Mapping[str, Any]) -> None:
+    def read(self, where: str, item: dict[str, Any]) -> None:
         """Read the next item.
 
         Args:
@@ -111,7 +111,7 @@ class ItemReader:
         self._messages.append(_Message(role))
         return self._messages[-1]
 
-    def _read_message(self, where: str, item: Mapping[str, Any]) -> None:
+    def _read_message(self, where: str, item: dict[str, Any]) -> None:
         role, content = item.get("role"), item.get("content")
         if not isinstance(role, str) or role not in _OF_ROLE:
             raise refused(f"{where}.role must be one of {', '.join(_OF_ROLE)}", f"{where}.role", "invalid_value")
@@ -123,7 +123,7 @@ class ItemReader:
             raise refused(f"{where}.content must not be empty", f"{where}.content", "empty_array")
         self.add_text(role, "".join(texts) if role == "assistant" else "\n".join(texts))
 
-    def _read_call(self, where: str, item: Mapping[str, Any]) -> None:
+    def _read_call(self, where: str, item: dict[str, Any]) -> None:
         call_id, name = _required(where, item, "call_id"), _required(where, item, "name")
         arguments = item.get("arguments")
         if not isinstance(arguments, str):
@@ -134,7 +134,7 @@ class ItemReader:
         function = {"name": full_name(item.get("namespace"), name), "arguments": arguments}
         self._of("assistant").calls.append({"id": call_id, "type": "function", "function": function})
 
-    def _read_output(self, where: str, item: Mapping[str, Any]) -> None:
+    def _read_output(self, where: str, item: dict[str, Any]) -> None:
         call_id, output = _required(where, item, "call_id"), item.get("output")
         if call_id not in self._calls:
             raise refused(f"{where}.call_id names no earlier function_call", f"{where}.call_id", "invalid_value")
@@ -144,7 +144,7 @@ class ItemReader:
         texts = [output] if isinstance(output, str) else _texts(f"{where}.output", output, ("input_text",))
         self._messages.append(_Message("tool", texts, call_id=call_id))
 
-    def _read_reasoning(self, where: str, item: Mapping[str, Any]) -> None:
+    def _read_reasoning(self, where: str, item: dict[str, Any]) -> None:
         texts = revealed(item.get("encrypted_content"))
         shown = [
             _texts(f"{where}.{name}", item[name], kinds)
@@ -185,11 +185,10 @@ def _text(where: str, part: Any, kinds: Sequence[str]) -> str:
     return _required(where, part, name, may_be_empty=True)
 
 
-def _check_fields(where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def _check_fields(where: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
     """Refuse unknown fields, and wrong types of those that are otherwise not looked at."""
+    known_only(where, given, known)
     for name, value in given.items():
-        if name not in known:
-            raise unknown_field(where, name, known)
         wanted, words = _TYPES.get(name, (object, ""))
         if value is not None and not isinstance(value, wanted):
             raise refused(f"{where}.{name} must be {words}", f"{where}.{name}", "invalid_type")

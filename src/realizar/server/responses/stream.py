@@ -18,6 +18,7 @@ from realizar.server.generation.answer import AnswerDelta, FinishReason
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.responses.answers import ResponseForm, usage_of
+from realizar.server.responses.keeper import Keeper
 from realizar.server.responses.output_items import Item, ItemForm, OutputItems, reasoning_part, summary_part
 from realizar.server.responses.text_logprobs import TextLogprobs
 from realizar.tokenizer.parsers.base import ParsedDelta
@@ -30,7 +31,7 @@ class ResponseStreamer:
     """Makes the events of one request.
 
     Args:
-        keep: called with the response object once it ended.
+        keeper: keeps the response once it ended; None to forget it.
     """
 
     def __init__(
@@ -41,11 +42,11 @@ class ResponseStreamer:
         form: ResponseForm,
         item_form: ItemForm,
         logprobs: TextLogprobs | None,
-        keep: Callable[[dict[str, Any]], None],
+        keeper: Keeper | None,
     ) -> None:
         self._api, self._plan, self._run, self._form = api, plan, run, form
         self._items = OutputItems(item_form)
-        self._logprobs, self._keep = logprobs, keep
+        self._logprobs, self._keeper = logprobs, keeper
         self._open: Item | None = None
         self._number = 0
 
@@ -89,7 +90,8 @@ class ResponseStreamer:
     def _ended(self, reason: FinishReason) -> bytes:
         output = self._output(reason != "length")
         response = self._form.ended(output, usage_of(self._api, self._plan, self._run), reason)
-        self._keep(response)
+        if self._keeper is not None:
+            self._keeper.keep(self._form.id, _encoder.encode(response))
         return self._event(f"response.{response['status']}", response=response)
 
     def _output(self, is_whole: bool) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
-from realizar.server.http.unknown_fields import unknown_field
+from realizar.server.http.unknown_fields import known_only
 
 _LOG = logging.getLogger(__name__)
 _SEPARATOR = "__"
@@ -46,7 +46,7 @@ def full_name(namespace: str | None, name: str) -> str:
 
 
 def read_tools(
-    given: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None, *, parallel: bool
+    given: Sequence[dict[str, Any]] | None, choice: str | dict[str, Any] | None, *, parallel: bool
 ) -> ResponseTools:
     """Read a request's `tools` and `tool_choice`.
 
@@ -75,7 +75,7 @@ class _Function:
     converted: Mapping[str, Any]
 
 
-def _functions(given: Sequence[Mapping[str, Any]]) -> Iterator[_Function]:
+def _functions(given: Sequence[dict[str, Any]]) -> Iterator[_Function]:
     """The functions, those in namespaces included."""
     for place, tool in enumerate(given):
         path = f"tools[{place}]"
@@ -96,8 +96,8 @@ def _log_once() -> None:
     _LOG.info("tools of type web_search without access to the web are left out: %s", _OWN_TOOLS)
 
 
-def _in_namespace(path: str, tool: Mapping[str, Any]) -> Iterator[_Function]:
-    _known_only(path, tool, _NAMESPACE)
+def _in_namespace(path: str, tool: dict[str, Any]) -> Iterator[_Function]:
+    known_only(path, tool, _NAMESPACE)
     name, functions = tool.get("name"), tool.get("tools")
     if not isinstance(name, str) or not name:
         raise refused(f"{path}.name must be text", f"{path}.name")
@@ -112,9 +112,9 @@ def _in_namespace(path: str, tool: Mapping[str, Any]) -> Iterator[_Function]:
         yield _function(where, function, name)
 
 
-def _function(path: str, tool: Mapping[str, Any], namespace: str | None = None) -> _Function:
+def _function(path: str, tool: dict[str, Any], namespace: str | None = None) -> _Function:
     """A function in the form that chat templates take."""
-    _known_only(path, tool, _FUNCTION)
+    known_only(path, tool, _FUNCTION)
     for field, kind, words in (("name", str, "text"), ("description", str | None, "text")):
         if not isinstance(tool.get(field), kind):
             raise refused(f"{path}.{field} must be {words}", f"{path}.{field}")
@@ -138,9 +138,7 @@ def _function(path: str, tool: Mapping[str, Any], namespace: str | None = None) 
     return _Function(path, namespace, tool["name"], {"type": "function", "function": function})
 
 
-def _planned(
-    tools: tuple[Mapping[str, Any], ...], choice: str | Mapping[str, Any] | None, *, parallel: bool
-) -> ToolPlan:
+def _planned(tools: tuple[Mapping[str, Any], ...], choice: str | dict[str, Any] | None, *, parallel: bool) -> ToolPlan:
     if choice is None or choice == "auto":
         return ToolPlan(tools, parallel=parallel)
     if choice == "none":
@@ -158,8 +156,8 @@ def _planned(
     raise unsupported("tool_choice.type", f"must be function or allowed_tools: {_OWN_TOOLS}")
 
 
-def _allowed(tools: Sequence[Mapping[str, Any]], choice: Mapping[str, Any], *, parallel: bool) -> ToolPlan:
-    _known_only("tool_choice", choice, ("type", "mode", "tools"))
+def _allowed(tools: Sequence[Mapping[str, Any]], choice: dict[str, Any], *, parallel: bool) -> ToolPlan:
+    known_only("tool_choice", choice, ("type", "mode", "tools"))
     mode, allowed = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):
         raise refused("tool_choice.mode must be auto or required", "tool_choice.mode", "invalid_value")
@@ -175,7 +173,7 @@ def _allowed(tools: Sequence[Mapping[str, Any]], choice: Mapping[str, Any], *, p
 def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str) -> Mapping[str, Any]:
     if not isinstance(choice, dict) or choice.get("type") != "function":
         raise unsupported(f"{path}.type", f"must be function: {_OWN_TOOLS}")
-    _known_only(path, choice, ("type", "name", "namespace"))
+    known_only(path, choice, ("type", "name", "namespace"))
     name, namespace = choice.get("name"), choice.get("namespace")
     if not isinstance(name, str):
         raise refused(f"{path}.name must be text", f"{path}.name")
@@ -191,9 +189,3 @@ def _repeated(given: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The tools with the fields that clients expect in a response object."""
     empty = {"description": None, "parameters": None, "strict": False}
     return [{**empty, **tool} if tool.get("type") == "function" else tool for tool in given]
-
-
-def _known_only(path: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in given:
-        if name not in known:
-            raise unknown_field(path, name, known)

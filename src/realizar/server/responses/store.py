@@ -1,0 +1,103 @@
+"""`ResponseStore` keeps responses for later requests that name them, in memory and within bounds."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from realizar.server.errors import ApiError, refused
+
+_OVERHEAD_BYTES = 1024
+"""Objects around the JSON of a response, rounded up."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A kept response.
+
+    Attributes:
+        owner: the client that may name it; empty where all may.
+        response: the response object, as JSON.
+        items: the list of its own input items, as JSON.
+        previous: the id of the response that it goes on from.
+    """
+
+    id: str
+    owner: str
+    response: bytes
+    items: bytes
+    previous: str | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return len(self.response) + len(self.items) + _OVERHEAD_BYTES
+
+
+class ResponseStore:
+    """Responses by their ids. The least recently used are dropped where there are too many; used by one thread.
+
+    Args:
+        max_responses: their number.
+        max_bytes: their memory. A response that is larger than all of it is not kept.
+    """
+
+    def __init__(self, max_responses: int, max_bytes: int) -> None:
+        self._max_responses, self._max_bytes = max_responses, max_bytes
+        self._num_bytes = 0
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+
+    def keep(self, stored: StoredResponse) -> None:
+        """Keep a response; others are dropped for it."""
+        if stored.num_bytes > self._max_bytes or self._max_responses < 1:
+            return
+        self._responses[stored.id] = stored
+        self._num_bytes += stored.num_bytes
+        while len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes:
+            _, dropped = self._responses.popitem(last=False)
+            self._num_bytes -= dropped.num_bytes
+
+    def find(self, response_id: str, owner: str) -> StoredResponse:
+        """The response of an id.
+
+        Raises:
+            ApiError: 404; there is none for this client.
+        """
+        found = self._responses.get(response_id)
+        if found is None or found.owner != owner:
+            shown = ascii(response_id[:100])
+            raise ApiError(404, f"Response with id {shown} not found.", param="response_id", code="response_not_found")
+        return found
+
+    def delete(self, response_id: str, owner: str) -> None:
+        """Forget a response. Those that go on from it can't be gone on from any more.
+
+        Raises:
+            ApiError: as of `find`.
+        """
+        found = self.find(response_id, owner)
+        self._num_bytes -= found.num_bytes
+        del self._responses[response_id]
+
+    def chain(self, response_id: str, owner: str) -> list[StoredResponse]:
+        """A response and those that it goes on from, the first one first; all count as used.
+
+        Raises:
+            ApiError: 400; one of them is not there.
+        """
+        found: list[StoredResponse] = []
+        next_id: str | None = response_id
+        while next_id is not None:
+            stored = self._responses.get(next_id)
+            if stored is None or stored.owner != owner:
+                reason = "not found" if next_id == response_id else f"not whole: {next_id} is not there any more"
+                raise refused(
+                    f"Previous response with id {response_id[:100]!a} {reason}.",
+                    "previous_response_id",
+                    "previous_response_not_found",
+                )
+            found.append(stored)
+            next_id = stored.previous
+        for stored in found:  # the first one last, so that it is dropped after those that need it
+            self._responses.move_to_end(stored.id)
+        return found[::-1]

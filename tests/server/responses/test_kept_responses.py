@@ -1,0 +1,192 @@
+"""Kept responses: the official client goes on from them, lists, reads and deletes them, and the store has bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import Response, ResponseItem
+from pydantic import TypeAdapter
+
+from realizar.errors import InvalidRequestError
+from realizar.server.app import create_app
+from realizar.server.errors import ApiError
+from realizar.server.responses.store import ResponseStore, StoredResponse
+from realizar.server.settings import ServerSettings
+from server.responses.test_response_answers import TEMPLATE
+from server.scripted_engine import ScriptedEngine, scripted_model
+
+KEEPING = ServerSettings(max_stored_responses=3)
+CALL = '</think><tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>'
+TOOL = {"type": "function", "name": "a", "parameters": {"type": "object"}}
+ITEM: TypeAdapter[ResponseItem] = TypeAdapter(ResponseItem)
+Talk = Callable[[openai.AsyncOpenAI], Awaitable[None]]
+
+
+def talk(engine: ScriptedEngine, settings: ServerSettings, *parts: Talk, keys: tuple[str, ...] = ("k",)) -> None:
+    """Let the official client talk to one server, each part with its own key."""
+    app = create_app(cast("Any", engine), scripted_model(TEMPLATE), settings)
+
+    async def main() -> None:
+        for place, part in enumerate(parts):
+            transport = httpx.ASGITransport(app)
+            async with openai.AsyncOpenAI(
+                base_url="http://server/v1",
+                api_key=keys[place % len(keys)],
+                max_retries=0,
+                http_client=httpx.AsyncClient(transport=transport),
+            ) as client:
+                await part(client)
+
+    asyncio.run(main())
+
+
+def prompts(engine: ScriptedEngine) -> list[str]:
+    return [bytes(ids).decode() for ids, _, _ in engine.asked]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_conversation_goes_on_from_kept_responses(streamed: bool) -> None:
+    engine = ScriptedEngine(deltas=("Hm.", CALL))
+
+    async def create(client: openai.AsyncOpenAI, **fields: Any) -> Response:
+        if not streamed:
+            return cast("Response", await client.responses.create(model="scripted", **fields))
+        async with client.responses.stream(model="scripted", **fields) as stream:
+            return cast("Response", await stream.get_final_response())
+
+    async def main(client: openai.AsyncOpenAI) -> None:
+        first = await create(client, input="Go", instructions="Be brief.", tools=[TOOL])
+        found = await client.responses.retrieve(first.id)
+        assert found.to_dict()["output"] == first.to_dict(exclude_unset=True)["output"] or streamed
+        assert found.to_dict()["store"] is True
+        assert found.status == "completed"
+        call = cast("Any", first.output[-1])
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
+        engine.deltas = ("</think>", "Seven.")
+        second = await create(client, input=[output], previous_response_id=first.id, tools=[TOOL])
+        assert (second.previous_response_id, second.output_text) == (first.id, "Seven.")
+        await create(client, input="So?", previous_response_id=second.id)
+        listed = [item async for item in client.responses.input_items.list(second.id, order="asc", limit=1)]
+        assert [item.type for item in listed] == ["message", "reasoning", "function_call", "function_call_output"]
+        assert all(ITEM.validate_python(item.to_dict()) for item in listed)
+        newest = await client.responses.input_items.list(second.id)
+        assert [item.id for item in newest.data] == [item.id for item in reversed(listed)]
+        with pytest.raises(openai.BadRequestError, match="background"):
+            await client.responses.cancel(second.id)
+        await client.responses.delete(first.id)
+        for gone in (first.id, "resp_x"):
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(gone)
+            with pytest.raises(openai.BadRequestError) as refused:
+                await create(client, input="So?", previous_response_id=gone)
+            assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
+        with pytest.raises(openai.BadRequestError, match=first.id):
+            await create(client, input="So?", previous_response_id=second.id)
+
+    talk(engine, KEEPING, main)
+    first, second, third = (prompt.removesuffix("<think>").rpartition("<tool_call>")[2] for prompt in prompts(engine))
+    assert first == "system:Be brief.|user:Go|"
+    assert second.startswith("user:Go|assistant:[Hm.][{")  # instructions are not carried over
+    assert second.endswith("|tool:7|")
+    assert third == second + "assistant:Seven.|user:So?|"
+
+
+def test_without_a_store_nothing_is_kept_and_nothing_can_be_gone_on_from() -> None:
+    async def main(client: openai.AsyncOpenAI) -> None:
+        for wanted in ({}, {"store": True}, {"store": False}):
+            made = await client.responses.create(model="scripted", input="Go", **cast("Any", wanted))
+            assert made.to_dict()["store"] is False
+        with pytest.raises(openai.BadRequestError, match="--stored-responses") as refused:
+            await client.responses.create(model="scripted", input="Go", previous_response_id=made.id)
+        assert refused.value.param == "previous_response_id"
+        for ask in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+            with pytest.raises(openai.NotFoundError, match="--stored-responses"):
+                await ask(made.id)
+
+    talk(ScriptedEngine(), ServerSettings(), main)
+
+
+def test_what_a_client_keeps_is_its_own_and_only_if_it_wants() -> None:
+    ids: list[str] = []
+
+    async def one(client: openai.AsyncOpenAI) -> None:
+        made = await client.responses.create(model="scripted", input="Go")
+        unkept = await client.responses.create(model="scripted", input="Go", store=False)
+        ids.extend((made.id, unkept.id))
+        await client.responses.retrieve(made.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(unkept.id)
+        with pytest.raises(openai.BadRequestError, match="stream"):
+            await client.responses.retrieve(made.id, stream=True)
+
+    async def other(client: openai.AsyncOpenAI) -> None:
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(ids[0])
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.delete(ids[0])
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.input_items.list(ids[0])
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.create(model="scripted", input="Go", previous_response_id=ids[0])
+
+    settings = ServerSettings(api_keys=("k", "l"), max_stored_responses=3)
+    talk(ScriptedEngine(), settings, one, other, keys=("k", "l"))
+
+
+def stored(name: str, size: int = 100, previous: str | None = None) -> StoredResponse:
+    return StoredResponse(name, "", b"x" * size, b"[]", previous)
+
+
+def test_the_store_stays_in_its_bounds() -> None:
+    store = ResponseStore(3, 10_000)
+    for name, previous in (("a", None), ("b", "a"), ("c", "b")):
+        store.keep(stored(name, previous=previous))
+    assert [each.id for each in store.chain("b", "")] == ["a", "b"]
+    store.keep(stored("d"))  # c was used least recently, b after its first
+    with pytest.raises(ApiError):
+        store.find("c", "")
+    store.keep(stored("e", 8_000))
+    assert store.find("e", "").num_bytes < 10_000
+    with pytest.raises(ApiError):
+        store.chain("b", "")
+    store.keep(stored("f", 10_000))  # larger than all of it
+    with pytest.raises(ApiError):
+        store.find("f", "")
+    store.delete("e", "")
+    store.keep(stored("g", 8_000))
+    assert store.find("g", "")
+
+
+def test_kept_responses_need_one_process() -> None:
+    with pytest.raises(InvalidRequestError, match="2 API processes"):
+        KEEPING.share(0, 2)
+    assert ServerSettings().share(0, 2)
+    with pytest.raises(InvalidRequestError, match="at least 0"):
+        ServerSettings(max_stored_responses=-1)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("limit=0", "limit"),
+        ("limit=1e9", "limit"),
+        ("order=up", "order"),
+        ("after=x", "after"),
+        ("x=1", "x"),
+        ("before=x", "before"),
+        ("include=x", "include[0]"),
+    ],
+)
+def test_odd_listings_are_refused(query: str, param: str) -> None:
+    async def main(client: openai.AsyncOpenAI) -> None:
+        made = await client.responses.create(model="scripted", input="Go")
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.get(f"/responses/{made.id}/input_items?{query}", cast_to=object)
+        assert refused.value.param == param
+
+    talk(ScriptedEngine(), KEEPING, main)
