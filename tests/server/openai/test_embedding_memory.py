@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from realizar.engine.clients.async_engine import Embedding
+from realizar.server.generation.embedding import UnitVector
 from realizar.server.generation.work import Stop
 from realizar.server.http.request_memory import _BYTES_PER_BASE64_VALUE, _BYTES_PER_VALUE
 from realizar.server.openai import embeddings
-from realizar.server.openai.embeddings import _encoded, _Unit
+from realizar.server.openai.embeddings import _encoded
 from server.http.http_door import SETTINGS, Door, at_the_door
 from server.scripted_engine import ScriptedEngine, ScriptedInfo
 
@@ -116,7 +117,7 @@ def test_what_a_value_takes(as_base64: bool, most: int) -> None:
     values = tuple(np.random.default_rng(0).standard_normal(1024).tolist())
     tracemalloc.start()
     try:
-        units = [_Unit.of(Embedding(values, 1, 0)) for _ in range(256)]
+        units = [UnitVector.of(Embedding(values, 1, 0)) for _ in range(256)]
         body = _encoded(units, b"]}", Stop(), as_base64=as_base64)
         peak = tracemalloc.get_traced_memory()[1]
     finally:

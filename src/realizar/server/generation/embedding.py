@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from realizar.engine.clients.async_engine import Embedding
 from realizar.request import Pooling
@@ -13,6 +17,23 @@ from realizar.server.errors import refused, renaming
 from realizar.server.generation.merge import Admission
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class UnitVector:
+    """A vector of unit length, float32 [hidden_size] (4 bytes a value; a tuple takes 32), and its token counts."""
+
+    vector: NDArray[np.float32]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+    @classmethod
+    def of(cls, embedding: Embedding) -> UnitVector:
+        """Normalise an embedding; a zero vector stays as it is."""
+        values = np.asarray(embedding.vector, np.float64)
+        norm = float(np.linalg.norm(values))
+        unit = (values / norm if norm > 0 else values).astype("<f4")
+        return cls(unit, embedding.num_prompt_tokens, embedding.num_cached_tokens)
 
 
 def pooling_of(api: Api) -> Pooling:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.engine.clients.async_engine import Embedding
 from realizar.server.api import Api, compute, new_id, note
 from realizar.server.errors import refused, unsupported
-from realizar.server.generation.embedding import embed_all, pooling_of
+from realizar.server.generation.embedding import UnitVector, embed_all, pooling_of
 from realizar.server.generation.prompts import Prompt, keep_last, tokenize_prompts
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
@@ -45,24 +42,7 @@ async def embeddings(request: Request) -> Response:
     return Response(memoryview(body), media_type="application/json")
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """A vector of unit length, float32 [hidden_size] (4 bytes a value; a tuple takes 32), and its token counts."""
-
-    vector: NDArray[np.float32]
-    num_prompt_tokens: int
-    num_cached_tokens: int
-
-    @classmethod
-    def of(cls, embedding: Embedding) -> _Unit:
-        """Normalise an embedding; a zero vector stays as it is."""
-        values = np.asarray(embedding.vector, np.float64)
-        norm = float(np.linalg.norm(values))
-        unit = (values / norm if norm > 0 else values).astype("<f4")
-        return cls(unit, embedding.num_prompt_tokens, embedding.num_cached_tokens)
-
-
-def _encoded(units: Sequence[_Unit], end: bytes, stop: Stop, *, as_base64: bool) -> bytearray:
+def _encoded(units: Sequence[UnitVector], end: bytes, stop: Stop, *, as_base64: bool) -> bytearray:
     """Encode the answer. Only one vector at a time is converted to Python's numbers.
 
     Args:
@@ -100,7 +80,9 @@ def _check_fields(api: Api, record: EmbeddingRequest) -> None:
         raise unsupported("dimensions", f"must be {size}: this model's vectors can't be shortened")
 
 
-async def _embed_all(api: Api, record: EmbeddingRequest, prompts: Sequence[Prompt], pooling: Pooling) -> list[_Unit]:
+async def _embed_all(
+    api: Api, record: EmbeddingRequest, prompts: Sequence[Prompt], pooling: Pooling
+) -> list[UnitVector]:
     cut = [keep_last(prompt.token_ids, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
     name = "input[{}]" if len(prompts) > 1 else "input"
-    return await embed_all(api, cut, pooling, new_id("embd-"), name.format, _Unit.of)
+    return await embed_all(api, cut, pooling, new_id("embd-"), name.format, UnitVector.of)
