@@ -33,6 +33,7 @@ from realizar.server.metrics import Metrics
 from realizar.server.models.leases import ModelLeaseMiddleware
 from realizar.server.models.models import Models
 from realizar.server.models.one import OneModel
+from realizar.server.ollama.listing import probe
 from realizar.server.ollama.routes import OLLAMA
 from realizar.server.openai.routes import OPENAI
 from realizar.server.openapi import openapi
@@ -70,7 +71,7 @@ def create_app(
 
 def create_app_of(models: Models, settings: ServerSettings) -> Starlette:
     """Make the server of some models, without its sockets."""
-    pages = web_routes() if settings.web_page else []
+    pages = web_routes() if settings.web_page else [Route("/", probe, methods=["GET"], name="probe")]
     open_paths = (*OPEN_PATHS, *(page.path for page in pages), *(("/metrics",) if settings.open_metrics else ()))
     figures = ServerFigures()
     api_routes = (*chain.from_iterable(dialect.routes for dialect in DIALECTS), *COMMON_ROUTES)

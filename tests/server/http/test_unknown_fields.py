@@ -50,6 +50,28 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"max_tokens": 5, "messages": [HI], "tools": [{"name": "look", "input_schema": {}, "colour": 1}]},
         "tools.0.colour",
     ),
+    "option of Ollama's": (
+        "/api/chat",
+        {"stream": False, "messages": [HI], "options": {"colour": 1}},
+        "options.colour",
+    ),
+    "call of Ollama's": (
+        "/api/chat",
+        {
+            "stream": False,
+            "messages": [
+                {**HI, "role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": {}}, "colour": 1}]}
+            ],
+        },
+        "messages[0].tool_calls[0].colour",
+    ),
+    "function of Ollama's": (
+        "/api/chat",
+        {"stream": False, "messages": [HI], "tools": [{"function": {"name": "a", "colour": 1}}]},
+        "tools[0].function.colour",
+    ),
+    "model of Ollama's": ("/api/show", {"colour": 1}, "colour"),
+    "embedding of Ollama's": ("/api/embed", {"input": "hi", "colour": 1}, "colour"),
 }
 
 
@@ -68,7 +90,8 @@ def answers(ignore: bool, *requests: tuple[str, dict[str, Any]]) -> list[httpx.R
 def test_refused_by_name(path: str, body: dict[str, Any], field: str) -> None:
     (answer,) = answers(False, (path, body))
     assert answer.status_code == 400
-    assert field in answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert field in (error if path.startswith("/api/") else error["message"])
 
 
 @pytest.mark.parametrize(("path", "body", "field"), CASES.values(), ids=CASES.keys())

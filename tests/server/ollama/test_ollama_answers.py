@@ -14,6 +14,7 @@ import pytest
 
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from realizar.server.app import create_app
+from realizar.server.ollama.routes import OLLAMA
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import ScriptedEngine, scripted_model
 
@@ -260,3 +261,42 @@ def test_an_error_in_mid_stream_is_the_last_line() -> None:
     assert set(lines[-1]) == {"error"}
     assert "engine stopped" in lines[-1]["error"]
     assert all(not line["done"] for line in lines[:-1])
+
+
+def ask(method: str, path: str, settings: ServerSettings, **options: Any) -> httpx.Response:
+    app = create_app(cast("Any", ScriptedEngine()), scripted_model(TEMPLATE), settings)
+
+    async def main() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(main())
+
+
+def test_the_root_answers_without_a_page() -> None:
+    response = ask("GET", "/", ServerSettings(web_page=False, api_keys=("k",)))
+    assert (response.status_code, response.text) == (200, "Ollama is running")
+    assert ask("GET", "/", ServerSettings()).headers["content-type"].startswith("text/html")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/api/chat", 405),
+        ("POST", "/api/tags", 405),
+        ("POST", "/api/delete", 405),
+        ("POST", "/api/blobs/sha256:00", 400),
+        ("POST", "/api/chat/", 404),
+    ],
+)
+def test_what_is_not_there_is_refused_in_the_same_form(method: str, path: str, status: int) -> None:
+    response = ask(method, path, ServerSettings(), json=BODY)
+    assert (response.status_code, set(response.json())) == (status, {"error"})
+
+
+def test_all_routes_need_the_key() -> None:
+    for route in OLLAMA.routes:
+        response = ask(route.method, route.path, ServerSettings(api_keys=("k",)), json=BODY)
+        assert (response.status_code, set(response.json())) == (401, {"error"}), route.path
+    allowed = ask("GET", "/api/tags", ServerSettings(api_keys=("k",)), headers={"authorization": "Bearer k"})
+    assert allowed.json()["models"][0]["name"] == "scripted:latest"

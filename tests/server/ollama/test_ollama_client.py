@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import ollama
 import pytest
 
@@ -138,6 +139,60 @@ def test_the_model_is_listed_and_shown(client: Any) -> None:
     with pytest.raises(ollama.ResponseError, match="not found") as caught:
         client.show("../../etc/passwd")
     assert caught.value.status_code == 404
+
+
+def test_texts_are_embedded(client: Any, server: RunningServer) -> None:
+    texts = ["How is the weather?", "A text about cats."]
+    both = client.embed(MODEL, texts)
+    assert [len(vector) for vector in both.embeddings] == [576, 576]
+    assert all(sum(value * value for value in vector) == pytest.approx(1.0) for vector in both.embeddings)
+    assert both.prompt_eval_count > 6
+    assert both.total_duration >= both.load_duration > 0
+    (alone,) = client.embed(MODEL, texts[1]).embeddings
+    assert alone == both.embeddings[1] == client.embeddings(MODEL, texts[1]).embedding
+    with server.client() as openai:
+        assert openai.embeddings.create(model=MODEL, input=texts[1]).data[0].embedding == pytest.approx(alone)
+    assert client.embed(MODEL, "").embeddings == client.embed(MODEL, []).embeddings == []
+    assert client.embeddings(MODEL).embedding == []
+
+
+def test_long_texts_are_cut_unless_that_is_refused(client: Any) -> None:
+    text = "word " * 3 * CONTEXT
+    (cut,) = client.embed(MODEL, text).embeddings
+    (longer,) = client.embed(MODEL, text + "more", truncate=True).embeddings
+    assert cut == longer
+    assert client.embed(MODEL, text).prompt_eval_count == CONTEXT
+    with pytest.raises(ollama.ResponseError, match="input"):
+        client.embed(MODEL, text, truncate=False)
+    with pytest.raises(ollama.ResponseError, match="dimensions"):
+        client.embed(MODEL, "x", dimensions=8)
+
+
+def test_models_are_found_but_not_changed(client: Any) -> None:
+    assert client.pull(MODEL).status == "success"
+    assert [line.status for line in client.pull(f"{MODEL}:latest", stream=True)] == ["success"]
+    changes: list[Callable[[], Any]] = [
+        lambda: client.pull("llama3"),
+        lambda: client.pull("../../../etc/passwd"),
+        lambda: list(client.pull("llama3", stream=True)),
+        lambda: client.delete(MODEL),
+        lambda: client.copy(MODEL, "mine"),
+        lambda: client.create("mine", from_=MODEL),
+        lambda: client.push(MODEL),
+        lambda: client.create_blob(__file__),
+    ]
+    for change in changes:
+        with pytest.raises(ollama.ResponseError, match="chosen by whoever runs it") as caught:
+            change()
+        assert caught.value.status_code == 400
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", ["/", "/api/version", "/api/tags"])
+def test_clients_find_the_server(http: httpx.Client, method: str, path: str) -> None:
+    response = http.request(method, path)
+    assert response.status_code == 200
+    assert bool(response.content) == (method == "GET")
 
 
 def test_a_request_without_messages_finds_the_model_loaded(client: Any) -> None:

@@ -7,7 +7,15 @@ from typing import Any
 from ollama import _types as types
 
 from realizar.server.ollama.messages import _FIELDS, _OF_CALL, _OF_FUNCTION
-from realizar.server.ollama.records import ChatRequest, GenerateRequest, Options, ShowRequest
+from realizar.server.ollama.records import (
+    ChatRequest,
+    EmbeddingsRequest,
+    EmbedRequest,
+    GenerateRequest,
+    Options,
+    PullRequest,
+    ShowRequest,
+)
 from realizar.server.ollama.tools import _KNOWN
 from realizar.server.ollama.tools import _OF_FUNCTION as _OF_TOOL
 
@@ -26,6 +34,12 @@ def test_requests() -> None:
     images = {"width", "height", "steps"}  # of models that make images; refused as unknown ones, by name
     assert names_of(types.GenerateRequest) - fields_of(GenerateRequest) == images
     assert names_of(types.ShowRequest) <= fields_of(ShowRequest)
+    for ours, theirs in (
+        (EmbedRequest, types.EmbedRequest),
+        (EmbeddingsRequest, types.EmbeddingsRequest),
+        (PullRequest, types.PullRequest),
+    ):
+        assert names_of(theirs) <= fields_of(ours)
     assert fields_of(ChatRequest) - names_of(types.ChatRequest) == {"template", "truncate", "shift"}
 
 

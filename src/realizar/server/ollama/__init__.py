@@ -7,6 +7,6 @@ Read in this order:
    the help of `messages.py` and `tools.py`.
 3. `parts.py`: the parts that an answer is made of; `times.py`: its durations; `answers.py`: its lines, or the whole
    answer.
-4. `listing.py`: the models and what they are. `names.py`: how a name finds its model. `routes.py`: the dialect's
-   routes and its form of errors.
+4. `embed.py`: vectors. `listing.py`: the models and what they are. `management.py`: routes that would change them.
+5. `names.py`: how a name finds its model. `routes.py`: the dialect's routes and its form of errors.
 """

@@ -79,6 +79,11 @@ async def version(request: Request) -> Response:
     return _answer({"version": OLLAMA_VERSION, "server": f"realizar {__version__}"})
 
 
+async def probe(request: Request) -> Response:
+    """Answer at `/`, where there is no page, with the text by which some clients find Ollama."""
+    return Response("Ollama is running", media_type="text/plain")
+
+
 def capabilities(facts: ModelFacts, settings: ServerSettings) -> list[str]:
     """The abilities of a model, by Ollama's names."""
     generates = facts.pooling is None

@@ -107,3 +107,46 @@ class ShowRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     system: str | None = None
     template: str | None = None
     options: dict[str, Any] | None = None
+
+
+class EmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `/api/embed`.
+
+    Attributes:
+        truncate: null and true cut texts that are longer than the context to their beginning.
+        dimensions: must be the model's own.
+        options, keep_alive: without effect.
+    """
+
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: Options | None = None
+    keep_alive: float | str | None = None
+
+
+class EmbeddingsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `/api/embeddings`, which cuts a text as `/api/embed` does."""
+
+    model: str
+    prompt: str | None = None
+    options: Options | None = None
+    keep_alive: float | str | None = None
+
+
+class PullRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `/api/pull`. `name` is the old name of `model`; the others have no effect."""
+
+    model: str | None = None
+    name: str | None = None
+    insecure: bool | None = None
+    stream: bool | None = None
+    username: str | None = None
+    password: str | None = None
+
+
+class RefusedRequest(msgspec.Struct, kw_only=True):
+    """The body of a route that is refused: any object."""
+
+    model: str | None = None

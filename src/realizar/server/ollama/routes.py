@@ -9,9 +9,21 @@ import msgspec
 from realizar.server.errors import ApiError
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
 from realizar.server.ollama.chat import chat
+from realizar.server.ollama.embed import embed, embeddings
 from realizar.server.ollama.generate import generate
 from realizar.server.ollama.listing import running, show, tags, version
-from realizar.server.ollama.records import ChatRequest, GenerateRequest, ShowRequest
+from realizar.server.ollama.management import pull, refusing
+from realizar.server.ollama.records import (
+    ChatRequest,
+    EmbeddingsRequest,
+    EmbedRequest,
+    GenerateRequest,
+    PullRequest,
+    RefusedRequest,
+    ShowRequest,
+)
+
+_REFUSED = (("/api/delete", "DELETE"), ("/api/copy", "POST"), ("/api/create", "POST"), ("/api/push", "POST"))
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -32,6 +44,16 @@ OLLAMA = Dialect(
         ApiRoute("/api/tags", tags, "The models (Ollama's)."),
         ApiRoute("/api/ps", running, "The models that are loaded (Ollama's)."),
         ApiRoute("/api/show", show, "A model (Ollama's).", ShowRequest),
+        ApiRoute("/api/embed", embed, "Embed texts (Ollama's).", EmbedRequest),
+        ApiRoute("/api/embeddings", embeddings, "Embed a text (Ollama's older route).", EmbeddingsRequest),
+        ApiRoute("/api/pull", pull, "Find a model; others than those here are refused.", PullRequest),
+        *(
+            ApiRoute(path, refusing(path, RefusedRequest), "Refused: requests change no models.", RefusedRequest, verb)
+            for path, verb in _REFUSED
+        ),
+        ApiRoute(
+            "/api/blobs/{digest}", refusing("/api/blobs", None), "Refused: requests change no models.", verb="POST"
+        ),
         ApiRoute("/api/version", version, "The version of Ollama whose API this is."),
     ),
     error_body=error_body,

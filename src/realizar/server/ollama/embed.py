@@ -1,0 +1,95 @@
+"""`POST /api/embed`, and `POST /api/embeddings`, which is older and has a single prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from realizar.server.api import Api, compute, new_id, note
+from realizar.server.errors import unsupported
+from realizar.server.generation.embedding import UnitVector, embed_all, pooling_of
+from realizar.server.generation.prompts import tokenize_prompts
+from realizar.server.generation.work import Stop
+from realizar.server.http.body import read_record
+from realizar.server.http.disconnects import unless_disconnected
+from realizar.server.http.request_memory import lease_of
+from realizar.server.ollama.names import model_for
+from realizar.server.ollama.records import EmbeddingsRequest, EmbedRequest
+from realizar.server.ollama.times import Clock
+
+
+async def embed(request: Request) -> Response:
+    """Embed texts. A request without any finds the model loaded."""
+    clock = Clock()
+    record = await read_record(request, EmbedRequest)
+    api = await model_for(request, record.model, clock)
+    texts = [record.input] if isinstance(record.input, str) else record.input
+    size = api.engine.info.hidden_size
+    if record.dimensions is not None and record.dimensions != size:
+        raise unsupported("dimensions", f"must be {size}: this model's vectors can't be shortened")
+    cut = record.truncate is not False
+    units = await _embedded(request, api, [] if texts == [""] else texts, "input", cut=cut)
+    figures = {**clock.totals(), "prompt_eval_count": sum(unit.num_prompt_tokens for unit in units)}
+    start = b'{"model":%b,"embeddings":[' % msgspec.json.encode(record.model)
+    end = b"],%b" % msgspec.json.encode(figures)[1:]
+    body = await _encoded(request, units, start, end)
+    return Response(memoryview(body), media_type="application/json")
+
+
+async def embeddings(request: Request) -> Response:
+    """Embed one text."""
+    record = await read_record(request, EmbeddingsRequest)
+    api = await model_for(request, record.model, Clock())
+    units = await _embedded(request, api, [record.prompt] if record.prompt else [], "prompt", cut=True)
+    body = await _encoded(request, units, b'{"embedding":', b"}") if units else b'{"embedding":[]}'
+    return Response(bytes(body), media_type="application/json")
+
+
+async def _embedded(request: Request, api: Api, texts: Sequence[str], field: str, *, cut: bool) -> list[UnitVector]:
+    """The vectors of some texts. Args: cut: cut texts that are longer than the context to their beginning."""
+    pooling = pooling_of(api)
+    if not texts:
+        return []
+    prompts = await compute(request, lambda stop: _tokenized(api, texts, field, stop, cut=cut))
+    note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
+    lease_of(request).hold_vectors(len(prompts), api.engine.info.hidden_size, as_base64=False)
+    name = f"{field}[{{}}]" if len(prompts) > 1 else field
+    embedding = embed_all(api, prompts, pooling, new_id("ollama-"), name.format, UnitVector.of)
+    return await unless_disconnected(request.receive, embedding)
+
+
+def _tokenized(api: Api, texts: Sequence[str], field: str, stop: Stop, *, cut: bool) -> list[tuple[int, ...]]:
+    most, tokenizer = api.max_tokens, api.model.tokenizer
+    prompts = tokenize_prompts(
+        list(texts),
+        tokenizer,
+        stop,
+        param=field,
+        max_prompts=api.settings.max_prompts,
+        max_tokens=most,
+        add_special=True,
+        bounded=not cut,
+    )
+    found = [prompt.token_ids for prompt in prompts]
+    if not cut:
+        return found
+    kept = 1 if tokenizer.add_eos else 0  # a vector of the last token is that of the end
+    return [ids if len(ids) <= most else (*ids[: most - kept], *ids[len(ids) - kept :]) for ids in found]
+
+
+async def _encoded(request: Request, units: Sequence[UnitVector], start: bytes, end: bytes) -> bytearray:
+    """The answer: vectors between its start and its end. Only one at a time is converted to Python's numbers."""
+
+    def encode(stop: Stop) -> bytearray:
+        body = bytearray(start)
+        for place, unit in enumerate(units):
+            stop.check()
+            body += b"," * (place > 0)
+            body += msgspec.json.encode(unit.vector.astype(np.float64).tolist())
+        return body + end
+
+    return await compute(request, encode, sum(unit.vector.nbytes for unit in units))
