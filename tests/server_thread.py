@@ -62,7 +62,10 @@ class RunningServer:
 class ServerThread:
     """Runs an engine and the application over it on a thread with a loop of its own."""
 
-    def __init__(self, checkpoint: Path, settings: ServerSettings, config: EngineConfig) -> None:
+    def __init__(
+        self, checkpoint: Path, settings: ServerSettings, config: EngineConfig, context: int = CONTEXT
+    ) -> None:
+        self._context = context
         self._checkpoint, self._settings, self._config = find_checkpoint(checkpoint), settings, config
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._started = threading.Event()
@@ -97,7 +100,7 @@ class ServerThread:
         return core
 
     async def _run(self) -> None:
-        model = make_served_model(self._checkpoint, (NAME, "other"), CONTEXT)
+        model = make_served_model(self._checkpoint, (NAME, "other"), self._context)
 
         def new_text(sampling: SamplingParams) -> StopChecker:
             return StopChecker(model.tokenizer, sampling)

@@ -21,8 +21,8 @@ def byte_symbols() -> list[str]:
     return [symbols[byte] for byte in range(256)]
 
 
-def write_tiny_model(path: Path) -> None:
-    """Context 2048; id b is byte b, 256 ends an answer, those above spell themselves."""
+def write_tiny_model(path: Path, template: str = _TEMPLATE, context: int = 2048) -> None:
+    """Id b is byte b, 256 ends an answer, those above spell themselves."""
     weights = path.with_name(f"{path.stem}-weights.gguf")
     generate_gguf("tiny", weights, GGMLType.Q4_0)
     checkpoint = open_checkpoint(weights)
@@ -34,7 +34,8 @@ def write_tiny_model(path: Path) -> None:
         "tokenizer.ggml.token_type": [1] * 256 + [3] + [4] * 255,
         "tokenizer.ggml.merges": [],
         "tokenizer.ggml.eos_token_id": 256,
-        "tokenizer.chat_template": _TEMPLATE,
+        "tokenizer.chat_template": template,
+        f"{checkpoint.metadata['general.architecture']}.context_length": context,
     }
     tensors = [
         NewTensor(name, tensor.ggml_type, tensor.shape, tensor.data) for name, tensor in checkpoint.tensors.items()
