@@ -92,3 +92,36 @@ def test_axe_finds_nothing_in_an_error_and_a_key(api: ScriptedApi, browser: Any)
     page.wait_for_selector("#key-dialog[open]")
     assert violations(page) == []
     context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_in_calls_and_files(api: ScriptedApi, browser: Any, scheme: str) -> None:
+    api.more = [("small", "waiting")]
+    call = {"index": 0, "id": "a", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    api.script = lambda body: Script(
+        [Delta({"tool_calls": [call]})] * (len(api.requests) == 1) + [*words("Done.").deltas]
+    )
+    context = browser.new_context(color_scheme=scheme, reduced_motion="reduce", viewport={"width": 360, "height": 740})
+    page = context.new_page()
+    page.goto(api.url)
+    page.wait_for_selector("#models:not([hidden])")
+    text = {"name": "a.txt", "mimeType": "text/plain", "buffer": b"text"}
+    page.set_input_files("#attach-file", text)
+    page.wait_for_selector("#files li")
+    assert violations(page) == [], "a file"
+    ask(page, "Hi")
+    finished(page)
+    page.set_input_files("#attach-file", {**text, "buffer": b"\0"})
+    page.wait_for_selector("#notices:has-text('no text')")
+    page.click(".call summary")
+    page.click(".file summary")
+    assert violations(page) == [], "a call, and a form for its result"
+    page.click(".results .primary")
+    finished(page, 2)
+    page.click(".result summary")
+    assert violations(page) == [], "a result"
+    page.click("#open-settings")
+    page.click(".keys summary")
+    page.fill("#tools", "[")
+    assert violations(page) == [], "settings with a fault"
+    context.close()

@@ -55,12 +55,14 @@ DRAWN = {
     r"\hat{x}": "<mover><mi>x</mi><mo>^</mo></mover>",
     r"\int_0^1": "<msubsup><mo>∫</mo><mn>0</mn><mn>1</mn></msubsup>",
     r"\mathfrak{gZ}\mathcal{L}\mathtt{7}\vec v": "<mi>𝔤</mi><mi>ℨ</mi><mi>ℒ</mi><mn>𝟽</mn>"
-    "<mover><mi>v</mi><mo>⃗</mo></mover>",
+    "<mover><mi>v</mi><mo>→</mo></mover>",
     r"\cancel{x}\boxed{\mbox{y}}": "<mi>x</mi><mtext>y</mtext>",
     r"\begin{array}{c|r}1\\\hline 2\end{array}\label{a}": "<mtable>"
     "<mtr><mtd><mn>1</mn></mtd></mtr><mtr><mtd><mn>2</mn></mtd></mtr></mtable>",
     r"\xrightarrow{f}\lesssim\color{red}z": "<mover>"
     "<mo>→</mo><mpadded><mi>f</mi></mpadded></mover><mo>≲</mo><mi>z</mi>",
+    r"\begin{aligned}a\tag*{A}\end{aligned}": "<mtable><mtr><mtd><mrow><mi>a</mi><mspace>"
+    "</mspace><mtext>A</mtext></mrow></mtd></mtr></mtable>",
     r"\sum_i": "<msub><mo>∑</mo><mi>i</mi></msub>",
 }
 CLASSES = ["formula", "right", "center ruled", "right ruled-above", "center ruled ruled-above", "framed struck-up"]
@@ -135,6 +137,8 @@ def test_what_is_drawn(module: Any) -> None:
     )
     assert [each for each in classes if "math" not in each] == CLASSES, "lines, sides and strokes are classes"
     stacked = module.evaluate("render('$$\\\\sum_i^n$$').querySelector('munderover') !== null")
+    numbered = module.evaluate("source => render(source).textContent", r"$$\begin{align}a&=b\tag{1}\\c\end{align}$$")
+    assert numbered.replace("\xa0", " ").split() == ["a=b(1)c"]
     assert stacked, "a displayed sum has its limits above and below"
 
 

@@ -26,13 +26,16 @@ def test_themes(api: ScriptedApi, browser: Any) -> None:
 def test_fits_a_phone(api: ScriptedApi, browser: Any) -> None:
     wide = "```\n" + "x" * 300 + "\n```\n\n" + "y" * 300 + "\n\n| a | b |\n|---|---|\n| " + "z" * 90 + " | c d |"
     api.script = lambda body: words(wide)
+    api.more = [("a-model-whose-name-is-far-too-long-for-a-phone-and-has-" + "x" * 60, "waiting")]
     context = browser.new_context(viewport={"width": 360, "height": 640}, is_mobile=True, has_touch=True)
     page = context.new_page()
     page.goto(api.url)
     page.fill("#prompt", "w" * 200)
     page.tap("#send")
     finished(page)
-    assert page.evaluate("document.documentElement.scrollWidth <= 360 && scroller.scrollWidth <= 360")
+    page.select_option("#models", api.more[0][0])
+    widths = "[document.documentElement, document.body, scroller, ...document.querySelectorAll('header, footer')]"
+    assert page.evaluate(f"{widths}.map(node => node.scrollWidth)") == [360] * 5
     sizes = page.evaluate(
         "[...document.querySelectorAll('.tool, .send')].filter(n => n.offsetWidth).map(n => n.offsetWidth)"
     )
@@ -82,6 +85,22 @@ def test_by_keyboard_alone(api: ScriptedApi, page: Any) -> None:
     assert page.is_visible("#settings")
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.id") == "open-settings", "focus comes back"
+
+
+def test_texts_have_their_own_direction(api: ScriptedApi, page: Any) -> None:
+    """Each block by its first letter, whatever the ones around it have; and nothing moves the page from its place."""
+    api.script = lambda body: words("שלום עולם.\n\nHello.\n\n" + "a\n\n" * 40)
+    page.goto(api.url)
+    ask(page, "مرحبا!\nhi")
+    finished(page)
+    left = """node => { const range = document.createRange(); range.selectNodeContents(node);
+      return range.getBoundingClientRect().left - node.getBoundingClientRect().left; }"""
+    first, second = page.locator(".assistant p").nth(0), page.locator(".assistant p").nth(1)
+    assert first.evaluate(left) > 300
+    assert second.evaluate(left) == 0
+    page.evaluate("document.querySelector('.assistant p').scrollIntoView({ block: 'center' })")
+    body = "document.body"
+    assert page.evaluate(f"[{body}.scrollTop, {body}.scrollLeft, {body}.scrollHeight - innerHeight]") == [0, 0, 0]
 
 
 def test_copy(api: ScriptedApi, browser: Any) -> None:

@@ -1,15 +1,15 @@
 // One answer while it comes: the request, what it brings, and how fast.
 
-import { askForKey } from "./settings.js";
 import { streamChat } from "./api.js";
+import { takeCalls, turnsWithCalls } from "./calls.js";
+import { withFiles } from "./files.js";
+import { askForKey } from "./settings.js";
 import { loadKey } from "./store.js";
 
 /** The messages of a branch that are sent. A question that got no word is left out: many templates refuse two questions in a row. */
 export function turnsOf(path, system) {
-  const said = path.filter((message) => message.content);
-  const turns = said
-    .filter(({ role }, index) => role !== "user" || said[index + 1]?.role !== "user")
-    .map(({ role, content }) => ({ role, content }));
+  const said = turnsWithCalls(path.map((message) => ({ ...message, content: withFiles(message) })));
+  const turns = said.filter(({ role }, index) => role !== "user" || said[index + 1]?.role !== "user");
   return system ? [{ role: "system", content: system }, ...turns] : turns;
 }
 
@@ -66,18 +66,20 @@ export class Answer {
       message.used = chunk.usage.total_tokens;
     }
     const choice = chunk.choices?.[0];
+    const calls = choice?.delta?.tool_calls ?? [];
     const [text, thought] = [choice?.delta?.content ?? "", choice?.delta?.reasoning_content ?? ""];
     if (choice?.finish_reason === "length") {
       message.error = "The answer reached its limit of tokens.";
       message.cut = true;
     }
-    if (!text && !thought) {
+    if (!text && !thought && !calls.length) {
       return;
     }
     clock.last = performance.now();
     clock.first ||= clock.last;
     clock.deltas += 1;
     message.content += text;
+    takeCalls(message, calls);
     if (thought) {
       message.reasoning = (message.reasoning ?? "") + thought;
     }

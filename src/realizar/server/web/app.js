@@ -6,10 +6,12 @@ import { connect, hasSeveral, knownModel, onModelShown, setUpPicker } from "./co
 import { setContextLength, showContext } from "./context.js";
 import { Drawer } from "./drawer.js";
 import { readEarlier, takeOver } from "./earlier.js";
+import { Attachments } from "./files.js";
 import { selectedSource } from "./formula.js";
 import { saveAs, search, takeFile } from "./library.js";
 import { notify } from "./notices.js";
 import { setUpTheme, Settings } from "./settings.js";
+import { setUpShortcuts } from "./shortcuts.js";
 import { loadDraft, saveDraft } from "./store.js";
 import { copyText, MessageView } from "./view.js";
 
@@ -23,6 +25,7 @@ const byId = (id) => document.getElementById(id);
 const [log, scroller, prompt, speed] = [byId("log"), byId("scroller"), byId("prompt"), byId("speed")];
 const settings = new Settings();
 const archive = new Archive();
+const attachments = new Attachments();
 const chats = new Chats(archive, {
   onShow: show,
   onGrow: grow,
@@ -66,6 +69,12 @@ const handlers = {
     chats.proceed(message);
     prompt.focus();
   },
+  giveResults(message, results) {
+    following = true;
+    chats.giveResults(message, results);
+    prompt.focus();
+  },
+  isLast: (message) => chats.open?.tree.path().at(-1) === message,
   hasSeveral,
   siblings: (message) => chats.open?.tree.siblings(message) ?? [],
   choose(message, label) {
@@ -155,9 +164,10 @@ function grow() {
 
 function send(text) {
   const content = text.trim();
-  if (!content || chats.answer) {
+  if ((!content && !attachments.files.length) || chats.answer) {
     return;
   }
+  const files = attachments.take();
   prompt.value = "";
   saveDraft("");
   fitPrompt();
@@ -165,8 +175,10 @@ function send(text) {
   opening = opening.then(() => { // a chat that is being opened is the one that is meant
     if (chats.answer) {
       prompt.value = content;
+      attachments.files = files;
+      attachments.show();
     } else {
-      chats.send(content);
+      chats.send(content, files);
     }
   });
 }
@@ -283,9 +295,16 @@ function listen() {
     send(prompt.value);
   });
   byId("stop").addEventListener("click", () => chats.stop());
-  byId("new-chat").addEventListener("click", () => {
+  const newChat = () => {
     open(null);
     prompt.focus();
+  };
+  byId("new-chat").addEventListener("click", newChat);
+  setUpShortcuts(prompt, {
+    search: () => drawer.show(true),
+    newChat,
+    write: () => prompt.focus(),
+    editLast: () => views.get(chats.open?.tree.path().findLast(({ role }) => role === "user")?.id)?.edit(),
   });
   byId("to-end").addEventListener("click", () => {
     following = true;

@@ -72,22 +72,38 @@ export class Chats {
   }
 
   /** Sends a message at the end of what is shown. */
-  send(content) {
-    this.open ??= new Chat({ id: newId(), title: titleOf(content), updated: 0, leaf: null }, []);
-    this.say(this.open.tree.leaf, content);
+  send(content, files = []) {
+    const title = titleOf(content || files[0]?.name || "");
+    this.open ??= new Chat({ id: newId(), title, updated: 0, leaf: null }, []);
+    this.say(this.open.tree.leaf, content, files);
   }
 
   /** Sends a message in another one's place, which stays beside it. */
   edit(message, content) {
     this.stop();
-    this.say(this.open.tree.parentOf(message), content);
+    this.say(this.open.tree.parentOf(message), content, message.files);
   }
 
-  say(parent, content) {
+  say(parent, content, files = []) {
     const chat = this.open;
-    const message = chat.tree.add(parent, { id: newId(), conversation: chat.id, role: "user", content });
+    const given = { id: newId(), conversation: chat.id, role: "user", content };
+    const message = chat.tree.add(parent, files.length ? { ...given, files } : given);
     this.keep(chat, [message], true);
     this.ask(chat, message.id);
+  }
+
+  /** Gives the results of an answer's calls, one text for each, and asks for what the model makes of them. */
+  giveResults(message, results) {
+    const chat = this.open;
+    let parent = message.id;
+    const said = message.calls.map(({ id, name }, index) => {
+      const result = { id: newId(), conversation: chat.id, role: "tool", call: id, name, content: results[index] };
+      const added = chat.tree.add(parent, result);
+      parent = added.id;
+      return added;
+    });
+    this.keep(chat, said, true);
+    this.ask(chat, parent);
   }
 
   /** Asks again for an answer; the one that there is stays beside it. */

@@ -20,7 +20,7 @@ export function makeEditor(text, onSend, onCancel) {
   cancel.addEventListener("click", onCancel);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (field.value.trim()) {
+    if (field.value.trim() || !text) {
       onSend(field.value.trim());
     }
   });

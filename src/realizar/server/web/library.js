@@ -24,10 +24,11 @@ export async function search(archive, wanted) {
     }
   }
   await archive.eachMessage((message) => {
-    const at = message.content.toLowerCase().indexOf(needle);
+    const written = [message.content, ...(message.files ?? []).map(({ name, text }) => `${name} ${text}`)].join(" ");
+    const at = written.toLowerCase().indexOf(needle);
     const before = found.get(message.conversation);
     if (at >= 0 && !(before?.created > message.created)) {
-      const text = snippet(message.content, at);
+      const text = snippet(written, at);
       found.set(message.conversation, { message: message.id, created: message.created, text });
     }
   });

@@ -13,7 +13,7 @@ const ATTRIBUTES = new Set(
     + "height depth voffset minsize maxsize linethickness mathcolor mathbackground mathsize movablelimits").split(" "),
 );
 const FRAMES = new Map(Object.entries({
-  box: "box", top: "top", bottom: "bottom", left: "left", right: "right", horizontalstrike: "struck",
+  box: "boxed", top: "top", bottom: "bottom", left: "left", right: "right", horizontalstrike: "struck",
   updiagonalstrike: "struck-up", downdiagonalstrike: "struck-down",
 }));
 const TEXTS = new Map([["bold", "bold"], ["italic", "slanted"], ["bold-italic", "bold slanted"], ["monospace", "fixed"]]);
@@ -37,7 +37,7 @@ export function copyMath(source) {
   const isWrapper = ["mi", "mn", "mo"].includes(name) && source.firstElementChild;
   const node = element(ELEMENTS.has(name) && !isWrapper ? name : "mrow", children);
   for (const { name: attribute, value } of source.attributes) {
-    if (ATTRIBUTES.has(attribute) && !value.endsWith("%")) {
+    if (ATTRIBUTES.has(attribute)) {
       node.setAttribute(attribute, value);
     }
   }
@@ -55,6 +55,9 @@ function setLetters(node, variant) {
     node.setAttribute("mathvariant", "normal");
   } else if (variant && ["mi", "mn", "mo"].includes(node.localName)) {
     node.textContent = inAlphabet(node.textContent, variant);
+  } else if (node.textContent === "\u20d7") {
+    node.textContent = "→"; // the combining arrow would be set beside its letter
+    node.setAttribute("stretchy", "false");
   }
 }
 
@@ -93,18 +96,12 @@ function rows(table) {
       column && bars[column - 1] !== "none" && bars[column - 1] ? "ruled" : "",
       line && rules[line - 1] !== "none" && rules[line - 1] ? "ruled-above" : "",
       isAligned ? "aligned" : "",
-      isNumber(cell) ? "number" : "",
     ];
     copy.setAttribute("class", classes.filter(Boolean).join(" "));
     return copy;
   })));
 }
 
-/** The cells that hold something of a row: KaTeX puts empty ones around those of a numbered line. */
-function cellsOf(row) {
-  const isGlue = (cell) => cell.classList.contains("mtr-glue") || cell.getAttribute("width") === "50%";
-  return [...row.children].filter((cell) => !isGlue(cell) && (cell.childNodes.length || !isNumber(cell)));
-}
-
-const isNumber = (cell) =>
-  cell.classList.contains("mml-eqn-num") || cell.previousElementSibling?.getAttribute("width") === "50%";
+/** A row's cells, without the empty ones that KaTeX puts around those of an environment whose lines have numbers. */
+const cellsOf = (row) =>
+  [...row.children].filter(({ classList: names }) => !names.contains("mtr-glue") && !names.contains("mml-eqn-num"));

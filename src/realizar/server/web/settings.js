@@ -13,6 +13,7 @@ export class Settings {
       input.addEventListener("input", () => {
         this.save([input]);
         this.forgetReset();
+        checkTools();
       });
     }
     onSettingsElsewhere(() => this.show());
@@ -34,6 +35,7 @@ export class Settings {
     for (const input of this.inputs.filter((each) => each !== document.activeElement)) {
       input.value = saved[input.dataset.setting] ?? "";
     }
+    checkTools();
   }
 
   /** Saves some fields, and leaves the others as another tab may have saved them. */
@@ -47,6 +49,7 @@ export class Settings {
     this.before = before ? null : this.inputs.map((input) => input.value);
     this.inputs.forEach((input, index) => { input.value = before ? before[index] : ""; });
     this.save(this.inputs);
+    checkTools();
     byId("reset-settings").textContent = before ? "Reset" : "Undo reset";
   }
 
@@ -60,9 +63,31 @@ export class Settings {
   }
 
   request() {
+    const tools = parsedTools(byId("tools").value);
     const numbers = this.inputs.filter((input) => input.type === "number" && input.value && input.validity.valid);
-    return Object.fromEntries(numbers.map((input) => [input.dataset.setting, Number(input.value)]));
+    const given = Object.fromEntries(numbers.map((input) => [input.dataset.setting, Number(input.value)]));
+    return tools?.length ? { ...given, tools } : given;
   }
+}
+
+/** A list of tools as a request has them, of its JSON; null if it is none. A function alone becomes a tool. */
+function parsedTools(text) {
+  let value;
+  try {
+    value = text.trim() ? JSON.parse(text) : [];
+  } catch {
+    return null;
+  }
+  const isTool = (each) => typeof (each?.function ?? each)?.name === "string";
+  return Array.isArray(value) && value.every(isTool)
+    ? value.map((each) => (each.function ? each : { type: "function", function: each }))
+    : null;
+}
+
+function checkTools() {
+  const isWrong = parsedTools(byId("tools").value) === null;
+  byId("tools").setCustomValidity(isWrong ? "This is no JSON list of functions; no tool is sent." : "");
+  byId("tools-error").hidden = !isWrong;
 }
 
 /** Shows the server's defaults in empty fields: values by the names of the API's fields. */

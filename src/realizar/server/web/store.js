@@ -43,6 +43,9 @@ export const saveDraft = (text) => write(session, "draft", text);
 export const loadChosenModel = () => String(read(local, "model", ""));
 export const saveChosenModel = (name) => write(local, "model", name);
 
+export const loadDraftFiles = () => [read(session, "files", [])].flat();
+export const saveDraftFiles = (files) => write(session, "files", files);
+
 export function saveTheme(theme) {
   try {
     localStorage.setItem(`${PREFIX}theme`, theme); // as it is: theme.js reads it

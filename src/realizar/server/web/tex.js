@@ -18,6 +18,7 @@ const MACROS = {
   ...Object.fromEntries("arccot arsinh arcosh artanh sgn tr lcm rank diag".split(" ").map(
     (name) => [`\\${name}`, `\\operatorname{${name}}`],
   )),
+  "\\tag@literal": "\\qquad\\text{#1}", // KaTeX leaves numbers of aligned lines out
   "\\label": (context) => { // references to equations are not drawn, so their names are not either
     context.consumeArgs(1);
     return "";

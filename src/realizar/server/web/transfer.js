@@ -1,6 +1,8 @@
 // Chats as files: what an export holds, and what of a file is taken in. A file may come from anywhere: it is bounded,
 // read whole or refused, and only fields that are known by name are copied from it.
 
+import { areCalls } from "./calls.js";
+import { areFiles } from "./files.js";
 import { isConversation, isMessage, newId } from "./tree.js";
 
 const FORMAT = "realizar chats";
@@ -11,7 +13,7 @@ const MAX_CHATS = 10_000;
 const MAX_TITLE = 200;
 const TYPES = {
   id: "string", role: "string", content: "string", created: "number", reasoning: "string", error: "string",
-  stopped: "boolean", stats: "string", model: "string", used: "number", cut: "boolean",
+  stopped: "boolean", stats: "string", model: "string", used: "number", cut: "boolean", call: "string", name: "string",
 };
 
 /** A reason why a file is not taken in, as a sentence. */
@@ -107,7 +109,14 @@ const idOrNull = (value) => (typeof value === "string" ? value : null);
 /** The fields of a message that mean something here, as far as their types are right. */
 function known(message) {
   const names = Object.keys(TYPES).filter((name) => Object.hasOwn(message, name) && typeof message[name] === TYPES[name]);
-  return Object.fromEntries(names.map((name) => [name, message[name]]));
+  const found = Object.fromEntries(names.map((name) => [name, message[name]]));
+  if (Object.hasOwn(message, "files") && areFiles(message.files)) {
+    found.files = message.files.map(({ name, text }) => ({ name, text }));
+  }
+  if (Object.hasOwn(message, "calls") && areCalls(message.calls)) {
+    found.calls = message.calls.map(({ id, name, arguments: given }) => ({ id, name, arguments: given }));
+  }
+  return found;
 }
 
 /** The same conversation under ids that nobody has. */

@@ -1,7 +1,10 @@
 // A conversation: messages that know their parents. A message that is edited or asked again gets a sibling, so that
 // nothing is ever taken away, and what two tabs say at once stands side by side.
 
-const ROLES = ["user", "assistant"];
+import { areCalls } from "./calls.js";
+import { areFiles } from "./files.js";
+
+const ROLES = ["user", "assistant", "tool"];
 
 /** An id that no other tab makes. */
 export function newId() {
@@ -13,7 +16,9 @@ export function newId() {
 export function isMessage(value) {
   return ROLES.includes(value?.role) && typeof value.content === "string" && typeof value.id === "string"
     && typeof value.conversation === "string" && Number.isFinite(value.created)
-    && ["string", "undefined"].includes(typeof value.reasoning);
+    && ["string", "undefined"].includes(typeof value.reasoning)
+    && (value.files === undefined || areFiles(value.files)) && (value.calls === undefined || areCalls(value.calls))
+    && (value.role !== "tool" || typeof value.call === "string");
 }
 
 export function isConversation(value) {
@@ -29,8 +34,9 @@ export function titleOf(text) {
 /**
  * Messages by id, and the branch that is shown: the path from a first message to `leaf`.
  *
- * A message: `{id, conversation, parent, role, content, created}` and, of an answer, `reasoning`, `error`, `stopped`,
- * `stats`, and `open` while it comes. `parent` is the message before, or null.
+ * A message: `{id, conversation, parent, role, content, created}`; of a user, `files`; of an answer, `reasoning`,
+ * `calls`, `error`, `stopped`, `cut`, `stats`, `model`, `used`, and `open` while it comes; of a tool, `call` and `name`.
+ * `parent` is the message before, or null.
  */
 export class Tree {
   constructor(messages = [], leaf = null) {

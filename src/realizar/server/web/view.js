@@ -1,6 +1,8 @@
 // One message on the page, and how it grows.
 
+import { callNode, resultForm, resultNode } from "./calls.js";
 import { makeEditor } from "./editor.js";
+import { fileNode } from "./files.js";
 import { parseBlocks } from "./markdown.js";
 
 export function icon(name) {
@@ -29,6 +31,8 @@ function action(name, label, run) {
   return button;
 }
 
+const NAMES = { user: "You", assistant: "Model", tool: "Tool" };
+
 /** Text grown in place: blocks that did not change keep their nodes, and what the reader selected in them. */
 class Growing {
   constructor(node) {
@@ -52,14 +56,14 @@ class Growing {
 
 /**
  * A message's element.
- * `handlers`: edit(message, text), regenerate(message), proceed(message), hasSeveral() of models, siblings(message), choose(message, label of the button).
+ * `handlers`: edit(message, text), giveResults(message, results), isLast(message), regenerate(message), proceed(message), hasSeveral() of models, siblings(message), choose(message, label of the button).
  */
 export class MessageView {
   constructor(message, handlers) {
     this.message = message;
     this.handlers = handlers;
-    this.node = element("article", `message ${message.role}`);
-    this.node.append(element("h2", "visually-hidden", message.role === "user" ? "You" : "Model"));
+    this.node = element("article", `message ${message.role === "tool" ? "from-tool" : message.role}`);
+    this.node.append(element("h2", "visually-hidden", NAMES[message.role]));
     this.body = element("div", "body");
     this.actions = element("div", "actions");
     this.makeVersions();
@@ -68,6 +72,8 @@ export class MessageView {
       this.editButton = action("edit", "Edit and ask again", () => this.edit());
       this.actions.append(this.versions, this.editButton, copy);
       this.node.append(this.body, this.actions);
+    } else if (message.role === "tool") {
+      this.node.append(resultNode(message), this.versions);
     } else {
       this.thought = this.makeThought();
       this.content = new Growing(this.body);
@@ -78,7 +84,8 @@ export class MessageView {
         this.versions, this.stats, copy, action("retry", "Regenerate", () => handlers.regenerate(this.message)),
         this.proceedButton,
       );
-      this.node.append(this.thought.node, this.body, this.notice, this.actions);
+      this.calls = element("div", "calls");
+      this.node.append(this.thought.node, this.body, this.calls, this.notice, this.actions);
     }
     this.update(false);
   }
@@ -136,22 +143,41 @@ export class MessageView {
     return { node, summary, text: new Growing(text) };
   }
 
+  /** Tool calls, and below the last message of a chat a form for their results. */
+  showCalls(busy) {
+    const calls = this.message.calls ?? [];
+    const isAsking = calls.length > 0 && !busy && Boolean(this.handlers.isLast?.(this.message));
+    const source = JSON.stringify([calls, isAsking]);
+    if (this.shownCalls === source) {
+      return; // what is unfolded or typed stays
+    }
+    this.shownCalls = source;
+    this.calls.replaceChildren(...calls.map(callNode));
+    if (isAsking) {
+      this.calls.append(resultForm(calls, (results) => this.handlers.giveResults(this.message, results)));
+    }
+  }
+
   /** Shows the message as it is now; `busy` while it grows here. */
   update(busy) {
     this.showVersions();
     const { content, reasoning = "", error, stopped, stats, open, cut } = this.message;
     if (this.message.role === "user") {
-      if (this.body.textContent !== content) {
-        this.body.textContent = content;
+      if (!this.body.childNodes.length) { // what was sent does not change
+        this.body.append(...(this.message.files ?? []).map(fileNode), content);
       }
+      return;
+    }
+    if (this.message.role === "tool") {
       return;
     }
     this.thought.node.hidden = !reasoning;
     this.thought.summary.textContent = busy && !content ? "Thinking…" : "Thought";
     this.thought.text.show(reasoning);
     this.content.show(content);
+    this.showCalls(busy);
     this.node.classList.toggle("busy", busy);
-    this.node.classList.toggle("waiting", busy && !content && !reasoning);
+    this.node.classList.toggle("waiting", busy && !content && !reasoning && !this.message.calls);
     this.node.setAttribute("aria-busy", String(busy));
     this.actions.hidden = busy;
     this.proceedButton.hidden = !content || !(stopped || error || cut || open);
