@@ -263,8 +263,10 @@ def test_an_error_in_mid_stream_is_the_last_line() -> None:
     assert all(not line["done"] for line in lines[:-1])
 
 
-def ask(method: str, path: str, settings: ServerSettings, **options: Any) -> httpx.Response:
-    app = create_app(cast("Any", ScriptedEngine()), scripted_model(TEMPLATE), settings)
+def ask(
+    method: str, path: str, settings: ServerSettings, engine: ScriptedEngine | None = None, **options: Any
+) -> httpx.Response:
+    app = create_app(cast("Any", engine or ScriptedEngine()), scripted_model(TEMPLATE), settings)
 
     async def main() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:

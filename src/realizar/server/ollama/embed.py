@@ -64,6 +64,8 @@ async def _embedded(request: Request, api: Api, texts: Sequence[str], field: str
 
 def _tokenized(api: Api, texts: Sequence[str], field: str, stop: Stop, *, cut: bool) -> list[tuple[int, ...]]:
     most, tokenizer = api.max_tokens, api.model.tokenizer
+    if cut:  # first to what may still be too long, so that its tokens cost no more than the context's
+        texts = [text[: (most + 1) * tokenizer.longest_token] for text in texts]
     prompts = tokenize_prompts(
         list(texts),
         tokenizer,
