@@ -17,6 +17,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import Device, EngineConfig
 from realizar.models.spec import ModelSpec
 from realizar.outputs import TokenLogprobs
+from realizar.request import Pooling
 from resolving import resolved
 from step_inputs import scheduled_row, step_input
 
@@ -116,6 +117,16 @@ class BackendRunner(ABC, Generic[B]):
         row = scheduled_row(0, token_ids, logprob_queries=queries)
         step = step_input([row], (positions,) * self.groups, (table,) * self.groups)
         return self.backend.submit(step).result().rows[0].queried
+
+    def pooled(self, token_ids: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
+        """The pooled hidden state of a prompt that is read in one step: float32 [hidden_size]."""
+        positions = np.arange(len(token_ids), dtype=np.int32)
+        table = np.arange(-(-len(token_ids) // self.config.block_size), dtype=np.int32)[None]
+        row = scheduled_row(0, token_ids, pooling=pooling)
+        step = step_input([row], (positions,) * self.groups, (table,) * self.groups)
+        found = self.backend.submit(step).result().rows[0].pooled
+        assert found is not None
+        return found
 
     def logits(self, token_ids: Sequence[int], chunks: Sequence[int] = ()) -> NDArray[np.float32]:
         """[tokens, vocab_size]: chunks of the given sizes, then token by token; all at once by default."""

@@ -11,5 +11,6 @@ Read in this order:
 4. `spec_builder.py`, `experts.py`: the parts of a decoder, with their tensors. `tensor_names.py` maps the names, and
    `multimodal.py` finds the text model inside a larger one.
 5. `check_tensors.py`: the tensors of a spec are exactly those of its checkpoint.
-6. `parameters.py` counts parameters, and `pooling.py` is the pooling of an embedding model.
+6. `parameters.py` counts parameters, `pooling.py` is the pooling of an embedding model, and `ranking.py`
+   the head of a reranker.
 """

@@ -13,6 +13,7 @@ GGUF_WITHOUT_EFFECT = frozenset(
     {
         "attention.layer_norm_epsilon",
         "attention.layer_norm_rms_epsilon",
+        "classifier.output_labels",
         "decoder_start_token_id",
         "pooling_type",
         "rope.scaling.finetuned",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -31,6 +32,7 @@ from realizar.models.architectures import (
     starcoder2,
 )
 from realizar.models.hyper_parameters import HyperParameters, config_path
+from realizar.models.ranking import is_classifier, ranking_tensors
 from realizar.models.spec import ModelSpec
 from realizar.quantization import matrix_format
 
@@ -152,6 +154,8 @@ def build_spec(
             raise CheckpointError(config_path(checkpoint), "offset 0", "missing, or not an object")
         refuse_remote_code(config, _BY_MODEL_TYPE.keys())
         name, build = _find_config_build(checkpoint, config)
+        if is_classifier(checkpoint):
+            config = {**config, _TIED: True}  # what it has for next tokens is the embedding, if anything
         hparams = HyperParameters(checkpoint, name, _text_config(config), context_length, expert_used_count)
         matrix_format(checkpoint)  # refuses a method of quantisation that nothing reads
         hparams.raw(None, "quantization_config")
@@ -159,7 +163,7 @@ def build_spec(
     spec = build(hparams)
     if expert_used_count is not None and not spec.mixtures():
         raise InvalidRequestError(f"expert_used_count: {checkpoint.path} has no experts", "expert_used_count")
-    return spec
+    return replace(spec, ignored_tensors=spec.ignored_tensors | ranking_tensors(checkpoint))
 
 
 def require_weights(checkpoint: Checkpoint) -> None:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import ChatTemplateError, InvalidRequestError
+from realizar.models.ranking import ranking_head
 from realizar.sampling_params import SamplingParams
 from realizar.server.model_facts import ModelFacts, read_facts
+from realizar.server.ranker import Ranker
 from realizar.tokenizer.generation_defaults import default_sampling
 from realizar.tokenizer.load import load_tokenizer
 from realizar.tokenizer.templates.chat_template import ChatTemplate
@@ -28,6 +30,7 @@ class ServedModel:
         context_length: tokens of a request, prompt and output; the engine may bound them further.
         created_s: Unix time.
         facts: of its files.
+        ranker: makes scores of pairs of texts, or None if the model was not made for them.
     """
 
     names: tuple[str, ...]
@@ -37,6 +40,7 @@ class ServedModel:
     context_length: int
     created_s: int = field(default_factory=lambda: int(time.time()))
     facts: ModelFacts = field(default_factory=ModelFacts)
+    ranker: Ranker | None = None
 
     def __post_init__(self) -> None:
         if not self.names or not all(self.names):
@@ -55,7 +59,7 @@ def make_served_model(
     chat_template: str | None = None,
     created_s: int | None = None,
 ) -> ServedModel:
-    """Make the served model from a checkpoint. This reads the vocabulary and no weights.
+    """Make the served model from a checkpoint. This reads the vocabulary, and of the weights a reranker's head.
 
     Args:
         names: ids that requests may use; answers carry the first.
@@ -69,6 +73,7 @@ def make_served_model(
         CheckpointError: a file is malformed.
     """
     tokenizer = load_tokenizer(checkpoint)
+    head = ranking_head(checkpoint)
     template: ChatTemplate | None = None
     try:
         template = ChatTemplate(tokenizer, chat_template)
@@ -82,4 +87,5 @@ def make_served_model(
         context_length,
         int(time.time()) if created_s is None else created_s,
         replace(read_facts(checkpoint, chat_template), fills_in=tokenizer.fill_in is not None),
+        None if head is None else Ranker(head, tokenizer),
     )

@@ -1,4 +1,4 @@
-"""OpenAI's dialect: its routes, with vLLM's for the tokenizer, and the form of its errors."""
+"""OpenAI's dialect: its routes, with vLLM's for rerankers and the tokenizer, and the form of its errors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from realizar.server.openai.chat import chat_completions
 from realizar.server.openai.completions import completions
 from realizar.server.openai.embeddings import embeddings
 from realizar.server.openai.models import list_models, show_model
+from realizar.server.openai.ranking import rerank, score
 from realizar.server.openai.records.chat import ChatCompletionRequest
 from realizar.server.openai.records.completion import CompletionRequest
 from realizar.server.openai.records.embedding import EmbeddingRequest
+from realizar.server.openai.records.ranking import RerankRequest, ScoreRequest
 from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
 from realizar.server.openai.tokenizer_routes import detokenize, tokenize, tokenizer_info
+
+_RERANK = ("/v1/rerank", "/v2/rerank", "/rerank")  # paths of Jina's clients, of Cohere's and of vLLM's
+_SCORE = ("/v1/score", "/score")
 
 OPENAI = Dialect(
     name="OpenAI",
@@ -21,6 +26,8 @@ OPENAI = Dialect(
         ApiRoute("/v1/chat/completions", chat_completions, "Answer a conversation.", ChatCompletionRequest),
         ApiRoute("/v1/completions", completions, "Complete prompts.", CompletionRequest),
         ApiRoute("/v1/embeddings", embeddings, "Embed texts.", EmbeddingRequest),
+        *(ApiRoute(path, rerank, "Order documents by a query.", RerankRequest) for path in _RERANK),
+        *(ApiRoute(path, score, "Scores of pairs of texts.", ScoreRequest) for path in _SCORE),
         ApiRoute("/v1/models", list_models, "Names of the model."),
         ApiRoute("/v1/models/{name:path}", show_model, "One of them."),
         ApiRoute("/tokenize", tokenize, "Token ids of a text or of messages.", TokenizeRequest),

@@ -1,0 +1,156 @@
+"""`POST /v1/rerank` and `POST /v1/score`, with vLLM's forms: how relevant texts are to a query, by a reranker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from realizar.engine.clients.async_engine import Embedding
+from realizar.errors import ContextLengthError
+from realizar.server.api import Api, compute, new_id, note, now_s
+from realizar.server.errors import refused
+from realizar.server.generation.embedding import embed_all
+from realizar.server.generation.prompts import MAX_TOKENS, check_fits
+from realizar.server.generation.work import Stop
+from realizar.server.http.body import read_record
+from realizar.server.http.disconnects import unless_disconnected
+from realizar.server.models.models import model_of
+from realizar.server.openai.records.answers import Usage, make_usage
+from realizar.server.openai.records.ranking import (
+    Document,
+    RerankAnswer,
+    RerankRequest,
+    RerankResult,
+    Score,
+    ScoreAnswer,
+    ScoreRequest,
+)
+from realizar.server.ranker import Ranker
+
+
+async def rerank(request: Request) -> Response:
+    """Order documents by their scores."""
+    record = await read_record(request, RerankRequest)
+    api = await model_of(request, record.model)
+    if record.top_n is not None and record.top_n < 1:
+        raise refused("top_n must be at least 1", "top_n", "invalid_value")
+    texts = [each if isinstance(each, str) else each.text for each in record.documents]
+    pairs = [(record.query, text) for text in texts]
+    scored = await _score_all(request, api, pairs, "documents[{}]".format, first="query", second="documents")
+    order = sorted(range(len(texts)), key=lambda place: (-scored.scores[place], place))
+    results = [
+        RerankResult(
+            place, scored.scores[place], None if record.return_documents is False else Document(text=texts[place])
+        )
+        for place in order[: record.top_n]
+    ]
+    return _json(RerankAnswer(new_id("rerank-"), api.model.name, scored.usage, results))
+
+
+async def score(request: Request) -> Response:
+    """Scores of pairs, in their order."""
+    record = await read_record(request, ScoreRequest)
+    api = await model_of(request, record.model)
+    pairs = _pairs(record)
+    name = "text_2[{}]" if isinstance(record.text_2, list) else "text_2"
+    scored = await _score_all(request, api, pairs, name.format, first="text_1", second="text_2")
+    data = [Score(place, value) for place, value in enumerate(scored.scores)]
+    return _json(ScoreAnswer(new_id("score-"), now_s(), api.model.name, data, scored.usage))
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    scores: list[float]
+    usage: Usage
+
+
+async def _score_all(
+    request: Request,
+    api: Api,
+    pairs: Sequence[tuple[str, str]],
+    name: Callable[[int], str],
+    *,
+    first: str,
+    second: str,
+) -> _Scored:
+    """Scores of pairs. Args: name: the field of a pair, by its place; first, second: the fields of their texts."""
+    ranker = _ranker_of(api)
+    if not pairs:
+        raise refused(f"{second} must not be empty", second, "empty_array")
+    if len(pairs) > api.settings.max_prompts:
+        message = f"{second} holds {len(pairs)} texts; at most {api.settings.max_prompts} are allowed"
+        raise refused(message, second, "array_too_long")
+    prompts = await compute(request, lambda stop: _tokenized(api, ranker, pairs, name, stop, first))
+    note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
+
+    def keep(found: Embedding) -> tuple[float, int]:
+        return ranker.score(found.vector), found.num_cached_tokens
+
+    found = await unless_disconnected(request.receive, embed_all(api, prompts, "last", new_id("rank-"), name, keep))
+    usage = make_usage(sum(map(len, prompts)), 0, sum(cached for _, cached in found))
+    return _Scored([value for value, _ in found], usage)
+
+
+def _ranker_of(api: Api) -> Ranker:
+    if api.model.ranker is None:
+        raise refused(
+            f"The model {api.model.name} is not a reranker: it has no head for scores", "model", "ranking_not_supported"
+        )
+    return api.model.ranker
+
+
+def _tokenized(
+    api: Api, ranker: Ranker, pairs: Sequence[tuple[str, str]], name: Callable[[int], str], stop: Stop, first: str
+) -> list[list[int]]:
+    """The prompts of all pairs.
+
+    Raises:
+        ApiError, InvalidRequestError: 400; a text is empty or too long, or all are together.
+    """
+    prompts: list[list[int]] = []
+    num_tokens, most = 0, max(MAX_TOKENS, api.max_tokens)
+    checked: str | None = None
+    for place, (query, text) in enumerate(pairs):
+        stop.check()
+        if query != checked:
+            _check_text(api, query, first)
+            checked = query
+        _check_text(api, text, name(place))
+        prompts.append(ranker.prompt(query, text))
+        if len(prompts[-1]) > api.max_tokens:
+            raise ContextLengthError(
+                f"{first} and {name(place)} have {len(prompts[-1])} tokens, above the context of {api.max_tokens}",
+                name(place),
+            )
+        num_tokens += len(prompts[-1])
+        if num_tokens > most:
+            raise refused(f"all pairs have more than {most} tokens; send fewer at once", name(place), "array_too_long")
+    return prompts
+
+
+def _check_text(api: Api, text: str, where: str) -> None:
+    if not text:
+        raise refused(f"{where} must not be empty", where, "empty_prompt")
+    check_fits(text, api.model.tokenizer, api.max_tokens, where)
+
+
+def _pairs(record: ScoreRequest) -> list[tuple[str, str]]:
+    firsts = [record.text_1] if isinstance(record.text_1, str) else record.text_1
+    seconds = [record.text_2] if isinstance(record.text_2, str) else record.text_2
+    if len(firsts) == 1:
+        return [(firsts[0], each) for each in seconds]
+    if len(firsts) != len(seconds):
+        raise refused(
+            f"text_1 holds {len(firsts)} texts and text_2 {len(seconds)}: they must be as many, or text_1 only one",
+            "text_1",
+            "invalid_value",
+        )
+    return list(zip(firsts, seconds, strict=True))
+
+
+def _json(answer: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
