@@ -86,6 +86,15 @@ class TokenOutput:
     error: RowError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How much of a request's prompt the model has read: `num_read` of `num_tokens`, cached ones counted as read."""
+
+    num_tokens: int
+    num_cached_tokens: int
+    num_read: int
+
+
 @dataclass(slots=True)  # one a choice and step: frozen it would take four times as long to make
 class ChoiceDelta:
     """A delta of a stream: the output that one choice gained. The texts of all deltas concatenate to the whole.
@@ -96,6 +105,7 @@ class ChoiceDelta:
         finish_reason: set on the last delta of the choice.
         stop_reason: the stop string or the stop token id that ended it.
         num_cached_tokens: prompt tokens that the first choice found in the prefix cache, as far as it is known yet.
+        prompt_progress: set where the delta tells of the prompt, and of nothing else.
     """
 
     request_id: str
@@ -106,6 +116,7 @@ class ChoiceDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
+    prompt_progress: PromptProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)

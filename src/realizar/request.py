@@ -26,6 +26,7 @@ class Request:
         cache_salt: requests share cached blocks only with those of the same salt.
         pooling: the final hidden state wanted: of the last token, or the mean over the prompt. A pooled request
             generates nothing: its `max_tokens` is 0.
+        reports_progress: True if the engine tells how much of the prompt it has read, after each step that reads some.
         client: the client's name, for fair shares of the work before the request runs; "" if there is none.
     """
 
@@ -38,6 +39,7 @@ class Request:
     cache_salt: str | None = None
     pooling: Pooling | None = None
     client: str = ""
+    reports_progress: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:

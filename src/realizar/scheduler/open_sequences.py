@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.kv_cache.block_keys import BlockKeys
+from realizar.outputs import PromptProgress
 from realizar.request import Request
 from realizar.scheduler.policy import order
 from realizar.scheduler.row_table import RowTable
@@ -54,6 +55,14 @@ class OpenSequences:
         if self._running_rows is None:
             self._running_rows = np.array([sequence.row for sequence in self.running], np.intp)
         return self._running_rows
+
+    def prompt_progress(self, request_id: str) -> PromptProgress | None:
+        """How much of a request's prompt the first of its choices has read; None if none is open."""
+        first = next(iter(self.requests.get(request_id, {}).values()), None)
+        if first is None:
+            return None
+        num_tokens = first.num_prompt_tokens
+        return PromptProgress(num_tokens, first.num_cached_tokens, min(int(first.num_computed_tokens), num_tokens))
 
     def of_rows(self, rows: NDArray[np.intp]) -> list[Sequence]:
         """The sequences of rows that have one."""

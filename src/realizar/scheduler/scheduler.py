@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from realizar.batch import ScheduledBatch, ScheduledRow, StepOutput, StepRows
 from realizar.errors import QueueFullError
 from realizar.kv_cache.manager import KVCacheManager
-from realizar.outputs import RowError, TokenOutput
+from realizar.outputs import PromptProgress, RowError, TokenOutput
 from realizar.request import Request
 from realizar.scheduler.admission import check_request, waits_for_blocks
 from realizar.scheduler.counts import EndTimes, SchedulerCounts
@@ -128,6 +128,10 @@ class Scheduler:
     def is_open(self, request_id: str) -> bool:
         """True while a request waits or runs."""
         return request_id in self._open.requests
+
+    def prompt_progress(self, request_id: str) -> PromptProgress | None:
+        """How much of an open request's prompt has been read; None if it is not open."""
+        return self._open.prompt_progress(request_id)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """End a request, or one choice of it, without an output; its blocks are free at once. Unknown ids pass."""

@@ -137,6 +137,9 @@ async def deltas_of(
     first_s: float | None = None
     try:
         async for delta in stream:
+            if delta.prompt_progress is not None:
+                yield delta
+                continue
             now = time.monotonic()
             first_s = now if first_s is None else first_s
             if delta.token_ids:

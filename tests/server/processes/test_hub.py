@@ -20,11 +20,13 @@ from realizar.engine.process.messages import (
     Command,
     EngineInfo,
     Outputs,
+    PromptRead,
     Ready,
     Refused,
     restore_error,
 )
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
+from realizar.outputs import PromptProgress
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.server.processes import hub as hub_module
@@ -185,6 +187,19 @@ def test_a_client_that_leaves_ends_its_request_and_no_other_process_can(accept: 
         assert scene.engine.num_open == len(scene.hub._open) == 0
         scene.link.deltas([(0, 1)], starts=(ChoiceStart(0, "a", 0, 0.5),))
         assert scene.one.all_of(Outputs) == []
+
+    play(main)
+
+
+def test_progress_of_a_prompt_goes_to_the_process_of_its_request() -> None:
+    async def main(scene: Scene) -> None:
+        await scene.add(scene.one, "a")
+        await scene.add(scene.two, "b")
+        progress = PromptProgress(9, 2, 5)
+        for name in ("b", "a", "gone"):
+            scene.link.listener.handle(PromptRead(name, progress))
+        assert scene.one.all_of(PromptRead) == [PromptRead("a", progress)]
+        assert scene.two.all_of(PromptRead) == [PromptRead("b", progress)]
 
     play(main)
 

@@ -24,6 +24,7 @@ from realizar.engine.process.messages import (
     Event,
     Loading,
     Outputs,
+    PromptRead,
     Ready,
     Refused,
     StatsAnswer,
@@ -172,6 +173,7 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         client: str = "",
+        reports_progress: bool = False,
         score_only: bool = False,
         pooling: Pooling | None = None,
         keep_deltas: bool = True,
@@ -184,6 +186,7 @@ class AsyncEngine:
             priority: lower is sooner.
             cache_salt: cached blocks are shared only under the same one.
             client: the client that sent the request, as in `Request`.
+            reports_progress: True to get deltas that tell how much of the prompt has been read.
             score_only: generate nothing; for `prompt_logprobs` alone.
             pooling: generate nothing; the output has the pooled hidden state.
             keep_deltas: True if the deltas will be iterated; False if only `result` will be read.
@@ -203,6 +206,7 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
             client=client,
+            reports_progress=reports_progress,
         )
         return await self._submit(request, prompt, keep_deltas=keep_deltas)
 
@@ -284,6 +288,8 @@ class AsyncEngine:
             self._requests.answer(event.request_id, None)
         elif isinstance(event, Refused):
             self._requests.answer(event.request_id, restore_error(event.error))
+        elif isinstance(event, PromptRead):
+            self._requests.note_progress(event)
         elif isinstance(event, StatsAnswer):
             self._stats_asked.answer(event.ticket, event.stats)
         elif isinstance(event, AuditAnswer):

@@ -12,9 +12,9 @@ from realizar.engine.clients.async_stream import AsyncStream
 from realizar.engine.clients.growing_choice import GrowingChoice, GrowingText
 from realizar.engine.clients.output_processor import OutputProcessor
 from realizar.engine.clients.suspects import Suspects
-from realizar.engine.process.messages import Abort, Add
+from realizar.engine.process.messages import Abort, Add, PromptRead
 from realizar.errors import InvalidRequestError, RealizarError, RequestFailedError
-from realizar.outputs import RequestOutput
+from realizar.outputs import ChoiceDelta, RequestOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.step_deltas import StepDeltas
@@ -27,6 +27,16 @@ class _Open:
     stream: AsyncStream
     request: Request
     accepted: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """A delta that no choice makes, as a `DeltaSource`."""
+
+    delta: ChoiceDelta
+
+    def take_delta(self) -> ChoiceDelta:
+        return self.delta
 
 
 class OpenRequests:
@@ -97,6 +107,14 @@ class OpenRequests:
             entry.accepted.set_result(None)
         else:
             self._end(request_id, error)
+
+    def note_progress(self, event: PromptRead) -> None:
+        """Tell the consumer of a stream how much of the prompt has been read."""
+        entry = self._open.get(event.request_id)
+        if entry is not None:
+            cached = event.progress.num_cached_tokens
+            delta = ChoiceDelta(event.request_id, 0, "", (), num_cached_tokens=cached, prompt_progress=event.progress)
+            entry.stream.note(_Noted(delta))
 
     def take_in(self, deltas: StepDeltas) -> None:
         """Distribute a step's deltas; those of requests that are not open are ignored."""

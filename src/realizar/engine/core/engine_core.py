@@ -18,7 +18,7 @@ from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, Rea
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.models.spec import ModelSpec
-from realizar.outputs import RowError, TokenOutput
+from realizar.outputs import PromptProgress, RowError, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.counts import SchedulerCounts
@@ -164,6 +164,10 @@ class EngineCore:
         self._check_alive()
         self._close_rows()
         self.holds_grammar(request)
+
+    def prompt_progress(self, request_id: str) -> PromptProgress | None:
+        """How much of an open request's prompt has been read; None if it is not open."""
+        return self._scheduler.prompt_progress(request_id)
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary before the first grammar, if the model can follow any."""

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -27,6 +27,7 @@ from realizar.engine.process.messages import (
     Event,
     Failed,
     Outputs,
+    PromptRead,
     Ready,
     Refused,
     Shutdown,
@@ -34,6 +35,7 @@ from realizar.engine.process.messages import (
     record_error,
 )
 from realizar.errors import EngineDeadError, RealizarError
+from realizar.outputs import PromptProgress, TokenOutput
 from realizar.step_deltas import StepDeltas
 
 _LOG = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class EngineLoop:
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._prompts: dict[str, int] = {}
+        self._progress: dict[str, PromptProgress | None] = {}  # as last reported, until the prompt is read
         self._columns = DeltaColumns()
         self._unsent: list[str] = []  # requests with a choice of the last step that could not be sent
         self._compiling: dict[
@@ -145,6 +148,8 @@ class EngineLoop:
         self._step_started_s = None
         self._step_s += time.monotonic() - started_s
         self._num_steps += 1
+        if self._progress:
+            self._report_progress(core, outputs)
         if outputs:
             deltas = self._columns.columns(outputs)
             self._count(deltas)
@@ -152,6 +157,20 @@ class EngineLoop:
             unsent, self._unsent = self._unsent, []
             for request_id in unsent:
                 self._abort(core, request_id)
+
+    def _report_progress(self, core: EngineCore, outputs: Sequence[TokenOutput]) -> None:
+        """Report how much has been read of the prompts of requests that want to know, where it is more than before."""
+        for request_id, reported in list(self._progress.items()):
+            progress = core.prompt_progress(request_id)
+            last = next((each for each in outputs if each.request_id == request_id), None)
+            if progress is None and last is not None and last.error is None:  # its only step ended it
+                total = self._prompts.get(request_id, 0)
+                progress = PromptProgress(total, last.num_cached_tokens, total)
+            if progress is not None and progress != reported:
+                self._progress[request_id] = progress
+                self._report(PromptRead(request_id, progress))
+            if progress is None or progress.num_read == progress.num_tokens:
+                del self._progress[request_id]
 
     def _count(self, deltas: StepDeltas) -> None:
         """Count a step's tokens, and the prompts of requests of which nothing came before."""
@@ -181,6 +200,8 @@ class EngineLoop:
             self._report(Refused(request.request_id, record_error(error)))
             return
         self._prompts[request.request_id] = request.num_prompt_tokens
+        if request.reports_progress:
+            self._progress[request.request_id] = None
         self._report(Accepted(request.request_id))
 
     def _handle(self, core: EngineCore, command: _Command) -> None:
@@ -197,6 +218,8 @@ class EngineLoop:
 
     def _abort(self, core: EngineCore, request_id: str, choice: int | None = None) -> None:
         core.abort(request_id, choice)
+        if choice is None:
+            self._progress.pop(request_id, None)
         self._columns.forget(request_id, choice)
         if choice is None:
             _, cancel = self._compiling.pop(request_id, (None, None))

@@ -14,6 +14,7 @@ from realizar import errors
 from realizar.backends.base import Capacity
 from realizar.config import Device, EngineConfig
 from realizar.engine.core.metrics import EngineStats
+from realizar.outputs import PromptProgress
 from realizar.request import Request
 from realizar.step_deltas import StepDeltas
 
@@ -125,6 +126,13 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     deltas: StepDeltas
 
 
+class PromptRead(msgspec.Struct, frozen=True, tag="prompt_read"):
+    """More of a request's prompt has been read; only for requests that want to know. It comes before what follows."""
+
+    request_id: str
+    progress: PromptProgress
+
+
 class StatsAnswer(msgspec.Struct, frozen=True, tag="stats"):
     ticket: int
     stats: EngineStats
@@ -166,7 +174,9 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorRecord
 
 
-Event: TypeAlias = Loading | Ready | Accepted | Refused | Outputs | StatsAnswer | AuditAnswer | Pong | Failed
+Event: TypeAlias = (
+    Loading | Ready | Accepted | Refused | PromptRead | Outputs | StatsAnswer | AuditAnswer | Pong | Failed
+)
 
 
 def record_error(error: BaseException) -> ErrorRecord:

@@ -41,6 +41,7 @@ class ChatPlan:
         priority: the request's priority.
         cache_salt: keeps the cache of one tenant from another's.
         names: the request's names of the engine's fields, for errors.
+        reports_progress: True if the run tells how much of the prompt has been read.
         cut_by_context: True if the context ends the answer before the request's `max_tokens` do.
     """
 
@@ -52,6 +53,7 @@ class ChatPlan:
     priority: int
     cache_salt: str | None
     names: Mapping[str, str]
+    reports_progress: bool = False
     cut_by_context: bool = False
 
     @property
@@ -116,6 +118,7 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         priority=check_priority(conversation.priority, allowed=api.settings.allow_request_priority),
         cache_salt=conversation.cache_salt,
         names=_engine_names(conversation),
+        reports_progress=conversation.reports_progress,
         cut_by_context=cut,
     )
 

@@ -72,10 +72,13 @@ class ChatRun:
                 priority=self._plan.priority,
                 cache_salt=self._plan.cache_salt,
                 client=self._lease.client,
+                reports_progress=self._plan.reports_progress,
             )
             async with aclosing(self._counted(stream)) as deltas:
                 async for delta in deltas:
-                    if delta.choice in self._open:
+                    if delta.prompt_progress is not None:
+                        yield AnswerDelta(delta.choice, [], delta, None)
+                    elif delta.choice in self._open:
                         yield self._take_in(delta)
         with suppress(RealizarError):  # the stream was closed before its end, as the answers were complete
             self.output = await stream.result()

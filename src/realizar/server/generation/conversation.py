@@ -32,6 +32,7 @@ class Conversation:
         keep_last: cut the prompt to its last tokens; -1 is the length of the context, None cuts nothing.
         priority: the request's priority.
         cache_salt: keeps the cache of one tenant from another's.
+        reports_progress: True to get deltas that tell how much of the prompt has been read.
         names: the dialect's names of the fields that errors name: `messages`, `tools`, `structured` (the constraint on
             the answer) and others by their names here. A name that is not listed stays.
     """
@@ -49,6 +50,7 @@ class Conversation:
     keep_last: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    reports_progress: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 
@@ -21,6 +22,7 @@ from realizar.server.openai.records.answers import (
     ChatDelta,
     ChatToolCallDelta,
     FunctionCall,
+    PromptRead,
     Usage,
     make_usage,
 )
@@ -48,6 +50,7 @@ class ChatStreamer:
         self._with_reasoning = request.include_reasoning is not False
         self._request_id, self._created = request_id, now_s()
         self._started: set[int] = set()
+        self._started_s = time.monotonic()
         self._templates: dict[int, EventTemplate] = {}
 
     async def events(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
@@ -59,7 +62,7 @@ class ChatStreamer:
         try:
             async with aclosing(self._run.deltas()) as deltas:
                 async for delta in deltas:
-                    data = self._only_text(delta)
+                    data = self._progress(delta) or self._only_text(delta)
                     if data is None:
                         chunks = (self._chunk([choice], self._usage_so_far()) for choice in self._choices(delta))
                         data = b"".join(map(encode_event, chunks))
@@ -69,6 +72,17 @@ class ChatStreamer:
                 yield encode_event(self._chunk([], usage_of(self._plan, self._run)))
         finally:
             note(**self._run.notes)
+
+    def _progress(self, gained: AnswerDelta) -> bytes | None:
+        """The event of a delta that tells of the prompt; None for any other. The first one carries the role."""
+        read = gained.source.prompt_progress
+        if read is None:
+            return None
+        choices = list(self._choices(gained)) or [ChatChunkChoice(gained.index, ChatDelta())]
+        chunk = self._chunk(choices, self._usage_so_far())
+        elapsed_ms = round((time.monotonic() - self._started_s) * 1000)
+        chunk.prompt_progress = PromptRead(read.num_tokens, read.num_cached_tokens, read.num_read, elapsed_ms)
+        return encode_event(chunk)
 
     def _only_text(self, gained: AnswerDelta) -> bytes | None:
         """The event of a delta that is one text, after the first of its choice; None for any other."""

@@ -48,6 +48,7 @@ def read_conversation(request: ChatCompletionRequest) -> Conversation:
         keep_last=request.truncate_prompt_tokens,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        reports_progress=_reports_progress(request),
         names=names,
     )
 
@@ -62,6 +63,12 @@ def _continues(request: ChatCompletionRequest, last: dict[str, Any]) -> bool:
         reason = "continue_final_message needs a last message of the assistant's that has text and calls no tool"
         raise refused(reason, "continue_final_message")
     return True
+
+
+def _reports_progress(request: ChatCompletionRequest) -> bool:
+    if request.return_progress and not request.stream:
+        raise refused("return_progress needs stream to be true", "return_progress", "invalid_value")
+    return bool(request.return_progress)
 
 
 def _wishes(request: ChatCompletionRequest, structured: StructuredOutput | None) -> SamplingWishes:

@@ -21,7 +21,17 @@ import uvicorn
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_questions import Questions
 from realizar.engine.clients.async_stream import AsyncStream
-from realizar.engine.process.messages import Abort, Accepted, Add, Loading, Outputs, Ready, Refused, record_error
+from realizar.engine.process.messages import (
+    Abort,
+    Accepted,
+    Add,
+    Loading,
+    Outputs,
+    PromptRead,
+    Ready,
+    Refused,
+    record_error,
+)
 from realizar.errors import EngineDeadError, RealizarError
 from realizar.request import Request
 from realizar.server.figures import own_samples
@@ -135,6 +145,12 @@ class Hub:
         """See `Audience`."""
         for process, share in self._splitter.split(deltas):
             process.send(Outputs(share))
+
+    def prompt_read(self, event: PromptRead) -> None:
+        """See `Audience`."""
+        process = self._process_of(event.request_id)
+        if process is not None:
+            process.send(event)
 
     def accepted(self, event: Accepted) -> None:
         """See `Audience`."""

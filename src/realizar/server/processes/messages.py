@@ -9,7 +9,17 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from realizar.engine.process.messages import Abort, Accepted, Add, ErrorRecord, Loading, Outputs, Ready, Refused
+from realizar.engine.process.messages import (
+    Abort,
+    Accepted,
+    Add,
+    ErrorRecord,
+    Loading,
+    Outputs,
+    PromptRead,
+    Ready,
+    Refused,
+)
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
 from realizar.server.metrics import MetricSamples
@@ -79,6 +89,7 @@ ToProcess: TypeAlias = (
     | Ready
     | Accepted
     | Refused
+    | PromptRead
     | Outputs
     | EngineLost
     | EngineBlocked

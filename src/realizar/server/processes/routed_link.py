@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from realizar.engine.clients.async_link import EngineLink, LinkListener
-from realizar.engine.process.messages import Accepted, Command, Event, Loading, Outputs, Ready
+from realizar.engine.process.messages import Accepted, Command, Event, Loading, Outputs, PromptRead, Ready
 from realizar.errors import RealizarError
 from realizar.step_deltas import StepDeltas
 
@@ -19,6 +19,9 @@ class Audience(Protocol):
 
     def accepted(self, event: Accepted) -> None:
         """Called when the engine has queued a request, before anything else of it."""
+
+    def prompt_read(self, event: PromptRead) -> None:
+        """Called when more of a prompt has been read."""
 
     def state_changed(self, event: Ready | Loading) -> None:
         """Called when the engine loads or is ready."""
@@ -78,6 +81,9 @@ class RoutedLink:
         if isinstance(event, Outputs):
             self._audience.take_deltas(event.deltas)
             event = Outputs(_without_tokens(event.deltas))
+        elif isinstance(event, PromptRead):
+            self._audience.prompt_read(event)
+            return
         elif isinstance(event, Accepted):
             self._audience.accepted(event)
         elif isinstance(event, Ready | Loading):

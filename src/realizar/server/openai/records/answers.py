@@ -98,6 +98,20 @@ class ChatChunkChoice(msgspec.Struct):
     stop_reason: str | int | UnsetType | None = UNSET
 
 
+class PromptRead(msgspec.Struct):
+    """llama.cpp's figures of a prompt that is being read.
+
+    Attributes:
+        total: tokens of the prompt. cache: those found in the cache. processed: those read, cached ones included.
+        time_ms: milliseconds since the request was queued.
+    """
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
 class Answer(msgspec.Struct, kw_only=True):
     """An answer or a chunk. A chunk's `usage` is null except in the last chunk, if it was asked for."""
 
@@ -109,6 +123,7 @@ class Answer(msgspec.Struct, kw_only=True):
     choices: list[Any]
     usage: Usage | UnsetType | None = UNSET
     prompt_logprobs: Any | UnsetType = UNSET
+    prompt_progress: PromptRead | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct):

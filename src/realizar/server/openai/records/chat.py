@@ -1,4 +1,4 @@
-"""The record of `/v1/chat/completions`: every field of OpenAI's API, and the fields of vLLM's that apply here."""
+"""The record of `/v1/chat/completions`: every field of OpenAI's API, and those of vLLM's and llama.cpp's that apply."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_field
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    return_progress: bool | None = None
 
     metadata: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
