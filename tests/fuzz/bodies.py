@@ -14,6 +14,7 @@ from realizar.server.openai.records.chat import ChatCompletionRequest
 from realizar.server.openai.records.completion import CompletionRequest
 from realizar.server.openai.records.embedding import EmbeddingRequest
 from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
+from realizar.server.responses.records import ResponsesRequest
 
 RECORDS: dict[str, type[msgspec.Struct]] = {
     "/v1/chat/completions": ChatCompletionRequest,
@@ -21,12 +22,13 @@ RECORDS: dict[str, type[msgspec.Struct]] = {
     "/v1/embeddings": EmbeddingRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/v1/responses": ResponsesRequest,
 }
 _FIELDS = {
     path: {field.encode_name: field.type for field in kinds.type_info(record).fields}  # type: ignore[attr-defined]
     for path, record in RECORDS.items()
 }
-_WEIGHTS = (10, 8, 2, 2, 1)
+_WEIGHTS = (10, 8, 2, 2, 1, 5)
 _MOST_TOKENS = 12  # of most answers: a run is to try many requests
 _STRUCTURED = frozenset(
     {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "response_format", "structured_outputs"}
@@ -96,7 +98,7 @@ def make_request(rng: Random, vocab_size: int) -> tuple[str, bytes]:
         name, value = grammars.structured(rng)
         body[name] = value
     if "tools" in _FIELDS[path] and rng.random() < 0.1:
-        body |= {"tools": _tools(rng), "tool_choice": rng.choice(("auto", "required", "none", "x"))}
+        body |= {"tools": _tools(rng, path), "tool_choice": rng.choice(("auto", "required", "none", "x"))}
     if "stop_token_ids" in _FIELDS[path] and rng.random() < 0.02:
         body |= {"stop_token_ids": list(range(vocab_size)), "min_tokens": 1}
     if rng.random() < 0.03:
@@ -113,6 +115,9 @@ def _base(rng: Random, path: str) -> dict[str, Any]:
         return {"prompt": words}
     if path == "/detokenize":
         return {"tokens": [rng.randrange(400) for _ in range(rng.randrange(20))]}
+    if path == "/v1/responses":
+        given = words if rng.random() < 0.3 else _items(rng, words)
+        return {"max_output_tokens": rng.randrange(1, _MOST_TOKENS), "stream": rng.random() < 0.5, "input": given}
     body: dict[str, Any] = {"max_tokens": rng.randrange(1, _MOST_TOKENS), "stream": rng.random() < 0.5}
     if rng.random() < 0.02:
         body["max_tokens"] = 300
@@ -133,9 +138,29 @@ def _messages(rng: Random, words: str) -> list[dict[str, Any]]:
     return messages
 
 
-def _tools(rng: Random) -> list[Any]:
+def _items(rng: Random, words: str) -> list[dict[str, Any]]:
+    """Items of the Responses API, in any order: outputs without their calls are among them."""
+    known: list[dict[str, Any]] = [
+        {"role": "user", "content": words},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": words}]},
+        {"role": "developer", "content": values.text(rng)},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": values.text(rng)}]},
+        {"type": "reasoning", "summary": [], "encrypted_content": values.text(rng)},
+        {"type": "function_call", "call_id": "c", "name": "f0", "arguments": values.text(rng)},
+        {"type": "function_call_output", "call_id": "c", "output": values.text(rng)},
+    ]
+    items = [known[0], *rng.choices(known, k=rng.choice((0, 1, 2, 5)))]
+    if rng.random() < 0.2:
+        odd = rng.choice(items)
+        items.append({**odd, rng.choice(sorted(odd)): values.anything(rng, 2)})
+    return items
+
+
+def _tools(rng: Random, path: str) -> list[Any]:
     def tool(place: int) -> Any:
         function = {"name": rng.choice((f"f{place}", values.text(rng)[:80])), "parameters": grammars.schema(rng)}
+        if path == "/v1/responses":
+            return {"type": "function", **function}
         return {"type": "function", "function": function}
 
     return [tool(place) for place in range(rng.choice((1, 2, 20)))]

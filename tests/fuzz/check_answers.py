@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 _END = b"data: [DONE]"
+_ENDS = ("response.completed", "response.incomplete")
 _OVERLOAD = (429, 503)
 _ERROR_KEYS = {"message", "type", "param", "code"}
 
@@ -32,13 +33,17 @@ def _envelope_fault(status: int, body: bytes) -> str | None:
 
 
 def _stream_fault(body: bytes) -> str | None:
-    """A stream ends with [DONE], or with an error in OpenAI's form that is no server's error."""
-    events = [line for line in body.split(b"\n\n") if line.startswith(b"data: ")]
+    """A stream ends with [DONE], with a response that ended, or with an error that is no server's error."""
+    events = [
+        part.partition(b"\n")[2] or part for part in body.split(b"\n\n") if part.startswith((b"data: ", b"event: "))
+    ]
     if not events:
         return f"a stream without events: {_shown(body)}"
     if events[-1] == _END:
         return None
     last = _parsed(events[-1][len(b"data: ") :])
+    if isinstance(last, dict) and last.get("type") in _ENDS:
+        return None
     error = last.get("error") if isinstance(last, dict) else None
     if not isinstance(error, dict):
         return f"a stream that is cut off: {_shown(events[-1])}"

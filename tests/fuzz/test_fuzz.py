@@ -30,6 +30,7 @@ _EVENTS = "text/event-stream; charset=utf-8"
         (200, "application/json", "{"),
         (200, _EVENTS, ""),
         (200, _EVENTS, 'data: {"choices": []}\n\n'),
+        (200, _EVENTS, 'event: response.failed\ndata: {"type": "response.failed"}\n\n'),
         (200, _EVENTS, "data: " + json.dumps({"error": {**_ERROR, "type": "server_error"}}) + "\n\n"),
     ],
 )
@@ -44,6 +45,7 @@ def test_a_wrong_answer_is_a_fault(status: int, content_type: str, body: str) ->
         (429, "application/json", json.dumps({"error": _ERROR})),
         (200, _EVENTS, 'data: {"choices": []}\n\ndata: [DONE]\n\n'),
         (200, _EVENTS, "data: " + json.dumps({"error": _ERROR}) + "\n\n"),
+        (200, _EVENTS, 'event: response.completed\ndata: {"type": "response.completed"}\n\n'),
     ],
 )
 def test_a_right_answer_is_none(status: int, content_type: str, body: str) -> None:
@@ -54,7 +56,7 @@ def test_a_seed_says_what_is_sent() -> None:
     sent = [make_request(Random(f"1/{index}"), 512) for index in range(300)]
     assert sent == [make_request(Random(f"1/{index}"), 512) for index in range(300)]
     assert len(set(sent)) > 250
-    assert {path for path, _ in sent} >= {"/v1/chat/completions", "/v1/completions", "/tokenize"}
+    assert {path for path, _ in sent} >= {"/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/responses"}
 
 
 @pytest.mark.parametrize("place", range(len(ATTACKS)))
