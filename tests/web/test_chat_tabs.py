@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-from scripted_api import ScriptedApi, held
+from scripted_api import ScriptedApi, held, words
 from web.page_driver import ask, finished, new_chat, said, stored, wait_for
 
 
@@ -121,3 +122,21 @@ def test_two_tabs_keep_each_others_settings(echo: ScriptedApi, page: Any) -> Non
     page.reload()
     assert page.input_value("#system") == "Be brief."
     assert page.input_value("[data-setting=top_k]") == "7"
+
+
+def test_a_tab_that_dies_in_the_middle_of_an_answer(echo: ScriptedApi, page: Any) -> None:
+    """The other tab has what came until then, says that it is unfinished, and goes on with it."""
+    other = two_tabs_of_a_chat(echo, page)
+    echo.script = lambda body: held("on and on")
+    ask(other, "more")
+    page.wait_for_selector(".message:last-child .body:has-text('on')")
+    with contextlib.suppress(Exception):  # the driver says that the page crashed
+        other.goto("chrome://crash", timeout=1000)
+    page.reload()
+    page.wait_for_selector(".message:last-child .stats:has-text('unfinished')")
+    begun = said(page)[-1]
+    assert begun in "on and on"
+    echo.script = lambda body: words(" and the end")
+    page.click(".message:last-child [aria-label=Continue]")
+    wait_for(page, ["start", "re start #1", "more", f"{begun} and the end"])
+    assert echo.requests[-1]["messages"][-1]["content"].strip() == begun

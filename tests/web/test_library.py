@@ -210,3 +210,35 @@ def test_what_is_taken_away_comes_back(echo: ScriptedApi, page: Any, what: str) 
     until(lambda: titles(page) == ["one"])
     page.click(".chat-open")
     wait_for(page, ["one", "re one #1"])
+
+
+def test_a_long_chat_is_shown_from_its_end(echo: ScriptedApi, page: Any, tmp_path: Path) -> None:
+    """Only its last messages have elements; earlier ones come on demand, and where one of them was searched for."""
+    roles = ("user", "assistant")
+    messages = [
+        {"id": f"m{i}", "parent": f"m{i - 1}", "role": roles[i % 2], "content": f"text {i}.", "created": i}
+        for i in range(2000)
+    ]
+    (tmp_path / "long.json").write_text(
+        json.dumps({**FILE, "chats": [{**CHAT, "messages": messages, "leaf": "m1999"}]})
+    )
+    page.goto(echo.url)
+    page.click("#open-chats")
+    bring(page, tmp_path / "long.json", "1 chat was imported.")
+    page.click(".chat-open")
+    page.wait_for_selector(".message")
+    assert said(page) == [f"text {i}." for i in range(1900, 2000)]
+    page.click("#earlier:has-text('Show earlier messages (1,900)')")
+    assert len(said(page)) == 200
+    assert page.evaluate("scroller.scrollTop") > 0, "the reader stays where they were"
+    open_chats(page)
+    page.fill("#search", "text 1234.")
+    page.wait_for_selector("#chats-said:has-text('1 chat has it.')")
+    page.click(".chat-open")
+    page.wait_for_selector(".message:has-text('text 1234.')")
+    assert page.locator(".message:has-text('text 1234.')").evaluate(
+        "node => { const box = node.getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight; }"
+    )
+    ask(page, "more")
+    page.wait_for_selector(".message:last-child .body:has-text('re more #1')")
+    assert len(echo.requests[0]["messages"]) == 2001

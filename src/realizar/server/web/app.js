@@ -9,11 +9,12 @@ import { readEarlier, takeOver } from "./earlier.js";
 import { Attachments } from "./files.js";
 import { selectedSource } from "./formula.js";
 import { saveAs, search, takeFile } from "./library.js";
+import { Log } from "./log.js";
 import { notify } from "./notices.js";
 import { setUpTheme, Settings } from "./settings.js";
 import { setUpShortcuts } from "./shortcuts.js";
 import { loadDraft, saveDraft } from "./store.js";
-import { copyText, MessageView } from "./view.js";
+import { copyText } from "./view.js";
 
 const IDEAS = [
   "Explain how tides work, in three sentences",
@@ -37,7 +38,6 @@ const chats = new Chats(archive, {
   }),
   system: () => settings.system,
 });
-const views = new Map();
 const drawer = new Drawer({
   open: (id, message) => open(id, message, message !== null),
   list: () => listed(() => archive.list(), []),
@@ -82,34 +82,24 @@ const handlers = {
     chats.choose(message);
     const all = handlers.siblings(message);
     byId("announcer").textContent = `Version ${all.indexOf(message) + 1} of ${all.length}`;
-    views.get(message.id)?.node.querySelector(`[aria-label="${label}"]`).focus();
+    shown.views.get(message.id)?.node.querySelector(`[aria-label="${label}"]`).focus();
   },
 };
 
-/** Shows the branch that is chosen; messages that stay keep their elements. `done`: an answer that just ended. */
+const shown = new Log(log, byId("earlier"), handlers, () => {
+  following = false;
+  show();
+});
+
+/** Shows the branch that is chosen. `done`: an answer that just ended. */
 function show(done = null) {
   const path = chats.open?.tree.path() ?? [];
-  const shown = new Set(path.map((message) => message.id));
-  for (const [id, view] of views) {
-    if (!shown.has(id)) {
-      view.node.remove();
-      views.delete(id);
-    }
-  }
-  path.forEach((message, index) => {
-    const view = views.get(message.id) ?? new MessageView(message, handlers);
-    views.set(message.id, view);
-    view.message = message;
-    view.update(message === chats.answer?.message);
-    if (log.children[index] !== view.node) {
-      log.insertBefore(view.node, log.children[index] ?? null);
-    }
-  });
+  shown.show(path, chats.answer?.message ?? null);
   byId("welcome").hidden = path.length > 0;
   showAddress();
   showBusy();
   showUse();
-  if (done && shown.has(done.id)) {
+  if (done && shown.views.has(done.id)) {
     byId("announcer").textContent = done.error ?? done.content.slice(0, 2000);
   }
   if (drawer.dialog.open || drawer.current !== (chats.open?.id ?? null)) {
@@ -153,8 +143,8 @@ function grow() {
   requestAnimationFrame(() => {
     painting = false;
     const message = chats.answer?.message;
-    if (message && views.has(message.id)) {
-      views.get(message.id).update(true);
+    if (message && shown.views.has(message.id)) {
+      shown.views.get(message.id).update(true);
       speed.textContent = chats.answer.speed;
       showUse();
       follow();
@@ -187,14 +177,14 @@ function send(text) {
 function open(id, leaf = null, isSought = false) {
   following = id !== null;
   opening = opening.then(async () => {
-    const isThere = await chats.show(id, leaf);
+    const isThere = await chats.show(id, leaf, (path) => shown.restart(path, isSought ? leaf : null));
     if (!isThere) {
       notify("missing", "This browser does not have that chat.");
     }
     scrollToEnd();
     if (isSought) {
       following = false;
-      views.get(leaf)?.node.scrollIntoView({ block: "center" });
+      shown.views.get(leaf)?.node.scrollIntoView({ block: "center" });
     }
   });
   return opening;
@@ -304,7 +294,7 @@ function listen() {
     search: () => drawer.show(true),
     newChat,
     write: () => prompt.focus(),
-    editLast: () => views.get(chats.open?.tree.path().findLast(({ role }) => role === "user")?.id)?.edit(),
+    editLast: () => shown.views.get(chats.open?.tree.path().findLast(({ role }) => role === "user")?.id)?.edit(),
   });
   byId("to-end").addEventListener("click", () => {
     following = true;
@@ -379,7 +369,7 @@ setUpPicker();
 onModelShown((model) => {
   setContextLength(model.max_model_len);
   showUse();
-  views.forEach((view) => view.update(view.message === chats.answer?.message)); // they name their models or do not
+  shown.update(chats.answer?.message); // messages name their models or do not
 });
 document.addEventListener("drawn", follow);
 showIdeas();

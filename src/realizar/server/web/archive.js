@@ -9,6 +9,7 @@ const CHATS = "conversations";
 const MESSAGES = "messages";
 const LAST_WORDS = "realizar.unsaved.";
 const PATIENCE_MS = 10_000; // with a browser that does not even say no
+const READ_AT_ONCE = 1000; // messages
 const KEPT_AFTER_DELETION_MS = 30 * 24 * 3600 * 1000;
 
 function result(request) {
@@ -173,21 +174,14 @@ export class Archive {
   /** Calls with each message of conversations that are not deleted. */
   async eachMessage(run) {
     const shown = new Set((await this.list()).filter(({ deleted }) => !deleted).map(({ id }) => id));
-    await this.transact("readonly", (store) => new Promise((resolve, reject) => {
-      const request = store(MESSAGES).openCursor();
-      request.onerror = () => reject(request.error);
-      request.onsuccess = () => {
-        const cursor = request.result;
-        if (!cursor) {
-          resolve();
-          return;
-        }
-        if (isMessage(cursor.value) && shown.has(cursor.value.conversation)) {
-          run(cursor.value);
-        }
-        cursor.continue();
-      };
-    }));
+    await this.transact("readonly", async (store) => {
+      let [range, all] = [null, null];
+      do {
+        all = await result(store(MESSAGES).getAll(range, READ_AT_ONCE));
+        all.filter((message) => isMessage(message) && shown.has(message.conversation)).forEach(run);
+        range = all.length ? IDBKeyRange.lowerBound(all.at(-1).id, true) : null;
+      } while (all.length === READ_AT_ONCE);
+    });
   }
 
   /** True if no record has the id of a conversation or of one of its messages. */

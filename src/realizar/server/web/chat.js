@@ -37,8 +37,11 @@ export class Chats {
     return this.open?.answer ?? null;
   }
 
-  /** Shows a stored chat, at a message where that is there, or with null a new chat; gives whether it is there. */
-  async show(id, leaf = null) {
+  /**
+   * Shows a stored chat, at a message where that is there, or with null a new chat; gives whether it is there.
+   * `onFound(path)` is called before it is shown.
+   */
+  async show(id, leaf = null, onFound = () => {}) {
     let found = this.answering.get(id) ?? null;
     if (id !== null && !found) {
       const stored = await this.read(id);
@@ -50,6 +53,7 @@ export class Chats {
     }
     dismiss("deleted");
     this.open = found;
+    onFound(found?.tree.path() ?? []);
     this.onShow();
     return found !== null || id === null;
   }
