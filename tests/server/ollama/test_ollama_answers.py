@@ -289,6 +289,7 @@ def test_the_root_answers_without_a_page() -> None:
         ("POST", "/api/delete", 405),
         ("POST", "/api/blobs/sha256:00", 400),
         ("POST", "/api/chat/", 404),
+        ("GET", "/api/web_search", 404),
     ],
 )
 def test_what_is_not_there_is_refused_in_the_same_form(method: str, path: str, status: int) -> None:
@@ -302,3 +303,17 @@ def test_all_routes_need_the_key() -> None:
         assert (response.status_code, set(response.json())) == (401, {"error"}), route.path
     allowed = ask("GET", "/api/tags", ServerSettings(api_keys=("k",)), headers={"authorization": "Bearer k"})
     assert allowed.json()["models"][0]["name"] == "scripted:latest"
+
+
+class LateEngine(ScriptedEngine):
+    """Its answers begin after 0.3 s."""
+
+    def _play(self, *asked: Any) -> None:
+        asyncio.get_running_loop().call_later(0.3, super()._play, *asked)
+
+
+def test_pings_are_space_between_the_lines() -> None:
+    response = ask("POST", "/api/chat", ServerSettings(ping_interval_s=0.05), LateEngine(), json=BODY)
+    assert response.text.startswith(" ")
+    lines = lines_of(response)
+    assert (joined(lines)["thinking"], lines[-1]["done"]) == ("Hello", True)

@@ -69,6 +69,7 @@ class Dialect:
         stream: the form of its streams.
         statuses: its HTTP statuses, where they are not the server's.
         request_id_header: the header of an answer that has the request's id.
+        folder: what begins with this is the dialect's too, such as `/api/`; empty without one.
     """
 
     name: str
@@ -78,9 +79,12 @@ class Dialect:
     stream: StreamForm
     statuses: Mapping[int, int] = field(default_factory=dict)
     request_id_header: str = "x-request-id"
+    folder: str = ""
 
     def owns(self, path: str) -> bool:
         """True if a request's path is one of the dialect's, lies below one, or fits one that ends in a parameter."""
+        if self.folder and path.startswith(self.folder):
+            return True
         return any(f"{path}/".startswith(f"{route.path}/") or _begins(path, route.path) for route in self.routes)
 
 
