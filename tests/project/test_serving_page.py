@@ -12,6 +12,7 @@ from realizar.cli.main import app
 from realizar.engine.core.metrics import EngineStats
 from realizar.server.figures import ServerFigures, own_samples
 from realizar.server.metrics import Metrics
+from realizar.server.models.shelf_metrics import shelf_samples
 from realizar.server.settings import ServerSettings
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
@@ -39,7 +40,7 @@ def test_limits_have_the_defaults_that_the_page_gives() -> None:
 
 
 def test_every_metric_is_listed_with_its_kind() -> None:
-    others = (*ServerFigures().samples(), *own_samples())
+    others = (*ServerFigures().samples(), *own_samples(), *shelf_samples(()))
     text = Metrics("model").exposition(EngineStats(device_memory_total_bytes=1), others).decode()
     exported = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
     exported = {name: kind for name, kind in exported.items() if not name.endswith("_created")}

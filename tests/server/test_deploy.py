@@ -64,7 +64,7 @@ def test_the_unit_names_options_of_serve() -> None:
 def test_the_options_in_the_file_are_good(capsys: pytest.CaptureFixture[str]) -> None:
     text = (DEPLOY / "serve.toml").read_text()
     assert run_app(app, ["serve", "--config", str(DEPLOY / "serve.toml"), "--print-config"]) == 0
-    assert 'model = "smollm2:135m"  # ' in capsys.readouterr().out
+    assert 'model = ["smollm2:135m"]  # ' in capsys.readouterr().out
     commented = re.findall(r"^# ([a-z-]+) = ", text, re.MULTILINE)
     known = {name for argument in app["serve"].assemble_argument_collection() for name in argument.names}
     assert {f"--{name}" for name in commented} <= known

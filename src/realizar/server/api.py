@@ -66,14 +66,14 @@ class Api:
         return self.token_id_names if as_ids else self.token_names
 
 
-def make_api(engine: AsyncEngine, model: ServedModel, settings: ServerSettings) -> Api:
-    """Make the `Api` of one model."""
+def make_api(engine: AsyncEngine, model: ServedModel, settings: ServerSettings, metrics: Metrics | None = None) -> Api:
+    """Make the `Api` of one model; `metrics` are those of its earlier loads, where it was loaded before."""
     digest = hashlib.sha256(f"{__version__} {model.name}".encode()).hexdigest()
     return Api(
         engine,
         model,
         settings,
-        Metrics(model.name),
+        metrics or Metrics(model.name),
         f"fp_{digest[:10]}",
         TokenNames(model.tokenizer),
         TokenNames(model.tokenizer, as_ids=True),

@@ -78,7 +78,7 @@ def create_app_of(models: Models, settings: ServerSettings) -> Starlette:
     ignored = IgnoredFields() if settings.ignore_unknown_fields else None
     app = Starlette(
         routes=[*(_route(each, ignored) for each in api_routes), *pages],
-        middleware=_layers(settings, open_paths, figures),
+        middleware=_layers(settings, open_paths, figures, names_models=models.several),
         exception_handlers={HTTPException: _http_error, Exception: _error},
     )
     app.router.redirect_slashes = False
@@ -136,12 +136,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return await _error(request, api_error)
 
 
-def _layers(settings: ServerSettings, open_paths: tuple[str, ...], figures: ServerFigures) -> list[Middleware]:
+def _layers(
+    settings: ServerSettings, open_paths: tuple[str, ...], figures: ServerFigures, *, names_models: bool
+) -> list[Middleware]:
     """The middleware from the outside in. CORS comes before authentication, as preflight requests carry no key."""
     proxies = TrustedProxies(settings.trusted_proxies)
     layers = [
         *([Middleware(ClientAddressMiddleware, proxies=proxies)] if proxies else []),
-        Middleware(RequestLogMiddleware, figures=figures, enabled=settings.log_requests),
+        Middleware(RequestLogMiddleware, figures=figures, enabled=settings.log_requests, names_models=names_models),
         Middleware(
             BrowserGuardMiddleware,
             allowed_hosts=settings.allowed_hosts,

@@ -146,7 +146,7 @@ def _renamed(message: str, known: str, names: Mapping[str, str]) -> str:
 
 
 def _known(error: BaseException) -> ApiError | None:
-    message = _cleaned(str(error))
+    message = cleaned(str(error))
     match error:
         case ApiError():
             return error
@@ -188,7 +188,7 @@ def _later(status: int, message: str, kind: str, code: str, retry_after_s: float
     )
 
 
-def _cleaned(message: str) -> str:
+def cleaned(message: str) -> str:
     """A message as one line of valid UTF-8, without this machine's paths and memory addresses."""
     message = _INTERNAL_PATH.sub("a file", _ADDRESS.sub("", message))
     line = " ".join(message.split()).encode("utf-8", "replace").decode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -63,21 +63,22 @@ class MetricSamples(msgspec.Struct, frozen=True):
 
 
 class _EngineCollector(Collector):
-    """The engine's figures at the last scrape."""
+    """The figures of engines at the last scrape, by the names of their models."""
 
-    def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
-        self.stats = EngineStats()
+    def __init__(self, stats: Mapping[str, EngineStats]) -> None:
+        self.stats = stats
 
     def collect(self) -> Iterator[Metric]:
-        for stem, text, name in _GAUGES + (_GAUGES_OF_A_GPU if self.stats.device_memory_total_bytes else ()):
-            gauge = GaugeMetricFamily(f"realizar:{stem}", text, labels=["model_name"])
-            gauge.add_metric([self._model_name], float(getattr(self.stats, name)))
-            yield gauge
+        on_gpu = any(stats.device_memory_total_bytes for stats in self.stats.values())
+        for stem, text, name in _GAUGES + (_GAUGES_OF_A_GPU if on_gpu else ()):
+            yield self._filled(GaugeMetricFamily(f"realizar:{stem}", text, labels=["model_name"]), name)
         for stem, text, name in _COUNTERS:
-            counter = CounterMetricFamily(f"realizar:{stem}", text, labels=["model_name"])
-            counter.add_metric([self._model_name], float(getattr(self.stats, name)))
-            yield counter
+            yield self._filled(CounterMetricFamily(f"realizar:{stem}", text, labels=["model_name"]), name)
+
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, name: str) -> Metric:
+        for model_name, stats in self.stats.items():
+            family.add_metric([model_name], float(getattr(stats, name)))
+        return family
 
 
 class Metrics:
@@ -89,7 +90,7 @@ class Metrics:
 
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
-        self._engine = _EngineCollector(model_name)
+        self._engine = _EngineCollector({model_name: EngineStats()})
         self._registry.register(self._engine)
         self._label = model_name
         self._success = Counter(
@@ -144,7 +145,7 @@ class Metrics:
 
     def exposition(self, stats: EngineStats, others: Iterable[MetricSamples] = ()) -> bytes:
         """All metrics in Prometheus' text format, and others behind them."""
-        self._engine.stats = stats
+        self._engine.stats = {self._label: stats}
         return generate_latest(self._registry) + _text(others)
 
     def _histogram(self, stem: str, buckets: tuple[float, ...], text: str) -> Histogram:
@@ -196,12 +197,10 @@ def add_samples(listed: Iterable[Iterable[MetricSamples]]) -> tuple[MetricSample
     )
 
 
-def exposition_of(model_name: str, stats: EngineStats, metrics: Iterable[MetricSamples]) -> bytes:
-    """The engine's metrics and those of processes in Prometheus' text format."""
+def exposition_of(stats: Mapping[str, EngineStats], metrics: Iterable[MetricSamples]) -> bytes:
+    """The metrics of engines and others in Prometheus' text format. Args: stats: by the names of models."""
     registry = CollectorRegistry()
-    engine = _EngineCollector(model_name)
-    engine.stats = stats
-    registry.register(engine)
+    registry.register(_EngineCollector(stats))
     registry.register(_SamplesCollector(tuple(metrics)))
     return generate_latest(registry)
 

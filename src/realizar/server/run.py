@@ -11,13 +11,12 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
 
-from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.process.messages import EngineInfo
+from realizar.engine.process.messages import Loading
 from realizar.errors import RealizarError
 from realizar.server.http.listen import uvicorn_config
 from realizar.server.http.memory_return import keep_little_memory
@@ -38,13 +37,51 @@ class QuietServer(uvicorn.Server):
         yield
 
 
-class Front(Protocol):
+class Served(Protocol):
+    """What a server runs: the engine of its one model, or its several models.
+
+    Attributes:
+        loading: the stage and the progress of loading, until it is ready.
+        num_open: requests that have not ended.
+    """
+
+    @property
+    def loading(self) -> Loading | None: ...
+
+    @property
+    def num_open(self) -> int: ...
+
+    async def start(self) -> None:
+        """Start; returns before it is ready."""
+
+    async def wait_ready(self) -> object:
+        """Wait until requests are accepted.
+
+        Raises:
+            RealizarError: they never will be; `wait_dead` returns the same.
+        """
+
+    async def wait_dead(self) -> RealizarError:
+        """Wait until requests will never be accepted again, and return the reason."""
+
+    async def drain(self) -> None:
+        """Refuse new requests and wait for the open ones."""
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """End all engines; `at_once` waits for no step. Idempotent."""
+
+
+S_contra = TypeVar("S_contra", bound=Served, contravariant=True)
+S = TypeVar("S", bound=Served)
+
+
+class Front(Protocol[S_contra]):
     """What takes connections and answers requests."""
 
     def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
         """Makes the event loop; None for asyncio's own."""
 
-    async def serve(self, engine: AsyncEngine, listener: socket.socket) -> None:
+    async def serve(self, served: S_contra, listener: socket.socket) -> None:
         """Serve until `stop`."""
 
     def drain(self) -> None:
@@ -65,8 +102,8 @@ class OwnFront:
         """See `Front`."""
         return self._config.get_loop_factory()
 
-    async def serve(self, engine: AsyncEngine, listener: socket.socket) -> None:
-        """See `Front`. The application has the engine already."""
+    async def serve(self, served: Served, listener: socket.socket) -> None:
+        """See `Front`. The application has what is served already."""
         await self._server.serve(sockets=[listener])
 
     def drain(self) -> None:
@@ -127,20 +164,20 @@ def open_port(host: str, port: int) -> socket.socket:
 
 
 def run_server(
-    front: Front,
-    engine: AsyncEngine,
+    front: Front[S],
+    served: S,
     listener: socket.socket,
     *,
     loading: Callable[[str, float], None],
-    ready: Callable[[EngineInfo], None],
+    ready: Callable[[], None],
     draining: Callable[[int], None],
 ) -> int:
     """Serve until a signal. The exit status is 0 after draining, or 128 plus the number of a second signal.
 
     Args:
-        engine: not started yet; closed at the end.
-        loading: callback for the progress of loading. ready: callback when the model is loaded. draining: callback with
-            the number of open requests.
+        served: not started yet; closed at the end.
+        loading: callback for the progress of loading. ready: callback when requests are accepted.
+        draining: callback with the number of open requests.
 
     Raises:
         RealizarError: the engine could not load, or is gone for good.
@@ -148,28 +185,28 @@ def run_server(
     keep_little_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=front.loop_factory()) as runner:
-        return runner.run(_serve(front, engine, listener, loading, ready, draining))
+        return runner.run(_serve(front, served, listener, loading, ready, draining))
 
 
 async def _serve(
-    front: Front,
-    engine: AsyncEngine,
+    front: Front[S],
+    served: S,
     listener: socket.socket,
     loading: Callable[[str, float], None],
-    ready: Callable[[EngineInfo], None],
+    ready: Callable[[], None],
     draining: Callable[[int], None],
 ) -> int:
-    serving = asyncio.create_task(front.serve(engine, listener))
-    dead = asyncio.create_task(engine.wait_dead())
-    announcing = asyncio.create_task(_announce(engine, loading, ready))
+    serving = asyncio.create_task(front.serve(served, listener))
+    dead = asyncio.create_task(served.wait_dead())
+    announcing = asyncio.create_task(_announce(served, loading, ready))
     with _Signals() as signals:
         try:
-            await engine.start()
+            await served.start()
             await asyncio.wait((serving, dead, signals.first), return_when=asyncio.FIRST_COMPLETED)
             if signals.first.done():
-                draining(engine.num_open)
+                draining(served.num_open)
                 front.drain()
-                drained = asyncio.create_task(engine.drain())
+                drained = asyncio.create_task(served.drain())
                 await asyncio.wait((drained, dead, signals.second), return_when=asyncio.FIRST_COMPLETED)
                 drained.cancel()
             error = dead.result() if dead.done() else None
@@ -180,20 +217,18 @@ async def _serve(
             announcing.cancel()
             dead.cancel()
             front.stop(at_once=True)
-            await engine.close(at_once=signals.second.done())
+            await served.close(at_once=signals.second.done())
             await serving
     if error is not None:
         raise error
     return 128 + signals.second.result() if signals.second.done() else 0
 
 
-async def _announce(
-    engine: AsyncEngine, loading: Callable[[str, float], None], ready: Callable[[EngineInfo], None]
-) -> None:
-    waiting = asyncio.create_task(engine.wait_ready())
+async def _announce(served: Served, loading: Callable[[str, float], None], ready: Callable[[], None]) -> None:
+    waiting: asyncio.Future[object] = asyncio.ensure_future(served.wait_ready())
     waiting.add_done_callback(lambda task: task.cancelled() or task.exception())  # `wait_dead` reports the error
     while not (await asyncio.wait((waiting,), timeout=_POLL_S))[0]:
-        if engine.loading is not None:
-            loading(engine.loading.what, engine.loading.share)
+        if served.loading is not None:
+            loading(served.loading.what, served.loading.share)
     if waiting.exception() is None:
-        ready(waiting.result())
+        ready()

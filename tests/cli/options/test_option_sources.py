@@ -75,7 +75,7 @@ def test_the_command_line_comes_before_variables_and_these_before_the_file(
     assert found["max-running"] == (2, "REALIZAR_MAX_NUM_SEQS")
     assert found["max-queued"] == (1, f"{file}: max_queued")
     assert found["no-web-page"] == (False, "REALIZAR_NO_WEB_PAGE")
-    assert found["model"] == ("of-file", f"{file}: model")
+    assert found["model"] == (["of-file"], f"{file}: model")
     assert found["stop"] == (["c"], "--stop")
     assert found["host"] == ("127.0.0.1", "default")
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
-from realizar.cli.options.arguments import Model
+from realizar.cli.options.arguments import Models
 from realizar.cli.options.chat_template import NO_CHAT, read_chat_template
 from realizar.cli.options.engine import BatchingOptions, EngineOptions
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.options.serve import ServerOptions
+from realizar.cli.options.several_models import SeveralModelsOptions
 from realizar.cli.options.sources import OptionSources
 from realizar.cli.server_records import ServerRecord, announced, pid_namespace
+from realizar.cli.several_models import Wishes, default_name, make_shelf
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.log_lines import log_to_stderr
 from realizar.cli.terminal.printable import printable
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from realizar.engine.clients.async_engine import AsyncEngine
     from realizar.engine.clients.async_link import EngineLink
     from realizar.engine.process.messages import EngineInfo
+    from realizar.server.models.shelf import ModelShelf
     from realizar.server.run import Front
     from realizar.server.served_model import ServedModel
     from realizar.server.settings import ServerSettings
@@ -40,16 +44,18 @@ SOURCES = OptionSources()
 
 
 def serve_command(
-    model: Model,
-    /,
+    model: Models = (),
     *,
+    models: SeveralModelsOptions | None = None,
     server: ServerOptions | None = None,
     batching: BatchingOptions | None = None,
     engine: EngineOptions | None = None,
     sampling: SamplingOptions | None = None,
 ) -> int:
-    """Serve a model over HTTP, with OpenAI's API. Sampling options are defaults of requests that name none."""
+    """Serve models over HTTP, with OpenAI's API. Sampling options are defaults of requests that name none."""
     server, batching, sampling = server or ServerOptions(), batching or BatchingOptions(), sampling or SamplingOptions()
+    models = models or SeveralModelsOptions()
+    several = models.several(model, server)
     config = batching.config((engine or EngineOptions()).config())
     sampling.checked()
     settings = server.settings()
@@ -59,7 +65,7 @@ def serve_command(
         return 0
     from realizar.cli.file_limit import fit_connections  # the slow imports come after the checks of the options
     from realizar.server.http.clients import is_loopback
-    from realizar.server.run import open_port, run_server
+    from realizar.server.run import open_port
 
     log_to_stderr(server.log_level, server.log_format)
     fitting = fit_connections(settings.max_connections)
@@ -67,20 +73,39 @@ def serve_command(
         _report(f"warning: the server takes at most {fitting} connections, because ulimit -n allows few open files")
         settings = replace(settings, max_connections=fitting)
     shares = [settings.share(place, server.api_processes) for place in range(server.api_processes)]
-    with open_port(server.host, server.port) as listener, ExitStack() as listing, ExitStack() as loading:
+    with open_port(server.host, server.port) as listener:
         url = _url("https" if settings.tls_key else "http", server.host, listener.getsockname()[1])
-        served, running, front = _prepare(model, server, batching, config, sampling, template, shares)
-        _report(f"{served.name} is being loaded; {url} answers already")
-        if served.template is None:
-            _report(f"chat is refused: {NO_CHAT}")
         if not settings.api_keys and not is_loopback(server.host):
             _report("warning: without --api-key-file, everyone who can reach this machine may use the API")
+        if several:
+            default_sampling = partial(_sampling_of, server, sampling)
+            wishes = Wishes(config, default_sampling, batching.max_queued, server.log_level, _report)
+            return _serve_several(make_shelf(model, models, wishes, settings), settings, listener, url)
+        return _serve_one(
+            *_prepare(model[0], server, batching, config, sampling, template, shares), config, listener, url
+        )
 
-        record = ServerRecord(os.getpid(), pid_namespace(), url, list(served.names), time.time())
-        listed = listing.enter_context(announced(record))
 
-        def ready(info: EngineInfo) -> None:
+def _serve_one(
+    served: ServedModel,
+    running: AsyncEngine,
+    front: Front[AsyncEngine],
+    config: EngineConfig,
+    listener: socket.socket,
+    url: str,
+) -> int:
+    """Load a model and serve it; returns the exit status."""
+    from realizar.server.run import run_server
+
+    _report(f"{served.name} is being loaded; {url} answers already")
+    if served.template is None:
+        _report(f"chat is refused: {NO_CHAT}")
+    record = ServerRecord(os.getpid(), pid_namespace(), url, list(served.names), time.time())
+    with announced(record) as listed, ExitStack() as loading:
+
+        def ready() -> None:
             loading.close()
+            info = running.info
             listed.update(state="ready", device=info.device_label, device_bytes=_device_bytes(info))
             for line in describe(info, config, served.context_length, running.max_queued):
                 _report(line)
@@ -100,6 +125,32 @@ def serve_command(
         )
 
 
+def _serve_several(shelf: ModelShelf, settings: ServerSettings, listener: socket.socket, url: str) -> int:
+    """Serve models that are loaded on first use; returns the exit status."""
+    from realizar.server.app import create_app_of
+    from realizar.server.run import OwnFront, run_server
+
+    names = [each.names[0] for each in shelf.listed()]
+    with announced(ServerRecord(os.getpid(), pid_namespace(), url, names, time.time())) as listed:
+
+        def ready() -> None:
+            listed.update(state="ready")
+            _report(f"ready: {url}")
+
+        def draining(num_open: int) -> None:
+            listed.update(state="draining")
+            _report_drain(num_open)
+
+        return run_server(
+            OwnFront(create_app_of(shelf, settings), settings),
+            shelf,
+            listener,
+            loading=lambda what, share: None,
+            ready=ready,
+            draining=draining,
+        )
+
+
 def _prepare(
     model: str,
     server: ServerOptions,
@@ -108,7 +159,7 @@ def _prepare(
     sampling: SamplingOptions,
     template: str | None,
     shares: Sequence[ServerSettings],
-) -> tuple[ServedModel, AsyncEngine, Front]:
+) -> tuple[ServedModel, AsyncEngine, Front[AsyncEngine]]:
     """Make the served model, an engine that is not started yet, and what answers requests."""
     from realizar.checkpoint.model_files import ModelFiles
     from realizar.engine.loading import find_checkpoint
@@ -116,15 +167,14 @@ def _prepare(
     from realizar.engine.process.supervisor import ProcessLink
     from realizar.models.registry import build_spec
     from realizar.server.served_model import make_served_model
-    from realizar.tokenizer.generation_defaults import default_sampling
 
     with download_progress() as fetching:
         checkpoint = find_checkpoint(model, fetching)
     served = make_served_model(
         checkpoint,
-        server.served_model_name or (_default_name(model),),
+        server.served_model_name or (default_name(model),),
         config.context_length or build_spec(checkpoint).context_length,
-        sampling.apply(SamplingParams() if server.api_defaults == "openai" else default_sampling(checkpoint)),
+        _sampling_of(server, sampling, checkpoint),
         template,
     )
     load = Load(
@@ -139,9 +189,16 @@ def _prepare(
     return served, *_hub(link, served, checkpoint, batching, shares, server, template)
 
 
+def _sampling_of(server: ServerOptions, sampling: SamplingOptions, checkpoint: Checkpoint) -> SamplingParams:
+    """The default sampling of a model's requests."""
+    from realizar.tokenizer.generation_defaults import default_sampling
+
+    return sampling.apply(SamplingParams() if server.api_defaults == "openai" else default_sampling(checkpoint))
+
+
 def _own_front(
     link: EngineLink, served: ServedModel, checkpoint: Checkpoint, batching: BatchingOptions, settings: ServerSettings
-) -> tuple[AsyncEngine, Front]:
+) -> tuple[AsyncEngine, Front[AsyncEngine]]:
     """Requests are answered in this process."""
     from realizar.engine.clients.async_engine import AsyncEngine
     from realizar.models.pooling import default_pooling
@@ -167,7 +224,7 @@ def _hub(
     shares: Sequence[ServerSettings],
     server: ServerOptions,
     template: str | None,
-) -> tuple[AsyncEngine, Front]:
+) -> tuple[AsyncEngine, Front[AsyncEngine]]:
     """Requests are answered in processes of their own."""
     from realizar.engine.clients.async_engine import AsyncEngine
     from realizar.models.pooling import default_pooling
@@ -228,9 +285,3 @@ def _report(line: str) -> None:
 
 def _url(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-def _default_name(model: str) -> str:
-    """The API's name of a model: a hub name as it is, or the last part of a path, without this machine's folders."""
-    path = Path(model)
-    return path.resolve().name.removesuffix(".gguf") if path.exists() else model

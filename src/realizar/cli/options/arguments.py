@@ -65,6 +65,16 @@ Model = Annotated[
         completer=complete_model,
     ),
 ]
+Models = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name=("--model",),
+        negative=(),
+        help="A path, a pulled name (smollm2:135m) or a Hugging Face name (user/repo:Q4_K_M). Several are loaded on"
+        " first use, chosen by the model of a request.",
+        completer=complete_model,
+    ),
+]
 PulledModel = Annotated[str, Parameter(help="A name that `realizar list` shows.", completer=complete_pulled_model)]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Write JSON to stdout.")]
 InputLines = Annotated[

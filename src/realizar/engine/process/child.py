@@ -71,10 +71,14 @@ class ChildEnd:
 
 
 class EngineChild(asyncio.Protocol):
-    """A process and the socket to it. `start`, `watch` until it ends, then `reap`."""
+    """A process and the socket to it. `start`, `watch` until it ends, then `reap`.
 
-    def __init__(self, on_event: Callable[[Event], None]) -> None:
-        self._on_event = on_event
+    Args:
+        label: begins its lines in the log.
+    """
+
+    def __init__(self, on_event: Callable[[Event], None], label: str = "engine") -> None:
+        self._on_event, self._label = on_event, label
         self._reader: FrameReader[Event] = FrameReader(Event)
         self._ended: asyncio.Future[RealizarError | None] = asyncio.get_running_loop().create_future()
         self._reported = False
@@ -239,20 +243,20 @@ class EngineChild(asyncio.Protocol):
             if len(rest) > 1 << 16:
                 lines, rest = [*lines, rest], b""
             for line in lines:
-                _log_line(line)
+                _log_line(self._label, line)
         if rest:
-            _log_line(rest)
+            _log_line(self._label, rest)
 
 
-def _log_line(line: bytes) -> None:
+def _log_line(label: str, line: bytes) -> None:
     """Log a line of an engine's output at its own level; other lines are warnings of libraries."""
     text = line.decode(errors="replace").rstrip()
     first, _, rest = text.partition(" ")
     level = _LEVELS.get(first)
     if level is None:
-        _LOG.warning("engine: %s", text)
+        _LOG.warning("%s: %s", label, text)
     else:
-        _LOG.log(level, "engine: %s", rest)
+        _LOG.log(level, "%s: %s", label, rest)
 
 
 def _signal_name(number: int) -> str:

@@ -33,6 +33,7 @@ class ProcessLink:
         liveness: rules by which an engine counts as dead and another one is started.
         command: the command to start; the descriptor of its socket is appended.
         files: the model's files, if they are known.
+        label: begins the engine's lines in the log; with the model's name where there are several.
     """
 
     def __init__(
@@ -41,13 +42,15 @@ class ProcessLink:
         liveness: LivenessPolicy | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
         files: ModelFiles | None = None,
+        label: str = "engine",
     ) -> None:
-        self._load, self._files = load, files
+        self._load, self._files, self._label = load, files, label
         self._liveness = liveness or LivenessPolicy()
         self._command = tuple(command)
         self._child: EngineChild | None = None
         self._task: asyncio.Task[None] | None = None
         self._was_ready = False
+        self._prefix = "" if label == "engine" else f"{label}: "
 
     async def start(self, listener: LinkListener) -> None:
         """See `EngineLink`."""
@@ -92,10 +95,10 @@ class ProcessLink:
             if end.reported and not self._was_ready:
                 error = end.error
             elif crashes >= self._liveness.max_crashes:
-                error = EngineDeadError(f"the engine died {crashes} times in a row, the last reason: {end.error}")
+                error = _given_up(crashes, end.error)
             delay_s = min(self._liveness.first_delay_s * 2 ** min(deaths - 1, 30), self._liveness.longest_delay_s)
             if error is None:
-                _LOG.error("%s; another engine is started %s", end.error, _when(delay_s, fault))
+                _LOG.error("%s%s; another engine is started %s", self._prefix, end.error, _when(delay_s, fault))
             listener.lost(error or end.error, restarting=error is None, blame=not touched and fault is None)
             if self._child is not None:
                 await self._child.reap()
@@ -122,7 +125,7 @@ class ProcessLink:
     async def _wait_for_files(self, listener: LinkListener, fault: str, delay_s: float) -> None:
         """Wait until the model's files have no visible fault, and have changed or `delay_s` is over."""
         listener.blocked(fault)
-        _LOG.error("no engine is started while the model's files have this fault: %s", fault)
+        _LOG.error("%sno engine is started while the model's files have this fault: %s", self._prefix, fault)
         if self._files is None:
             await asyncio.sleep(delay_s)
             return
@@ -144,17 +147,22 @@ class ProcessLink:
         def note(event: Event) -> None:
             if isinstance(event, Ready):
                 if self._was_ready:
-                    _LOG.warning("the engine is ready again")
+                    _LOG.warning("%sthe engine is ready again", self._prefix)
                 self._was_ready = True
             listener.handle(event)
 
-        child = self._child = EngineChild(note)
+        child = self._child = EngineChild(note, self._label)
         try:
             await child.start(self._command)
         except OSError as error:
             return ChildEnd(EngineDeadError(f"no engine process could be started: {error}"), False, None)
         self.send(self._load)
         return await child.watch(self._liveness)
+
+
+def _given_up(crashes: int, last: RealizarError) -> EngineDeadError:
+    text = f"the engine died {crashes} times in a row, the last reason: {last}" if crashes > 1 else str(last)
+    return EngineDeadError(text)
 
 
 def _when(delay_s: float, fault: str | None) -> str:

@@ -6,6 +6,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Collection
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,10 +28,14 @@ class RequestLogMiddleware:
 
     Args:
         figures: counts answers and errors. enabled: True if lines are logged.
+        names_models: True if lines name the models, as there are several.
     """
 
-    def __init__(self, app: ASGIApp, figures: ServerFigures, enabled: bool = True) -> None:
+    def __init__(
+        self, app: ASGIApp, figures: ServerFigures, *, enabled: bool = True, names_models: bool = False
+    ) -> None:
         self._app, self._figures, self._enabled = app, figures, enabled
+        self._hidden = () if names_models else ("model",)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,7 +67,7 @@ class RequestLogMiddleware:
         finally:
             self._count(scope, status)
             if self._enabled:
-                _write_line(scope, status, time.monotonic() - started_s)
+                _write_line(scope, status, time.monotonic() - started_s, self._hidden)
 
     def _count(self, scope: Scope, status: int) -> None:
         state = scope["state"]
@@ -84,7 +89,7 @@ def _is_quiet(scope: Scope, status: int) -> bool:
     return scope["path"] in _QUIET and status in (200, 503)
 
 
-def _write_line(scope: Scope, status: int, duration_s: float) -> None:
+def _write_line(scope: Scope, status: int, duration_s: float, hidden: Collection[str]) -> None:
     """One line, whose `fields` are what it says, for lines of JSON."""
     state = scope["state"]
     client = scope.get("client")
@@ -102,7 +107,7 @@ def _write_line(scope: Scope, status: int, duration_s: float) -> None:
     shown = " ".join(
         f"{name}={value:.3f}" if isinstance(value, float) else f"{name}={value}"
         for name, value in list(fields.items())[4:]
-        if name != "model" and value != ""
+        if name not in hidden and value != ""
     )
     _LOG.log(
         logging.DEBUG if _is_quiet(scope, status) else logging.INFO,

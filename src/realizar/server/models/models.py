@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 
 from starlette.requests import Request
 
@@ -14,6 +14,10 @@ from realizar.server.api import Api
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.metrics import MetricSamples
 from realizar.server.model_facts import ModelFacts
+
+ModelState: TypeAlias = Literal["known", "loading", "ready", "finishing", "failed"]
+"""`known`: not loaded, which its first request changes. `finishing`: its last requests run before it is unloaded, or
+its engine is ending. `failed`: not loaded after a failure, and tried again for a request after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,10 @@ class ModelStatus:
         max_model_len: tokens of the longest request, prompt and output.
         default_sampling: sampling of requests without parameters.
         facts: of its files.
+        state: of the model.
+        reason: why it failed.
+        num_bytes: memory that it takes once it is loaded; None if it was not planned.
+        unloads_s: Unix time at which it is unloaded if no request comes; None if none is set.
     """
 
     names: tuple[str, ...]
@@ -33,6 +41,10 @@ class ModelStatus:
     max_model_len: int
     default_sampling: SamplingParams
     facts: ModelFacts
+    state: ModelState
+    reason: str | None = None
+    num_bytes: int | None = None
+    unloads_s: float | None = None
 
 
 class ModelLease(Protocol):
@@ -50,7 +62,9 @@ class ModelLease(Protocol):
 
 
 class Models(Protocol):
-    """The models of one server."""
+    """The models of one server. Attributes: several: requests have to name one of them."""
+
+    several: ClassVar[bool]
 
     @property
     def state(self) -> EngineState:
@@ -67,18 +81,24 @@ class Models(Protocol):
         """The model of a name; None is that of a request that names none.
 
         Raises:
-            ApiError: 404 model_not_found; the model is not served.
+            ApiError: 404 model_not_found; the model is not served. 400; there are several, and none is named.
         """
 
-    def take(self, name: str | None) -> ModelLease | None:
+    def take(self, name: str | None, keep_alive_s: float | None = None) -> ModelLease | None:
         """The lease of a model; None if the request has to wait for it.
 
+        Args:
+            keep_alive_s: seconds for which the model stays loaded after the request, if no other one comes: 0 unloads
+                it at once, and below 0 it stays until its place is needed. None takes the server's. A server with a
+                single model keeps it in any case.
+
         Raises:
-            ApiError: as of `find`.
+            ApiError: as of `find`; 503 model_not_loaded, while the error of a failed load is answered.
+            EngineUnavailableError: the server shuts down.
         """
 
     async def wait(self, name: str | None) -> ModelLease:
-        """The lease of a model, when it is the request's turn."""
+        """The lease of a model, when it is the request's turn. Errors are those of `take`, and of a full queue."""
 
     async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
         """The metrics of the whole server in Prometheus' text format; `others` are those of no model."""
@@ -89,17 +109,20 @@ def models_of(request: Request) -> Models:
     return cast("Models", request.app.state.models)
 
 
-async def model_of(request: Request, name: str | None) -> Api:
+async def model_of(request: Request, name: str | None, keep_alive_s: float | None = None) -> Api:
     """What a request works with to use the model of a name; the model is there until the request has ended.
 
     The request's body must have been read.
 
+    Args:
+        keep_alive_s: as in `Models.take`.
+
     Raises:
-        ApiError: 404 model_not_found; the model is not served.
+        ApiError, EngineUnavailableError, QueueFullError: as of `Models.wait`.
         ClientDisconnectedError: the client disconnected while it waited for the model.
     """
     models = models_of(request)
-    lease = models.take(name)
+    lease = models.take(name, keep_alive_s)
     if lease is None:
         lease = await unless_disconnected(request.receive, models.wait(name))
     request.scope["state"]["model_leases"].append(lease)

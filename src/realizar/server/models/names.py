@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 
-from realizar.server.errors import ApiError
+from realizar.server.errors import ApiError, cleaned, refused
+
+
+def shown_fault(error: Exception) -> str:
+    """Why a model could not be loaded, as clients see it: without this machine's folders."""
+    return cleaned(str(error))
+
+
+def not_loaded(name: str, error: Exception, retry_after_s: float) -> ApiError:
+    """The 503 of a model that could not be loaded."""
+    return ApiError(
+        503,
+        f"The model '{name}' could not be loaded: {shown_fault(error)}",
+        kind="server_error",
+        code="model_not_loaded",
+        headers={"retry-after": str(max(1, math.ceil(retry_after_s)))},
+    )
+
+
+def not_named(names: Sequence[str]) -> ApiError:
+    """The 400 of a request that names no model, where there are several."""
+    listed = ", ".join(f"'{each}'" for each in names)
+    return refused(f"model is missing: this server has {listed}", "model", "missing_required_parameter")
 
 
 def not_served(name: str, names: Sequence[str], shown: Sequence[str]) -> ApiError:

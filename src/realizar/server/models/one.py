@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import ClassVar
 
 from realizar.engine.clients.async_engine import EngineState
 from realizar.server.api import Api
 from realizar.server.metrics import Metrics, MetricSamples
-from realizar.server.models.models import ModelStatus
+from realizar.server.models.models import ModelState, ModelStatus
 from realizar.server.models.names import not_served
+
+_STATES: Mapping[EngineState, ModelState] = {
+    "starting": "loading",
+    "ready": "ready",
+    "draining": "finishing",
+    "dead": "failed",
+}
 
 
 class OneModel:
@@ -19,6 +27,8 @@ class OneModel:
         exposition: gives the metrics of the whole server, where this is a part of it; None takes its own metrics and
             its engine's.
     """
+
+    several: ClassVar[bool] = False
 
     def __init__(self, api: Api, exposition: Callable[[Metrics], Awaitable[bytes]] | None = None) -> None:
         self.api = api
@@ -34,13 +44,23 @@ class OneModel:
 
     def listed(self) -> Sequence[ModelStatus]:
         model = self.api.model
-        return (ModelStatus(model.names, model.created_s, self.api.max_model_len, model.default_sampling, model.facts),)
+        return (
+            ModelStatus(
+                model.names,
+                model.created_s,
+                self.api.max_model_len,
+                model.default_sampling,
+                model.facts,
+                _STATES[self.state],
+                self.fault,
+            ),
+        )
 
     def find(self, name: str | None) -> ModelStatus:
         self.take(name)
         return self.listed()[0]
 
-    def take(self, name: str | None) -> OneModel:
+    def take(self, name: str | None, keep_alive_s: float | None = None) -> OneModel:
         """The lease of the model, which may still be loading: its engine refuses requests until it is ready."""
         names = self.api.model.names
         if name is not None and name not in names:

@@ -30,7 +30,7 @@ async def show_model(request: Request) -> Response:
 
 
 def _card(model: ModelStatus, name: str) -> dict[str, Any]:
-    return {
+    card = {
         "id": name,
         "object": "model",
         "created": model.created_s,
@@ -39,4 +39,7 @@ def _card(model: ModelStatus, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": model.max_model_len,
         "default_sampling": {name: getattr(model.default_sampling, name) for name in _SHOWN},
+        "state": model.state,
     }
+    optional = {"reason": model.reason, "memory_bytes": model.num_bytes, "unloads_at": model.unloads_s}
+    return card | {name: value for name, value in optional.items() if value is not None}

@@ -45,7 +45,7 @@ async def detokenize(request: Request) -> Response:
 
 async def tokenizer_info(request: Request) -> Response:
     """Answer with the facts that a client needs to render prompts and count tokens by itself."""
-    model = (await model_of(request, None)).model
+    model = (await model_of(request, request.query_params.get("model"))).model
     answer: dict[str, Any] = {
         "tokenizer_class": type(model.tokenizer).__name__,
         "vocab_size": model.tokenizer.vocab_size,

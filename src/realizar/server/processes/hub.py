@@ -304,7 +304,7 @@ class Hub:
         if asked:
             await asyncio.wait(asked, timeout=_SAMPLES_PATIENCE_S)
         metrics = (*add_samples((self._retired, *self._samples.values())), *own_samples())
-        text = exposition_of(self._model_name, await self._engine.stats(), metrics)
+        text = exposition_of({self._model_name: await self._engine.stats()}, metrics)
         process.send(Exposition(ticket, text))
 
     def _listen(self, *, wanted: bool) -> None:

@@ -1,0 +1,76 @@
+"""Options of a server with several models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from realizar.cli.options.arguments import MaybeSize
+from realizar.cli.options.serve import ServerOptions
+from realizar.errors import InvalidRequestError
+
+_LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
+
+
+@Parameter(name="*", group="Several models", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeveralModelsOptions:
+    """Options of a server with several models, which are loaded on first use.
+
+    Attributes:
+        model_folder: folder of models, GGUF files and folders of safetensors, whose names are theirs in the API.
+        memory: memory that loaded models may take together, such as 32G; default nine tenths of what is free.
+        keep_alive: seconds without a request after which a model is unloaded; default when its place is needed.
+    """
+
+    model_folder: Annotated[Path | None, Parameter(name=("--model-folder", "--models-dir"))] = None
+    memory: MaybeSize = None
+    keep_alive: float | None = None
+
+    def several(self, models: Sequence[str], server: ServerOptions) -> bool:
+        """True if the server has several models; False for a single one, which is loaded at start and stays.
+
+        Raises:
+            InvalidRequestError: no model is named, or an option does not suit the number of models.
+        """
+        if not models and self.model_folder is None:
+            raise InvalidRequestError("serve needs a model: its name, or --model-folder", "model")
+        if len(models) == 1 and self.model_folder is None:
+            for name in ("memory", "keep_alive"):
+                if getattr(self, name) is not None:
+                    raise InvalidRequestError(f"--{name.replace('_', '-')} is for several models", name)
+            return False
+        if server.api_processes > 1:
+            raise InvalidRequestError("--api-processes above 1 serve a single model", "api_processes")
+        for name in ("served_model_name", "chat_template"):
+            if getattr(server, name):
+                raise InvalidRequestError(f"--{name.replace('_', '-')} is for a single model", name)
+        if self.keep_alive is not None and not self.keep_alive >= 0:
+            raise InvalidRequestError(f"--keep-alive must be at least 0, not {self.keep_alive:g}", "keep_alive")
+        return True
+
+    def in_folder(self) -> list[Path]:
+        """The models of the folder, by name; later parts of a GGUF model in several files are left out.
+
+        Raises:
+            InvalidRequestError: it can't be read, or has none.
+        """
+        if self.model_folder is None:
+            return []
+        try:
+            entries = sorted(self.model_folder.expanduser().iterdir())
+        except OSError as error:
+            raise InvalidRequestError(f"{self.model_folder} can't be read: {error.strerror}", "model_folder") from error
+        found = [
+            each
+            for each in entries
+            if (each / "config.json").is_file() or (each.suffix == ".gguf" and not _LATER_PART.search(each.name))
+        ]
+        if not found:
+            raise InvalidRequestError(f"{self.model_folder} has no model", "model_folder")
+        return found

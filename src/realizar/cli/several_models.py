@@ -1,0 +1,130 @@
+"""`make_shelf` finds and plans the models of a server that has several, before it starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from realizar.cli.options.several_models import SeveralModelsOptions
+from realizar.cli.terminal.progress import download_progress
+from realizar.config import EngineConfig
+from realizar.errors import InvalidRequestError, RealizarError
+from realizar.sampling_params import SamplingParams
+from realizar.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from realizar.checkpoint.checkpoint import Checkpoint
+    from realizar.checkpoint.model_files import ModelFiles
+    from realizar.engine.process.planning import PlanAnswer
+    from realizar.server.models.shelf import ModelShelf
+    from realizar.server.models.shelved import KnownModel
+    from realizar.server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the command line asks of all models.
+
+    Attributes:
+        config: of their engines.
+        sampling: gives the default sampling of a model from its checkpoint.
+        max_queued: answers that wait in an engine; None takes the engine's own.
+        log_level: of the engines' processes.
+        report: shows a line.
+    """
+
+    config: EngineConfig
+    sampling: Callable[[Checkpoint], SamplingParams]
+    max_queued: int | None
+    log_level: str
+    report: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A model whose files can be opened. Attributes: named: it was named, and not found in a folder."""
+
+    name: str
+    checkpoint: Checkpoint
+    named: bool
+
+
+def default_name(model: str) -> str:
+    """The API's name of a model: a hub name as it is, or the last part of a path, without this machine's folders."""
+    path = Path(model)
+    return path.resolve().name.removesuffix(".gguf") if path.exists() else model
+
+
+def make_shelf(
+    models: Sequence[str], options: SeveralModelsOptions, wishes: Wishes, settings: ServerSettings
+) -> ModelShelf:
+    """Make the models of a server. A model of a folder that can't be served is left out with a warning.
+
+    Raises:
+        RealizarError: a model that was named can't be served, or none is left.
+    """
+    from realizar.checkpoint.model_files import ModelFiles
+    from realizar.engine.process.planning import plan_loads
+    from realizar.server.models.loader import EngineLoader
+    from realizar.server.models.shelf import ModelShelf
+
+    found = _find(models, options, wishes.report)
+    config = replace(wishes.config, max_queued=wishes.max_queued)
+    answers = plan_loads([str(each.checkpoint.path) for each in found], config, options.memory)
+    known: list[KnownModel] = []
+    files: dict[str, ModelFiles] = {}
+    pools: dict[str, int] = {}
+    for each, answer in zip(found, answers, strict=True):
+        try:
+            model = _known(each, answer, wishes)
+        except RealizarError as error:
+            if each.named:
+                raise RealizarError(f"{each.name}: {error}") from error
+            wishes.report(f"warning: {each.name} is left out: {error}")
+            continue
+        known.append(model)
+        files[each.name] = ModelFiles(each.checkpoint)
+        pools[model.load.device] = min(pools.get(model.load.device, answer.memory_bytes), answer.memory_bytes)
+    if not known:
+        raise RealizarError(f"{options.model_folder} has no model that can be served")
+    for model in known:
+        size, pool = format_bytes(model.load.num_bytes), format_bytes(pools[model.load.device])
+        wishes.report(f"{model.name}: {size} of {pool}, context {model.load.context_length}")
+    loader = EngineLoader(files, settings, wishes.log_level, wishes.max_queued)
+    return ModelShelf(known, loader, pools, options.keep_alive)
+
+
+def _find(models: Sequence[str], options: SeveralModelsOptions, report: Callable[[str], None]) -> list[_Found]:
+    from realizar.engine.loading import find_checkpoint
+
+    found: dict[str, _Found] = {}
+    listed = [(model, True) for model in models] + [(str(path), False) for path in options.in_folder()]
+    for model, named in listed:
+        name = default_name(model)
+        if name in found:
+            raise InvalidRequestError(f"two models have the name {name}; give one file or folder another", "model")
+        try:
+            with download_progress() as fetching:
+                found[name] = _Found(name, find_checkpoint(model, fetching), named)
+        except RealizarError as error:
+            if named:
+                raise
+            report(f"warning: {name} is left out: {error}")
+    return list(found.values())
+
+
+def _known(found: _Found, answer: PlanAnswer, wishes: Wishes) -> KnownModel:
+    from realizar.server.model_facts import read_facts
+    from realizar.server.models.shelved import KnownModel
+
+    return KnownModel(
+        found.name,
+        str(found.checkpoint.path),
+        answer.checked(),
+        wishes.sampling(found.checkpoint),
+        read_facts(found.checkpoint),
+        int(time.time()),
+    )

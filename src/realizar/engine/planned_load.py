@@ -1,0 +1,104 @@
+"""`plan_within` plans a load within a share of memory, for a model that is to have others beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from realizar.backends.memory_plan import MemoryPlan
+from realizar.backends.resolved_config import ResolvedConfig
+from realizar.backends.select import plan_memory, resolve_model
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import EngineConfig
+from realizar.errors import CapacityError
+from realizar.sizes import format_bytes
+
+_SHORTEST_CONTEXT = 512
+_FREE_SHARE = 0.9
+_WHOLE_REQUESTS = 4  # of the whole context, that a KV cache has room for by default
+_CACHE_SHARE = 0.4  # of what a model's weights leave of the memory
+_TYPICAL_TOKENS = 1024
+_PROCESS_BYTES = 100 << 20  # of an engine's process on a CPU beside weights, workspace and cache: measured 87 MiB
+_BYTES_PER_WORD = 500  # of its vocabulary, for grammars: measured 400
+_CONTEXT_BYTES = 700 << 20  # of a GPU, for the driver's and torch's context of a process: an estimate
+
+
+class PlannedLoad(msgspec.Struct, frozen=True):
+    """A load whose memory is known before it.
+
+    Attributes:
+        config: with the context and the KV cache that were planned.
+        num_bytes: memory of the device that the engine takes: weights, workspace, KV cache and its process.
+        device: `cpu`, or `cuda:0` and so on.
+        context_length: tokens of a request, prompt and output.
+        max_open: choices that may run and wait in the engine.
+    """
+
+    config: EngineConfig
+    num_bytes: int
+    device: str
+    context_length: int
+    max_open: int
+
+
+def plan_within(checkpoint: Checkpoint, config: EngineConfig, memory_bytes: int | None) -> tuple[PlannedLoad, int]:
+    """Plan a load with the model's own context, or the largest half, quarter and so on of it that fits.
+
+    Args:
+        config: a context and a size of the KV cache that are configured stay.
+        memory_bytes: memory for all models of the device; None takes nine tenths of what is free now.
+
+    Returns:
+        The load, and that memory.
+
+    Raises:
+        CapacityError: the model does not fit.
+        UnsupportedModelError, CheckpointError, InvalidRequestError: as of `resolve_model` and `plan_memory`.
+    """
+    spec, whole = resolve_model(checkpoint, config)
+    if memory_bytes is None:
+        memory_bytes = int(plan_memory(spec, checkpoint, whole).free_bytes * _FREE_SHARE)
+    length = whole.context_length
+    while True:
+        spec, resolved = resolve_model(checkpoint, replace(config, context_length=length), whole.chosen)
+        plan = plan_memory(spec, checkpoint, resolved, memory_bytes)
+        try:
+            load = _load_of(plan, config, resolved, spec.vocab_size)
+        except CapacityError:
+            if config.context_length is not None or length // 2 < _SHORTEST_CONTEXT:
+                raise
+            length //= 2
+        else:
+            return load, memory_bytes
+
+
+def _load_of(plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, vocab_size: int) -> PlannedLoad:
+    on_gpu = plan.device == "cuda"
+    process = _CONTEXT_BYTES if on_gpu else _PROCESS_BYTES + _BYTES_PER_WORD * vocab_size
+    fixed = plan.needed_bytes + plan.reserved_bytes + process
+    one, left = plan.contexts[-1].request_bytes, max(plan.free_bytes - fixed, 0)
+    cache = config.kv_cache_bytes
+    if cache is None:
+        cache = min(_wanted_cache(plan, resolved), int(left * _CACHE_SHARE))
+    if cache > left or cache < one:
+        sizes = [format_bytes(size) for size in (plan.free_bytes, fixed, one)]
+        raise CapacityError(
+            f"the model does not fit into {sizes[0]}: weights, workspace and process take {sizes[1]}, and the KV cache"
+            f" of one request of {plan.contexts[-1].context_length} tokens {sizes[2]}"
+            + (f", which gets {format_bytes(cache)}" if cache < one <= left else "")
+        )
+    return PlannedLoad(
+        replace(config, context_length=resolved.context_length, kv_cache_bytes=cache),
+        fixed + cache,
+        f"cuda:{resolved.chosen.index}" if on_gpu else "cpu",
+        resolved.context_length,
+        resolved.max_running + resolved.queue_length,
+    )
+
+
+def _wanted_cache(plan: MemoryPlan, resolved: ResolvedConfig) -> int:
+    """Room for as many requests of a typical length as may run, and for a few of the whole context."""
+    whole = min(resolved.max_running, _WHOLE_REQUESTS) * plan.contexts[-1].request_bytes
+    typical = next((each for each in plan.contexts if each.context_length >= _TYPICAL_TOKENS), plan.contexts[-1])
+    return max(whole, resolved.max_running * typical.request_bytes)

@@ -1,0 +1,82 @@
+"""Planning in a process of its own: `python -m realizar.engine.process.planning`, with a question on stdin.
+
+A server that plans many loads would otherwise have a backend's libraries in its own memory, and a GPU open, for good.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from realizar.config import EngineConfig
+from realizar.engine.loading import find_checkpoint
+from realizar.engine.planned_load import PlannedLoad, plan_within
+from realizar.engine.process.messages import ErrorRecord, record_error, restore_error
+from realizar.errors import RealizarError
+
+COMMAND = (sys.executable, "-m", "realizar.engine.process.planning")
+
+
+class PlanQuestion(msgspec.Struct, frozen=True):
+    """Paths of models, their configuration, and the memory that all of them may take; None is what is free."""
+
+    paths: tuple[str, ...]
+    config: EngineConfig
+    memory_bytes: int | None
+
+
+class PlanAnswer(msgspec.Struct, frozen=True):
+    """A model's load and the memory that it was planned for, or why it can't be loaded."""
+
+    load: PlannedLoad | None = None
+    memory_bytes: int = 0
+    error: ErrorRecord | None = None
+
+    def checked(self) -> PlannedLoad:
+        """The load.
+
+        Raises:
+            RealizarError: the model can't be loaded.
+        """
+        if self.load is None:
+            raise RealizarError("nothing was planned") if self.error is None else restore_error(self.error)
+        return self.load
+
+
+def plan_loads(paths: Sequence[str], config: EngineConfig, memory_bytes: int | None) -> list[PlanAnswer]:
+    """Plan the loads of models in another process.
+
+    Raises:
+        RealizarError: that process failed.
+    """
+    question = msgspec.json.encode(PlanQuestion(tuple(paths), config, memory_bytes))
+    done = subprocess.run(COMMAND, input=question, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise RealizarError(f"the models' memory could not be planned: the process ended with {done.returncode}")
+    return msgspec.json.decode(done.stdout, type=list[PlanAnswer])
+
+
+def answer_of(path: str, config: EngineConfig, memory_bytes: int | None) -> PlanAnswer:
+    """Plan one load; an error is part of the answer."""
+    try:
+        load, memory_bytes = plan_within(find_checkpoint(path), config, memory_bytes)
+    except RealizarError as error:
+        return PlanAnswer(error=record_error(error))
+    return PlanAnswer(load, memory_bytes)
+
+
+def main() -> int:
+    """Answer the question on stdin; returns the exit status."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=PlanQuestion)
+    answers = [answer_of(path, question.config, question.memory_bytes) for path in question.paths]
+    sys.stdout.buffer.write(msgspec.json.encode(answers))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

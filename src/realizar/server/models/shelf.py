@@ -1,0 +1,371 @@
+"""`ModelShelf`: the `Models` of a server with several. Each is loaded on first use, within a bound of memory.
+
+A request takes a lease of its model. A model that has to make room takes no further requests, ends those that use it,
+and is unloaded then; requests for it wait for their turn. `placing` decides, this module does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+from realizar.engine.clients.async_engine import EngineState
+from realizar.engine.clients.async_link import closed_error
+from realizar.engine.core.metrics import EngineStats
+from realizar.engine.process.messages import Loading
+from realizar.errors import EngineUnavailableError, QueueFullError, RealizarError
+from realizar.server.api import Api
+from realizar.server.metrics import Metrics, MetricSamples, add_samples, exposition_of
+from realizar.server.models.models import ModelLease, ModelStatus
+from realizar.server.models.names import not_loaded, not_named, not_served, shown_fault
+from realizar.server.models.placing import decide
+from realizar.server.models.shelf_metrics import shelf_samples
+from realizar.server.models.shelved import KnownModel, Running, ShelvedModel, Waiter
+from realizar.sizes import format_bytes
+
+_LOG = logging.getLogger(__name__)
+
+
+class Loader(Protocol):
+    """Loads models and ends their engines."""
+
+    async def load(self, known: KnownModel, metrics: Metrics) -> Api:
+        """Start an engine and wait until it is ready; when cancelled it is ended first.
+
+        Raises:
+            RealizarError: the model can't be loaded; nothing of it is left.
+        """
+
+    async def unload(self, api: Api, *, at_once: bool) -> EngineStats:
+        """End the engine; returns its last figures. It may be dead already."""
+
+
+class _Lease:
+    """A request's right to use a model."""
+
+    def __init__(self, running: Running, release: Callable[[], None]) -> None:
+        self.api = running.api
+        self._release: Callable[[], None] | None = release
+
+    def release(self) -> None:
+        """Give the model back; a second call does nothing."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+
+class ModelShelf:
+    """Models by name. See `Models` for what handlers call, and `Served` for what runs a server.
+
+    Args:
+        models: all that may be loaded.
+        loader: loads and ends them.
+        bytes_of_pools: memory that all models of a device may take together; each fits alone.
+        keep_alive_s: seconds without a request after which a model is unloaded; None is never.
+    """
+
+    several: ClassVar[bool] = True
+    loading: Loading | None = None
+
+    def __init__(
+        self,
+        models: Sequence[KnownModel],
+        loader: Loader,
+        bytes_of_pools: Mapping[str, int],
+        keep_alive_s: float | None = None,
+    ) -> None:
+        self._models = {known.name: ShelvedModel(known, Metrics(known.name)) for known in models}
+        self._loader, self._pools, self._keep_alive_s = loader, dict(bytes_of_pools), keep_alive_s
+        self._numbers = itertools.count(1)
+        self._state: EngineState = "ready"
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loads: dict[ShelvedModel, asyncio.Task[None]] = {}
+        self._ended = asyncio.Event()
+        self._released = asyncio.Event()
+
+    @property
+    def state(self) -> EngineState:
+        """See `Models`. Models that can't be loaded leave it ready."""
+        return self._state
+
+    @property
+    def fault(self) -> str | None:
+        """See `Models`."""
+        return None
+
+    @property
+    def num_open(self) -> int:
+        """The number of requests that use a model."""
+        return sum(model.num_leases for model in self._models.values())
+
+    def listed(self) -> Sequence[ModelStatus]:
+        """See `Models`."""
+        return [_status(model) for model in self._models.values()]
+
+    def find(self, name: str | None) -> ModelStatus:
+        """See `Models`; a request has to name a model."""
+        return _status(self._find(name))
+
+    def take(self, name: str | None, keep_alive_s: float | None = None) -> ModelLease | None:
+        """See `Models`."""
+        model = self._find(name)
+        self._check(model)
+        model.keep_alive_s = self._keep_alive_s if keep_alive_s is None else keep_alive_s
+        if model.stage == "ready" and not model.is_wanted_away and model.running is not None:
+            return self._lease(model, model.running)
+        return None
+
+    async def wait(self, name: str | None) -> ModelLease:
+        """See `Models`. Requests that wait when a model is ready get it all at once.
+
+        Raises:
+            QueueFullError: as many wait as the model's engine would take.
+            EngineUnavailableError: the server shuts down. ApiError: 503; the model can't be loaded.
+        """
+        model = self._find(name)
+        self._check(model)
+        most = model.known.load.max_open
+        if len(model.waiters) >= most:
+            raise QueueFullError(f"{most} requests wait for the model {model.name} already; try again later", 5.0)
+        waiter = Waiter(next(self._numbers), asyncio.get_running_loop().create_future())
+        model.waiters.append(waiter)
+        self._settle()
+        try:
+            return await waiter.lease
+        except asyncio.CancelledError:
+            if waiter.lease.done() and not waiter.lease.cancelled() and waiter.lease.exception() is None:
+                waiter.lease.result().release()
+            raise
+        finally:
+            if waiter in model.waiters:
+                model.waiters.remove(waiter)
+                self._settle()
+
+    async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
+        """See `Models`."""
+        models = list(self._models.values())
+        stats = await asyncio.gather(*map(_stats_of, models))
+        samples = [each.metrics.samples() for each in models]
+        by_name = {model.name: each for model, each in zip(models, stats, strict=True)}
+        return exposition_of(by_name, (*add_samples(samples), *shelf_samples(models), *others))
+
+    async def audits(self) -> dict[str, str | None]:
+        """The finding of the engine's audit, or None, of each model that is ready."""
+        running = [(each.name, each.running) for each in self._models.values() if each.running is not None]
+        return {name: await each.engine.audit() for name, each in running if each.engine.state == "ready"}
+
+    async def start(self) -> None:
+        """See `Served`. No model is loaded before its first request."""
+
+    async def wait_ready(self) -> None:
+        """See `Served`."""
+
+    async def wait_dead(self) -> RealizarError:
+        """See `Served`. The end of one model's engine is not the server's."""
+        await self._ended.wait()
+        return closed_error()
+
+    async def drain(self) -> None:
+        """Refuse new requests and those that wait, and wait for the ones that use a model."""
+        if self._state == "ready":
+            self._state = "draining"
+        for model in self._models.values():
+            self._refuse_waiters(model, _shutting_down)
+        self._settle()
+        while self.num_open:
+            self._released.clear()
+            await self._released.wait()
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """End all engines; requests that wait get an error."""
+        self._state = "dead"
+        self._ended.set()
+        for model in self._models.values():
+            self._refuse_waiters(model, _shutting_down)
+            self._close(model, at_once=at_once)
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _find(self, name: str | None) -> ShelvedModel:
+        if name is None:
+            raise not_named(tuple(self._models))
+        model = self._models.get(name)
+        if model is None:
+            raise not_served(name, tuple(self._models), tuple(self._models))
+        return model
+
+    def _check(self, model: ShelvedModel) -> None:
+        """Refuse a request that nothing would come of."""
+        if self._state != "ready":
+            raise _shutting_down()
+        pause_s = model.retry_s - asyncio.get_running_loop().time()
+        if model.stage == "failed" and model.fault is not None and pause_s > 0:
+            raise not_loaded(model.name, model.fault, pause_s)
+
+    def _settle(self) -> None:
+        """Do what is to be done for the requests that wait."""
+        if self._state == "dead":
+            return
+        while True:
+            decision = decide(list(self._models.values()), self._pools)
+            for model in self._models.values():
+                model.is_wanted_away = model in decision.yielding
+            served = [each for each in self._models.values() if each.waiters and each.stage == "ready"]
+            served = [each for each in served if not each.is_wanted_away]
+            if not served:
+                break
+            for model in served:  # who waits no more changes what is to be done
+                self._serve_waiters(model)
+        for model in decision.yielding:
+            if model.num_leases == 0:
+                self._log(model, "unloaded: another model needs its place")
+                self._close(model)
+        for model in decision.loads:
+            model.stage = "loading"
+            self._loads[model] = self._spawn(self._load(model))
+
+    def _serve_waiters(self, model: ShelvedModel) -> None:
+        while model.waiters and model.running is not None:
+            waiter = model.waiters.popleft()
+            if not waiter.lease.done():
+                waiter.lease.set_result(self._lease(model, model.running))
+
+    def _refuse_waiters(self, model: ShelvedModel, make_error: Callable[[], Exception]) -> None:
+        while model.waiters:
+            waiter = model.waiters.popleft()
+            if not waiter.lease.done():
+                waiter.lease.set_exception(make_error())
+
+    def _lease(self, model: ShelvedModel, running: Running) -> ModelLease:
+        running.num_leases += 1
+        model.last_used, model.unloads_s = next(self._numbers), None
+        return _Lease(running, functools.partial(self._release, model, running))
+
+    def _release(self, model: ShelvedModel, running: Running) -> None:
+        running.num_leases -= 1
+        self._released.set()
+        if running is not model.running:  # its engine died meanwhile
+            return
+        model.last_used = next(self._numbers)
+        if running.num_leases == 0 and model.stage == "ready":
+            if model.is_wanted_away:
+                self._settle()
+            elif model.keep_alive_s is not None and model.keep_alive_s >= 0:
+                self._unload_later(model, model.keep_alive_s)
+
+    def _unload_later(self, model: ShelvedModel, delay_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = model.unloads_s = loop.time() + delay_s
+
+        def unload() -> None:
+            if model.unloads_s == due_s and model.stage == "ready" and model.num_leases == 0:
+                self._log(model, f"unloaded after {delay_s:g} s without a request")
+                self._close(model)
+
+        loop.call_later(delay_s, unload)
+
+    async def _load(self, model: ShelvedModel) -> None:
+        """Load a model, and give it to those who wait for it."""
+        started_s = asyncio.get_running_loop().time()
+        self._log(model, "being loaded")
+        try:
+            api = await self._loader.load(model.known, model.metrics)
+        except asyncio.CancelledError:
+            self._log(model, "not loaded: nobody waits for it any more")
+            model.stage = "known"
+        except RealizarError as error:
+            self._fail(model, error)
+        except BaseException as error:  # a fault of this program must not leave requests waiting
+            self._fail(model, RealizarError(f"{type(error).__name__}: {error}"))
+            raise
+        else:
+            running = model.running = Running(api)
+            model.stage, model.fault = "ready", None
+            model.num_failures, model.num_loads = 0, model.num_loads + 1
+            self._spawn(self._watch(model, running))
+            self._serve_waiters(model)
+            seconds = asyncio.get_running_loop().time() - started_s
+            self._log(model, f"ready after {seconds:.1f} s, {self._taken(model.pool)}")
+        finally:
+            self._loads.pop(model, None)
+            self._settle()
+
+    def _fail(self, model: ShelvedModel, error: RealizarError) -> None:
+        loop = asyncio.get_running_loop()
+        model.stage = "failed"
+        model.note_failure(error, loop.time())
+        _LOG.error("%s: not loaded: %s", model.name, error)
+        self._refuse_waiters(model, lambda: not_loaded(model.name, error, model.retry_s - loop.time()))
+
+    async def _watch(self, model: ShelvedModel, running: Running) -> None:
+        """Wait until an engine is gone for good, and clear it away; the next request loads the model again."""
+        error = await running.engine.wait_dead()
+        if model.running is running and model.stage == "ready":
+            _LOG.error("%s: its engine has ended: %s", model.name, error)
+            model.fault, model.retry_s = error, 0.0
+            self._close(model, after="failed")
+            self._settle()
+
+    def _close(self, model: ShelvedModel, *, at_once: bool = False, after: str = "known") -> None:
+        """Have a model's engine end. Its memory counts until it has."""
+        loading = self._loads.get(model)
+        if loading is not None:
+            if model.stage == "loading":
+                model.stage = "closing"
+                loading.cancel()
+        elif model.stage == "ready" and model.running is not None:
+            model.stage, model.is_wanted_away, model.unloads_s = "closing", False, None
+            self._spawn(self._unload(model, model.running, at_once=at_once, failed=after == "failed"))
+
+    async def _unload(self, model: ShelvedModel, running: Running, *, at_once: bool, failed: bool) -> None:
+        try:
+            stats = await self._loader.unload(running.api, at_once=at_once)
+            model.earlier_stats = stats.plus(model.earlier_stats)
+        finally:
+            model.running, model.stage = None, "failed" if failed else "known"
+            self._settle()
+
+    def _taken(self, pool: str) -> str:
+        taken = sum(each.num_bytes for each in self._models.values() if each.pool == pool and each.holds_memory)
+        return f"{format_bytes(taken)} of {format_bytes(self._pools[pool])} taken"
+
+    def _log(self, model: ShelvedModel, text: str) -> None:
+        _LOG.info("%s: %s", model.name, text)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _shutting_down() -> EngineUnavailableError:
+    return EngineUnavailableError("the server is shutting down", 5.0)
+
+
+async def _stats_of(model: ShelvedModel) -> EngineStats:
+    current = EngineStats() if model.running is None else await model.running.engine.stats()
+    return current.plus(model.earlier_stats)
+
+
+def _status(model: ShelvedModel) -> ModelStatus:
+    known, running = model.known, model.running
+    unloads_s = None
+    if model.unloads_s is not None:
+        unloads_s = round(time.time() + model.unloads_s - asyncio.get_running_loop().time(), 3)
+    return ModelStatus(
+        (known.name,),
+        known.created_s,
+        known.load.context_length if running is None or running.engine.state == "dead" else running.api.max_model_len,
+        known.default_sampling,
+        known.facts,
+        model.state,
+        None if model.fault is None else shown_fault(model.fault),
+        model.num_bytes,
+        unloads_s,
+    )

@@ -1,0 +1,155 @@
+"""A shelf of scripted models: loads and unloads end when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, cast
+
+from realizar.config import EngineConfig
+from realizar.engine.core.metrics import EngineStats
+from realizar.engine.planned_load import PlannedLoad
+from realizar.errors import RealizarError
+from realizar.sampling_params import SamplingParams
+from realizar.server.api import Api, make_api
+from realizar.server.metrics import Metrics
+from realizar.server.model_facts import ModelFacts
+from realizar.server.models.models import ModelLease
+from realizar.server.models.shelf import ModelShelf
+from realizar.server.models.shelved import KnownModel
+from realizar.server.settings import ServerSettings
+from server.scripted_engine import ScriptedEngine, scripted_model
+from waits import HANG_S
+
+
+@dataclass
+class OwnedEngine(ScriptedEngine):
+    """A scripted engine that can die for good."""
+
+    def __post_init__(self) -> None:
+        self.death: asyncio.Future[RealizarError] = asyncio.get_running_loop().create_future()
+
+    async def wait_dead(self) -> RealizarError:
+        return await asyncio.shield(self.death)
+
+    async def audit(self) -> str | None:
+        return None
+
+    def die(self, error: RealizarError) -> None:
+        self.state = "dead"
+        if not self.death.done():
+            self.death.set_result(error)
+
+
+class ScriptedLoader:
+    """Notes what is loaded and unloaded, and checks that memory stays within the bound.
+
+    Attributes:
+        held: names whose loads and unloads wait until they are removed (`let_go`).
+        errors: why the loads of some names fail.
+        log: `+name` for a load that began, `-name` for an unload.
+    """
+
+    def __init__(self, sizes: dict[str, int], bound: int) -> None:
+        self.sizes, self.bound = sizes, bound
+        self.held: set[str] = set()
+        self.errors: dict[str, RealizarError] = {}
+        self.log: list[str] = []
+        self.most = 0
+        self.engines: dict[str, OwnedEngine] = {}
+        self._there: dict[str, int] = {}
+        self._changed = asyncio.Event()
+
+    async def load(self, known: KnownModel, metrics: Metrics) -> Api:
+        name = known.name
+        self.log.append(f"+{name}")
+        assert name not in self._there, f"{name} has two engines"
+        self._there[name] = self.sizes[name]
+        self.most = max(self.most, sum(self._there.values()))
+        assert sum(self._there.values()) <= self.bound, self._there
+        try:
+            await self._while_held(name)
+            if name in self.errors:
+                raise self.errors[name]
+        except BaseException:
+            del self._there[name]
+            raise
+        self.engines[name] = engine = OwnedEngine()
+        return make_api(cast("Any", engine), scripted_model(names=(name,)), ServerSettings(embeddings="last"), metrics)
+
+    async def unload(self, api: Api, *, at_once: bool) -> EngineStats:
+        name = api.model.name
+        self.log.append(f"-{name}")
+        await self._while_held(name)
+        del self._there[name]
+        cast("OwnedEngine", api.engine).die(RealizarError("closed"))
+        return EngineStats(prompt_tokens=100)
+
+    def let_go(self, name: str) -> None:
+        self.held.discard(name)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _while_held(self, name: str) -> None:
+        await asyncio.sleep(0)
+        while name in self.held:
+            await self._changed.wait()
+
+
+def known(name: str, size: int, *, device: str = "cpu", max_open: int = 100) -> KnownModel:
+    load = PlannedLoad(EngineConfig(), size, device, 512, max_open)
+    return KnownModel(name, f"/models/{name}.gguf", load, SamplingParams(), ModelFacts(), 1)
+
+
+class Case:
+    """A shelf whose models have given sizes, of which `bound` bytes fit."""
+
+    def __init__(self, bound: int = 2, keep_alive_s: float | None = None, max_open: int = 100, **sizes: int) -> None:
+        sizes = sizes or {"a": 1, "b": 1, "c": 1}
+        self.loader = ScriptedLoader(sizes, bound)
+        models = [known(name, size, max_open=max_open) for name, size in sizes.items()]
+        self.shelf = ModelShelf(models, self.loader, {"cpu": bound}, keep_alive_s)
+
+    def ask(self, name: str) -> asyncio.Task[ModelLease]:
+        """A request for a model, which waits for it."""
+        return asyncio.create_task(self.lease(name))
+
+    async def lease(self, name: str, keep_alive_s: float | None = None) -> ModelLease:
+        lease = self.shelf.take(name, keep_alive_s)
+        return await self.shelf.wait(name) if lease is None else lease
+
+    async def use(self, *names: str) -> None:
+        """Requests for models, one after another."""
+        for name in names:
+            (await self.lease(name)).release()
+
+    def state(self, name: str) -> str:
+        return self.shelf.find(name).state
+
+    async def until(self, name: str, state: str) -> None:
+        while self.state(name) != state:  # noqa: ASYNC110 - states have no event
+            await asyncio.sleep(0)
+
+    async def settled(self) -> None:
+        """Let everything happen that waits for nothing else."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+def run(main: Callable[[Case], Coroutine[Any, Any, None]], **options: Any) -> Case:
+    """Run a test on an event loop; the shelf is closed at the end."""
+    cases: list[Case] = []
+
+    async def all_of_it() -> None:
+        case = Case(**options)
+        cases.append(case)
+        try:
+            await asyncio.wait_for(main(case), HANG_S)
+        finally:
+            for name in list(case.loader.held):
+                case.loader.let_go(name)
+            await asyncio.wait_for(case.shelf.close(), HANG_S)
+
+    asyncio.run(all_of_it())
+    return cases[0]
