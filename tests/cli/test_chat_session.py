@@ -204,6 +204,14 @@ def test_what_was_said_before_an_interruption_stays(session: ChatSession) -> Non
     assert contents(session.messages) == ["user: one two", "assistant: one. "]
 
 
+@pytest.mark.parametrize(
+    ("line", "asks"),
+    [("Hello", True), (" /retry", True), ("/retry now", True), ("/save x", False), ("/usr/bin", False), ("", False)],
+)
+def test_lines_that_the_model_answers(line: str, asks: bool) -> None:
+    assert ChatSession.asks(line) is asks
+
+
 @pytest.mark.parametrize("line", ["/nonesuch", "/", "/_answer", "/__init__", "/save", "/load"])
 def test_wrong_commands_are_refused(session: ChatSession, line: str) -> None:
     with pytest.raises(InvalidRequestError):

@@ -10,7 +10,7 @@ import pytest
 
 from realizar.cli.chat_session import ChatSession
 from realizar.cli.chat_window import ContextWindow, Message
-from realizar.errors import ContextLengthError
+from realizar.errors import ChatTemplateError, ContextLengthError
 from realizar.sampling_params import SamplingParams
 
 CONTEXT = 40
@@ -94,6 +94,29 @@ def test_retry_after_a_cut(session: ChatSession, model: Model) -> None:
     seen = model.asked[-1]
     say(session, "/retry")
     assert model.asked[-1] == seen
+
+
+def test_the_meter_counts_what_the_model_sees(session: ChatSession, notices: list[str]) -> None:
+    assert session.meter == "0 of 40 tokens, 0 %"
+    say(session, "x" * 8)
+    assert session.meter == "10 of 40 tokens, 25 %"
+    say(session, *["x" * 8] * 2)
+    assert (session.meter, notices) == ("30 of 40 tokens, 75 %", [])
+    say(session, "x" * 8)
+    assert notices
+    assert session.meter == "20 of 40 tokens, 50 %"
+    say(session, "/undo", "/undo", "/undo", "/undo")
+    assert session.meter == "0 of 40 tokens, 0 %"
+
+
+def test_a_template_that_refuses_leaves_the_meter_empty(model: Model) -> None:
+    def refuse(_messages: list[Message]) -> int:
+        raise ChatTemplateError("no")
+
+    session = ChatSession(model, SamplingParams(), window=ContextWindow(CONTEXT, refuse, lambda _: None))
+    session._messages.append({"role": "user", "content": "x"})
+    assert session.meter == ""
+    assert ChatSession(model, SamplingParams()).meter == ""
 
 
 def test_undo_after_a_cut_shows_again_what_is_left(session: ChatSession, model: Model) -> None:

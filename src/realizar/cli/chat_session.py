@@ -21,7 +21,8 @@ HELP = """\
 /save FILE       write the conversation as JSON
 /load FILE       go on with a conversation that /save wrote
 /quit            leave (also Ctrl-D)
-A line that ends with a backslash goes on. Ctrl-C stops an answer."""
+A line that ends with a backslash goes on; so does one after Escape and Enter. Pasted lines are one message.
+Ctrl-C stops an answer."""
 
 _SHOWN_CHARACTERS = 60
 
@@ -53,6 +54,20 @@ class ChatSession:
     def messages(self) -> list[Message]:
         """The system message, if there is one, and the conversation."""
         return [*self._system_messages(), *self._messages]
+
+    @property
+    def meter(self) -> str:
+        """How full the context is, such as `512 of 8,192 tokens, 6 %`; empty where that is not known."""
+        if self.window is None:
+            return ""
+        used, length = self.window.used(self._system_messages(), self._messages), self.window.context_length
+        return "" if used is None else f"{used:,} of {length:,} tokens, {used / length:.0%}".replace("%", " %")
+
+    @staticmethod
+    def asks(line: str) -> bool:
+        """True if the model answers a line."""
+        words = line.split(None, 1)
+        return bool(words) and (not words[0].startswith("/") or words[0] == "/retry")
 
     def handle(self, line: str) -> Iterator[str]:
         """Handle a line, and iterate the text to show: deltas of an answer, or a command's result.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from realizar.errors import RealizarError
 from realizar.sampling_params import SamplingParams
 
 _ROOM = 4
@@ -30,12 +31,22 @@ class ContextWindow:
     def __init__(
         self, context_length: int, count: Callable[[list[Message]], int], notice: Callable[[str], None]
     ) -> None:
-        self._context_length, self._count, self._notice = context_length, count, notice
+        self.context_length = context_length
+        self._count, self._notice = count, notice
         self._first = 0
 
     def clear(self) -> None:
         """Start the conversation over."""
         self._first = 0
+
+    def used(self, system: Sequence[Message], messages: Sequence[Message]) -> int | None:
+        """Tokens of what the model would see now; None where the template refuses it."""
+        if not messages:
+            return 0
+        try:
+            return self._count([*system, *messages[self._first if self._first < len(messages) else 0 :]])
+        except RealizarError:
+            return None
 
     def shown(
         self, system: Sequence[Message], messages: Sequence[Message], params: SamplingParams
@@ -47,12 +58,12 @@ class ContextWindow:
         """
         if self._first >= len(messages):  # messages that it had dropped were taken back
             self._first = 0
-        room = min(params.max_tokens or self._context_length, self._context_length // _ROOM)
+        room = min(params.max_tokens or self.context_length, self.context_length // _ROOM)
         shown = [*system, *messages[self._first :]]
         tokens = self._count(shown)
-        if tokens + room > self._context_length:
+        if tokens + room > self.context_length:
             shown, tokens = self._shortened(system, messages, tokens)
-        left = self._context_length - tokens
+        left = self.context_length - tokens
         if params.max_tokens is not None and 0 < left < params.max_tokens:
             params = replace(params, max_tokens=left, min_tokens=min(params.min_tokens, left))
         return shown, params
@@ -65,11 +76,11 @@ class ContextWindow:
             if messages[first]["role"] == "user":  # templates want a question first
                 self._first = first
                 tokens = self._count([*system, *messages[first:]])
-                if tokens <= self._context_length // _KEPT:
+                if tokens <= self.context_length // _KEPT:
                     break
         if self._first > before:
             self._notice(
-                f"(the conversation outgrew the context of {self._context_length} tokens: the model no longer sees its"
+                f"(the conversation outgrew the context of {self.context_length} tokens: the model no longer sees its"
                 f" first {self._first} messages; /clear starts over, /save keeps all)"
             )
         return [*system, *messages[self._first :]], tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
@@ -20,10 +20,12 @@ from realizar.cli.options.engine import EngineOptions
 from realizar.cli.options.loading import ForChat, load_model
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.terminal.printable import error_line
-from realizar.cli.terminal.terminal import LineHistory, history_path, keys_unseen
+from realizar.cli.terminal.show_markdown import show_markdown
+from realizar.cli.terminal.terminal import keys_unseen
 from realizar.errors import EngineDeadError, RealizarError
 
 if TYPE_CHECKING:
+    from realizar.cli.terminal.line_editor import LineEditor
     from realizar.engine.llm import LLM
     from realizar.outputs import RequestOutput
     from realizar.sampling_params import SamplingParams
@@ -36,6 +38,9 @@ def chat_command(
     system: Annotated[str | None, Parameter(help="System message.")] = None,
     chat_template: ChatTemplateFile = None,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), help="No statistics.")] = False,
+    no_markdown: Annotated[
+        bool, Parameter(negative=(), help="Show answers as the model writes them; default without a terminal.")
+    ] = False,
     no_history: Annotated[
         bool, Parameter(negative=(), help="Save no typed lines to the history file that the arrow keys read.")
     ] = False,
@@ -54,14 +59,13 @@ def chat_command(
         session = ChatSession(speaker.answer, sampling.apply(llm.default_sampling), system, window=window)
         if channels is not None:
             session.remembered = lambda: channels.content
-        history = None
-        if sys.stdin.isatty():
-            history = LineHistory(None if no_history else history_path())
-            history.load()
+        editor = _editor(keeps=not no_history)
+        if editor is not None:
             _report("/help lists the commands; Ctrl-D quits.")
-        for line in _lines(history):
+        shown = show if no_markdown or not sys.stdout.isatty() else show_markdown
+        for line in _lines(editor, session):
             with keys_unseen():
-                _show(session, line)
+                _handle(session, line, shown if session.asks(line) else show)
             if speaker.last is not None:
                 if _hit_the_end(llm, speaker.last):
                     _report(f"(the answer was cut off: the context of {llm.max_request_tokens} tokens is full)")
@@ -70,6 +74,15 @@ def chat_command(
             speaker.last = None
             if session.finished:
                 return
+
+
+def _editor(*, keeps: bool) -> LineEditor | None:
+    """The editor of typed lines; None where stdin or stdout is no terminal."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return None
+    from realizar.cli.terminal.line_editor import LineEditor, LineHistory, history_path
+
+    return LineEditor(LineHistory(history_path() if keeps else None))
 
 
 def _report(line: str) -> None:
@@ -100,10 +113,10 @@ def _hit_the_end(llm: LLM, output: RequestOutput) -> bool:
     return output.outputs[0].finish_reason == "length" and used >= llm.max_request_tokens
 
 
-def _show(session: ChatSession, line: str) -> None:
+def _handle(session: ChatSession, line: str, shown: Callable[[Iterator[str]], None]) -> None:
     """Show the answer or the result of a line. An error of one line does not end the conversation."""
     try:
-        show(session.handle(checked_text(line, "the line")))
+        shown(session.handle(checked_text(line, "the line")))
     except EngineDeadError:
         raise
     except RealizarError as error:
@@ -112,25 +125,25 @@ def _show(session: ChatSession, line: str) -> None:
         print("\n(stopped)", file=sys.stderr)
 
 
-def _lines(history: LineHistory | None) -> Iterator[str]:
-    """Read the user's lines until end of file. A line that ends with a backslash continues on the next."""
+def _lines(editor: LineEditor | None, session: ChatSession) -> Iterator[str]:
+    """Read the user's messages until end of file. A line that ends with a backslash continues on the next."""
     kept = ""
     while True:
         try:
-            prompt = "" if not sys.stdin.isatty() else "... " if kept else "> "
-            line = input(prompt)
+            if editor is None:
+                if sys.stdin.isatty():  # stdout is a pipe, which gets answers alone
+                    print("... " if kept else "> ", end="", file=sys.stderr, flush=True)
+                line = input()
+            else:
+                line = editor.read("" if kept else session.meter, continued=bool(kept))
         except EOFError:
             if kept:
                 yield kept
-            elif sys.stdin.isatty():
-                print(file=sys.stderr)  # the shell's prompt belongs on a line of its own
             return
         except KeyboardInterrupt:
             kept = ""
             print(file=sys.stderr)
             continue
-        if history is not None:
-            history.add(line)
         if line.endswith("\\"):
             kept += line[:-1] + "\n"
         else:
