@@ -1,7 +1,7 @@
 """`Timeline`: where the time of the engine's thread goes in a step; `AnswerTimes`: how long grammars' questions take.
 
 Neither is for use outside measurements: a timeline puts itself around methods, and another process watches the memory
-that the grammars' processes share. As a script, it is time_grammar_steps.py with a timeline:
+that the grammars' processes share. As a script, it is time_grammar_steps.py with both:
 
     python scripts/step_timeline.py tests/data/tokenizers/llama-bpe.gguf.xz --shape llama-1b --kinds plain,regex
 """
@@ -126,7 +126,7 @@ def _watch(memory: MaskMemory, write: int) -> None:
 def main() -> int:
     from time_grammar_steps import main as time_steps
 
-    return time_steps([*sys.argv[1:], "--timeline"])
+    return time_steps([*sys.argv[1:], "--timeline", "--questions"])
 
 
 if __name__ == "__main__":

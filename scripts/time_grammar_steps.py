@@ -9,8 +9,8 @@ that of plain rows is what grammars cost: masks that come late, and work of the 
     python scripts/time_grammar_steps.py tests/data/tokenizers/llama-bpe.gguf.xz --shape llama-1b --timeline
 
 With `--shape` the device is a GPU, with a model of that shape and random weights. With `--timeline` each kind has a
-table of where the time of the engine's thread goes, and how long its questions take; a process that watches them takes
-a core.
+table of where the time of the engine's thread goes, and with `--questions` how long its questions take: a process that
+watches them takes a core, and slows the engine's thread, which writes where it reads.
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ class ImaginedStep:
     def hold(self, rows: Collection[int]) -> None:
         self._held = frozenset(rows)
 
-    def sample(self) -> float:
+    def sample(self) -> None:
+        self.sampled_s()
+
+    def sampled_s(self) -> float:
         """Choose, once; the time at which the device is done with the step."""
         if self._choices is None:
             self._done_s = max(self._done_s, time.perf_counter())
@@ -112,7 +115,7 @@ class ImaginedStep:
         return self._done_s
 
     def result(self) -> StepOutput:
-        left_s = self.sample() - time.perf_counter()
+        left_s = self.sampled_s() - time.perf_counter()
         if left_s > 0:
             time.sleep(left_s)
         assert self._choices is not None
@@ -152,7 +155,7 @@ class ImaginedDevice:
         pass
 
     def submit(self, step: ForwardInput) -> ImaginedStep:
-        before_s = 0.0 if self._pending is None else self._pending.sample()
+        before_s = 0.0 if self._pending is None else self._pending.sampled_s()
         self.num_steps += 1
         self._pending = ImaginedStep(step, before_s, self._step_s, self._words, self._rng)
         return self._pending
@@ -253,6 +256,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--shape", help="of the model on a GPU")
     parser.add_argument("--timeline", action="store_true")
+    parser.add_argument("--questions", action="store_true", help="with a timeline: how long each takes")
     given = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         time_kinds(given, vocabulary(given.model, Path(folder)))
@@ -285,7 +289,7 @@ def time_kinds(given: argparse.Namespace, checkpoint: Checkpoint) -> None:
         load.run(1.0)  # compiles what comes again and again
         timeline = Timeline()
         with timeline.around(parts_of(backend)) if given.timeline else nullcontext():
-            watched = AnswerTimes(services[-1].rows.memory) if given.timeline and kind != "plain" else None
+            watched = AnswerTimes(services[-1].rows.memory) if given.questions and kind != "plain" else None
             rate, step_s, busy_s, num_steps = load.run(given.seconds)
         plain = plain or rate
         figures = f"{rate:8,.0f} tokens/s, {rate / plain:.2f} of the first"
@@ -322,11 +326,11 @@ def loaded(given: argparse.Namespace, vocab_size: int) -> tuple[Backend, ModelSp
 
 def parts_of(backend: Backend) -> list[tuple[type, str, str]]:
     """What a timeline shows: methods and what they are called."""
-    step = ImaginedStep
+    step, sample = ImaginedStep, "sampled_s"
     if not isinstance(backend, ImaginedDevice):
         from realizar.backends.cuda.step import CUDAStep
 
-        step = CUDAStep  # type: ignore[assignment]
+        step, sample = CUDAStep, "start_choices"  # type: ignore[assignment]
     return [
         (EngineCore, "step", "the rest of a step"),
         (Scheduler, "schedule", "schedule"),
@@ -335,9 +339,10 @@ def parts_of(backend: Backend) -> list[tuple[type, str, str]]:
         (RowGrammars, "start", "ask"),
         (RowGrammars, "advance", "take choices in"),
         (RowGrammars, "give", "give masks"),
+        (RowGrammars, "give_all", "give all masks"),
         (RowGrammars, "_late", "wait for masks"),
         (type(backend), "submit", "submit"),
-        (step, "sample", "sample"),
+        (step, sample, "sample"),
         (step, "result", "wait for results"),
     ]
 

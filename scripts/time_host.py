@@ -103,7 +103,7 @@ class AtOnce:
 
     def submit(self, step: ForwardInput) -> CUDAStep:
         if self._pending is not None:
-            self._pending.sample()
+            self._pending.start_choices()
         wanted, tiles = wanted_tokens(step), len(tiles_of(step, TILE))
         decodes = padded_rows(count_decodes(step), self._sizes.rows)
         shape = StepShape(len(step.token_ids) if tiles else decodes, decodes, tiles)

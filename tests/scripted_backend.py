@@ -128,6 +128,9 @@ class ScriptedStep:
         require(self._output is None, "rows are held after the choices")
         self._held = frozenset(rows)
 
+    def sample(self) -> None:
+        self.result()
+
     def result(self) -> StepOutput:
         if self._output is None:
             self._output = StepOutput.of([self._row_output(row, states) for row, states in self._rows])

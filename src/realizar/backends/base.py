@@ -109,6 +109,12 @@ class Step(Protocol):
         it.
         """
 
+    def sample(self) -> None:
+        """Go on to the choices now: all masks are set, and no row is to be held.
+
+        Without this call a step does so when `result` or the next `submit` needs them. Raises what `result` does.
+        """
+
     def result(self) -> StepOutput:
         """Wait for the step."""
 

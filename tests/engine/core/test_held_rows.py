@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from engine.core.late_service import LateService
 from grammar_services import LastingService
 from realizar.backends.base import ForwardInput
 from realizar.batch import StepOutput
@@ -21,7 +20,6 @@ from realizar.errors import CapacityError
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.structured.workers.followed import FollowedRow
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import WorkerLimits
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens
@@ -37,35 +35,6 @@ from structured.grammar_engines import (
     tokens_of,
 )
 from waits import HANG_S
-
-
-class LateService(LastingService):
-    """Shows masks only after they were waited for some more times: the first of a row at once, later ones late."""
-
-    def __init__(self) -> None:
-        super().__init__(GRAMMAR_TOKENS)
-        self.lateness: Callable[[FollowedRow], int] = lambda _row: 0
-        self._hidden: dict[int, int] = {}
-        rows = self.rows
-        self._ask, self._wait, self._are_done = rows.ask, rows.wait, rows.are_done
-        rows.ask, rows.wait, rows.are_done = self.ask, self.wait, self.are_done  # type: ignore[method-assign]
-
-    def ask(self, slots: NDArray[np.intp], drafts: Mapping[int, tuple[int, ...]]) -> None:
-        self._ask(slots, drafts)
-        while not self._are_done(slots).all():
-            self._wait(1.0)
-        for slot in slots.tolist():
-            row = self.rows._rows[slot]
-            assert row is not None
-            self._hidden[slot] = self.lateness(row)
-
-    def wait(self, timeout_s: float) -> None:
-        self._hidden = {slot: left - 1 for slot, left in self._hidden.items() if left > 1}
-        self._wait(0)
-
-    def are_done(self, slots: NDArray[np.intp]) -> NDArray[np.bool_]:
-        hidden = [self._hidden.get(slot, 0) > 0 for slot in slots.tolist()]
-        return self._are_done(slots) & ~np.array(hidden, np.bool_)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +144,7 @@ def test_choices_of_one_request_are_held_each(late: LateService, held: list[int]
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_a_late_row_delays_nobody(late: LateService, monkeypatch: pytest.MonkeyPatch, steps_in_flight: int) -> None:
     """A row whose mask does not come for long loses steps, and a row beside it none."""
-    monkeypatch.setattr(late, "lateness", lambda row: 15 if len(row.output) == 3 else 0)
+    monkeypatch.setattr(late, "lateness", lambda row: 30 if len(row.output) == 3 else 0)
     core = new_engine(ScriptedBackend(), lambda: late, steps_in_flight=steps_in_flight)
     structured, _ = GRAMMARS["regex"]
     request = structured_request("late", [1], SamplingParams(temperature=0.0, structured=structured))
@@ -249,6 +218,33 @@ def test_a_crash_while_masks_are_due_delays_nobody(
     assert tokens_of(outputs["plain"]) == expected_tokens((4, 5), (None,), plain.sampling, 200)
     core.close()
     real.end()
+
+
+def test_a_step_with_all_its_masks_goes_on_before_the_next_is_submitted(
+    late: LateService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its choices are made in the call that took in those before, unless a mask is late."""
+    sampled: list[ScriptedStep] = []
+
+    def sample(step: ScriptedStep) -> None:
+        sampled.append(step)
+        step.result()
+
+    monkeypatch.setattr(ScriptedStep, "sample", sample)
+    core = new_engine(ScriptedBackend(), lambda: late, steps_in_flight=2)
+    structured, _ = GRAMMARS["regex"]
+    request = structured_request("one", [1], SamplingParams(temperature=0.0, structured=structured))
+    monkeypatch.setattr(late, "lateness", lambda row: 1000 if len(row.output) == 8 else 0)
+    core.add(request)
+    outputs: list[TokenOutput] = []
+    for _ in range(30):
+        before = len(sampled)
+        outputs += core.step()
+        if 1 < len(tokens_of(outputs)) < 8:
+            assert [core._in_flight[0][1]] == sampled[before:]
+    assert tokens_of(outputs) == alone(request)[:8]
+    assert len(sampled) <= 8
+    core.close()
 
 
 class OnceFullBackend(ScriptedBackend):

@@ -57,6 +57,9 @@ class CPUStep:
     def hold(self, rows: Collection[int]) -> None:
         self._input = replace(self._input, columns=self._input.columns.without_choices(rows))
 
+    def sample(self) -> None:
+        self.result()
+
     def result(self) -> StepOutput:
         if self._output is None:
             if self._failed:

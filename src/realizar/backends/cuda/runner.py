@@ -97,7 +97,7 @@ class CUDABackend:
 
     def _submit(self, forward_input: ForwardInput) -> CUDAStep:
         if self._pending is not None:
-            self._pending.sample()
+            self._pending.start_choices()
         wanted = wanted_tokens(forward_input)
         shape = self._shape(forward_input)
         self._send(forward_input, shape, wanted)
@@ -105,7 +105,7 @@ class CUDABackend:
         finish, take_in = self.model.finisher.finish, self.model.sampler.take_in
         self._pending = CUDAStep(forward_input, wanted, finish, take_in, self.device.torch_device)
         if not self.model.sampler.awaits_masks(forward_input.columns.numbers):
-            self._pending.sample()  # the device goes on to it by itself
+            self._pending.start_choices()  # the device goes on to it by itself
         return self._pending
 
     def _shape(self, step: ForwardInput) -> StepShape:

@@ -145,6 +145,10 @@ class CUDAStep:
         return self._are_held[numbers] if self.held else np.zeros(len(numbers), np.bool_)
 
     def sample(self) -> None:
+        with device_errors(self._device):
+            self.start_choices()
+
+    def start_choices(self) -> None:
         """Start sampling the step's rows, once, even if that fails. Another step may start only after this."""
         if self._pending is None and not self._failed:
             self._failed = True
@@ -154,7 +158,7 @@ class CUDAStep:
     def result(self) -> StepOutput:
         if self._output is None:
             with device_errors(self._device):
-                self.sample()
+                self.start_choices()
                 if self._pending is None:
                     raise CapacityError("the step's rows could not be sampled")
                 self._pending.wait()

@@ -279,6 +279,8 @@ class EngineCore:
         self._fail_stuck()
         self._outputs += self._scheduler.update(done, output)
         self._close_rows()
+        if self._in_flight and self._grammars.give_all(self._in_flight[0][1]):
+            self._in_flight[0][1].sample()  # or the device would wait for it until the next step is submitted
 
     def _give_up_steps(self, batch: ScheduledBatch) -> list[ScheduledBatch]:
         """Drain and return the steps in flight, and `batch`: a later one may go on from results that are missing."""

@@ -192,19 +192,41 @@ class RowGrammars:
         failed = masks.are_failed(slots)
         ready = ~(late | failed)
         if ready.any():
-            drafted = {}
-            if asking.any_drafts:
-                for at in (ready & (asking.num_drafts > 0)).nonzero()[0].tolist():
-                    found = masks.memory.of(int(slots[at]), int(asking.num_drafts[at]))
-                    drafted[int(asking.numbers[at])] = found
-            step.set_masks(
-                RowMasks(asking.numbers[ready], masks.memory.places[slots[ready]], masks.memory.masks, drafted)
-            )
+            self._set(step, asking, ready)
         if ready.all():
             return _NONE_GIVEN
         held = frozenset(asking.numbers[~ready].tolist())
         step.hold(held)
         return GivenMasks(self._stuck(asking, failed), held)
+
+    def give_all(self, step: Step) -> bool:
+        """Set the masks on their step if all are there; False, and nothing is set, if some are late or there are none.
+
+        Waits for nothing.
+        """
+        asking = self._asking
+        if self._is_given or asking is None:
+            return False
+        try:
+            self._made_service().rows.wait(0)
+        except Exception as error:  # noqa: BLE001 - the rows with grammars end, and nobody else
+            self._fail(asking.numbers.tolist(), error)
+        masks = self._made_service().rows
+        if not masks.are_done(asking.slots).all() or masks.are_failed(asking.slots).any():
+            return False
+        self._is_given = True
+        self._patience.note_step(time.monotonic())
+        self._set(step, asking, np.ones(len(asking), np.bool_))
+        return True
+
+    def _set(self, step: Step, asking: _Asking, ready: NDArray[np.bool_]) -> None:
+        """Set the masks of rows, bool [rows], on their step."""
+        memory, slots = self._made_service().rows.memory, asking.slots
+        drafted = {}
+        if asking.any_drafts:
+            for at in (ready & (asking.num_drafts > 0)).nonzero()[0].tolist():
+                drafted[int(asking.numbers[at])] = memory.of(int(slots[at]), int(asking.num_drafts[at]))
+        step.set_masks(RowMasks(asking.numbers[ready], memory.places[slots[ready]], memory.masks, drafted))
 
     def _stuck(self, asking: _Asking, failed: NDArray[np.bool_]) -> dict[int, RowError]:
         """The errors of rows that can't go on, by the numbers of their sequences."""
