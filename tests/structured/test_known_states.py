@@ -72,6 +72,23 @@ def test_masks_of_known_states_are_those_of_rows(pattern: str) -> None:
     assert num_ends or num_unknown
 
 
+@pytest.mark.parametrize("pattern", KNOWN)
+def test_processes_of_a_grammar_number_its_states_alike(pattern: str) -> None:
+    """Whatever their rows have followed before: they write the same, and nothing where it is written already."""
+    _, _, masks, after = explored(pattern)
+    grammar, rng = FACTORY.compile(StructuredOutput("regex", pattern)), np.random.default_rng(8)
+    for _ in range(10):
+        matcher = grammar.start()
+        while matcher.error is None and not matcher.ended:
+            matcher.advance([int(rng.choice(allowed_ids(FACTORY.masks([(matcher, ())])[0][0])))])
+    for each in (masks, after):
+        each.flags.writeable = False
+    states = KnownStates(grammar, FACTORY, masks, after)
+    for _ in states.explore():
+        pass
+    assert states.find(grammar.start()) != UNKNOWN
+
+
 @pytest.mark.parametrize("pattern", [r"[a-f]{3,400}x", r"(?i)abc"], ids=["too many", "not read"])
 def test_no_state_is_known(pattern: str) -> None:
     grammar, states, _, _ = explored(pattern)
@@ -180,21 +197,24 @@ def test_grammars_that_are_hardly_used_take_no_lines() -> None:
 
 
 def test_lines_are_free_again_when_their_process_has_ended() -> None:
+    """Processes of one grammar share them."""
     lines = StateLines(2 * MOST_STATES)
-    first, second = lines.take(), lines.take()
+    first, second = lines.take("a"), lines.take("b")
     assert {first, second} == {0, MOST_STATES}
-    assert lines.take() == NO_LINES
-    lines.give_back(first)
-    assert lines.take() == first
-    lines.give_back(NO_LINES)
-    assert lines.take() == NO_LINES
+    assert lines.take("c") == NO_LINES
+    assert lines.take("a") == first
+    lines.give_back("a")
+    assert lines.take("c") == NO_LINES
+    lines.give_back("a")
+    assert lines.take("c") == first
+    assert lines.take("a") == NO_LINES
 
 
 def test_a_process_waits_for_lines_until_some_are_free() -> None:
     service = make_service(NO_DRAFTS)
-    taken = []
-    while (first := service._lines.take()) != NO_LINES:
-        taken.append(first)
+    number = 0
+    while service._lines.take(number) != NO_LINES:
+        number += 1
     for seed in range(20):  # 200 answers and more, twice
         row = Follower(service, LETTERS, seed)
         for _ in range(40):
@@ -203,9 +223,9 @@ def test_a_process_waits_for_lines_until_some_are_free() -> None:
                 break
         assert not known(service, row)
         service.close_row(row.row)
-    service._lines.give_back(taken[0])
+    service._lines.give_back(0)
     follow_until_known(service, LETTERS)
-    assert service._lines.take() == NO_LINES
+    assert service._lines.take("another") == NO_LINES
     service.close()
 
 

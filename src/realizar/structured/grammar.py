@@ -16,8 +16,10 @@ from realizar.errors import RealizarError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_text import grammar_text
 from realizar.structured.grammar_tokens import GrammarTokens
+from realizar.structured.json_masks import json_masks
 from realizar.structured.kind_names import refusal
-from realizar.structured.regex_masks import RegexMasks, regex_masks
+from realizar.structured.regex_masks import regex_masks
+from realizar.structured.state_masks import StateMasks
 from realizar.structured.token_columns import TokenColumns
 from realizar.structured.vocabulary import GrammarVocabulary
 
@@ -32,14 +34,20 @@ class GrammarMatcher:
 
     Attributes:
         error: the reason why the row can't go on, or None.
-        state: of a regular expression, see `RegexMasks`; None where it is not known.
+        state: see `StateMasks`; None where it is not known.
     """
 
-    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: RegexMasks | None = None) -> None:
+    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: StateMasks | None = None) -> None:
         self._matcher, self._end_ids, self._shared = matcher, end_ids, shared
         self.state = None if shared is None else shared.start
         self._ended = False
         self.error: str | None = None
+
+    def copy(self) -> GrammarMatcher:
+        """Another row in the same state, which goes on by itself."""
+        made = GrammarMatcher(self._matcher.deep_copy(), self._end_ids, self._shared)
+        made.state, made._ended, made.error = self.state, self._ended, self.error
+        return made
 
     @property
     def ended(self) -> bool:
@@ -100,7 +108,7 @@ class Grammar:
         shared: masks by state; None where states can't be told.
     """
 
-    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: RegexMasks | None = None) -> None:
+    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: StateMasks | None = None) -> None:
         self._matcher, self._end_ids, self.shared = matcher, end_ids, shared
 
     def start(self, output: Sequence[int] = ()) -> GrammarMatcher:
@@ -161,8 +169,13 @@ class GrammarFactory:
         first.check()
         if first.error is not None or not any(mask):
             raise refusal(structured, _reason(first.error or "nothing satisfies it"))
-        shared = regex_masks(structured.value, self._vocabulary.tokens) if structured.kind == "regex" else None
-        return Grammar(matcher, self.end_ids, shared)
+        return Grammar(matcher, self.end_ids, self._shared_masks(structured))
+
+    def _shared_masks(self, structured: StructuredOutput) -> StateMasks | None:
+        """What rows of the grammar share; None where states can't be told apart."""
+        if structured.kind == "regex":
+            return regex_masks(structured.value, self._vocabulary.tokens)
+        return json_masks(structured.value, self._vocabulary.tokens) if structured.kind == "json_schema" else None
 
     def masks(self, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[NDArray[np.uint32]]:
         """Compute the allowed ids of rows and of their drafts: uint32 [drafts + 1, words] for each row. See `fill`."""

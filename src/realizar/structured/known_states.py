@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher
+from realizar.structured.regex_masks import RegexMasks
 from realizar.structured.regex_states import MOST_STATES, NOTHING, ExpressionTable, StatesLostError
 
 UNKNOWN = -1
@@ -24,7 +25,8 @@ class KnownStates:
     """The states of one grammar, once `explore` has come to its end.
 
     Args:
-        masks: uint32 [MOST_STATES, words], written: the mask of each state.
+        masks: uint32 [MOST_STATES, words], written: the mask of each state. Other processes of the same grammar write
+            the same, as its states have the same numbers in all of them.
         after: int16 [MOST_STATES, ids], written: the state after each token, or UNKNOWN.
     """
 
@@ -45,7 +47,7 @@ class KnownStates:
     def explore(self) -> Iterator[None]:
         """Find all states; between the parts of the work it yields. If they are too many, none are known."""
         shared = self._grammar.shared
-        if shared is None:
+        if not isinstance(shared, RegexMasks):
             return
         numbers, lines = [shared.start], list[NDArray[np.int16]]()
         while len(lines) < len(numbers) < MOST_STATES:
@@ -61,31 +63,44 @@ class KnownStates:
         steps[steps == UNKNOWN] = unknown
         usable = np.zeros(MOST_STATES + 1, np.bool_)  # the last one is that of UNKNOWN
         usable[_AFTER_END] = True
-        yield from self._follow_tokens(steps, usable)
+        masks = np.zeros((unknown, self._masks.shape[1]), np.uint32)
+        after = np.full((unknown, self._after.shape[1]), UNKNOWN, np.int16)
+        yield from self._follow_tokens(steps, usable, masks, after)
         for state in usable[:unknown].nonzero()[0].tolist():
-            self._after[state, ~usable[self._after[state]]] = UNKNOWN
-        self._masks[_AFTER_END], self._after[_AFTER_END] = self._factory.end_mask, UNKNOWN
-        self._after[_AFTER_END, list(self._factory.end_ids)] = _AFTER_END
+            after[state, ~usable[after[state]]] = UNKNOWN
+            self._write(state, masks[state], after[state])
+        end = np.full(self._after.shape[1], UNKNOWN, np.int16)
+        end[list(self._factory.end_ids)] = _AFTER_END
+        self._write(_AFTER_END, self._factory.end_mask, end)
         self._numbers = {number: state for state, number in enumerate(numbers) if usable[state]}
 
-    def _follow_tokens(self, steps: NDArray[np.int16], usable: NDArray[np.bool_]) -> Iterator[None]:
-        """Write masks and states after tokens of each state that some output leads to, and that goes on."""
+    def _write(self, state: int, mask: NDArray[np.uint32], after: NDArray[np.int16]) -> None:
+        """Write what is known of a state, unless another process of the grammar has: rows of that one may be in it."""
+        for written, found in ((self._masks[state], mask), (self._after[state], after)):
+            if not np.array_equal(written, found):
+                written[:] = found
+
+    def _follow_tokens(
+        self, steps: NDArray[np.int16], usable: NDArray[np.bool_], masks: NDArray[np.uint32],
+        afters: NDArray[np.int16],
+    ) -> Iterator[None]:  # fmt: skip
+        """Find the masks and the states after tokens of each state that some output leads to, and that goes on."""
         factory, unknown = self._factory, len(steps) - 1
         ends = list(factory.end_ids)
         outputs: dict[int, tuple[int, ...]] = {0: ()}
         reached = [0]
         for state in reached:  # which grows
             matcher = self._grammar.start(outputs[state])
-            factory.fill(matcher, (), self._masks[state : state + 1])
+            factory.fill(matcher, (), masks[state : state + 1])
             if matcher.error is not None:
                 continue
             usable[state] = True
             after = np.full(self._after.shape[1], unknown, np.int16)
             yield from factory.token_columns.follow(steps, state, after)
-            allowed = np.unpackbits(self._masks[state].view(np.uint8), bitorder="little").astype(np.bool_)
+            allowed = np.unpackbits(masks[state].view(np.uint8), bitorder="little").astype(np.bool_)
             after[~allowed | (after == unknown)] = UNKNOWN
             after[ends] = np.where(allowed[ends], _AFTER_END, UNKNOWN)
-            self._after[state] = after
+            afters[state] = after
             found, first_ids = np.unique(after, return_index=True)
             for following, token_id in zip(found.tolist(), first_ids.tolist(), strict=True):
                 if following not in (UNKNOWN, _AFTER_END) and following not in outputs:

@@ -6,6 +6,6 @@ grammar with many rows gets more of them (`spread`). A crash or a hang affects o
 and their masks, lie in memory that all processes share (`mask_memory`), and one ring of a `bell` wakes them. In the
 engine's process, `service` owns all of this: `compile_queue` shares the compiler among clients, `server_handle` and
 `worker` are the handles of the processes, `masks` asks them for masks and takes these in, `foreseen` has those of rows
-that need no question, from known states in lines that `state_lines` gives to processes, and `repair` follows rows anew
+that need no question, from known states in lines that `state_lines` gives to grammars, and `repair` follows rows anew
 whose process has died.
 """

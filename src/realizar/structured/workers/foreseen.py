@@ -42,7 +42,9 @@ class ForeseenMasks:
         memory = self._memory
         if not len(memory.after):
             return
-        lines = np.where(are_first & ~self.are_known(slots), memory.find_known(slots), self._lines[slots])
+        lines = self._lines[slots]
+        if (unknown := lines == _NO_LINE).any():
+            lines = np.where(are_first & unknown, memory.find_known(slots), lines)
         known = (lines != _NO_LINE).nonzero()[0]
         following = np.full(len(slots), _NO_LINE)
         if len(known):

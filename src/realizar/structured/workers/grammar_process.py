@@ -23,8 +23,11 @@ from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher, only_id
 from realizar.structured.grammar_tokens import Encode as TokenizerEncode
 from realizar.structured.grammar_tokens import EncodeSource
+from realizar.structured.json_masks import JsonMasks
 from realizar.structured.known_states import UNKNOWN, KnownStates
+from realizar.structured.regex_masks import RegexMasks
 from realizar.structured.regex_states import MOST_STATES
+from realizar.structured.string_masks import StringMasks
 from realizar.structured.workers.bell import Listener
 from realizar.structured.workers.channel import Channel, ChannelError
 from realizar.structured.workers.mask_memory import (
@@ -53,7 +56,7 @@ from realizar.structured.workers.messages import (
 )
 
 _ENCODED_TEXTS = 1024
-_FEW_ANSWERS = 200  # before all states of an expression are looked for, which takes as long as some hundred of them
+_FEW_ANSWERS = 200  # before more is found out than is asked, which takes as long as some hundred of them
 _NEWS_BYTES = 1 << 20  # of memory, which the engine's process is told
 
 
@@ -163,6 +166,7 @@ class GrammarProcess:
         self._rows: dict[int, _Row] = {}
         self._states: KnownStates | None = None
         self._search: Iterator[None] = iter(())
+        self._strings: StringMasks | None = None
         self._num_answers = self._first_line = 0
         self._next_wish = _FEW_ANSWERS
         self._num_slow = self._reported_bytes = 0
@@ -267,6 +271,8 @@ class GrammarProcess:
         if state == STUCK:
             self._channel.send(Stuck(key, str(matcher.error)))
         memory.states[slot] = state
+        if self._strings is not None:
+            self._strings.note(matcher)
         known = UNKNOWN if self._states is None or row.ahead else self._states.find(matcher)
         memory.known[slot] = 0 if known == UNKNOWN else entries_of(row.number, self._first_line + known)
         fence()
@@ -319,12 +325,17 @@ class GrammarProcess:
             self._first_line, self._search = first_line, self._states.explore()
 
     def _explore(self, grammar: Grammar) -> bool:
-        """Look for the grammar's states, one part of the work, or ask for lines for them; true if there may be more."""
+        """Find out, one part of the work, what rows will need; true if there may be more."""
         if self._states is not None:
             return next(self._search, self) is not self
-        if grammar.shared is not None and self._num_answers >= self._next_wish and len(self._memory.after):
+        if self._strings is not None:
+            return self._strings.compute_one()
+        if self._num_answers >= self._next_wish:
             self._next_wish = self._num_answers + _FEW_ANSWERS  # all lines may be others' now, and free later
-            self._channel.send(WantLines())
+            if isinstance(grammar.shared, JsonMasks):
+                self._strings = StringMasks(self._factory, grammar.shared)
+            elif isinstance(grammar.shared, RegexMasks) and len(self._memory.after):
+                self._channel.send(WantLines())
         return False
 
     def _taken_bytes(self) -> int:

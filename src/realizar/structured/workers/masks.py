@@ -111,6 +111,9 @@ class StepMasks:
         memory = self.memory
         self.wanted[slots] = True
         slots = slots[~self._foreseen.are_known(slots)]
+        if not len(slots):
+            self._wake()
+            return
         alone = self._need_care[slots] | self._unasked[slots] | self._failed[slots]
         alone |= memory.asked[slots] != memory.answered[slots]
         if drafts:

@@ -118,6 +118,7 @@ class GrammarWorker:
         self._reaped = False
         self._lines = lines
         self._first_line = NO_LINES
+        self._structured: StructuredOutput | None = None  # what it compiles
 
     def compile(self, structured: StructuredOutput, limits: WorkerLimits) -> None:
         """Compile the process's grammar. This is called once.
@@ -126,6 +127,7 @@ class GrammarWorker:
             InvalidRequestError: the grammar is malformed, not supported or impossible.
             WorkerDiedError: the process crashed, or took too much time.
         """
+        self._structured = structured
         try:
             command = Compile(
                 structured.kind, structured.value, limits.compile_cpu_s, limits.slow_s, limits.slow_answers
@@ -196,7 +198,8 @@ class GrammarWorker:
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
             status = self._server.reap(self.pid)
-            self._lines.give_back(self._first_line)
+            if self._first_line != NO_LINES:
+                self._lines.give_back(self._structured)
             return status
 
     def close(self) -> None:
@@ -214,7 +217,7 @@ class GrammarWorker:
         """Give it lines for its known states, if some are free."""
         with self._lock:
             if self._first_line == NO_LINES and not self._reaped:
-                self._first_line = self._lines.take()
+                self._first_line = self._lines.take(self._structured)
         if self._first_line != NO_LINES:
             self._channel.send(Lines(self._first_line), _SEND_S)
 

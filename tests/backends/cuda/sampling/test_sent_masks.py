@@ -43,9 +43,9 @@ def test_each_choice_gets_its_mask() -> None:
     assert masks.tolist() == [-1] * 5
 
 
-@pytest.mark.parametrize("places", [(2, 0, 3), (0, 29, 1), (0, 29, 7)], ids=["one part", "two parts", "far apart"])
+@pytest.mark.parametrize("places", [(2, 0, 3), (0, 29, 1), (0, 29, 7), (29, 9, 29)], ids=str)
 def test_masks_of_a_table_are_sent_by_their_places(places: tuple[int, ...]) -> None:
-    """As one part of the table or two where these are short, else those lines alone."""
+    """As one part of the table or two where these are short, else those lines alone, each once."""
     room = torch.zeros((8, WORDS), dtype=torch.int32)
     table = np.random.default_rng(1).integers(0, 1 << 32, (32, WORDS), np.uint32)
     given = RowMasks(np.array([9, 1, 4]), np.array(places), table, {})

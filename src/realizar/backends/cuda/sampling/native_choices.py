@@ -297,9 +297,10 @@ class NativeChoiceMaker:
         places = places[masked]
         parts = _parts(places)
         if sum(end - first for first, end in parts) > min(2 * len(places), self._buffers.most_masks):
-            pinned = self._pinned((len(places), self._buffers.words))
-            np.take(given.table, places, axis=0, out=pinned.numpy().view(np.uint32))
-            masks[masked] = range(len(places))
+            each, found = np.unique(places, return_inverse=True)
+            pinned = self._pinned((len(each), self._buffers.words))
+            np.take(given.table, each, axis=0, out=pinned.numpy().view(np.uint32), mode="clip")  # else it copies twice
+            masks[masked] = found
             self._buffers.masks(len(pinned)).copy_(pinned, non_blocking=True)
             return
         lines, sent, found = self._shared.lines(given.table, lock=self._space.logits.is_cuda), 0, places.copy()
