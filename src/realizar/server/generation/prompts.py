@@ -54,8 +54,7 @@ def tokenize_prompts(
             raise refused(f"{param} is null, and the model has no BOS token to start from; give a text", param)
         return [Prompt((tokenizer.bos_id,), "")]
     items = _listed(given, param)
-    if len(items) > max_prompts:
-        raise refused(f"{param} holds {len(items)} prompts; at most {max_prompts} are allowed", param, "array_too_long")
+    check_num_prompts(items, param, max_prompts)
     prompts: list[Prompt] = []
     num_tokens, most = 0, max(MAX_TOKENS, max_tokens)
     each = max_tokens if bounded else most
@@ -68,6 +67,16 @@ def tokenize_prompts(
             raise refused(f"{param} has more than {most} tokens; send fewer prompts at once", param, "array_too_long")
         prompts.append(prompt)
     return prompts
+
+
+def check_num_prompts(given: Sequence[object], param: str, max_prompts: int) -> None:
+    """Check that a request has not too many prompts.
+
+    Raises:
+        ApiError: 400.
+    """
+    if len(given) > max_prompts:
+        raise refused(f"{param} holds {len(given)} prompts; at most {max_prompts} are allowed", param, "array_too_long")
 
 
 def keep_last(token_ids: Sequence[int], count: int | None, max_tokens: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from realizar.server.api import Api, compute, new_id, note
 from realizar.server.errors import unsupported
 from realizar.server.generation.embedding import UnitVector, embed_all, pooling_of
-from realizar.server.generation.prompts import tokenize_prompts
+from realizar.server.generation.prompts import check_num_prompts, tokenize_prompts
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
@@ -20,6 +20,10 @@ from realizar.server.http.request_memory import lease_of
 from realizar.server.ollama.names import model_for
 from realizar.server.ollama.records import EmbeddingsRequest, EmbedRequest
 from realizar.server.ollama.times import Clock
+from realizar.tokenizer.tokenizer import Tokenizer
+
+_SLACK = 64  # tokens that cutting a text may add to its end
+_GROWTH = 4
 
 
 async def embed(request: Request) -> Response:
@@ -63,24 +67,35 @@ async def _embedded(request: Request, api: Api, texts: Sequence[str], field: str
 
 
 def _tokenized(api: Api, texts: Sequence[str], field: str, stop: Stop, *, cut: bool) -> list[tuple[int, ...]]:
-    most, tokenizer = api.max_tokens, api.model.tokenizer
-    if cut:  # first to what may still be too long, so that its tokens cost no more than the context's
-        texts = [text[: (most + 1) * tokenizer.longest_token] for text in texts]
+    given: list[str | Sequence[int]] = list(texts)
+    if cut:
+        check_num_prompts(texts, field, api.settings.max_prompts)
+        given = [_beginning(text, api.model.tokenizer, api.max_tokens, stop) for text in texts]
     prompts = tokenize_prompts(
-        list(texts),
-        tokenizer,
+        given,
+        api.model.tokenizer,
         stop,
         param=field,
         max_prompts=api.settings.max_prompts,
-        max_tokens=most,
+        max_tokens=api.max_tokens,
         add_special=True,
-        bounded=not cut,
     )
-    found = [prompt.token_ids for prompt in prompts]
-    if not cut:
-        return found
+    return [prompt.token_ids for prompt in prompts]
+
+
+def _beginning(text: str, tokenizer: Tokenizer, most: int, stop: Stop) -> list[int]:
+    """The ids of a text, cut to `most`. Longer and longer beginnings are tokenized until one has more."""
+    size = 2 * most + _SLACK
+    while True:
+        stop.check()
+        ids = tokenizer.encode(text[:size]) if text else []
+        if len(ids) > most + _SLACK or size >= len(text):
+            break
+        size *= _GROWTH
+    if len(ids) <= most:
+        return ids
     kept = 1 if tokenizer.add_eos else 0  # a vector of the last token is that of the end
-    return [ids if len(ids) <= most else (*ids[: most - kept], *ids[len(ids) - kept :]) for ids in found]
+    return [*ids[: most - kept], *ids[len(ids) - kept :]]
 
 
 async def _encoded(request: Request, units: Sequence[UnitVector], start: bytes, end: bytes) -> bytearray:
