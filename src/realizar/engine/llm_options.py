@@ -19,6 +19,7 @@ VLLM_NAMES: Mapping[str, str] = {
     "max_num_batched_tokens": "max_step_tokens",
     "num_speculative_tokens": "speculative_tokens",
     "enable_prefix_caching": "prefix_cache",
+    "kv_cache_memory_bytes": "kv_cache_bytes",
 }
 """vLLM's names of fields; `realizar serve` takes them as options too."""
 
@@ -48,7 +49,6 @@ VLLM_ADVICE: Mapping[str, Advice] = {
     "distributed_executor_backend": Advice((), _ONE_DEVICE.text),
     "disable_custom_all_reduce": Advice((False, True), _ONE_DEVICE.text),
     "gpu_memory_utilization": Advice((), _MEMORY),
-    "kv_cache_memory_bytes": Advice((), _MEMORY),
     "num_gpu_blocks_override": Advice((), _MEMORY),
     "dtype": Advice(("auto",), "weights stay as the files store them; kv_cache_dtype= is for the KV cache"),
     "quantization": Advice((), _BY_FILES),
@@ -78,6 +78,12 @@ VLLM_ADVICE: Mapping[str, Advice] = {
     "limit_mm_per_prompt": Advice(({},), "images and audio are not supported"),
     "task": Advice(("auto", "generate", "embed"), "one LLM both generates and embeds"),
     "runner": Advice(("auto", "generate", "pooling"), "one LLM both generates and embeds"),
+    "convert": Advice(("auto", "none", "embed"), "one LLM both generates and embeds"),
+    "pooler_config": Advice((), "embed(pooling=) sets it for each call"),
+    "mm_processor_kwargs": Advice(({},), "images and audio are not supported"),
+    "allowed_local_media_path": Advice(("",), "images and audio are not supported"),
+    "allowed_media_domains": Advice((), "images and audio are not supported"),
+    "logits_processors": Advice(([],), "SamplingParams has logit_bias, penalties and grammars"),
     "structured_outputs_config": Advice((), "SamplingParams(structured=) sets a grammar for each request"),
     "guided_decoding_backend": Advice(("auto",), "SamplingParams(structured=) sets a grammar for each request"),
 }

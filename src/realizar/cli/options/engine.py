@@ -103,7 +103,7 @@ class BatchingOptions:
         MaybeInteger,
         Parameter(name=("--max-step-tokens", "--max-num-batched-tokens", "--batch-size", "-b"), help=_MAX_STEP_TOKENS),
     ] = None
-    kv_cache_bytes: MaybeSize = None
+    kv_cache_bytes: Annotated[MaybeSize, Parameter(name=("--kv-cache-bytes", "--kv-cache-memory-bytes"))] = None
     no_prefix_cache: Annotated[bool, Parameter(name=("--no-prefix-cache", "--no-enable-prefix-caching"))] = False
     speculative_tokens: Annotated[Integer, Parameter(name=("--speculative-tokens", "--num-speculative-tokens"))] = (
         _DEFAULTS.speculative_tokens
