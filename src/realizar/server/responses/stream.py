@@ -1,11 +1,12 @@
 """`ResponseStreamer` makes the events of a streamed response.
 
 Each item begins, grows and is done before the next one begins. The first events come with the first output, so that an
-error before it is an ordinary answer.
+error before it is an ordinary answer; but where that takes long, they come while the client waits.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -58,10 +59,18 @@ class ResponseStreamer:
         """
         try:
             async with aclosing(self._run.deltas()) as deltas:
+                first = asyncio.ensure_future(anext(deltas))
+                try:
+                    while not (await asyncio.wait((first,), timeout=self._api.settings.ping_interval_s))[0]:
+                        yield self._waits()
+                finally:
+                    if not first.done():
+                        first.cancel()
+                        await asyncio.wait((first,))
+                delta = first.result()
+                yield b"".join(([] if self._number else self._start()) + self._grown(delta))
                 async for delta in deltas:
-                    made = [] if self._number else list(self._start())
-                    made += self._grown(delta)
-                    if made:
+                    if made := self._grown(delta):
                         yield b"".join(made)
         except Exception as error:  # noqa: BLE001 - a stream that began says so itself
             api_error = to_api_error(error)
@@ -71,11 +80,21 @@ class ResponseStreamer:
         finally:
             note(**self._run.notes)
 
-    def _start(self) -> Iterator[bytes]:
-        yield self._event("response.created", response=self._form.begun())
-        yield self._event("response.in_progress", response=self._form.begun())
+    def _start(self) -> list[bytes]:
+        created = self._event("response.created", response=self._form.begun())
+        return [created, self._event("response.in_progress", response=self._form.begun())]
 
-    def _grown(self, delta: AnswerDelta) -> Iterator[bytes]:
+    def _waits(self) -> bytes:
+        """The events that show a client which passes over comments, as Codex does, that the server is still there."""
+        if self._number:
+            return self._event("response.in_progress", response=self._form.begun())
+        return b"".join(self._start())
+
+    def _grown(self, delta: AnswerDelta) -> list[bytes]:
+        """The events of a delta."""
+        return list(self._events_of(delta))
+
+    def _events_of(self, delta: AnswerDelta) -> Iterator[bytes]:
         if self._logprobs is not None:
             self._logprobs.take_in(delta)
         for part in delta.parsed:
