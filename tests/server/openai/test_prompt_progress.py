@@ -28,16 +28,16 @@ def chunks(http: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
 def test_every_step_that_reads_some_is_an_event_before_the_text(http: httpx.Client) -> None:
     body = long_chat("red blue green ", return_progress=True, stream_options={"include_usage": True})
     got = chunks(http, body)
-    told = [chunk["prompt_progress"] for chunk in got if "prompt_progress" in chunk]
-    assert len(told) > 1
-    assert got[: len(told)] == [chunk for chunk in got if "prompt_progress" in chunk]  # all before the text
+    reported = [chunk["prompt_progress"] for chunk in got if "prompt_progress" in chunk]
+    assert len(reported) > 1
+    assert got[: len(reported)] == [chunk for chunk in got if "prompt_progress" in chunk]  # all before the text
     usage = got[-1]["usage"]
-    assert {each["total"] for each in told} == {usage["prompt_tokens"]}
-    assert {each["cache"] for each in told} == {usage["prompt_tokens_details"]["cached_tokens"]}
-    read = [each["processed"] for each in told]
+    assert {each["total"] for each in reported} == {usage["prompt_tokens"]}
+    assert {each["cache"] for each in reported} == {usage["prompt_tokens_details"]["cached_tokens"]}
+    read = [each["processed"] for each in reported]
     assert read == sorted(set(read))
     assert read[-1] == usage["prompt_tokens"]
-    assert all(isinstance(each["time_ms"], int) for each in told)
+    assert all(isinstance(each["time_ms"], int) for each in reported)
     roles = [chunk["choices"][0]["delta"].get("role") for chunk in got if chunk["choices"]]
     assert roles == ["assistant"] + [None] * (len(roles) - 1)
 
@@ -45,9 +45,9 @@ def test_every_step_that_reads_some_is_an_event_before_the_text(http: httpx.Clie
 def test_a_cached_prompt_is_read_at_once(http: httpx.Client) -> None:
     body = long_chat("seven eight nine ", return_progress=True, max_tokens=1)
     chunks(http, body)
-    (told,) = [chunk["prompt_progress"] for chunk in chunks(http, body) if "prompt_progress" in chunk]
-    assert told["cache"] > told["total"] // 2
-    assert told["processed"] == told["total"]
+    (reported,) = [chunk["prompt_progress"] for chunk in chunks(http, body) if "prompt_progress" in chunk]
+    assert reported["cache"] > reported["total"] // 2
+    assert reported["processed"] == reported["total"]
 
 
 def test_nobody_else_gets_these_events(http: httpx.Client, client: openai.OpenAI, server: RunningServer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from realizar.engine.clients.async_link import EngineLink, closed_error
@@ -206,8 +206,8 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
             client=client,
-            reports_progress=reports_progress,
         )
+        request = replace(request, reports_progress=reports_progress)
         return await self._submit(request, prompt, keep_deltas=keep_deltas)
 
     async def submit(self, request: Request) -> AsyncStream:

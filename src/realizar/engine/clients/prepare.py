@@ -24,7 +24,6 @@ def prepare_request(
     cache_salt: str | None = None,
     pooling: Pooling | None = None,
     client: str = "",
-    reports_progress: bool = False,
 ) -> Request:
     """Resolve and check a request. `EngineCore.add` checks later that it fits the engine.
 
@@ -32,7 +31,7 @@ def prepare_request(
         max_request_tokens: tokens of prompt and output together; `max_tokens=None` uses all that are left.
         end_ids: the model's end-of-generation ids.
         score_only: generate nothing; for `prompt_logprobs` alone.
-        priority, cache_salt, pooling, client, reports_progress: as in `Request`; a pooled request generates nothing.
+        priority, cache_salt, pooling, client: as in `Request`; a pooled request generates nothing.
 
     Raises:
         InvalidRequestError: an empty prompt, an id beyond the vocabulary, or parameters that leave no id to choose.
@@ -71,7 +70,6 @@ def prepare_request(
         cache_salt=cache_salt,
         pooling=pooling,
         client=client,
-        reports_progress=reports_progress,
     )
 
 
