@@ -66,7 +66,7 @@ class EngineConfig:
         max_step_tokens: token budget of one step, decodes first, then chunks of prefill. None takes the device's
             default (`DEFAULT_STEP_TOKENS`), and at least one token for each of max_running.
         kv_cache_bytes: memory for the KV cache; None has room for max_running requests of typical_request_tokens, and
-            for four of the whole context, bounded by a share of free memory. On a GPU, None takes the free memory.
+            for 1 to 4 of the whole context, bounded by a share of free memory. On a GPU, None takes the free memory.
         typical_request_tokens: expected prompt and output tokens of a request; longer and shorter ones run too.
         expert_used_count: experts that a token goes through in each mixture, which changes answers; None takes the
             model's.

@@ -12,7 +12,7 @@ import pytest
 from cpu_runs import Runner
 from random_models import Recipe, random_model
 from realizar.backends.cpu.kv import memory as kv_memory
-from realizar.backends.cpu.kv.memory import KVMemory
+from realizar.backends.cpu.kv.memory import KVMemory, KVSizes, kv_limit_bytes
 from realizar.config import EngineConfig
 from realizar.errors import CapacityError
 from resolving import resolved
@@ -79,3 +79,22 @@ def test_a_cache_cut_to_what_requests_can_fill_is_said(caplog: pytest.LogCapture
         memory = memory_of(max_running=1, max_step_tokens=64, kv_cache_bytes=64 << 20)
     assert memory.size_bytes == (33 + 6) * BLOCK_BYTES
     assert "the KV cache takes 639.0 kB of the 67.1 MB that it may: 1 rows of 1024 tokens fill no more" in caplog.text
+
+
+@pytest.mark.parametrize("free_gib", [8, 512])
+@pytest.mark.parametrize(("context_length", "num_tokens"), [(512, 64 * 512), (8192, 64 * 1024), (131_072, 131_072)])
+def test_the_default_follows_the_use_and_not_the_machine(
+    monkeypatch: pytest.MonkeyPatch, context_length: int, num_tokens: int, free_gib: int
+) -> None:
+    """64 requests of a usual length, and as many as four of the whole context, but only one of a long one."""
+    monkeypatch.setattr(kv_memory, "free_memory_bytes", lambda: free_gib << 30)
+    spec = SPEC
+    config = replace(resolved(spec, CHECKPOINT, EngineConfig(max_running=64)), context_length=context_length)
+    sizes = KVSizes(spec, config)
+    limit = kv_limit_bytes(spec, config, sizes, free_gib << 30, None)
+    whole = KVSizes(spec, replace(config, context_length=min(context_length, 1024))).request_bytes
+    assert limit == max(64 * whole, sizes.request_bytes)
+    few = replace(config, max_running=4)
+    few_whole = kv_limit_bytes(spec, few, sizes, free_gib << 30, None) // sizes.request_bytes
+    assert few_whole == (1 if context_length > 32_768 else 4)
+    assert sum(sizes.num_blocks(limit, 64)[:1]) * config.block_size >= num_tokens

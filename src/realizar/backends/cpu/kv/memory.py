@@ -16,7 +16,8 @@ from realizar.models.spec import ModelSpec
 from realizar.sizes import format_bytes
 
 _FREE_MEMORY_SHARE = 0.4
-_WHOLE_REQUESTS = 4  # of the whole context, that the cache has room for by default
+_WHOLE_REQUESTS = 4  # of the whole context, that the cache has room for by default, if they are
+_WHOLE_TOKENS = 1 << 16  # no more tokens than these together; one of them always has room
 
 
 def free_memory_bytes() -> int:
@@ -84,9 +85,10 @@ def kv_limit_bytes(
 ) -> int:
     """The KV cache's size limit in bytes.
 
-    As configured; else room for `max_running` requests of the typical length, and for four of the whole context,
-    bounded by part of the free memory. The whole context for each of many requests would be most of a machine's memory
-    for the smallest model.
+    As configured; else room for `max_running` requests of the typical length and for some of the whole context, bounded
+    by part of the free memory. Blocks of ended requests stay in the prefix cache, so that in time a server takes all of
+    it: four contexts of a model that reads 128k tokens would be most of a machine's memory, which a CPU does not fill
+    with requests that run.
 
     Args:
         machine_bytes: memory that this machine has; None plans for another.
@@ -104,8 +106,9 @@ def kv_limit_bytes(
         return config.kv_cache_bytes
     typical_length = min(config.typical_request_tokens, sizes.context_length)
     typical = KVSizes(spec, replace(config, context_length=typical_length))
-    whole = min(config.max_running, _WHOLE_REQUESTS) * sizes.request_bytes
-    return min(max(whole, config.max_running * typical.request_bytes), most_kv_bytes(free_bytes))
+    num_whole = max(1, min(config.max_running, _WHOLE_REQUESTS, _WHOLE_TOKENS // sizes.context_length))
+    wanted = max(num_whole * sizes.request_bytes, config.max_running * typical.request_bytes)
+    return min(wanted, most_kv_bytes(free_bytes))
 
 
 class KVMemory:
