@@ -24,6 +24,7 @@ class ScriptedInfo:
     max_request_tokens: int = 100_000
     max_running: int = 8
     cached_block_tokens: int = 16
+    device: str = "cpu"
 
 
 class ScriptedChoice:

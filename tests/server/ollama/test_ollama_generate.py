@@ -94,6 +94,11 @@ def test_a_request_without_a_prompt_finds_the_model_loaded(fields: dict[str, Any
     }
 
 
+def test_a_model_that_is_being_loaded_is_not_said_to_be_there() -> None:
+    response = post(ScriptedEngine(state="starting"), {**BODY, "prompt": ""}, "/api/generate")
+    assert (response.status_code, set(response.json())) == (503, {"error"})
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": 7}, "prompt"),
     ({"images": ["aGk="]}, "images"),

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 
 from starlette.requests import Request
 
+from realizar.config import Device
 from realizar.engine.clients.async_engine import EngineState
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api
@@ -34,6 +35,7 @@ class ModelStatus:
         reason: why it failed.
         num_bytes: memory that it takes once it is loaded; None if it was not planned.
         unloads_s: Unix time at which it is unloaded if no request comes; None if none is set.
+        device: the device that runs it; None while it is not loaded.
     """
 
     names: tuple[str, ...]
@@ -45,6 +47,7 @@ class ModelStatus:
     reason: str | None = None
     num_bytes: int | None = None
     unloads_s: float | None = None
+    device: Device | None = None
 
 
 class ModelLease(Protocol):

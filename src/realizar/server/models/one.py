@@ -53,6 +53,7 @@ class OneModel:
                 model.facts,
                 _STATES[self.state],
                 self.fault,
+                device=self.api.engine.info.device if self.state == "ready" else None,
             ),
         )
 

@@ -358,6 +358,7 @@ def _status(model: ShelvedModel) -> ModelStatus:
     unloads_s = None
     if model.unloads_s is not None:
         unloads_s = round(time.time() + model.unloads_s - asyncio.get_running_loop().time(), 3)
+    alive = None if running is None or running.engine.state != "ready" else running.api
     return ModelStatus(
         (known.name,),
         known.created_s,
@@ -368,4 +369,5 @@ def _status(model: ShelvedModel) -> ModelStatus:
         None if model.fault is None else shown_fault(model.fault),
         model.num_bytes,
         unloads_s,
+        None if alive is None else alive.engine.info.device,
     )

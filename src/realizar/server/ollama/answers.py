@@ -126,7 +126,8 @@ async def answer(
     return Response(body, media_type="application/json")
 
 
-def loaded(form: Form, name: str) -> Response:
-    """The answer to a request that only asks for its model to be loaded: it is."""
-    body = {"model": name, "created_at": now(), **form.show(Part()), "done": True, "done_reason": "load"}
+def loaded(form: Form, name: str, *, unload: bool) -> Response:
+    """The answer to a request that only asks for its model to be loaded or unloaded: it is."""
+    reason = "unload" if unload else "load"
+    body = {"model": name, "created_at": now(), **form.show(Part()), "done": True, "done_reason": reason}
     return Response(_encode(body), media_type="application/json")

@@ -12,7 +12,7 @@ from realizar.server.generation.chat_plan import plan_chat
 from realizar.server.http.body import read_record
 from realizar.server.ollama.answers import answer, loaded
 from realizar.server.ollama.conversation import read_chat, shows_thinking
-from realizar.server.ollama.names import model_for
+from realizar.server.ollama.names import model_for, unloads
 from realizar.server.ollama.parts import Part
 from realizar.server.ollama.records import ChatRequest
 from realizar.server.ollama.times import Clock
@@ -39,9 +39,9 @@ async def chat(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of lines."""
     clock = Clock()
     record = await read_record(request, ChatRequest)
-    api = await model_for(request, record.model, clock)
     if not record.messages:
-        return loaded(ChatForm(), record.model)
+        return loaded(ChatForm(), record.model, unload=await unloads(request, record.model, record.keep_alive))
+    api = await model_for(request, record.model, record.keep_alive, clock)
     plan = await compute(request, lambda stop: plan_chat(api, read_chat(api, record), stop))
     return await answer(
         request,

@@ -30,7 +30,7 @@ async def embed(request: Request) -> Response:
     """Embed texts. A request without any finds the model loaded."""
     clock = Clock()
     record = await read_record(request, EmbedRequest)
-    api = await model_for(request, record.model, clock)
+    api = await model_for(request, record.model, record.keep_alive, clock)
     texts = [record.input] if isinstance(record.input, str) else record.input
     size = api.engine.info.hidden_size
     if record.dimensions is not None and record.dimensions != size:
@@ -47,7 +47,7 @@ async def embed(request: Request) -> Response:
 async def embeddings(request: Request) -> Response:
     """Embed one text."""
     record = await read_record(request, EmbeddingsRequest)
-    api = await model_for(request, record.model, Clock())
+    api = await model_for(request, record.model, record.keep_alive, Clock())
     units = await _embedded(request, api, [record.prompt] if record.prompt else [], "prompt", cut=True)
     body = await _encoded(request, units, b'{"embedding":', b"}") if units else b'{"embedding":[]}'
     return Response(bytes(body), media_type="application/json")

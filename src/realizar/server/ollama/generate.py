@@ -17,7 +17,7 @@ from realizar.server.http.body import read_record
 from realizar.server.ollama.answers import answer, loaded
 from realizar.server.ollama.conversation import check_answer_fields, read_generate, shows_thinking
 from realizar.server.ollama.messages import check_images
-from realizar.server.ollama.names import model_for
+from realizar.server.ollama.names import model_for, unloads
 from realizar.server.ollama.options import OPTION_NAMES, read_options
 from realizar.server.ollama.parts import Part
 from realizar.server.ollama.records import GenerateRequest
@@ -47,9 +47,9 @@ async def generate(request: Request) -> Response:
     """Answer a prompt, whole or as a stream of lines."""
     clock = Clock()
     record = await read_record(request, GenerateRequest)
-    api = await model_for(request, record.model, clock)
     if not record.prompt and not record.suffix:
-        return loaded(GenerateForm(), record.model)
+        return loaded(GenerateForm(), record.model, unload=await unloads(request, record.model, record.keep_alive))
+    api = await model_for(request, record.model, record.keep_alive, clock)
     plan = await compute(request, lambda stop: plan_generate(api, record, stop))
     return await answer(
         request,

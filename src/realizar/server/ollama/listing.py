@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -41,8 +40,7 @@ async def tags(request: Request) -> Response:
 
 async def running(request: Request) -> Response:
     """List the models that are loaded."""
-    models = models_of(request)
-    loaded: Sequence[ModelStatus] = models.listed() if models.state == "ready" else ()
+    loaded = [status for status in models_of(request).listed() if status.device is not None]
     return _answer({"models": [_card(status.names[0], status) | _running(status) for status in loaded]})
 
 
@@ -110,7 +108,13 @@ def _card(name: str, status: ModelStatus) -> dict[str, Any]:
 
 
 def _running(status: ModelStatus) -> dict[str, Any]:
-    return {"expires_at": _NEVER, "size_vram": 0, "context_length": status.max_model_len}
+    size = status.num_bytes or status.facts.size_bytes
+    return {
+        "size": size,
+        "size_vram": 0 if status.device == "cpu" else size,
+        "expires_at": _NEVER if status.unloads_s is None else at(status.unloads_s),
+        "context_length": status.max_model_len,
+    }
 
 
 def _details(facts: ModelFacts) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from realizar.server.api import Api
 from realizar.server.errors import ApiError, refused
 from realizar.server.models.models import Models, ModelStatus, model_of, models_of
-from realizar.server.ollama.times import Clock
+from realizar.server.ollama.times import Clock, read_keep_alive
 
 _LATEST = ":latest"
 _SHOWN_MODELS = 8
@@ -42,16 +42,35 @@ def find_model(models: Models, name: str) -> tuple[str, ModelStatus]:
     )
 
 
-async def model_for(request: Request, name: str, clock: Clock) -> Api:
+async def model_for(request: Request, name: str, keep_alive: float | str | None, clock: Clock) -> Api:
     """What a request works with to use the model of a name; the model is there until the request has ended.
 
     Args:
+        keep_alive: as in the request.
         clock: notes the wait for the model.
 
     Raises:
-        ApiError: as of `find_model`.
+        ApiError: as of `find_model`, `read_keep_alive` and `model_of`.
     """
+    keep_alive_s = read_keep_alive(keep_alive)
     clock.asks()
-    api = await model_of(request, find_model(models_of(request), name)[0])
+    api = await model_of(request, find_model(models_of(request), name)[0], keep_alive_s)
     clock.loaded()
     return api
+
+
+async def unloads(request: Request, name: str, keep_alive: float | str | None) -> bool:
+    """Load the model of a request that asks for nothing else, or unload it where the request says so.
+
+    Returns: True if the model is unloaded, which is done when the request has ended.
+
+    Raises:
+        ApiError, EngineUnavailableError: as of `model_for`; no engine is ready.
+    """
+    models = models_of(request)
+    found, status = find_model(models, name)
+    unload = models.several and read_keep_alive(keep_alive) == 0
+    if not unload or status.state in ("ready", "loading"):
+        api = await model_for(request, found, keep_alive, Clock())
+        _ = api.engine.info  # raises while a server's only model is being loaded
+    return unload

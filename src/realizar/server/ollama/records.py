@@ -57,7 +57,7 @@ class AnswerRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         stream: null is true.
         format: `json`, or a JSON schema.
         think: true, false, or an effort.
-        keep_alive: a duration; without effect.
+        keep_alive: a duration, as `read_keep_alive` reads it.
         truncate, shift: whether to cut a prompt that does not fit; only false can be asked for.
     """
 
@@ -115,7 +115,7 @@ class EmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         truncate: null and true cut texts that are longer than the context to their beginning.
         dimensions: must be the model's own.
-        options, keep_alive: without effect.
+        options: without effect.
     """
 
     model: str

@@ -1,14 +1,21 @@
-"""`Clock` measures a request in Ollama's terms: durations in nanoseconds, and times of RFC 3339."""
+"""Times in Ollama's terms: `Clock` measures a request in nanoseconds; times are of RFC 3339; `keep_alive` is read."""
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import UTC, datetime
 from typing import Any
 
 from realizar.outputs import RequestOutput
+from realizar.server.errors import refused
 
 _NS = 1_000_000_000
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(-?)((?:\d{1,18}(?:\.\d{0,18})?(?:ns|us|µs|ms|s|m|h)){1,8})", re.ASCII)
+_PART = re.compile(r"([\d.]+)([a-zµ]+)")
+_LONGEST_S = 1e9
+"""A longer `keep_alive`, some 30 years, is for ever."""
 
 
 def now() -> str:
@@ -19,6 +26,26 @@ def now() -> str:
 def at(unix_s: float) -> str:
     """A Unix time."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+def read_keep_alive(given: float | str | None) -> float | None:
+    """Seconds of a `keep_alive`: a number of seconds, or a duration such as `5m` or `1h30m`; -1 is for ever.
+
+    Raises:
+        ApiError: 400; it is no duration.
+    """
+    if given is None:
+        return None
+    if isinstance(given, str):
+        found = _DURATION.fullmatch(given)
+        if found is None and not re.fullmatch(r"-?\d{1,18}", given, re.ASCII):
+            raise refused("keep_alive must be seconds or a duration such as 5m", "keep_alive", "invalid_value")
+        if found is None:
+            given = float(given)
+        else:
+            total_s = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(found[2]))
+            given = -total_s if found[1] else total_s
+    return -1.0 if given < 0 or given > _LONGEST_S else float(given)
 
 
 class Clock:
