@@ -123,8 +123,11 @@ class Step(Protocol):
 class CountsExperts(Protocol):
     """A backend that counts the experts that its steps read."""
 
-    def take_experts_read(self) -> float | None:
-        """Experts that a mixture read in a step, on average since the last call; None if there was none."""
+    def forget_experts_read(self) -> None:
+        """Begin the count again, after the steps that were submitted. Waits for none of them."""
+
+    def experts_read(self) -> float | None:
+        """Experts that a mixture read in a step, on average, since then; None if none was counted. Waits for steps."""
 
 
 class Backend(Protocol):

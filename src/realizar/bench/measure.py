@@ -87,9 +87,9 @@ def _run(core: EngineCore, batch: int, prompt_tokens: int, gen_tokens: int) -> P
             if names & read:
                 break
             read |= names
-            core.take_experts_read()  # forget those of the prompts
+            core.forget_experts_read()  # those of the prompts
             read_s = time.perf_counter()
     if len(read) < batch or core.counts.preemptions > preemptions:
         raise CapacityError(f"{batch} rows of {prompt_tokens + gen_tokens} tokens do not fit into memory at once")
     decode_s = time.perf_counter() - read_s
-    return PhaseTimes(batch, prompt_tokens, gen_tokens, read_s - started_s, decode_s, core.take_experts_read())
+    return PhaseTimes(batch, prompt_tokens, gen_tokens, read_s - started_s, decode_s, core.experts_read())

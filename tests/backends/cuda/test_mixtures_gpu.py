@@ -30,7 +30,7 @@ from realizar.backends.cuda.matmul.experts import (  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
 from realizar.backends.cuda.matmul.routing import Router, RouterKernels  # noqa: E402
-from realizar.backends.cuda.weights.experts import ExpertLoader  # noqa: E402
+from realizar.backends.cuda.weights.experts import ExpertLoader, PackedExperts  # noqa: E402
 from realizar.backends.cuda.weights.pack_raw import Packer  # noqa: E402
 from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
 from realizar.bench.generate import generate_gguf  # noqa: E402
@@ -105,7 +105,7 @@ CLAMPED = [(name, shape) for name in ("Q8_0", "MXFP4") for shape in SHAPES] + [(
 )
 def test_pairs(weights: str, shape: str, clamped: bool) -> None:
     """Gate and up, with the activation or without, and down times the pairs' weights: as in exact arithmetic. With
-    `clamped` all have biases, as in gpt-oss."""
+    `clamped` all have biases, as in gpt-oss. Down counts the experts that it reads."""
     recipe = recipe_of(weights, shape, parts=("expert_biases", "clamped") if clamped else ())
     hidden, width, count, per_token = SHAPES[shape]
     spec, checkpoint = random_model(recipe)
@@ -151,11 +151,14 @@ def test_pairs(weights: str, shape: str, clamped: bool) -> None:
                 near(out.cpu().numpy().reshape(rows, per_token, width)[live], wanted[live], 2e-3)
         source, x = stored(rng.standard_normal((rows * per_token, width)), input_format(matrices.down).kind)
         out = torch.full((rows * per_token, hidden), 7.0, device=DEVICE)
+        matmuls.experts_read.forget()
         matmuls.multiply(matrices.down, matrices.down_bias, source, pairs, out, rows, of_pairs=True)
         found = out.cpu().numpy().reshape(rows, per_token, hidden)
         wanted = np.einsum("rsoi,rsi->rso", down[own], x.reshape(rows, per_token, width)) + biases[2][own]
         near(found[live], (wanted * factors[:, :, None])[live], 2e-3)
         assert (found[~live] == 7.0).all(), "pairs of no expert are left as they are"
+        if isinstance(matrices.down, PackedExperts):
+            assert matmuls.experts_read.average() == len(np.unique(chosen[live]))
 
 
 def near(found: NDArray[np.floating], expected: Array, limit: float) -> None:

@@ -81,7 +81,8 @@ FULL = (
 
 
 @pytest.mark.parametrize(
-    ("experts", "per_token", "tokens"), [(32, 4, 4), (128, 4, 8), (128, 8, 8), (8, 2, 2), (5, 2, 1), (3, 3, 1)]
+    ("experts", "per_token", "tokens"),
+    [(32, 4, 4), (128, 4, 8), (128, 8, 8), (8, 2, 2), (5, 2, 1), (3, 3, 1)],
 )
 def test_pairs_are_up_to_half_as_many_as_experts(experts: int, per_token: int, tokens: int) -> None:
     assert most_pair_tokens(experts, per_token) == tokens
@@ -118,6 +119,25 @@ def test_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert error.max() <= 0.03
     runner.close()
     assert set(launched) == kinds
+
+
+def test_experts_read_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once in a step of a layer, by pairs and by groups, from the last time on that the count was begun."""
+    run_packed(monkeypatch)
+    run_packed_experts(monkeypatch)
+    spec, checkpoint = random_model(SMALL)
+    config = EngineConfig(threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64)
+    runner = GPURunner(spec, checkpoint, config)
+    runner.backend.forget_experts_read()
+    assert runner.backend.experts_read() is None
+    first = runner.request(0, random_tokens(SMALL, 22, 1))
+    runner.step([(first, 20)])
+    assert SMALL.per_token < (runner.backend.experts_read() or 0) <= SMALL.experts
+    runner.backend.forget_experts_read()
+    runner.step([(first, 1)])
+    runner.step([(first, 1)])
+    assert runner.backend.experts_read() == SMALL.per_token
+    runner.close()
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,13 @@ class Routing:
         self.starts, self.counts = aligned_zeros(experts, "int64"), aligned_zeros(COUNT_FIELDS, "int64")
         self.items = aligned_zeros((items + 1) * ITEM_FIELDS, "int64")
 
-    def take_experts_read(self) -> float | None:
-        """Experts that a mixture read in a step, on average since the last call; None if there was none."""
-        read, mixtures = int(self.counts[COUNT_READ]), int(self.counts[COUNT_SORTED])
+    def forget_experts_read(self) -> None:
+        """Begin the count of experts again."""
         self.counts[[COUNT_READ, COUNT_SORTED]] = 0
+
+    def experts_read(self) -> float | None:
+        """Experts that a mixture read in a step, on average since then; None if there was none."""
+        read, mixtures = int(self.counts[COUNT_READ]), int(self.counts[COUNT_SORTED])
         return read / mixtures if mixtures else None
 
     @property

@@ -142,8 +142,11 @@ class CPUBackend:
     def device_memory(self) -> None:
         """The process's own memory is all there is."""
 
-    def take_experts_read(self) -> float | None:
-        return self.model.workspace.routing.take_experts_read()
+    def forget_experts_read(self) -> None:
+        self.model.workspace.routing.forget_experts_read()
+
+    def experts_read(self) -> float | None:
+        return self.model.workspace.routing.experts_read()
 
     def open(self, opened: OpenedRow) -> None:
         self.model.rows.open(opened)

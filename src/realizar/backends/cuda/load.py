@@ -21,6 +21,7 @@ from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.kernel_sizes import attention_parts, check_heads, compute_type, tile_tokens
 from realizar.backends.cuda.load_report import describe_card, describe_refused, describe_routes
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
+from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.fp8_copies import check_device, sum_type
 from realizar.backends.cuda.matmul.grouped_experts import GroupedExperts
 from realizar.backends.cuda.matmul.linears import MergedLinear, copy_to_fp8, partial_floats
@@ -65,6 +66,7 @@ class LoadedModel:
         attention: chooses the launches of attention by the shape of a step.
         graphs: launches of a step, captured or one by one.
         finisher: choices, log-probabilities and pooled vectors at the end of a step.
+        experts_read: counts of the experts that steps read.
         load_s: seconds that loading took.
     """
 
@@ -78,6 +80,7 @@ class LoadedModel:
     attention: AttentionBinder
     graphs: GraphRunner
     finisher: StepFinisher
+    experts_read: ExpertsRead
     load_s: float
 
     @property
@@ -177,7 +180,7 @@ def load_model(
     _log_decisions(device, space, kv, matmuls)
     if device.is_gpu:
         _warm_up(space, attention, graphs, finisher, layers, decodes, config.graphs, progress)
-    parts = weights, copy_bytes, space, kv, sampler, attention, graphs, finisher
+    parts = weights, copy_bytes, space, kv, sampler, attention, graphs, finisher, expert_matmuls.experts_read
     return LoadedModel(spec, config, *parts, load_s=time.perf_counter() - start_s)
 
 

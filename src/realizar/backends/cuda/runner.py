@@ -83,6 +83,14 @@ class CUDABackend:
         free, total = torch.cuda.mem_get_info(self.device.torch_device)
         return DeviceMemory(int(total - free), int(total))
 
+    def forget_experts_read(self) -> None:
+        with device_errors(self.device.torch_device):
+            self.model.experts_read.forget()
+
+    def experts_read(self) -> float | None:
+        with device_errors(self.device.torch_device):
+            return self.model.experts_read.average()
+
     def open(self, opened: OpenedRow) -> None:
         with device_errors(self.device.torch_device):
             self.model.sampler.open(opened)

@@ -110,9 +110,14 @@ class EngineCore:
         """Memory of the GPU that the model is on; None on the CPU."""
         return self._backend.device_memory()
 
-    def take_experts_read(self) -> float | None:
-        """Experts that a mixture read in a step, on average since the last call; None if the backend counts none."""
-        return self._backend.take_experts_read() if isinstance(self._backend, CountsExperts) else None
+    def forget_experts_read(self) -> None:
+        """Begin the count of `experts_read` again, after the steps that are on their way."""
+        if isinstance(self._backend, CountsExperts):
+            self._backend.forget_experts_read()
+
+    def experts_read(self) -> float | None:
+        """Experts that a mixture read in a step, on average since then; None if the backend counts none."""
+        return self._backend.experts_read() if isinstance(self._backend, CountsExperts) else None
 
     @property
     def max_request_tokens(self) -> int:

@@ -15,6 +15,7 @@ from backends.cuda.matmul.packed_matmuls import _activated, _array, _floats, _wr
 from realizar.backends.cuda import load
 from realizar.backends.cuda.matmul import grouped_experts
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs
+from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, step_tiles
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
@@ -37,6 +38,10 @@ def _matrix(stack: PackedExperts, expert: int) -> Array:
     return found
 
 
+def _num_experts(chosen: list[int]) -> int:
+    return len(set(chosen) - {-1})
+
+
 def _bias(bias: torch.Tensor | None, expert: int) -> Array:
     """The biases of an expert's out_features, or one zero for all."""
     return np.zeros(1, np.float32) if bias is None else bias[expert].numpy()
@@ -55,6 +60,8 @@ class HostExpertMatmuls(ExpertMatmuls):
         count = tokens * pairs.per_token
         x = decoded(Int8Activations(source.codes, source.terms, norm), count // per_input, stack.in_features)
         out, terms, factors = target
+        if factors:
+            self.experts_read.counts += torch.tensor([_num_experts(pairs.chosen[:count].tolist()), 1])
         for pair, expert in enumerate(pairs.chosen[:count].tolist()):
             if expert < 0:
                 continue
@@ -104,7 +111,8 @@ class HostRouters(RouterKernels):
 class HostGrouped:
     """A stand-in for `GroupedMatmuls`, whose tiles are rows of pairs."""
 
-    def __init__(self, _matmuls: object) -> None:
+    def __init__(self, _matmuls: object, experts_read: ExpertsRead) -> None:
+        self._experts_read = experts_read
         self._chosen: list[int] = []
         self._gated: dict[int, Array] = {}
 
@@ -123,6 +131,7 @@ class HostGrouped:
     def launch_gated(
         self, stack: PackedExperts, x: HalfActivations, per_token: int, step: StepTiles, buffers: object, config: Any,
         bias: torch.Tensor | None,
+        self._experts_read.counts += torch.tensor([_num_experts(self._chosen), 1])
     ) -> None:  # fmt: skip
         launched["grouped"] += 1
         rows = decoded(x, step.pairs // per_token, stack.in_features)

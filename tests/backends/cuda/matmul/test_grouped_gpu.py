@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from backends.cuda.matmul.expert_stacks import expected_lists, random_choices, random_stack
+from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
 from realizar.backends.cuda.matmul.grouped_tiles import TILE_TOKENS, StepTiles, most_tiles
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
@@ -118,7 +119,8 @@ SORTS = {
 def test_pairs_are_sorted_by_expert(matmuls: MatmulKernels, case: str, tokens: int) -> None:
     chosen = SORTS[case]
     experts = 1000 if case == "many experts" else 128
-    grouped, pairs = GroupedMatmuls(matmuls), chosen.size
+    experts_read = ExpertsRead("cuda")
+    grouped, pairs = GroupedMatmuls(matmuls, experts_read), chosen.size
     step = StepTiles(pairs, tokens, most_tiles(pairs, experts, tokens))
     buffers, device = buffers_for(step, experts), on_device(chosen)
     for _ in range(2):
@@ -129,6 +131,8 @@ def test_pairs_are_sorted_by_expert(matmuls: MatmulKernels, case: str, tokens: i
     assert np.array_equal(buffers.starts.cpu().numpy(), starts)
     assert bool((buffers.slots[len(slots) :] == 12345678).all())
     assert bool((buffers.work[len(work) :] == 12345678).all())
+    live = np.unique(chosen[(chosen >= 0) & (chosen < experts)])
+    assert experts_read.average() == (len(live) or None)
 
 
 def run_pairs(

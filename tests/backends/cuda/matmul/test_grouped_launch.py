@@ -14,6 +14,7 @@ import torch
 from backends.cuda.matmul.recorded_launches import RecordingKernel, matmuls_on
 from realizar.backends.cuda.layouts.fragments import fragment_format
 from realizar.backends.cuda.matmul import grouped as grouped_module
+from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
 from realizar.backends.cuda.matmul.quantized import HalfActivations
 from realizar.backends.cuda.native.compiler import Source
@@ -54,7 +55,8 @@ def half(rows: int, cols: int) -> HalfActivations:
 
 
 def test_arguments_of_a_feed_forward(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
-    grouped = GroupedMatmuls(matmuls_on(monkeypatch))
+    experts_read = ExpertsRead("cpu")
+    grouped = GroupedMatmuls(matmuls_on(monkeypatch), experts_read)
     rows = 6
     step = grouped.step(rows, PER_TOKEN, EXPERTS)
     assert (step.pairs, step.tokens, step.count) == (24, 8, 17)
@@ -71,8 +73,9 @@ def test_arguments_of_a_feed_forward(kernel: type[RecordingKernel], monkeypatch:
     grouped.launch_pairs(down, None, 1, step, buffers, configs[1], out, weights, stream=7)
     (name, grid, threads, arguments, sizes, stream, dependent), first, last = kernel.launches
     lists = buffers.slots.data_ptr(), buffers.work.data_ptr()
-    assert (name, grid, threads, sizes) == ("route_pairs", (1, 1, 1), 1024, "ppppiii")
-    assert arguments == [chosen.data_ptr(), *lists, buffers.starts.data_ptr(), 24, EXPERTS, 8]
+    assert (name, grid, threads, sizes) == ("route_pairs", (1, 1, 1), 1024, "pppppiii")
+    counts = experts_read.counts.data_ptr()
+    assert arguments == [chosen.data_ptr(), *lists, buffers.starts.data_ptr(), counts, 24, EXPERTS, 8]
     assert (stream, dependent) == (7, True)
     addresses = gate_up.weights.data_ptr(), gate_up.block_scales.data_ptr(), gate_up.weights.data_ptr(), 0
     inputs = x.values.data_ptr(), x.token_scales.data_ptr()

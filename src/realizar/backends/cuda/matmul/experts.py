@@ -15,6 +15,7 @@ import torch
 from realizar.backends.cuda.kernels.experts import multiply_float_pairs, multiply_plain_pairs
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.expert_lines import ExpertShape, measured_tiles
+from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.folded_norm import NO_NORM, FoldedNorm
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
@@ -139,11 +140,15 @@ class ExpertMatmuls:
 
     Args:
         matmuls: of dense matrices, on the same device; None where Triton's kernels run alone.
+
+    Attributes:
+        experts_read: counts of the experts that mat-vecs of down read, and grouped matmuls.
     """
 
     def __init__(self, matmuls: MatmulKernels | None) -> None:
         self._matmuls = matmuls
         self._kernels: dict[Key, Kernel] = {}
+        self.experts_read = ExpertsRead("cpu" if matmuls is None else matmuls.device)
 
     def ends_with_activation(self, matrices: ExpertMatrices) -> bool:
         """True if the launch of gate and up applies the activation, and writes what down reads."""
@@ -265,8 +270,8 @@ class ExpertMatmuls:
         arguments = [
             stack.weights.data_ptr(), stack.block_scales.data_ptr(), table.data_ptr(), *target,
             0 if bias is None else bias.data_ptr(), pairs.chosen.data_ptr(), source.codes.data_ptr(),
-            source.terms.data_ptr(), stack.stride, stack.strips, stack.out_features,
-            stack.format.chunks(stack.in_features), blocks, per_input,
+            source.terms.data_ptr(), self.experts_read.counts.data_ptr(),
+            stack.stride, stack.strips, stack.out_features, stack.format.chunks(stack.in_features), blocks, per_input,
             *(NO_NORM if norm is None else norm.arguments()),
         ]  # fmt: skip
         grid, dependent = (blocks * tokens * pairs.per_token, 1, 1), self._matmuls.is_dependent(tokens)

@@ -30,6 +30,7 @@ import torch
 
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
 from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape, measured_tiles
+from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.grouped_tiles import MOST_STAGES, StepTiles, fitted, grouped_tiles, step_tiles
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
 from realizar.backends.cuda.native.compiler import Source, compile_source, compile_sources
@@ -44,7 +45,7 @@ from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.experts import PackedExperts
 
-_SIZES, _SORT_SIZES = "pppppppppppiiii", "ppppiii"  # of parameters
+_SIZES, _SORT_SIZES = "pppppppppppiiii", "pppppiii"  # of parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +107,10 @@ class GroupedBuffers:
 class GroupedMatmuls:
     """The grouped matmuls of one device: chooses, compiles, launches. Used by one thread, in one context."""
 
-    def __init__(self, matmuls: MatmulKernels) -> None:
-        """Share the device and its tuning with the dense matmuls."""
+    def __init__(self, matmuls: MatmulKernels, experts_read: ExpertsRead | None = None) -> None:
+        """Share the device and its tuning with the dense matmuls; sorts add what they find to `experts_read`."""
         self._matmuls, self._tuning = matmuls, matmuls.tuning
+        self._experts_read = experts_read
         self._kernels: dict[GroupedConfig, Kernel] = {}
         self._sorts: dict[int, Kernel] = {}
 
@@ -181,7 +183,8 @@ class GroupedMatmuls:
         if experts not in self._sorts:
             self._sorts[experts] = self._load_sort(experts)
         addresses = [each.data_ptr() for each in (chosen, buffers.slots, buffers.work, buffers.starts)]
-        arguments = [*addresses, step.pairs, experts, step.tokens]
+        counts = None if self._experts_read is None else self._experts_read.counts
+        arguments = [*addresses, _address(counts), step.pairs, experts, step.tokens]
         self._start(self._sorts[experts], 1, route_warps(experts) * 32, arguments, _SORT_SIZES, stream)
 
     def launch_gated(

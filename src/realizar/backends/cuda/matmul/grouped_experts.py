@@ -38,7 +38,8 @@ class GroupedExperts:
     """
 
     def __init__(self, matmuls: MatmulKernels, pairs: ExpertMatmuls, rows: int) -> None:
-        self._matmuls, self._grouped, self._pairs, self._rows = matmuls, GroupedMatmuls(matmuls), pairs, rows
+        self._matmuls, self._pairs, self._rows = matmuls, pairs, rows
+        self._grouped = GroupedMatmuls(matmuls, pairs.experts_read)
         self._buffers: dict[_Shape, GroupedBuffers] = {}
         self._plans: dict[tuple[TensorName, int], _Plan] = {}
 

@@ -10,15 +10,27 @@ INLINE int load_earlier(const void* at) {
   return r;
 }
 
+// True if no pair before this one has its expert. Of the whole warp.
+INLINE bool is_first(const int* chosen, int pair, int expert) {
+  bool found = false;
+  for (int i = threadIdx.x % 32; i < pair; i += 32) found |= load_earlier(chosen + i) == expert;
+  return !__any_sync(~0u, found);
+}
+
+// experts_read: how many experts all launches with factors have read, each once, and how many launches there were.
 KERNEL_ENTRY(
     const char* weights, const float* block_scales, const void* table, char* out, float2* out_terms,
     const float* factors, const float* biases, const int* chosen, const char* codes, const float2* terms,
-    long long stride, int strips, int out_features, int chunks, int blocks, int pairs_of_input,
+    u64* experts_read, long long stride, int strips, int out_features, int chunks, int blocks, int pairs_of_input,
     const float* square_sums, int parts, float inverse_width, float eps) {
   const int pair = blockIdx.x / blocks, block_x = blockIdx.x % blocks;
   if (factors == nullptr) wait_for_previous();
   const long expert = load_earlier(chosen + pair), row = pair / pairs_of_input;
   if (expert < 0) return wait_for_previous();  // what comes after waits for the kernel before through this one
+  if (factors && block_x == 0 && threadIdx.x < 32 && is_first(chosen, pair, (int)expert) && threadIdx.x == 0) {
+    atomicAdd(experts_read, 1ull);
+    if (pair == 0) atomicAdd(experts_read + 1, 1ull);
+  }
   const Norm norm{square_sums + row * parts, parts, inverse_width, eps};
   const Shape shape{1, chunks, 1, out_features, 0, norm};
   Matrix matrix{weights + expert * stride, block_scales + expert * strips, table};

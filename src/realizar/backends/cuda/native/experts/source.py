@@ -16,10 +16,10 @@ from realizar.backends.cuda.native.sources import (
     format_name,
 )
 
-EXPERT_SIZES = "ppppppppppp" + "iiiii" + "piff"
+EXPERT_SIZES = "pppppppppppp" + "iiiii" + "piff"
 """Of the kernel's parameters: weights, block scales, table, output, its terms, factors, biases, chosen experts, codes
-and terms of the input, bytes of an expert; strips of an expert, out_features, chunks, blocks of a pair, pairs of an
-input; a folded norm's partial sums of squares, their number, inverse width and epsilon."""
+and terms of the input, counts of experts read, bytes of an expert; strips of an expert, out_features, chunks, blocks of
+a pair, pairs of an input; a folded norm's partial sums of squares, their number, inverse width and epsilon."""
 
 
 def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation: GatedActivation | None) -> Source:
@@ -33,7 +33,7 @@ def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation:
         tiles: of one token.
         activation: that of gate and up, interleaved: codes and terms of the next matrix are written, a row for each
             pair. None writes float32 sums, with biases unless those are null, times the pair's factor unless factors
-            are null.
+            are null. With factors the experts that are read are counted.
     """
     name = f"expert_matvec_{format_name(weight_format)}{f'_{activation}' if activation else ''}"
     defines = format_defines(weight_format)

@@ -15,9 +15,11 @@ INLINE int expert_of(const int* chosen, int pair, int pairs, int experts) {
 // chosen: [pairs], an expert each; what is below 0 or not below `experts` goes nowhere. An expert's pairs fill whole
 // tiles of `tile` places. slots: the pair of each place, -1 behind an expert's last. work: the number of tiles, then of
 // each tile its expert times two, plus one where the expert has several. starts: [experts + 1], the first of an
-// expert's pairs among all that go somewhere.
+// expert's pairs among all that go somewhere. experts_read: how many experts all sorts have found, and how many sorts;
+// or null.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-route_pairs(const int* chosen, int* slots, int* work, int* starts, int pairs, int experts, int tile) {
+route_pairs(
+    const int* chosen, int* slots, int* work, int* starts, u64* experts_read, int pairs, int experts, int tile) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int* counts = (int*)ring;                       // [WARPS][experts], then a warp's next place within the expert
   int* totals = counts + WARPS * experts;         // [experts]
@@ -65,8 +67,12 @@ route_pairs(const int* chosen, int* slots, int* work, int* starts, int pairs, in
   __syncthreads();
   if (warp == 0) {  // a lane has a run of experts
     const int run = (experts + 31) / 32, first = lane * run, last = first + run < experts ? first + run : experts;
-    int tiles = 0, live = 0;
-    for (int e = first; e < last; e++) { tiles += (totals[e] + tile - 1) / tile; live += totals[e]; }
+    int tiles = 0, live = 0, used = 0;
+    for (int e = first; e < last; e++) {
+      tiles += (totals[e] + tile - 1) / tile;
+      live += totals[e];
+      used += totals[e] > 0;
+    }
     int all_tiles = tiles, all_live = live;
 #pragma unroll
     for (int o = 1; o < 32; o *= 2) {
@@ -80,6 +86,11 @@ route_pairs(const int* chosen, int* slots, int* work, int* starts, int pairs, in
       starts[e] = live;
       tiles += (totals[e] + tile - 1) / tile;
       live += totals[e];
+    }
+    used = __reduce_add_sync(~0u, used);
+    if (lane == 0 && used > 0 && experts_read) {
+      atomicAdd(experts_read, (u64)used);
+      atomicAdd(experts_read + 1, 1ull);
     }
     if (lane == 31) { first_tiles[experts] = all_tiles; starts[experts] = all_live; work[0] = all_tiles; }
   }
