@@ -29,7 +29,7 @@ _WARPS = {1: 32, 2: 24, 4: 16}  # of a multiprocessor in the mat-vec, by the chu
 
 # strips, groups, blocks
 _GATED = ((2, 1, 2), (2, 1, 3), (2, 1, 4), (2, 1, 5), (2, 2, 1), (2, 2, 2), (2, 1, 1))
-_PAIRS = (*_GATED, (1, 1, 4), (1, 1, 6), (1, 2, 2), (1, 2, 3), (1, 2, 1))
+_PAIRS = (*_GATED, (3, 1, 2), (3, 1, 3), (3, 1, 4), (1, 1, 4), (1, 1, 6), (1, 2, 2), (1, 2, 3), (1, 2, 1))
 _MMA_SYNC = ((2, 1, 1), (2, 1, 2), (2, 1, 3))
 _PARTS = (1, 2, 3, 4, 6)
 
@@ -102,7 +102,7 @@ def grouped_candidates(
             tiles = fitted(tiles, weight_format, gated, device.shared_bytes)
             available = tiles.registers or _REGISTERS // (tiles.threads * tiles.blocks)
             sums = tokens // 2 * (tiles.strips if device.wgmma else 1)  # of a thread
-            if tiles not in seen and sums + 80 <= available:
+            if tiles not in seen and sums + 76 <= available:
                 seen.add(tiles)
                 yield tiles
 
