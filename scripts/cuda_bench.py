@@ -1,7 +1,8 @@
 """Times decode and prefill of a generated model on a GPU, through the engine, beside llama.cpp's figures on an H200.
 
-The model has the shapes and types of a real one and random weights, made in memory: matrices of one shape and type have
-the same bytes. Before timing, a step's graph is compared with its launches one by one, bit for bit.
+The model has the shapes and types of a real one and random weights, made in memory: layers' matrices of one shape and
+type have the same bytes. Of a mixture the number of experts that a layer read stands beside chance. Before timing, a
+step's graph is compared with its launches one by one, bit for bit.
 
     python scripts/cuda_bench.py --shape llama-8b --batches 1,8,16,64,256 --prefill 2048
     python scripts/cuda_bench.py --shape llama-1b --batches 64,256 --prefill 0 --sampled
@@ -30,7 +31,9 @@ from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow, ScheduledRow, StepOutput, StepRows
 from realizar.bench import generate
 from realizar.bench.measure import GREEDY, measure
+from realizar.bench.throughput import by_chance
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
+from realizar.checkpoint.ggml_types import GGMLType
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.sampling_params import SamplingParams
@@ -56,13 +59,18 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
 
 
 def random_checkpoint(shape_name: str, file_type: Any, skew: float = 0.0) -> Checkpoint:
-    """A model in memory; tensors of one shape and type share their bytes. `skew`: as of `generate_gguf`."""
+    """A model in memory; layers' matrices of one shape and type share their bytes. `skew`: as of `generate_gguf`.
+
+    Routers and biases are a layer's own, or what layers add alike would send tokens to the same experts; and a head
+    that had the embedding's bytes would choose each token again.
+    """
     shape = generate.SHAPES[shape_name]
     made: dict[Any, Any] = {}
     tensors: dict[str, StoredTensor] = {}
     path = Path("random.gguf")
     for tensor in generate._tensors(shape, file_type, 0, skew):
-        key = tensor.ggml_type, tuple(tensor.shape)
+        is_own = tensor.ggml_type is GGMLType.F32 or not tensor.name.startswith("blk.")
+        key = tensor.name if is_own else (tensor.ggml_type, tuple(tensor.shape))
         if key not in made:
             data = np.ascontiguousarray(tensor.data() if callable(tensor.data) else tensor.data)
             made[key] = data.view(np.uint8).reshape(-1)
@@ -155,14 +163,19 @@ def profile(core: EngineCore, batch: int, prompt: int, gen: int, sampling: Sampl
         print(f"  {sum(times) / 1e3:9.2f} ms {len(times):6d} x {middle:8.2f} us  {name[:100]}")
 
 
-def decode_rate(core: EngineCore, batch: int, prompt: int, sampling: SamplingParams) -> float:
-    """Tokens per second of 128 steps after `prompt` tokens a row, the middle one of three runs."""
+def decode_rate(core: EngineCore, batch: int, prompt: int, sampling: SamplingParams) -> tuple[float, str]:
+    """Tokens per second of 128 steps after `prompt` tokens a row, the middle one of three runs, and experts read."""
     measure(core, batch=batch, prompt_tokens=min(prompt, 128), gen_tokens=8, sampling=sampling)
     runs = [
         measure(core, batch=batch, prompt_tokens=prompt, gen_tokens=128, seed=seed, sampling=sampling)
         for seed in range(3)
     ]
-    return sorted(run.decode_tokens_per_s for run in runs)[1]
+    middle = sorted(runs, key=lambda run: run.decode_tokens_per_s)[1]
+    if middle.experts_read is None:
+        return middle.decode_tokens_per_s, ""
+    _, experts = core.spec.mixtures()[0]
+    chance = by_chance(experts, batch)
+    return middle.decode_tokens_per_s, f"  {middle.experts_read:.1f} experts a layer, by chance {chance:.1f}"
 
 
 def parsed() -> argparse.Namespace:
@@ -211,11 +224,11 @@ def main() -> int:
     print(f"{'work':>12} {'tok/s':>10} {'ms/step':>9} {'llama.cpp':>10} {'target':>8}")
     for batch, sampling in itertools.product(batches, (GREEDY, SAMPLED) if arguments.sampled else (GREEDY,)):
         prompt = arguments.context or (1 if batch == 1 else 128)
-        best = decode_rate(core, batch, prompt, sampling)
+        best, experts = decode_rate(core, batch, prompt, sampling)
         label = f"decode {batch}" if sampling is GREEDY else f"sampled {batch}"
         results[label] = best
         shown = f"{peer.get(batch, math.nan):10.0f} {target.get(batch, math.nan):8.0f}" if sampling is GREEDY else ""
-        print(f"{label:>12} {best:10.0f} {1e3 * batch / best:9.3f} {shown}", flush=True)
+        print(f"{label:>12} {best:10.0f} {1e3 * batch / best:9.3f} {shown}{experts}", flush=True)
         if arguments.profile:
             profile(core, batch, prompt, 32, sampling)
     if arguments.prefill:

@@ -123,7 +123,7 @@ def _measure_batch(core: EngineCore, batch: int, work: Work, log: Callable[[str]
         weight_bytes_per_token=capacity.weight_bytes_per_token,
         achieved_gb_per_s=decode.median / batch * capacity.weight_bytes_per_token / 1e9,
         experts_read=_mean([run.experts_read for run in runs if run.experts_read is not None]),
-        experts_by_chance=_mean([_by_chance(experts, batch) for _, experts in core.spec.mixtures()]),
+        experts_by_chance=_mean([by_chance(experts, batch) for _, experts in core.spec.mixtures()]),
     )
 
 
@@ -131,7 +131,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _by_chance(experts: Experts, batch: int) -> float:
+def by_chance(experts: Experts, batch: int) -> float:
     """Experts that at least one of `batch` tokens chooses if all choices are as likely."""
     return experts.num_experts * (1 - (1 - experts.experts_per_token / experts.num_experts) ** batch)
 
