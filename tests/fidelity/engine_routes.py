@@ -81,16 +81,16 @@ def _watch_cpu(runner: BackendRunner[Any], notes: Notes) -> Iterator[None]:
 @contextmanager
 def _watch_cuda(runner: BackendRunner[Any], notes: Notes) -> Iterator[None]:
     """What lies on the device after the launch that chooses; tokens of padding have chosen no expert."""
-    from realizar.backends.cuda.matmul.routing import ROUTED_TOKENS
+    from realizar.backends.cuda.matmul.routing import MANY_TOKENS, ROUTED_TOKENS
 
     model, mixtures = runner.backend.model, runner.spec.mixtures()
     graphs, space, body = model.graphs, model.space, model.graphs._body
     biases = [
         None if part.router.bias is None else model.weights.vector_values(part.router.bias) for _, part in mixtures
     ]
-    # The kernel of a few tokens adds biases to the scores that it keeps.
+    # The kernels that choose by themselves add biases to the scores that they keep.
     has_kernel = graphs._device.has_cuda_kernels and not runner.config.batch_invariant
-    most = ROUTED_TOKENS if has_kernel else 0
+    most = (MANY_TOKENS if graphs._device.has_dependent_launch else ROUTED_TOKENS) if has_kernel else 0
 
     def noting(launch: Any) -> Any:
         def run(shape: Any) -> None:

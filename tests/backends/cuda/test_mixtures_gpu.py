@@ -165,31 +165,34 @@ def near(found: NDArray[np.floating], expected: Array, limit: float) -> None:
     assert np.linalg.norm(found - expected) <= limit * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize(("hidden", "count", "per_token"), [(2048, 128, 8), (2880, 32, 4), (64, 5, 5), (3200, 3, 1)])
+@pytest.mark.parametrize(
+    ("hidden", "count", "per_token"), [(2048, 128, 8), (2880, 32, 4), (64, 5, 5), (3200, 3, 1), (1024, 256, 8)]
+)
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize(
     "parts",
     [(), ("bias",), ("scales",), ("sigmoid", "bias", "selection"), ("groups", "selection"), ("sigmoid", "groups")],
 )
-def test_choices_of_few_tokens(hidden: int, count: int, per_token: int, normalized: bool, parts: Sequence[str]) -> None:
-    """The norm, scores and choice of one kernel; of equal ranks the lowest index, and none for tokens of padding."""
+def test_choices(hidden: int, count: int, per_token: int, normalized: bool, parts: Sequence[str]) -> None:
+    """The norm, scores and choice of one kernel, for few tokens and for many; of equal ranks the lowest index, and
+    none for tokens of padding."""
     spec, _ = random_model(Recipe(hidden_size=256, feed_forward_size=64, windows=(None,), experts=5))
     part = spec.layers[0].feed_forward
     assert isinstance(part, Experts)
-    groups = (count // 4, count // 8) if "groups" in parts and count % 8 == 0 else (1, 1)
+    groups = min(count // 4, 32), min(count // 8, 16)
+    if "groups" not in parts or count % 8:
+        groups = 1, 1
     part = replace(
         part, router=Linear("router", count, hidden), experts_per_token=per_token, normalized=normalized, scale=2.5,
         scoring="sigmoid" if "sigmoid" in parts else "softmax", num_groups=groups[0], groups_per_token=groups[1],
         selection_bias="selection" if "selection" in parts else None,
     )  # fmt: skip
-    rng, tokens, live = np.random.default_rng(count), 7, 5
+    rng = np.random.default_rng(count)
     ranks = torch.from_numpy((rng.integers(-2, 3, count) / 8).astype(np.float32)).cuda()
     selection = ranks if "selection" in parts else None
     rows = rng.standard_normal((count, hidden)).astype(np.float32) / np.sqrt(hidden).astype(np.float32)
     rows[count // 2] = rows[0]  # always equal
     rows[-1] = rows[0]
-    x = (3 * rng.standard_normal((tokens, hidden))).astype(np.float32)
-    x[1] = 0.0  # all scores are
     kernels = RouterKernels(MatmulKernels(DEVICE))
     bias = (rng.integers(-2, 3, count) / 8).astype(np.float32) if "bias" in parts else np.zeros(count, np.float32)
     bias[count // 2] = bias[-1] = bias[0]
@@ -197,10 +200,26 @@ def test_choices_of_few_tokens(hidden: int, count: int, per_token: int, normaliz
     factors = rng.standard_normal(count).astype(np.float32) if "scales" in parts else np.ones(count, np.float32)
     scales = torch.from_numpy(factors).cuda() if "scales" in parts else None
     router = Router(torch.from_numpy(rows).cuda(), on_device, part, 1e-5, selection, scales)
+    router = replace(router, columns=kernels.columns(router.key, router.weights))
     assert kernels.runs(part, Norm("rms", 1e-5, "norm"))
-    kernels.prepare([router.key])
+    kernels.prepare([router])
+    for tokens, live in MANY if router.most_tokens > 16 else MANY[:2]:
+        x = (3 * rng.standard_normal((tokens, hidden))).astype(np.float32)
+        x[1] = 0.0  # all scores are
+        check_choices(kernels, router, x, live, rows, bias, factors)
+
+
+MANY = (7, 5), (16, 16), (17, 17), (37, 30), (64, 41), (101, 101), (256, 250)  # tokens of a step, those that are live
+
+
+def check_choices(
+    kernels: RouterKernels, router: Router, x: NDArray[np.float32], live: int, rows: NDArray[np.float32],
+    bias: NDArray[np.float32], factors: NDArray[np.float32],
+) -> None:  # fmt: skip
+    tokens, part, count = len(x), router.experts, len(rows)
+    per_token, normalized = part.experts_per_token, part.normalized
     header = torch.tensor([0, live], dtype=torch.int32, device=DEVICE)
-    chosen = torch.full((tokens, per_token), -9, dtype=torch.int32, device=DEVICE)
+    chosen = torch.full((tokens + 1, per_token), -9, dtype=torch.int32, device=DEVICE)
     weights, scores = torch.zeros((tokens, per_token), device=DEVICE), torch.zeros((tokens, count), device=DEVICE)
     for _ in range(3):  # arrivals are left as they were
         kernels.launch(router, torch.from_numpy(x).cuda(), header, scores, chosen, weights, tokens)
@@ -209,9 +228,12 @@ def test_choices_of_few_tokens(hidden: int, count: int, per_token: int, normaliz
     found = scores.cpu().numpy()
     np.testing.assert_allclose(found[:live], expected[:live], atol=1e-5)
     order, shares = chosen.cpu().numpy(), shares_of(part, found)
+    assert (order[tokens:] == -9).all()
+    order = order[:tokens]
     assert (order[live:] == -1).all()
-    if "selection" in parts or "groups" in parts:  # ranks are equal or apart
-        assert np.array_equal(np.sort(order[:live]), np.sort(expected_choices(part, shares, selection)[:live]))
+    if router.selection is not None or part.num_groups > 1:  # ranks are equal or apart
+        wanted_order = expected_choices(part, shares, router.selection)[:live]
+        assert np.array_equal(np.sort(order[:live]), np.sort(wanted_order))
     else:
         assert np.array_equal(order[:live], np.argsort(-found, axis=1, kind="stable")[:live, :per_token])
     shares = np.take_along_axis(shares_of(part, expected), np.maximum(order, 0), axis=1)

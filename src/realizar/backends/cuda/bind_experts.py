@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 import triton
@@ -118,7 +119,8 @@ class ExpertsBinder:
             for name in (experts.router.bias, experts.selection_bias, experts.expert_scales)
         )
         router = Router(weights * self._weights.norm_weight(norm), bias, experts, float(norm.eps), selection, scales)
-        self._routers.prepare([router.key])
+        router = replace(router, columns=self._routers.columns(router.key, router.weights))
+        self._routers.prepare([router])
         return router
 
     def _route(self, consumer: ExpertsInput, score: Run) -> Run:

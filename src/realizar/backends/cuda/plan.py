@@ -147,7 +147,7 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     )
     pairs = max((step.places * one.down.in_features // 2 for step, one in tiles), default=0)
     partials = max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size, _pair_floats(spec, sizes))
-    routers = sum(one.router.out_features * one.router.in_features for _, one in spec.mixtures())  # times norm weights
+    routers = sum(2 * one.router.out_features * one.router.in_features for _, one in spec.mixtures())  # in two orders
     biases = sum(
         linear.num_experts * linear.out_features
         for _, one in spec.mixtures()

@@ -83,9 +83,12 @@ def expected_choices(part: Experts, scores: Array, selection: torch.Tensor | Non
 
 
 class HostRouters(RouterKernels):
-    """A stand-in for the choice of few tokens."""
+    """A stand-in for the choice of up to `MANY_TOKENS`."""
 
-    def prepare(self, keys: Iterable[Any]) -> None: ...
+    def prepare(self, routers: Iterable[Router]) -> None: ...
+
+    def columns(self, key: object, weights: torch.Tensor) -> torch.Tensor:
+        return weights
 
     def launch(
         self, router: Router, hidden: torch.Tensor, header: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor,
@@ -96,6 +99,7 @@ class HostRouters(RouterKernels):
         sums = x / torch.sqrt(x.square().mean(dim=1, keepdim=True) + router.eps) @ router.weights.T
         if router.bias is not None:
             sums = sums + router.bias
+        scores.view(-1)[: sums.numel()] = sums.reshape(-1)
         shares = torch.softmax(sums, dim=1) if part.scoring == "softmax" else torch.sigmoid(sums)
         ids = torch.from_numpy(expected_choices(part, shares.numpy(), router.selection))
         found = torch.gather(shares, 1, ids)
@@ -127,11 +131,11 @@ class HostGrouped:
 
     def sort(self, chosen: torch.Tensor, step: StepTiles, experts: int, buffers: object) -> None:
         self._chosen, self._gated = chosen[: step.pairs].tolist(), {}
+        self._experts_read.counts += torch.tensor([_num_experts(self._chosen), 1])
 
     def launch_gated(
         self, stack: PackedExperts, x: HalfActivations, per_token: int, step: StepTiles, buffers: object, config: Any,
         bias: torch.Tensor | None,
-        self._experts_read.counts += torch.tensor([_num_experts(self._chosen), 1])
     ) -> None:  # fmt: skip
         launched["grouped"] += 1
         rows = decoded(x, step.pairs // per_token, stack.in_features)

@@ -13,7 +13,7 @@ from backends.cuda.native.compiled import check, check_registers
 from backends.grouped_source import grouped_layout
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
-from realizar.backends.cuda.native.experts.source import ChoiceShape, choice_source, expert_source
+from realizar.backends.cuda.native.experts.source import ChoiceShape, choice_source, expert_source, many_choices_source
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sampling.source import sampling_source
 from realizar.backends.cuda.native.sources import (
@@ -57,7 +57,15 @@ def test_families_of_weights_compile(arch: str, tiles: Tiles) -> None:
 def test_choices_compile(arch: str) -> None:
     """A softmax alone, one with a bias and groups of one expert, and sigmoids with all that ranks may have."""
     plain, biased = ChoiceShape(2048, 128, 8), ChoiceShape(64, 6, 3, groups=6, groups_per_token=2)
-    check([choice_source(choice) for choice in (plain, biased, ChoiceShape(64, 160, 8, True, True, 8, 4))], arch)
+    grouped = ChoiceShape(64, 160, 8, True, True, 8, 4)
+    clusters = arch == "sm_90a"
+    shapes = plain, biased, grouped
+    sources = [choice_source(choice, clusters) for choice in shapes]
+    if clusters:
+        sources += [
+            many_choices_source(each, tokens) for each in shapes for tokens in (4, 8, 16) if each.has_many(tokens)
+        ]
+    check(sources, arch)
 
 
 @pytest.mark.full

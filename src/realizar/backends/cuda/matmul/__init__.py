@@ -11,8 +11,8 @@ Read in this order:
 5. `fixed_order.py`: tiles and splits whose sums have one order for any number of tokens, for `batch_invariant`.
 6. The epilogues: `gated.py` (activation(gate) * up), `residual.py` (residual add), and `folded_norm.py`, the norm
    scale that one kernel leaves to the next matmul.
-7. `routing.py`: the choice of experts for up to 256 tokens. `experts.py`: matmuls of a mixture, whose experts are chosen
-   on the device, and counted in `experts_read.py`; `grouped_experts.py` with `grouped.py` and `grouped_tiles.py`: the
-   same by the tensor cores, pairs sorted by expert.
+7. `routing.py`: the choice of experts for up to 256 tokens. `experts.py`: matmuls of a mixture, whose experts are
+   chosen on the device, and counted in `experts_read.py`; `grouped_experts.py` with `grouped.py` and
+   `grouped_tiles.py`: the same by the tensor cores, pairs sorted by expert.
 8. `fp8_copies.py`: a second copy of the weights in FP8 for large steps, off by default.
 """

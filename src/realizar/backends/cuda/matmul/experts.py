@@ -20,7 +20,7 @@ from realizar.backends.cuda.matmul.folded_norm import NO_NORM, FoldedNorm
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
-from realizar.backends.cuda.matmul.routing import ROUTED_TOKENS, Router
+from realizar.backends.cuda.matmul.routing import Router
 from realizar.backends.cuda.native.compiler import compile_sources
 from realizar.backends.cuda.native.experts.source import EXPERT_SIZES, expert_source
 from realizar.backends.cuda.native.launcher import Kernel
@@ -62,7 +62,7 @@ class ExpertsInput:
         pairs: formats that the matmuls of pairs read.
         grouped: the format that grouped matmuls read, by number of tokens; None where pairs are multiplied in any step.
         pair_tokens: the most tokens of a step that multiplies pairs beside grouped matmuls.
-        router: of few tokens; None where the router is a matmul in any step.
+        router: of up to its `most_tokens`; None where the router is a matmul in any step.
         folds: True if the mat-vec applies the norm's scale, in steps of few tokens.
         shared: the first matmul of the shared expert, where there is one.
         apart: True if the experts have a norm of their own, which nothing else reads.
@@ -83,7 +83,7 @@ class ExpertsInput:
 
     def is_routed(self, tokens: int) -> bool:
         """True if the router reads the stream itself."""
-        return self.router is not None and tokens <= ROUTED_TOKENS
+        return self.router is not None and tokens <= self.router.most_tokens
 
     def is_grouped(self, tokens: int) -> bool:
         """True if rows are multiplied expert by expert."""

@@ -1,6 +1,7 @@
-"""Scores of experts and their choice in one kernel, for few tokens: the router reads the residual stream itself.
+"""Scores of experts and their choice in one kernel: the router reads the residual stream itself.
 
-With more tokens the router is a matmul of floats, and `kernels.experts.choose_experts` chooses.
+One kernel is for few tokens and one, on devices with clusters of blocks, for up to MANY_TOKENS. With more the router is
+a matmul of floats, and `kernels.experts.choose_experts` chooses.
 """
 
 from __future__ import annotations
@@ -14,16 +15,24 @@ from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.native.compiler import compile_sources
 from realizar.backends.cuda.native.experts.source import (
     CHOICE_SIZES,
-    CHOICE_WARPS,
+    CLUSTER_BLOCKS,
+    MANY_SIZES,
+    MANY_WARPS,
     MOST_CHOSEN,
     MOST_GROUPS,
     ChoiceShape,
     choice_source,
+    many_choices_source,
 )
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.models.spec import Experts, Norm
 
-ROUTED_TOKENS = 16  # at most: each reads the whole router, from the second-level cache
+ROUTED_TOKENS = 16  # at most, for each reads the whole router, from the second-level cache
+MANY_TOKENS = 256  # at most, where tokens share what is read of it
+_FEW_TOKENS = (
+    8  # at most, of large clusters: with 16 of 128 experts that takes half as long again as the kernel for many
+)
+_OF_CLUSTER = ((64, 4), (128, 8), (MANY_TOKENS, 16))  # tokens of a step, up to each, and then of a cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,7 @@ class Router:
         weights: float32 [experts, width], times the norm's weight. bias: float32 [experts] of scores, or None.
         experts: of the layer. eps: of the norm.
         selection: float32 [experts], added to ranks; None adds nothing. scales: float32 [experts], of weights, or None.
+        columns: the weights for many tokens: float32 [width, padded experts]; None where that kernel does not run.
     """
 
     weights: torch.Tensor
@@ -42,15 +52,21 @@ class Router:
     eps: float
     selection: torch.Tensor | None = None
     scales: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
 
     @property
     def key(self) -> ChoiceShape:
-        """What the kernel depends on."""
+        """What the kernels depend on."""
         part = self.experts
         return ChoiceShape(
             int(self.weights.shape[1]), part.num_experts, part.experts_per_token, part.scoring == "sigmoid",
             self.selection is not None, part.num_groups, part.groups_per_token,
         )  # fmt: skip
+
+    @property
+    def most_tokens(self) -> int:
+        """The largest step that a kernel chooses for."""
+        return ROUTED_TOKENS if self.columns is None else MANY_TOKENS
 
 
 class RouterKernels:
@@ -62,31 +78,60 @@ class RouterKernels:
 
     def __init__(self, matmuls: MatmulKernels) -> None:
         self._matmuls = matmuls
-        self._kernels: dict[ChoiceShape, Kernel] = {}
+        self._kernels: dict[tuple[ChoiceShape, int], Kernel] = {}  # by tokens of a cluster; 0: for few tokens
         self._arrivals = torch.zeros(ROUTED_TOKENS, dtype=torch.int32, device=matmuls.device)
 
+    @property
+    def _clusters(self) -> bool:
+        """True if the device has clusters of blocks."""
+        return self._matmuls.capability >= (9, 0)
+
     def runs(self, experts: Experts, norm: Norm | None) -> bool:
-        """True if a mixture and the norm before it have this kernel; with `batch_invariant` none has."""
+        """True if a mixture and the norm before it have these kernels; with `batch_invariant` none has."""
         plain = norm is not None and norm.kind == "rms" and norm.bias is None
         fits = experts.experts_per_token <= MOST_CHOSEN and experts.num_groups <= MOST_GROUPS
         return plain and fits and experts.router.in_features % 4 == 0 and not self._matmuls.batch_invariant
 
-    def prepare(self, keys: Iterable[ChoiceShape]) -> None:
+    def columns(self, key: ChoiceShape, weights: torch.Tensor) -> torch.Tensor | None:
+        """`Router.columns` of its weights."""
+        if not (self._clusters and all(key.has_many(tokens) for _, tokens in self._of_cluster(key))):
+            return None
+        columns = torch.zeros((weights.shape[1], key.padded_experts), device=weights.device)
+        columns[:, : len(weights)] = weights.t()
+        return columns
+
+    def _few_tokens(self, key: ChoiceShape) -> int:
+        """The largest step that the kernel for few tokens chooses for, where there is one for many."""
+        return _FEW_TOKENS if key.warps(self._clusters) > 8 else ROUTED_TOKENS
+
+    def _of_cluster(self, key: ChoiceShape) -> list[tuple[int, int]]:
+        """Tokens of steps and of clusters; where a lane has many experts no cluster has many tokens."""
+        return [(most, min(tokens, 8) if key.lane_experts > 4 else tokens) for most, tokens in _OF_CLUSTER]
+
+    def prepare(self, routers: Iterable[Router]) -> None:
         """Compile and load kernels.
 
         Raises:
             KernelError: one does not compile or does not fit the device.
         """
-        missing = [key for key in dict.fromkeys(keys) if key not in self._kernels]
-        sources = [choice_source(key) for key in missing]
-        for key, source, cubin in zip(missing, sources, compile_sources(sources, self._matmuls.arch), strict=True):
-            self._kernels[key] = Kernel(cubin, source.name, 0)
+        wanted = dict.fromkeys(key for router in routers for key in self._keys(router))
+        missing = [key for key in wanted if key not in self._kernels]
+        sources = [
+            many_choices_source(key, tokens) if tokens else choice_source(key, self._clusters)
+            for key, tokens in missing
+        ]
+        for each, source, cubin in zip(missing, sources, compile_sources(sources, self._matmuls.arch), strict=True):
+            self._kernels[each] = Kernel(cubin, source.name, 0)
+
+    def _keys(self, router: Router) -> list[tuple[ChoiceShape, int]]:
+        many = [] if router.columns is None else [tokens for _, tokens in self._of_cluster(router.key)]
+        return [(router.key, tokens) for tokens in (0, *many)]
 
     def launch(
         self, router: Router, hidden: torch.Tensor, header: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor,
         weights: torch.Tensor, tokens: int,
     ) -> None:  # fmt: skip
-        """Start the choice for `tokens` tokens, at most ROUTED_TOKENS.
+        """Start the choice for `tokens` tokens, at most the router's `most_tokens`.
 
         Args:
             hidden: the residual stream, float32 [>= tokens, width], contiguous.
@@ -94,12 +139,22 @@ class RouterKernels:
             scores: float32 [tokens, experts], written and read.
             chosen: int32 [>= tokens * per_token]. weights: float32, of as many.
         """
-        part, vectors = router.experts, (router.bias, router.selection, router.scales)
-        arguments = [
-            router.weights.data_ptr(), *(0 if each is None else each.data_ptr() for each in vectors),
-            *(each.data_ptr() for each in (hidden, header, scores, self._arrivals, chosen, weights)),
-            router.eps, int(part.normalized), float(part.scale),
-        ]  # fmt: skip
-        grid, dependent = (-(-part.num_experts // CHOICE_WARPS), tokens, 1), self._matmuls.is_dependent(tokens)
-        stream = self._matmuls.stream(None)
-        self._kernels[router.key].launch(grid, CHOICE_WARPS * 32, arguments, CHOICE_SIZES, stream, dependent)
+        part, key, vectors = router.experts, router.key, (router.bias, router.selection, router.scales)
+        addresses = [0 if each is None else each.data_ptr() for each in vectors]
+        read, written = [hidden.data_ptr(), header.data_ptr(), scores.data_ptr()], [chosen, weights]
+        numbers = [router.eps, int(part.normalized), float(part.scale)]
+        if router.columns is not None and tokens > self._few_tokens(key):
+            of_cluster = next(each for most, each in self._of_cluster(key) if tokens <= most)
+            arguments = [
+                router.columns.data_ptr(), *addresses, *read, *(each.data_ptr() for each in written), *numbers, tokens
+            ]  # fmt: skip
+            grid, warps, sizes = (CLUSTER_BLOCKS, -(-tokens // of_cluster), 1), MANY_WARPS, MANY_SIZES
+        else:
+            of_cluster, warps, sizes = 0, key.warps(self._clusters), CHOICE_SIZES
+            arguments = [
+                router.weights.data_ptr(), *addresses, *read, self._arrivals.data_ptr(),
+                *(each.data_ptr() for each in written), *numbers,
+            ]  # fmt: skip
+            grid = -(-part.num_experts // warps), tokens, 1
+        dependent, stream = self._matmuls.is_dependent(tokens), self._matmuls.stream(None)
+        self._kernels[key, of_cluster].launch(grid, warps * 32, arguments, sizes, stream, dependent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
@@ -48,8 +49,12 @@ def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation:
 CHOICE_SIZES = "pppppppppp" + "fif"
 """Of the parameters of the choice: weights, biases of scores and of ranks, scales of experts, stream, header, scores,
 arrivals, chosen, factors; epsilon, whether factors are divided by their sum, their scale."""
-CHOICE_WARPS = 8  # of a block: each has one expert
+MANY_SIZES = "ppppppppp" + "fifi"
+"""The same of the choice for many tokens, without arrivals, then the number of tokens."""
 MOST_CHOSEN = MOST_GROUPS = 32  # experts of a token, and groups of experts, that one warp can choose
+CLUSTER_BLOCKS, MANY_WARPS = 8, 8  # of a cluster; of a block of the choice for many tokens
+_LANE_SUMS = 32  # of a lane there
+_SHARED_FLOATS = 11_500  # that a block may have without asking
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +77,71 @@ class ChoiceShape:
     groups: int = 1
     groups_per_token: int = 1
 
+    def defines(self) -> dict[str, int]:
+        """What the sources take of it."""
+        return {
+            "WIDTH": self.width, "EXPERTS": self.experts, "PER_TOKEN": self.per_token, "SIGMOID": int(self.sigmoid),
+            "SELECTS": int(self.selects), "GROUPS": self.groups, "GROUPS_PER_TOKEN": self.groups_per_token,
+        }  # fmt: skip
 
-def choice_source(choice: ChoiceShape) -> Source:
-    """Scores and choices of experts for few tokens of a residual stream, through an RMSNorm."""
-    numbers = {
-        "WIDTH": choice.width, "EXPERTS": choice.experts, "PER_TOKEN": choice.per_token,
-        "SIGMOID": int(choice.sigmoid), "SELECTS": int(choice.selects),
-        "GROUPS": choice.groups, "GROUPS_PER_TOKEN": choice.groups_per_token,
-    }  # fmt: skip
-    name = "choose_experts_" + "_".join(map(str, numbers.values()))
-    values = {**numbers, "WARPS": CHOICE_WARPS, "NAME": name}
+    def warps(self, clusters: bool) -> int:
+        """Warps of a block, an expert each, for few tokens: as few as let a token's blocks be a cluster."""
+        return 16 if clusters and CLUSTER_BLOCKS * 8 < self.experts <= CLUSTER_BLOCKS * 16 else 8
+
+    def cluster(self, clusters: bool) -> int:
+        """Blocks of a token's cluster, for few tokens; 0 where its blocks are none."""
+        blocks = -(-self.experts // self.warps(clusters))
+        return blocks if clusters and blocks <= CLUSTER_BLOCKS else 0
+
+    @property
+    def lane_experts(self) -> int:
+        """Experts of a lane, for many tokens: a power of two."""
+        return 1 << max(0, (-(-self.experts // 32) - 1).bit_length())
+
+    @property
+    def padded_experts(self) -> int:
+        """Columns of the router's transpose, for many tokens."""
+        return 32 * self.lane_experts
+
+    def has_many(self, tokens: int) -> bool:
+        """True if the kernel for many tokens can have clusters of so many."""
+        if self.lane_experts > 8:
+            return False
+        columns = -(-self.width // (CLUSTER_BLOCKS * MANY_WARPS * self._warp_tokens(tokens) // tokens))
+        floats = MANY_WARPS * self._warp_tokens(tokens) * max(columns + 7, self.padded_experts)
+        return floats + (tokens + 2) * self.padded_experts <= _SHARED_FLOATS
+
+    def _warp_tokens(self, tokens: int) -> int:
+        return min(tokens, 8, _LANE_SUMS // self.lane_experts)
+
+    def many_defines(self, tokens: int) -> dict[str, int]:
+        """What the source for many tokens takes beside `defines`; `tokens`: of a cluster."""
+        return {
+            "TOKENS": tokens, "WARP_TOKENS": self._warp_tokens(tokens), "LANE_EXPERTS": self.lane_experts,
+            "CHOOSERS": -(-tokens // CLUSTER_BLOCKS),
+        }  # fmt: skip
+
+
+def choice_source(choice: ChoiceShape, clusters: bool) -> Source:
+    """Scores and choices of experts for few tokens of a residual stream, through an RMSNorm.
+
+    Args:
+        clusters: whether the device has clusters of blocks.
+    """
+    own = {"WARPS": choice.warps(clusters), "CLUSTER": choice.cluster(clusters), "CHOOSERS": 1}
+    files = ("experts/clusters.cu",) if own["CLUSTER"] else ()
+    return _choice("choose_experts", choice, own, (*files, "experts/choice.cu", "experts/choose.cu"))
+
+
+def many_choices_source(choice: ChoiceShape, tokens: int) -> Source:
+    """The same for many tokens, on devices with clusters of blocks; `tokens`: of a cluster."""
+    files = ("experts/clusters.cu", "experts/choice.cu", "experts/choose_many.cu")
+    return _choice(f"choose_experts_of_{tokens}", choice, choice.many_defines(tokens), files)
+
+
+def _choice(kind: str, choice: ChoiceShape, own: dict[str, int], files: Sequence[str]) -> Source:
+    numbers = choice.defines()
+    name = f"{kind}_" + "_".join(map(str, numbers.values()))
+    values = {**numbers, **own, "NAME": name}
     defines = define((key, str(value)) for key, value in values.items())
-    return Source(name, defines + read("primitives.cu") + read("experts/choose.cu"))
+    return Source(name, defines + read("primitives.cu") + "".join(map(read, files)))
