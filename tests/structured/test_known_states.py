@@ -142,12 +142,39 @@ def test_rows_in_known_states_ask_nothing() -> None:
     service.close()
 
 
-def test_rows_in_known_states_go_on_when_their_process_dies() -> None:
-    """Its lines may be another process's from then on, so that all of its rows are followed anew."""
+def test_a_row_begins_in_the_first_state_unasked() -> None:
+    """Once the states of its grammar are known; its process follows it from where a state is not known any more."""
+    structured = StructuredOutput("regex", r".{1,9}end")
     service = make_service(NO_DRAFTS)
-    row = follow_until_known(service, LETTERS)
-    assert row.row.worker is not None
-    os.kill(row.row.worker.pid, signal.SIGKILL)
+    first = follow_until_known(service, structured)
+    asked, index = service.rows.memory.asked.sum(), TOKENS.index("é".encode())
+    row = Follower(service, structured, 5)
+    assert known(service, row)
+    for _ in range(2):
+        assert np.array_equal(service.masks([(row.row, ())])[0], row.expected())
+        row.choose(BYTES[b"a"])
+    assert row.row.worker is None
+    assert service.rows.memory.asked.sum() == asked
+    other = Follower(service, structured, 6)
+    other.choose(BYTES[b"a"])
+    other.choose(index)
+    step(service, other)
+    assert other.row.worker is not None
+    assert service.rows.memory.asked.sum() > asked
+    step(service, first)
+    service.close()
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_rows_in_known_states_go_on_when_their_process_dies(begins: bool) -> None:
+    """Its lines may be another process's from then on, so that all rows in them are followed anew."""
+    service = make_service(NO_DRAFTS)
+    row = followed = follow_until_known(service, LETTERS)
+    assert followed.row.worker is not None
+    if begins:  # a row that no process follows
+        row = Follower(service, LETTERS, 3)
+        assert known(service, row)
+    os.kill(followed.row.worker.pid, signal.SIGKILL)
     slots = np.array([row.row.slot])
 
     def is_asked() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +34,13 @@ class ForeseenMasks:
     def forget(self, slots: Slots | int) -> None:
         """Take the states of rows for unknown."""
         self._lines[slots], self._memory.places[slots] = _NO_LINE, slots
+
+    def begin(self, slot: int, others: Sequence[int]) -> None:
+        """Take a row without output to the first state of its grammar, if other rows of it are in known states."""
+        lines = self._lines[np.array(others, np.intp)]
+        if (known := lines[lines != _NO_LINE]).size:
+            first = int(known[0]) // MOST_STATES * MOST_STATES
+            self._lines[slot], self._memory.places[slot] = first, self._memory.num_slots + first
 
     def take_in(self, slots: Slots, token_ids: NDArray[np.int32], are_first: NDArray[np.bool_]) -> None:
         """Follow rows by one token each.

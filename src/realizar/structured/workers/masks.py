@@ -90,6 +90,9 @@ class StepMasks:
             column[slot] = 0
         self._foreseen.forget(slot)
         self._need_care[slot], self.memory.states[slot] = True, GOES_ON
+        if not output:
+            others = [each.slot for each in self._rows if each is not None and each.grammar is grammar]
+            self._foreseen.begin(slot, others)
         return row
 
     def close(self, row: FollowedRow) -> None:
@@ -188,8 +191,7 @@ class StepMasks:
             if ready or self.memory.answered.tobytes() != self._seen:
                 self._seen = self.memory.answered.tobytes()
                 return
-            now_s = self._clock()
-            if now_s >= end_s:
+            if (now_s := self._clock()) >= end_s:
                 return
             time.sleep(min(nap_s, end_s - now_s))
             nap_s = min(1.5 * nap_s, _LONGEST_NAP_S)
@@ -224,9 +226,7 @@ class StepMasks:
     def _wake(self) -> None:
         """Wake the processes of rows that have new questions."""
         posted, self._posted = self._posted, []
-        if not posted:
-            return
-        if self._questions.bell.rings:
+        if posted and self._questions.bell.rings:
             self._questions.bell.ring()
             return
         rows = [row for slot in posted if (row := self._rows[slot]) is not None]
@@ -249,8 +249,7 @@ class StepMasks:
             if row not in self._later:
                 self._later.append(row)
             return
-        worker = row.find_place()
-        if worker is None:
+        if (worker := row.find_place()) is None:
             self._start_repair(grammar, [row], "engine")
             return
         if row.worker is not worker or self._stale[slot]:
@@ -341,8 +340,11 @@ class StepMasks:
             grammar.worker = None
         grammar.more = [each for each in grammar.more if each is not worker]
         unanswered = []
-        for row in [row for row in self._rows if row is not None and row.worker is worker]:
-            asks = self._unasked[row.slot] or self._is_in_use(row) or self._foreseen.are_known(np.array([row.slot]))[0]
+        known = self._foreseen.are_known(np.arange(len(self._rows)))
+        for row in [row for row in self._rows if row is not None and row.grammar is grammar]:
+            if row.worker is not worker and (row.worker is not None or not known[row.slot]):
+                continue  # it is another process's, or is being followed anew; a row may know its state and have none
+            asks = self._unasked[row.slot] or self._is_in_use(row) or known[row.slot]
             self._foreseen.forget(row.slot)
             self._questions.answer_for(np.array([row.slot]))
             self._need_care[row.slot], row.worker = True, None
