@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import Sequence
 from typing import Any, cast
 
 import httpx
@@ -16,10 +15,8 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from realizar.engine.clients.async_stream import AsyncStream
 from realizar.errors import EngineDeadError, QueueFullError
 from realizar.outputs import TokenLogprobs
-from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import ScriptedEngine, scripted_model
@@ -207,69 +204,6 @@ def test_an_error_within_the_stream_fails_the_response() -> None:
     assert (early.status_code, early.json()["error"]["code"]) == (429, "rate_limit_exceeded")
 
 
-class HeldEngine(ScriptedEngine):
-    """Gives nothing until it is freed."""
-
-    free: asyncio.Event
-
-    async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams, **options: Any) -> AsyncStream:
-        await self.free.wait()
-        return await super().generate(prompt_token_ids, sampling, **options)
-
-
-def watched(engine: ScriptedEngine, enough: asyncio.Event, leaves: bool) -> list[dict[str, Any]]:
-    """The events of a stream whose first output waits; `enough` is set once three of them say that it goes on.
-
-    Args:
-        leaves: True if the client leaves then.
-    """
-    app = create_app(cast("Any", engine), scripted_model(TEMPLATE), ServerSettings(ping_interval_s=0.01))
-    sent: list[bytes] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message.get("body", b""))
-        if b"".join(sent).count(b"event: response.in_progress") > 2:
-            enough.set()
-
-    async def main() -> None:
-        body = json.dumps({**BODY, "stream": True}).encode()
-        given = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-        async def receive() -> Any:
-            if (message := next(given, None)) is not None:
-                return message
-            await (enough.wait() if leaves else asyncio.Event().wait())
-            return {"type": "http.disconnect"}
-
-        headers = [(b"host", b"server"), (b"content-type", b"application/json")]
-        scope = {"type": "http", "method": "POST", "path": PATH, "headers": headers, "query_string": b"", "state": {}}
-        await app({**scope, "http_version": "1.1", "scheme": "http", "client": ("127.0.0.1", 1)}, receive, send)
-
-    asyncio.run(main())
-    parts = b"".join(sent).decode().split("\n\n")
-    return events_of("\n\n".join(part for part in parts if not part.startswith(":")))
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_client_that_waits_long_sees_the_response_begin(fails: bool) -> None:
-    engine = HeldEngine(deltas=("</think>Yes",), refusal=EngineDeadError("gone") if fails else None)
-    engine.free = asyncio.Event()
-    events = watched(engine, engine.free, leaves=False)
-    names = [event["type"] for event in events]
-    assert names[:4] == ["response.created", *["response.in_progress"] * 3]
-    assert names[-1] == ("response.failed" if fails else "response.completed")
-    state = ResponseStreamState[Any](input_tools=[], text_format=openai.omit)
-    for event in events:
-        state.handle_event(EVENT.validate_python(event))
-
-
-def test_a_client_that_leaves_while_it_waits_frees_its_request() -> None:
-    engine = ScriptedEngine(deltas=(None,))
-    events = watched(engine, asyncio.Event(), leaves=True)
-    assert events[-1]["type"] == "response.in_progress"
-    assert (engine.num_asked, engine.num_closed) == (1, 1)
-
-
 @pytest.mark.parametrize(("cached", "created"), [(0, 112), (48, 64), (112, 0)])
 def test_the_counts_of_the_prompt(cached: int, created: int) -> None:
     prompt = "x" * (112 + 5 - len("user:|<think>"))
@@ -351,64 +285,3 @@ def test_logprobs_are_those_of_the_text() -> None:
 def test_an_answer_that_is_cut_is_incomplete() -> None:
     app = post(ScriptedEngine(deltas=("</think>a",)), {**BODY, "max_output_tokens": 1})
     assert app.json()["status"] == "completed"  # the scripted engine stops by itself
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"background": True}, "background"),
-    ({"conversation": "conv_1"}, "conversation"),
-    ({"prompt": {"id": "p"}}, "prompt"),
-    ({"truncation": "auto"}, "truncation"),
-    ({"previous_response_id": "resp_1"}, "previous_response_id"),
-    ({"service_tier": "flex"}, "service_tier"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
-    ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type"),
-    ({"tools": [{"type": "function", "name": "x y"}]}, "tools[0].name"),
-    ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].type"),
-    ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].name"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"tool_choice": {"type": "function", "name": "zzz"}, "tools": TOOLS}, "tool_choice.name"),
-    ({"tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
-    ({"include": ["nonsense"]}, "include[0]"),
-    ({"top_logprobs": 3}, "top_logprobs"),
-    ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
-    ({"max_output_tokens": 0}, "max_output_tokens"),
-    ({"temperature": -1}, "temperature"),
-    ({"reasoning": {"effort": "gigantic"}}, "reasoning.effort"),
-    ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity"),
-    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-    ({"text": {"format": {"type": "json_object"}}, "tools": TOOLS}, "text.format"),
-    ({"metadata": {str(place): "" for place in range(17)}}, "metadata"),
-    ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-    ({"nonsense": 1}, "nonsense"),
-    ({"input": None}, "input"),
-    ({"input": []}, "input"),
-    ({"input": [{}]}, "input[0].role"),
-    ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
-    ({"input": [{"role": "user"}]}, "input[0].content"),
-    ({"input": [{"role": "user", "content": []}]}, "input[0].content"),
-    ({"input": [{"role": "user", "content": "x", "name": "y"}]}, "input[0].name"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-    ({"input": [{"role": "user", "content": [{"type": "input_text", "text": 1}]}]}, "input[0].content[0].text"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-    ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
-    ({"input": [{"type": ["x"]}]}, "input[0].type"),
-    ({"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]}, "input[0].call_id"),
-    ({"input": [{"type": "function_call", "call_id": "x", "name": "a", "arguments": {}}]}, "input[0].arguments"),
-    ({"input": [{"type": "function_call", "call_id": "x", "name": "a", "arguments": "{}"}] * 2}, "input[1].call_id"),
-    ({"input": [{"type": "reasoning", "id": 7}]}, "input[0].id"),
-    ({"input": [{"type": "reasoning", "summary": {}}]}, "input[0].summary"),
-    ({"input": [{"role": "user", "content": "x"}] * 4097}, "input"),
-]
-
-
-@pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    engine = ScriptedEngine()
-    response = post(engine, {**BODY, **fields})
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert error["param"] == param, error
-    assert param.rpartition(".")[2].partition("[")[0] in error["message"]
-    assert engine.num_asked == 0
