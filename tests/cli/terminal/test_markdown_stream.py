@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cli.terminal.screen import shown
 from realizar.cli.terminal.markdown_stream import MarkdownStream
-from realizar.cli.terminal.show_markdown import show_markdown
+from realizar.cli.terminal.show_markdown import renders_markdown, show_markdown
 
 ANSWER = """# Title
 
@@ -217,6 +217,17 @@ def test_an_interrupted_answer_stays_and_the_cursor_comes_back(monkeypatch: pyte
     text = written(terminal)
     assert shown(text)[0] == "half a sen"
     assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l") > -1
+
+
+@pytest.mark.parametrize(("term", "renders"), [("xterm", True), ("dumb", False), ("unknown", False)])
+def test_terminals_that_take_no_line_back_get_plain_text(
+    monkeypatch: pytest.MonkeyPatch, term: str, renders: bool
+) -> None:
+    open_terminal(monkeypatch)
+    monkeypatch.setenv("TERM", term)
+    assert renders_markdown() is renders
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert not renders_markdown()
 
 
 def test_an_empty_answer_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from realizar.cli.options.engine import EngineOptions
 from realizar.cli.options.loading import ForChat, load_model
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.terminal.printable import error_line
-from realizar.cli.terminal.show_markdown import show_markdown
+from realizar.cli.terminal.show_markdown import renders_markdown, show_markdown
 from realizar.cli.terminal.terminal import keys_unseen
 from realizar.errors import EngineDeadError, RealizarError
 
@@ -62,7 +62,7 @@ def chat_command(
         editor = _editor(keeps=not no_history)
         if editor is not None:
             _report("/help lists the commands; Ctrl-D quits.")
-        shown = show if no_markdown or not sys.stdout.isatty() else show_markdown
+        shown = show_markdown if renders_markdown() and not no_markdown else show
         for line in _lines(editor, session):
             with keys_unseen():
                 _handle(session, line, shown if session.asks(line) else show)

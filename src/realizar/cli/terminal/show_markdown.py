@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
 from realizar.cli.terminal.printable import shown_answer
 from realizar.engine.clients.interrupts import interrupts_deferred
+
+
+def renders_markdown() -> bool:
+    """True if stdout is a terminal that can take lines back; those in editors, for one, can't (`TERM=dumb`)."""
+    return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def show_markdown(deltas: Iterator[str]) -> None:
