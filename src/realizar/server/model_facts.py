@@ -12,6 +12,7 @@ from realizar.errors import ChatTemplateError, CheckpointError, UnsupportedModel
 from realizar.hub.selection import quantization_of
 from realizar.models.parameters import count_parameters
 from realizar.models.pooling import default_pooling
+from realizar.models.ranking import ranking_tensors
 from realizar.models.registry import build_spec
 from realizar.request import Pooling
 from realizar.tokenizer.parsers.choose import find_format
@@ -35,6 +36,7 @@ class ModelFacts:
         digest: SHA-256 in hexadecimal of names, sizes and times of the files: another value after any change.
         template: the chat template, or None. tools, reasoning: True if it has them.
         fills_in: True if its vocabulary has marks of a text with a hole; False where it was not read.
+        ranks: True for a reranker.
         pooling: the pooling of a model that was made for embeddings, else None.
     """
 
@@ -51,6 +53,7 @@ class ModelFacts:
     tools: bool = False
     reasoning: bool = False
     fills_in: bool = False
+    ranks: bool = False
     pooling: Pooling | None = None
 
 
@@ -80,6 +83,7 @@ def read_facts(checkpoint: Checkpoint, chat_template: str | None = None) -> Mode
         template=template,
         tools=tools,
         reasoning=reasoning,
+        ranks=bool(ranking_tensors(checkpoint)),
         pooling=default_pooling(checkpoint),
     )
 

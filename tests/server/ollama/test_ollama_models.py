@@ -11,6 +11,8 @@ import pytest
 
 from realizar.server.app import create_app_of
 from realizar.server.errors import ApiError
+from realizar.server.model_facts import ModelFacts
+from realizar.server.ollama.listing import capabilities
 from realizar.server.ollama.times import read_keep_alive
 from realizar.server.settings import ServerSettings
 from server.models.shelf_case import Case, run
@@ -70,6 +72,20 @@ def test_a_model_stays_for_as_long_as_its_last_request_says() -> None:
             assert case.loader.log == ["+a", "-a"]
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "wanted"),
+    [
+        ({}, {}, ["completion"]),
+        ({"tools": True, "reasoning": True, "fills_in": True}, {}, ["completion", "tools", "thinking", "insert"]),
+        ({"tools": True}, {"embeddings": "last"}, ["completion", "tools", "embedding"]),
+        ({"tools": True, "pooling": "mean"}, {}, ["embedding"]),
+        ({"tools": True, "ranks": True}, {}, []),
+    ],
+)
+def test_capabilities(facts: dict[str, Any], settings: dict[str, Any], wanted: list[str]) -> None:
+    assert capabilities(ModelFacts(**facts), ServerSettings(**settings)) == wanted
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ async def probe(request: Request) -> Response:
 
 def capabilities(facts: ModelFacts, settings: ServerSettings) -> list[str]:
     """The abilities of a model, by Ollama's names."""
-    generates = facts.pooling is None
+    generates = facts.pooling is None and not facts.ranks
     there = {
         "completion": generates,
         "tools": generates and facts.tools,
