@@ -179,9 +179,13 @@ def test_formulas_hold_no_markup(module: Any) -> None:
 
 def test_a_long_one_ends(module: Any) -> None:
     """Hostile lengths: each of these would take hours if work grew faster than about the square of the length."""
-    long = ("\\(" * 5000, "$" * 5001, "$a" * 5000, "\\[\n" * 3000, "$$\nx\n" * 3000 + "$", "\\(" + "{" * 3000 + "\\)")
-    assert (
-        module.evaluate("texts => texts.map(text => render(text).textContent.length > 100)", list(long)) == [True] * 6
+    doubled = r"\def\a{xx}" + r"\edef\a{\a\a}" * 40 + r"\a"
+    long = [
+        *("\\(" * 5000, "$" * 5001, "$a" * 5000, "\\[\n" * 3000, "$$\nx\n" * 3000 + "$", "\\(" + "{" * 3000 + "\\)"),
+        *(rf"\({doubled}\)", r"\(" + r"\frac{" * 400 + "1" + "}{2}" * 400 + r"\)"),
+    ]
+    assert module.evaluate("texts => texts.map(text => render(text).textContent.length > 100)", long) == [True] * len(
+        long
     )
 
 

@@ -12,11 +12,11 @@ def test_one_model_is_named_and_several_are_chosen_from(echo: ScriptedApi, page:
     page.goto(echo.url)
     page.wait_for_selector("#model:has-text('scripted-1b')")
     assert not page.is_visible("#models")
-    echo.more = [("other-2b", "waiting"), ("third", "running")]
+    echo.more = [("other-2b", "known"), ("third", "ready")]
     page.reload()
     page.wait_for_selector("#models:not([hidden])")
     assert not page.is_visible("#model")
-    options = ["scripted-1b", "other-2b (waiting)", "third (running)"]
+    options = ["scripted-1b", "other-2b (not loaded)", "third"]
     assert page.locator("#models option").all_inner_texts() == options
     ask(page, "one")
     finished(page)

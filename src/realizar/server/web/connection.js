@@ -6,6 +6,7 @@ import { askForKey, showDefaults } from "./settings.js";
 import { loadChosenModel, loadKey, saveChosenModel } from "./store.js";
 
 const byId = (id) => document.getElementById(id);
+const STATES = { known: "not loaded" }; // words for the server's
 let models = [];
 let onModel = () => {};
 
@@ -43,7 +44,7 @@ function showModel() {
   name.title = picker.title = found.id + context;
   name.hidden = hasSeveral();
   picker.hidden = !hasSeveral();
-  picker.replaceChildren(...models.map(({ id, state }) => new Option(typeof state === "string" ? `${id} (${state})` : id, id)));
+  picker.replaceChildren(...models.map(({ id, state }) => new Option(state && state !== "ready" ? `${id} (${STATES[state] ?? state})` : id, id)));
   picker.value = found.id;
   byId("welcome-model").textContent = found.id;
   document.title = `${found.id} · realizar`;

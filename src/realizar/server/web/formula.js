@@ -6,6 +6,8 @@ const MAX_LENGTH = 4000; // of a formula within a line of text
 const ENDS = { "\\(": "\\)", "\\[": "\\]" };
 const OPENING_LINE = /^ *(\$\$|\\\[|\\begin\{([a-zA-Z]+\*?)\})/;
 const DISPLAYED = /^(?:align|alignat|equation|gather|multline|eqnarray|displaymath)\*?$/;
+const MAX_KEPT = 300; // formulas that were drawn last
+const kept = new Map(); // by their sources: an answer that grows makes its last block anew at each frame
 const MONEY = /^[\d.,]+\s*(?:[kKmMbB]|million|billion)?\s+\p{L}{2,}/u;
 
 /**
@@ -108,13 +110,24 @@ export function formulaNode(formula) {
 }
 
 function drawn({ source, raw, display }) {
-  try {
-    const math = texToMath(source.trim(), display);
-    math.dataset.tex = raw;
-    return math;
-  } catch {
-    return null;
+  const key = `${display} ${source}`;
+  let math = kept.get(key);
+  if (math === undefined) {
+    try {
+      math = texToMath(source.trim(), display);
+    } catch {
+      math = null;
+    }
+    if (kept.size >= MAX_KEPT) {
+      kept.clear();
+    }
+    kept.set(key, math);
   }
+  const copy = math?.cloneNode(true) ?? null;
+  if (copy) {
+    copy.dataset.tex = raw;
+  }
+  return copy;
 }
 
 /** The text of what is selected, with formulas as they were written; null where none is among it. */
