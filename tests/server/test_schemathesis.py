@@ -23,6 +23,7 @@ from waits import HANG_S  # noqa: E402
 PATHS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/models/{name}"),
     *("/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items"),
+    "/v1/responses/input_tokens",
     *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show", "/api/pull", "/api/create"),
 )
 PARAMETER = re.compile(r"{\w+}")

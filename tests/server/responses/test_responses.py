@@ -94,6 +94,17 @@ def test_counts_of_the_cache(client: openai.OpenAI) -> None:
     assert again.input_tokens - again.input_tokens_details.cached_tokens <= 16
 
 
+def test_a_count_is_that_of_the_prompt(client: openai.OpenAI) -> None:
+    fields: Any = {"model": MODEL, "input": ASK, "instructions": "Be brief.", "tools": [WEATHER]}
+    counted = client.responses.input_tokens.count(**fields)
+    usage = client.responses.create(**fields, max_output_tokens=1).usage
+    assert usage is not None
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", usage.input_tokens)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.input_tokens.count(model=MODEL, input=ASK, conversation="conv_1")
+    assert refused.value.param == "conversation"
+
+
 def test_logprobs_of_the_text(client: openai.OpenAI) -> None:
     fields = greedy(include=["message.output_text.logprobs"], top_logprobs=2)
     content: Any = client.responses.create(**fields).output[0].content[0]  # type: ignore[union-attr,index]

@@ -2,7 +2,7 @@
 
 Read in this order:
 
-1. `create.py`: `POST /v1/responses`.
+1. `create.py`: `POST /v1/responses`, and `input_tokens` below it.
 2. `records.py`: its body. `conversation.py` reads one as a `Conversation`, with the help of `input_items.py`,
    `reasoning.py` and `tools.py`.
 3. `output_items.py`: the items of an answer, to which `text_logprobs.py` assigns log-probabilities; `answers.py`: the

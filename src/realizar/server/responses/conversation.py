@@ -11,7 +11,7 @@ from realizar.server.errors import refused, unsupported
 from realizar.server.generation.conversation import Conversation, check_num_messages
 from realizar.server.generation.sampling import SamplingWishes, check_top
 from realizar.server.responses.input_items import ItemReader
-from realizar.server.responses.records import ResponsesRequest
+from realizar.server.responses.records import InputTokensRequest, ResponsesRequest
 from realizar.server.responses.tools import ResponseTools
 
 LOGPROBS = "message.output_text.logprobs"
@@ -42,9 +42,9 @@ _NEUTRAL: Mapping[str, tuple[_Check, str]] = {
 
 
 def read_conversation(
-    request: ResponsesRequest, tools: ResponseTools, earlier: Sequence[dict[str, Any]] = ()
+    request: InputTokensRequest, tools: ResponseTools, earlier: Sequence[dict[str, Any]] = ()
 ) -> Conversation:
-    """Check a request and read it.
+    """Check a request and read it. A count of tokens is read like a request for the shortest answer.
 
     Args:
         earlier: items of the responses before it.
@@ -88,13 +88,13 @@ def check_include(values: Sequence[str]) -> None:
             raise refused(f"{path} must be one of {', '.join(_INCLUDABLE)}", path, "invalid_value")
 
 
-def shows_summary(request: ResponsesRequest) -> bool:
+def shows_summary(request: InputTokensRequest) -> bool:
     """True if reasoning is wanted as a summary. The model makes none, so its reasoning stands there."""
     reasoning = request.reasoning
     return reasoning is not None and (reasoning.summary or reasoning.generate_summary) is not None
 
 
-def _messages(request: ResponsesRequest, earlier: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _messages(request: InputTokensRequest, earlier: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     given = request.input
     if given is None:
         raise refused("Missing required parameter: 'input'", "input", "missing_required_parameter")
@@ -116,7 +116,9 @@ def _messages(request: ResponsesRequest, earlier: Sequence[dict[str, Any]]) -> l
     return messages
 
 
-def _wishes(request: ResponsesRequest, structured: StructuredOutput | None) -> SamplingWishes:
+def _wishes(request: InputTokensRequest, structured: StructuredOutput | None) -> SamplingWishes:
+    if not isinstance(request, ResponsesRequest):
+        return SamplingWishes(plain={}, max_tokens=1, structured=structured)
     wanted = includes(request, LOGPROBS)
     if request.top_logprobs and not wanted:
         raise refused(f"top_logprobs needs include to have {LOGPROBS}", "top_logprobs", "invalid_value")
@@ -130,7 +132,7 @@ def _wishes(request: ResponsesRequest, structured: StructuredOutput | None) -> S
     )
 
 
-def _structured(request: ResponsesRequest) -> StructuredOutput | None:
+def _structured(request: InputTokensRequest) -> StructuredOutput | None:
     form = None if request.text is None else request.text.format
     if form is None or form.type == "text":
         return None
@@ -143,25 +145,31 @@ def _structured(request: ResponsesRequest) -> StructuredOutput | None:
     return StructuredOutput("json_schema", json.dumps(form.schema))
 
 
-def _check_without_effect(request: ResponsesRequest) -> None:
+def _check_without_effect(request: InputTokensRequest) -> None:
     """Refuse fields whose effect the server does not have."""
     for name, (accepts, reason) in _NEUTRAL.items():
-        value = getattr(request, name)
+        value = getattr(request, name, None)
         if value is not None and not accepts(value):
             raise unsupported(name, reason)
-    check_include(request.include or ())
-    if request.stream_options is not None and request.stream_options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation", "is not supported: the stream has no padding")
     if request.text is not None and request.text.verbosity not in (None, "medium"):
         raise unsupported("text.verbosity", "must be medium: the model knows no other")
-    if request.max_tool_calls is not None and request.max_tool_calls < 1:
-        raise refused("max_tool_calls must be at least 1", "max_tool_calls", "invalid_value")
     reasoning = request.reasoning
     if reasoning is not None:
         if reasoning.context not in (None, "auto"):
             raise unsupported("reasoning.context", "must be auto: the model's template decides")
         if reasoning.mode not in (None, "standard"):
             raise unsupported("reasoning.mode", "must be standard: the server has one mode")
+    if isinstance(request, ResponsesRequest):
+        _check_answer_fields(request)
+
+
+def _check_answer_fields(request: ResponsesRequest) -> None:
+    """Check the fields that a count of tokens does not have."""
+    check_include(request.include or ())
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation", "is not supported: the stream has no padding")
+    if request.max_tool_calls is not None and request.max_tool_calls < 1:
+        raise refused("max_tool_calls must be at least 1", "max_tool_calls", "invalid_value")
     _check_metadata(request.metadata or {})
 
 

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`."""
+"""`POST /v1/responses` and `POST /v1/responses/input_tokens`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from realizar.server.responses.conversation import ENCRYPTED, includes, read_con
 from realizar.server.responses.keeper import Keeper
 from realizar.server.responses.kept import owner_of, store_of
 from realizar.server.responses.output_items import ItemForm, OutputItems
-from realizar.server.responses.records import ResponsesRequest
+from realizar.server.responses.records import InputTokensRequest, ResponsesRequest
 from realizar.server.responses.store import StoredResponse
 from realizar.server.responses.stored_items import items_of
 from realizar.server.responses.stream import ResponseStreamer
@@ -72,7 +72,17 @@ async def create_response(request: Request) -> Response:
     return Response(data, media_type="application/json")
 
 
-def _chain(request: Request, record: ResponsesRequest) -> list[StoredResponse]:
+async def count_input_tokens(request: Request) -> Response:
+    """Answer with the number of tokens of a prompt, as the chat template renders it."""
+    record = await read_record(request, InputTokensRequest)
+    api = await model_of(request, record.model)
+    chain = _chain(request, record)
+    planned = await compute(request, lambda stop: _planned(api, record, chain, stop), _size(request, chain))
+    counted = {"object": "response.input_tokens", "input_tokens": len(planned.chat.token_ids)}
+    return Response(msgspec.json.encode(counted), media_type="application/json")
+
+
+def _chain(request: Request, record: InputTokensRequest) -> list[StoredResponse]:
     """The kept responses that a request goes on from. Their memory counts as the request's."""
     previous, store = record.previous_response_id, store_of(request)
     if previous is None:
@@ -90,7 +100,7 @@ def _size(request: Request, chain: Sequence[StoredResponse]) -> int:
     return lease_of(request).body_bytes + sum(each.num_bytes for each in chain)
 
 
-def _planned(api: Api, record: ResponsesRequest, chain: Sequence[StoredResponse], stop: Stop) -> _Planned:
+def _planned(api: Api, record: InputTokensRequest, chain: Sequence[StoredResponse], stop: Stop) -> _Planned:
     """Read a request and plan it. Not for the event loop."""
     tools = read_tools(record.tools, record.tool_choice, parallel=record.parallel_tool_calls is not False)
     plan = plan_chat(api, read_conversation(record, tools, items_of(chain, with_last_output=True)), stop)
@@ -98,7 +108,7 @@ def _planned(api: Api, record: ResponsesRequest, chain: Sequence[StoredResponse]
         api.names(as_ids=False).prepare()
     form = ItemForm(
         as_summary=shows_summary(record),
-        is_sealed=includes(record, ENCRYPTED),
+        is_sealed=isinstance(record, ResponsesRequest) and includes(record, ENCRYPTED),
         namespaces=tools.namespaces,
     )
     return _Planned(tools, plan, form)

@@ -40,15 +40,28 @@ class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The body of a request. Fields typed Any are checked in `conversation.py`.
+class InputTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of `/v1/responses/input_tokens`. Fields typed Any are checked in `conversation.py`.
 
-    `model` may be omitted, as a server has one model. Codex adds `client_metadata`, which has no effect.
+    `model` may be omitted, as a server has one model.
     """
 
     model: str | None = None
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    conversation: Any = None
+
+
+class ResponsesRequest(InputTokensRequest, kw_only=True, forbid_unknown_fields=True):
+    """The body of `/v1/responses`. Codex adds `client_metadata`, which has no effect."""
+
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: int | None = None
@@ -57,14 +70,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     top_p: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
-    text: TextConfig | None = None
-    reasoning: ReasoningConfig | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     store: bool | None = None
-    previous_response_id: str | None = None
-    truncation: Literal["auto", "disabled"] | None = None
 
     metadata: dict[str, str] | None = None
     client_metadata: dict[str, Any] | None = None
@@ -79,7 +85,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     background: Any = None
     background_options: Any = None
     context_management: Any = None
-    conversation: Any = None
     image: Any = None
     moderation: Any = None
     prompt: Any = None
