@@ -23,6 +23,7 @@ import uvicorn
 from realizar.cli.options.several_models import SeveralModelsOptions
 from realizar.cli.several_models import Wishes, make_shelf
 from realizar.config import EngineConfig
+from realizar.engine.process.supervisor import ENGINE_COMMAND
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app_of
 from realizar.server.http.listen import uvicorn_config
@@ -35,15 +36,19 @@ _WORDS = ("river", "stone", "letter", "garden", "winter", "signal", "copper", "l
 
 
 def engine_bytes() -> int:
-    """Memory of this process's children, without pages of mapped files."""
+    """Memory of the engines' processes, without pages of mapped files."""
     children = Path("/proc/self/task").glob("*/children")
     return sum(_bytes_of(pid) for each in children for pid in each.read_text(encoding="ascii").split())
 
 
 def _bytes_of(pid: str) -> int:
+    """Bytes of a process; 0 for one that is only being started, which has this process's memory until then."""
     try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:
+        return 0
+    if ENGINE_COMMAND[-1].encode() not in command:
         return 0
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))
 

@@ -364,7 +364,7 @@ def _status(model: ShelvedModel) -> ModelStatus:
         known.created_s,
         known.load.context_length if running is None or running.engine.state == "dead" else running.api.max_model_len,
         known.default_sampling,
-        known.facts,
+        known.facts if running is None else running.api.model.facts,
         model.state,
         None if model.fault is None else shown_fault(model.fault),
         model.num_bytes,

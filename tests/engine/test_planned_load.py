@@ -1,0 +1,81 @@
+"""Loads that are planned within a share of memory: what the plan promises holds, and what can't fit is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.checkpoint.open import open_checkpoint
+from realizar.config import EngineConfig
+from realizar.engine.loading import load_core
+from realizar.engine.planned_load import plan_within
+from realizar.engine.process.planning import plan_loads
+from realizar.errors import CapacityError, CheckpointError
+from tiny_model import write_tiny_model
+
+MEMORY = 1 << 30
+CPU = EngineConfig(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("planned") / "tiny.gguf"
+    write_tiny_model(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(path: Path) -> Checkpoint:
+    return open_checkpoint(path)
+
+
+def test_an_engine_takes_what_was_planned_for_it(checkpoint: Checkpoint) -> None:
+    load, memory = plan_within(checkpoint, CPU, MEMORY)
+    assert memory == MEMORY
+    assert load.num_bytes <= MEMORY
+    assert (load.device, load.context_length, load.max_open) == ("cpu", 2048, 64 + 4 * 64)
+    assert load.config.context_length == 2048
+    core = load_core(checkpoint, load.config)
+    try:
+        capacity = core.capacity
+        assert capacity.kv_cache_bytes <= (load.config.kv_cache_bytes or 0)
+        assert capacity.weight_bytes + capacity.kv_cache_bytes < load.num_bytes
+    finally:
+        core.close()
+
+
+def test_a_context_that_does_not_fit_is_halved_unless_it_is_configured(checkpoint: Checkpoint) -> None:
+    whole, _ = plan_within(checkpoint, EngineConfig(device="cpu", context_length=2048, max_running=1), MEMORY)
+    cache = whole.config.kv_cache_bytes or 0
+    one = cache  # room for one request of the whole context
+    short = whole.num_bytes - cache + 2 * one  # of which two fifths are less than one
+    halved, _ = plan_within(checkpoint, EngineConfig(device="cpu", max_running=1), short)
+    assert halved.context_length in (1024, 512)
+    assert halved.num_bytes <= short
+    with pytest.raises(CapacityError, match=r"the KV cache of one request of 2048 tokens \S+ \wB, which gets"):
+        plan_within(checkpoint, EngineConfig(device="cpu", context_length=2048, max_running=1), short)
+
+
+def test_a_configured_cache_stays_and_may_be_too_much(checkpoint: Checkpoint) -> None:
+    load, _ = plan_within(checkpoint, EngineConfig(device="cpu", kv_cache_bytes=9_000_000), MEMORY)
+    assert load.config.kv_cache_bytes == 9_000_000
+    with pytest.raises(CapacityError, match="the model does not fit into 1"):
+        plan_within(checkpoint, EngineConfig(device="cpu", kv_cache_bytes=MEMORY), MEMORY)
+
+
+def test_without_a_bound_a_share_of_free_memory_is_planned_with(checkpoint: Checkpoint) -> None:
+    load, memory = plan_within(checkpoint, CPU, None)
+    assert load.num_bytes <= memory
+
+
+def test_planning_in_another_process_is_the_same(path: Path, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.gguf"
+    wrong.write_text("no model")
+    first, second = plan_loads([str(path), str(wrong)], CPU, MEMORY)
+    assert first.checked() == plan_within(checkpoint, CPU, MEMORY)[0]
+    assert first.memory_bytes == MEMORY
+    with pytest.raises(Exception, match=r"wrong\.gguf: .*not a GGUF file") as caught:
+        second.checked()
+    assert not isinstance(caught.value, CheckpointError)  # over the pipe it is its base class, with the same text
