@@ -45,8 +45,9 @@ async function request(path, options) {
 /** The models' records: names, context lengths, default sampling. */
 export async function fetchModels(key) {
   const response = await request("v1/models", { headers: headers(key) });
-  const models = (await response.json()).data;
-  if (!models?.length) {
+  const listed = (await response.json()).data ?? [];
+  const models = listed.filter(({ id, root }) => !root || root === id); // a model may have further names
+  if (!models.length) {
     throw new ApiError("The server has no model.", 404);
   }
   return models;
