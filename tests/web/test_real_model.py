@@ -17,6 +17,12 @@ STOP_SOON = """() => {
     return begun;
 }"""
 
+LONGER = """length => {
+    const isLonger = [...document.querySelectorAll(".assistant .body")].at(-1).textContent.length > length;
+    if (isLonger) document.querySelector("#stop").click();
+    return isLonger;
+}"""
+
 
 def test_chat_with_a_model(smollm2_path: Path, page: Any) -> None:
     settings = ServerSettings(api_keys=("s3cret",))
@@ -40,5 +46,10 @@ def test_chat_with_a_model(smollm2_path: Path, page: Any) -> None:
         page.press("#prompt", "Enter")
         page.wait_for_function(STOP_SOON)
         page.wait_for_selector(".assistant:last-child[aria-busy=false] .stats:has-text('stopped')")
+        begun = page.locator(".assistant .body").last.inner_text()
+        page.click(".message:last-child [aria-label=Continue]")
+        page.wait_for_function(LONGER, arg=len(begun) + 10)
+        assert page.locator(".assistant .body").last.inner_text().startswith(begun.rstrip())
+        assert "of " in page.inner_text("#context-text")
     finally:
         thread.stop()
