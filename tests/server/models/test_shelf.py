@@ -117,6 +117,19 @@ def test_a_load_for_nobody_makes_room() -> None:
     run(main, bound=1)
 
 
+def test_a_load_that_is_given_up_before_it_begins_leaves_its_room() -> None:
+    async def main(case: Case) -> None:
+        gone = asyncio.create_task(case.shelf.wait("a"))
+        other = asyncio.create_task(case.shelf.wait("b"))
+        await asyncio.sleep(0)  # both wait; the load of a is spawned, and has not begun
+        gone.cancel()
+        (await other).release()
+        assert case.state("a") == "known"
+        await case.use("a")
+
+    run(main, bound=1)
+
+
 def test_a_lease_that_nobody_takes_any_more_is_given_back() -> None:
     async def main(case: Case) -> None:
         case.loader.held.add("a")

@@ -227,7 +227,8 @@ class ModelShelf:
                 self._close(model)
         for model in decision.loads:
             model.stage = "loading"
-            self._loads[model] = self._spawn(self._load(model))
+            loading = self._loads[model] = self._spawn(self._load(model))
+            loading.add_done_callback(functools.partial(self._load_ended, model))
 
     def _serve_waiters(self, model: ShelvedModel) -> None:
         while model.waiters and model.running is not None:
@@ -277,7 +278,7 @@ class ModelShelf:
             api = await self._loader.load(model.known, model.metrics)
         except asyncio.CancelledError:
             self._log(model, "not loaded: nobody waits for it any more")
-            model.stage = "known"
+            raise
         except RealizarError as error:
             self._fail(model, error)
         except BaseException as error:  # a fault of this program must not leave requests waiting
@@ -291,9 +292,13 @@ class ModelShelf:
             self._serve_waiters(model)
             seconds = asyncio.get_running_loop().time() - started_s
             self._log(model, f"ready after {seconds:.1f} s, {self._taken(model.pool)}")
-        finally:
-            self._loads.pop(model, None)
-            self._settle()
+
+    def _load_ended(self, model: ShelvedModel, loading: asyncio.Task[None]) -> None:
+        """Go on after a load. One that is cancelled before it begins runs nothing of its own."""
+        self._loads.pop(model, None)
+        if loading.cancelled():
+            model.stage = "known"
+        self._settle()
 
     def _fail(self, model: ShelvedModel, error: RealizarError) -> None:
         loop = asyncio.get_running_loop()
@@ -313,11 +318,9 @@ class ModelShelf:
 
     def _close(self, model: ShelvedModel, *, at_once: bool = False, after: str = "known") -> None:
         """Have a model's engine end. Its memory counts until it has."""
-        loading = self._loads.get(model)
-        if loading is not None:
-            if model.stage == "loading":
-                model.stage = "closing"
-                loading.cancel()
+        if model.stage == "loading":
+            model.stage = "closing"
+            self._loads[model].cancel()
         elif model.stage == "ready" and model.running is not None:
             model.stage, model.is_wanted_away, model.unloads_s = "closing", False, None
             self._spawn(self._unload(model, model.running, at_once=at_once, failed=after == "failed"))
