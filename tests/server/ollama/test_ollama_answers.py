@@ -191,6 +191,21 @@ def test_options_reach_the_engine() -> None:
     assert len(prompt) + made.max_tokens == 100_000
 
 
+@pytest.mark.parametrize("reach", [64, 100_000, 200_000])
+def test_a_reach_of_the_whole_text_and_ollamas_default_go_with_penalties(reach: int) -> None:
+    engine = ScriptedEngine()
+    answer = post(engine, {**BODY, "options": {"repeat_penalty": 1.1, "repeat_last_n": reach}})
+    assert answer.status_code == 200, answer.text
+    assert engine.asked[-1][1].repetition_penalty == 1.1
+
+
+def test_clients_that_ask_to_cut_prompts_are_answered_as_long_as_these_fit() -> None:
+    asking = {**BODY, "truncate": True, "shift": True}
+    assert post(ScriptedEngine(), asking).status_code == 200
+    full = post(ScriptedEngine(), {**asking, "messages": [{"role": "user", "content": "word " * 110_000}]})
+    assert (full.status_code, "context" in full.json()["error"]) == (400, True)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": ""}, "model"),
     ({"messages": {"role": "user"}}, "messages"),
@@ -212,8 +227,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"think": "hard"}, "think"),
     ({"think": "low"}, "think"),
     ({"template": "{{ .Prompt }}"}, "template"),
-    ({"truncate": True}, "truncate"),
-    ({"shift": True}, "shift"),
+    ({"truncate": "yes"}, "truncate"),
+    ({"shift": 1}, "shift"),
     ({"stream": "yes"}, "stream"),
     ({"keep_alive": []}, "keep_alive"),
     ({"top_logprobs": 2}, "top_logprobs"),
@@ -226,7 +241,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"options": {"num_predict": 10**400}}, "options.num_predict"),
     ({"options": {"mirostat": 1}}, "options.mirostat"),
     ({"options": {"tfs_z": 0.5}}, "options.tfs_z"),
-    ({"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "options.repeat_last_n"),
+    ({"options": {"repeat_penalty": 1.1, "repeat_last_n": 32}}, "options.repeat_last_n"),
     ({"options": {"repeat_last_n": -2}}, "options.repeat_last_n"),
     ({"options": {"stop": ["a"] * 99}}, "options.stop"),
     ({"options": {"stop": [""]}}, "options.stop"),

@@ -94,7 +94,3 @@ def check_answer_fields(request: AnswerRequest) -> None:
     """
     if request.template:
         raise unsupported("template", "is not supported: the server renders the model's own template")
-    if request.truncate:
-        raise unsupported("truncate", "must be false: a prompt that does not fit the context is refused")
-    if request.shift:
-        raise unsupported("shift", "must be false: an answer ends where the context ends")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 from typing import Any
 
 from realizar.sampling_params import SamplingParams, StructuredOutput
@@ -11,6 +13,7 @@ from realizar.server.errors import refused, unsupported
 from realizar.server.generation.sampling import SamplingWishes, check_top
 from realizar.server.ollama.records import AnswerRequest, Options
 
+_LOG = logging.getLogger(__name__)
 _PLAIN = {
     name: name
     for name in (
@@ -30,6 +33,8 @@ _PLAIN = {
 """Fields of `SamplingParams` by the names of the options that set them."""
 _PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _WHOLE_CONTEXT = (-1, -2)
+_USUAL_REACH = 64
+"""Ollama's default of `repeat_last_n`. Clients that send all options send it; it changes as little as its absence."""
 
 OPTION_NAMES = {ours: f"options.{theirs}" for theirs, ours in _PLAIN.items()} | {
     "max_tokens": "options.num_predict",
@@ -52,7 +57,7 @@ def read_options(api: Api, request: AnswerRequest) -> SamplingWishes:
     }
     if plain.get("seed") == -1:
         plain["seed"] = None
-    _check_penalties(given, plain, api.model.default_sampling)
+    _check_penalties(given, plain, api.model.default_sampling, api.max_tokens)
     if given.tfs_z not in (None, 1):
         raise unsupported("options.tfs_z", "must be 1, which turns it off: tail-free sampling is not supported")
     if request.logprobs:
@@ -96,17 +101,30 @@ def _logprobs(request: AnswerRequest) -> int | None:
     return top if request.logprobs else None
 
 
-def _check_penalties(given: Options, plain: dict[str, Any], default: SamplingParams) -> None:
-    """Penalties look back at the whole text: other reaches are refused where a penalty is at work."""
+def _check_penalties(given: Options, plain: dict[str, Any], default: SamplingParams, max_tokens: int) -> None:
+    """Penalties look back at the whole text: shorter reaches are refused where a penalty is at work.
+
+    Args:
+        max_tokens: length of the context, from which on a reach is the whole text.
+    """
     reach = given.repeat_last_n
     if reach is not None and reach < -1:
         raise refused(f"options.repeat_last_n must be -1 or more, not {reach}", "options.repeat_last_n")
     if reach == 0:
         plain.update(_PENALTIES)
     active = any(plain.get(name, getattr(default, name)) != neutral for name, neutral in _PENALTIES.items())
-    if active and reach is not None and reach != -1:
+    if active and reach == _USUAL_REACH:
+        _log_reach_once()
+    elif active and reach is not None and reach != -1 and reach < max_tokens:
         raise unsupported(
-            "options.repeat_last_n", "must be -1, the whole text, or 0: penalties look back at all tokens"
+            "options.repeat_last_n",
+            f"must be -1, the whole text, 0, or {_USUAL_REACH}, Ollama's default: penalties look back at all tokens",
         )
     if active and given.penalize_newline is False:
         raise unsupported("options.penalize_newline", "must be true: penalties count line breaks as they do other text")
+
+
+@functools.cache
+def _log_reach_once() -> None:
+    """Say that penalties look further back than Ollama's do."""
+    _LOG.info("penalties look back at the whole text, also where options.repeat_last_n is %d", _USUAL_REACH)

@@ -12,7 +12,7 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         num_predict: tokens to generate; -1 and -2 are the rest of the context.
-        repeat_last_n: tokens that penalties look back at: -1 for all, 0 for none.
+        repeat_last_n: tokens that penalties look back at: -1 for all, 0 for none; 64 is as if it were left out.
         num_ctx, num_keep, num_batch, num_gpu, main_gpu, num_thread, numa, low_vram, f16_kv, logits_all, vocab_only,
             use_mmap, use_mlock, embedding_only: without effect.
     """
@@ -58,7 +58,8 @@ class AnswerRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         format: `json`, or a JSON schema.
         think: true, false, or an effort.
         keep_alive: a duration, as `read_keep_alive` reads it.
-        truncate, shift: whether to cut a prompt that does not fit; only false can be asked for.
+        truncate, shift: without effect, as clients send their defaults: a prompt that does not fit is refused, and an
+            answer ends where the context ends, with the reason `length`.
     """
 
     model: str
