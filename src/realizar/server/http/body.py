@@ -14,6 +14,7 @@ from realizar.server.errors import ApiError, refused
 from realizar.server.http.body_json import parse_json, parsed_size
 from realizar.server.http.request_memory import FREE_BYTES, RequestLease, lease_of
 from realizar.server.http.unknown_fields import IGNORED, unknown_field, without_unknown
+from realizar.server.http.whole_numbers import with_whole_numbers
 from realizar.server.settings import ServerSettings
 
 _DISCARDED = 4  # bodies up to this many times the limit are read to their end before they are refused
@@ -94,9 +95,8 @@ def convert(data: Any, record: type[R]) -> R:
         try:
             return msgspec.convert(data, record)
         except msgspec.ValidationError:
-            if ignored is None:
-                raise
-            return msgspec.convert(without_unknown(data, record, ignored), record)
+            known = data if ignored is None else without_unknown(data, record, ignored)
+            return msgspec.convert(with_whole_numbers(known, record), record)
     except msgspec.ValidationError as error:
         raise _translated(str(error), record) from None
     except RecursionError:
