@@ -370,20 +370,3 @@ def test_requests_of_a_loaded_model_can_not_hold_up_one_that_waits() -> None:
         await asyncio.gather(*users)
 
     run(main, bound=1)
-
-
-def test_metrics_and_states_by_model() -> None:
-    async def main(case: Case) -> None:
-        await case.use("a", "b", "c")
-        text = (await case.shelf.exposition(())).decode()
-        assert 'realizar:model_state{model_name="c",state="ready"} 1.0' in text
-        assert 'realizar:model_loads_total{model_name="b"} 1.0' in text
-        assert 'realizar:prompt_tokens_total{model_name="c"} 9.0' in text
-        assert text.count("# TYPE realizar:prompt_tokens_total counter") == 1
-        await case.use("a", "b", "c")
-        text = (await case.shelf.exposition(())).decode()
-        assert 'realizar:prompt_tokens_total{model_name="a"} 200.0' in text  # of two engines that have ended
-        assert 'realizar:model_planned_bytes{model_name="a"} 0.0' in text
-        assert await case.shelf.audits() == {"c": None}
-
-    run(main, bound=1)

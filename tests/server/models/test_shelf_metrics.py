@@ -1,0 +1,22 @@
+"""Figures of models that take turns: over all their engines, and while one is unloaded."""
+
+from __future__ import annotations
+
+from server.models.shelf_case import Case, run
+
+
+def test_metrics_and_states_by_model() -> None:
+    async def main(case: Case) -> None:
+        await case.use("a", "b", "c")
+        text = (await case.shelf.exposition(())).decode()
+        assert 'realizar:model_state{model_name="c",state="ready"} 1.0' in text
+        assert 'realizar:model_loads_total{model_name="b"} 1.0' in text
+        assert 'realizar:prompt_tokens_total{model_name="c"} 9.0' in text
+        assert text.count("# TYPE realizar:prompt_tokens_total counter") == 1
+        await case.use("a", "b", "c")
+        text = (await case.shelf.exposition(())).decode()
+        assert 'realizar:prompt_tokens_total{model_name="a"} 200.0' in text  # of two engines that have ended
+        assert 'realizar:model_planned_bytes{model_name="a"} 0.0' in text
+        assert await case.shelf.audits() == {"c": None}
+
+    run(main, bound=1)
