@@ -106,6 +106,19 @@ def test_deltas_concatenate_to_the_whole() -> None:
     asyncio.run(main())
 
 
+def test_figures_that_are_asked_for_as_the_engine_ends_are_the_last_known() -> None:
+    async def main() -> None:
+        async with running(ScriptedBackend()) as engine:
+            await (await engine.generate([1, 2], GREEDY)).result()
+            known = await engine.stats()
+            asked = asyncio.create_task(engine.stats())
+            await asyncio.sleep(0)
+            await engine.close()
+            assert (await asked).generation_tokens == known.generation_tokens == 8
+
+    asyncio.run(main())
+
+
 def test_many_at_once_get_what_each_gets_alone() -> None:
     async def one(engine: AsyncEngine, prompt: list[int]) -> list[int]:
         sampling = replace(GREEDY, n=2, seed=3, temperature=1.0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from realizar.engine.core.metrics import EngineStats
 from server.models.shelf_case import Case, run
 
 
@@ -20,3 +23,25 @@ def test_metrics_and_states_by_model() -> None:
         assert await case.shelf.audits() == {"c": None}
 
     run(main, bound=1)
+
+
+def test_an_engine_that_is_unloaded_during_a_scrape_counts_once() -> None:
+    async def main(case: Case) -> None:
+        await case.use("a")
+        engine, asked, answer = case.loader.engines["a"], asyncio.Event(), asyncio.Event()
+        stats = await engine.stats()
+
+        async def slow_stats() -> EngineStats:
+            asked.set()
+            await answer.wait()
+            return stats
+
+        engine.stats = slow_stats  # type: ignore[method-assign]
+        scrape = asyncio.create_task(case.shelf.exposition(()))
+        await asked.wait()
+        (await case.lease("a", keep_alive_s=0)).release()
+        await case.until("a", "known")
+        answer.set()
+        assert 'realizar:prompt_tokens_total{model_name="a"} 9.0' in (await scrape).decode()
+
+    run(main)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -247,12 +248,8 @@ class AsyncEngine:
         if self._state in ("ready", "draining"):
             ticket, answer = self._stats_asked.ask()
             self._link.send(AskStats(ticket))
-            try:
+            with suppress(TimeoutError, EngineDeadError):
                 self._last_stats = await asyncio.wait_for(answer, _STATS_PATIENCE_S)
-            except TimeoutError:
-                pass
-            except EngineDeadError:
-                return self._earlier_stats
         return self._last_stats.plus(self._earlier_stats)
 
     async def audit(self) -> str | None:

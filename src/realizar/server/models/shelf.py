@@ -352,8 +352,9 @@ def _shutting_down() -> EngineUnavailableError:
 
 
 async def _stats_of(model: ShelvedModel) -> EngineStats:
+    earlier = model.earlier_stats  # an engine that is unloaded meanwhile is added to it, and would count twice
     current = EngineStats() if model.running is None else await model.running.engine.stats()
-    return current.plus(model.earlier_stats)
+    return current.plus(earlier)
 
 
 def _status(model: ShelvedModel) -> ModelStatus:
