@@ -261,6 +261,21 @@ def test_the_idle_time_begins_anew_with_each_request() -> None:
     run(main, keep_alive_s=1000.0)
 
 
+def test_a_load_that_nobody_waited_for_has_its_idle_time_too() -> None:
+    async def main(case: Case) -> None:
+        case.loader.held.add("a")
+        gone = case.ask("a")
+        await case.settled()
+        gone.cancel()
+        await case.settled()
+        case.loader.let_go("a")
+        await case.until("a", "ready")
+        assert case.shelf.find("a").unloads_s is not None
+        await case.until("a", "known")
+
+    run(main, keep_alive_s=0.01)
+
+
 def test_draining_waits_for_running_requests_and_refuses_waiting_ones() -> None:
     async def main(case: Case) -> None:
         running = await case.lease("a")

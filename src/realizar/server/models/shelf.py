@@ -256,10 +256,14 @@ class ModelShelf:
         if running.num_leases == 0 and model.stage == "ready":
             if model.is_wanted_away:
                 self._settle()
-            elif model.keep_alive_s is not None and model.keep_alive_s >= 0:
-                self._unload_later(model, model.keep_alive_s)
+            else:
+                self._begin_idle_time(model)
 
-    def _unload_later(self, model: ShelvedModel, delay_s: float) -> None:
+    def _begin_idle_time(self, model: ShelvedModel) -> None:
+        """Have a model that nobody uses unloaded when its idle time is over, if it has one."""
+        delay_s = model.keep_alive_s
+        if delay_s is None or delay_s < 0:
+            return
         loop = asyncio.get_running_loop()
         due_s = model.unloads_s = loop.time() + delay_s
 
@@ -290,6 +294,8 @@ class ModelShelf:
             model.num_failures, model.num_loads = 0, model.num_loads + 1
             self._spawn(self._watch(model, running))
             self._serve_waiters(model)
+            if running.num_leases == 0:  # whoever waited has gone
+                self._begin_idle_time(model)
             seconds = asyncio.get_running_loop().time() - started_s
             self._log(model, f"ready after {seconds:.1f} s, {self._taken(model.pool)}")
 
