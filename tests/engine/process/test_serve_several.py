@@ -110,6 +110,10 @@ def test_a_server_that_ends_while_it_loads_leaves_no_process(folder: Path, tmp_p
         (("--model", "{one}", "--model", "{two}", "--memory", "9M"), "one: the model does not fit into 9.0 MB"),
         (("--model", "{one}", "--model", "{two}", "--api-processes", "2"), "--api-processes above 1 serve a single"),
         (("--model", "{one}", "--model", "{two}", "--alias", "x"), "--served-model-name is for a single model"),
+        (
+            ("--model", "{one}", "--model", "{two}", "--keep-alive", "inf"),
+            "--keep-alive must be between 0 and 10+, not",
+        ),
         (("--model", "{one}", "--memory", "1G"), "--memory is for several models"),
         (("--model-folder", "/nowhere"), "/nowhere can't be read"),
         (("--model-folder", "{empty}"), "has no model"),

@@ -15,6 +15,7 @@ from realizar.cli.options.serve import ServerOptions
 from realizar.errors import InvalidRequestError
 
 _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
+_LONGEST_KEEP_ALIVE_S = 1_000_000_000  # some 30 years: lists of models tell the time of its end
 
 
 @Parameter(name="*", group="Several models", negative=())
@@ -50,8 +51,9 @@ class SeveralModelsOptions:
         for name in ("served_model_name", "chat_template"):
             if getattr(server, name):
                 raise InvalidRequestError(f"--{name.replace('_', '-')} is for a single model", name)
-        if self.keep_alive is not None and not self.keep_alive >= 0:
-            raise InvalidRequestError(f"--keep-alive must be at least 0, not {self.keep_alive:g}", "keep_alive")
+        if self.keep_alive is not None and not 0 <= self.keep_alive <= _LONGEST_KEEP_ALIVE_S:
+            limits = f"between 0 and {_LONGEST_KEEP_ALIVE_S}"
+            raise InvalidRequestError(f"--keep-alive must be {limits}, not {self.keep_alive:g}", "keep_alive")
         return True
 
     def in_folder(self) -> list[Path]:
