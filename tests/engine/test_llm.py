@@ -232,7 +232,15 @@ def test_blocks_that_left_a_window_are_not_missed(gemma3_path: Path) -> None:
     assert texts[0].startswith(" 190 191 192")
 
 
-@pytest.mark.parametrize("prompts", [5, None, 1.5])
+@pytest.mark.parametrize("prompts", [5, None, 1.5, {"prompt": "a"}, {"prompt_token_ids": [1, 2]}, b"abc", [b"abc"]])
 def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
     with pytest.raises(InvalidRequestError, match="a prompt must be text or token ids"):
         llm.generate(prompts, GREEDY)
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], {"prompt": "a"}, 5])
+def test_a_stream_takes_one_prompt(llm: LLM, prompt: Any) -> None:
+    several = isinstance(prompt, list)
+    said = "one prompt is wanted here, not a list of texts" if several else "a prompt must be text or token ids, not"
+    with pytest.raises(InvalidRequestError, match=said):
+        llm.stream(prompt, GREEDY)

@@ -57,6 +57,7 @@ class PromptReader:
         """
         if isinstance(prompt, str):
             return PromptTokens(prompt, self.tokenizer.encode(prompt))
+        _check_sequence(prompt)
         return PromptTokens(None, [_token_id(token_id) for token_id in prompt])
 
     def prompts(self, prompts: Prompt | Sequence[Prompt]) -> list[PromptTokens]:
@@ -67,8 +68,7 @@ class PromptReader:
         """
         if isinstance(prompts, str):
             return [self.prompt(prompts)]
-        if not isinstance(prompts, Iterable):
-            raise InvalidRequestError(f"a prompt must be text or token ids, not {type(prompts).__name__}", "prompt")
+        _check_sequence(prompts)
         items: list[Any] = list(prompts)
         one = bool(items) and not isinstance(items[0], str | Sequence)
         return [self.prompt(items)] if one else [self.prompt(item) for item in items]
@@ -146,7 +146,15 @@ class PromptReader:
         return ChatTemplate(self.tokenizer, self._chat_template)
 
 
+def _check_sequence(value: Any) -> None:
+    """Refuse what has no items, and mappings and bytes, whose items would be taken for prompts or token ids."""
+    if not isinstance(value, Iterable) or isinstance(value, Mapping | bytes):
+        raise InvalidRequestError(f"a prompt must be text or token ids, not {type(value).__name__}", "prompt")
+
+
 def _token_id(value: Any) -> int:
+    if isinstance(value, str):
+        raise InvalidRequestError("one prompt is wanted here, not a list of texts", "prompt")
     try:
         return int(value.__index__())
     except AttributeError:
