@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scripted_api import ScriptedApi
+from scripted_api import ScriptedApi, words
 from web.page_driver import ask, edit, finished, new_chat, said, stored, titles, until, wait_for
 
 
@@ -61,6 +61,24 @@ def export(page: Any, selector: str, folder: Path) -> Path:
 def bring(page: Any, path: Path, expected: str) -> None:
     page.set_input_files("#import-file", path)
     page.wait_for_function("text => document.getElementById('chats-said').textContent.includes(text)", arg=expected)
+
+
+def test_the_words_that_a_search_found_are_seen(echo: ScriptedApi, page: Any) -> None:
+    """A narrow drawer cuts a line off at its end: the words are near its beginning."""
+    echo.script = lambda body: words("sentence after sentence " * 10 + "a zebra " + "and more " * 20)
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(echo.url)
+    ask(page, "Hi")
+    finished(page)
+    page.click("#open-chats")
+    page.fill("#search", "zebra")
+    page.wait_for_selector(".chat-when:has-text('zebra')")
+    end = page.evaluate(
+        "(() => { const node = document.querySelector('.chat-when').firstChild; const range = document.createRange();"
+        " range.setStart(node, 0); range.setEnd(node, node.data.indexOf('zebra') + 5);"
+        " return range.getBoundingClientRect().right - node.parentNode.getBoundingClientRect().right; })()"
+    )
+    assert end < 0
 
 
 def test_export_and_import(echo: ScriptedApi, page: Any, browser: Any, tmp_path: Path) -> None:

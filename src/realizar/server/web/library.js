@@ -3,10 +3,11 @@
 import { download, exportTexts, fileName, ImportError, readImport, withNewIds } from "./transfer.js";
 
 const SNIPPET = 90; // characters
+const BEFORE = 12; // of them before the words that were found, which a narrow drawer has room to show
 
 /** A part of a text around the place where words were found. */
 function snippet(text, at) {
-  const start = Math.max(0, at - SNIPPET / 3);
+  const start = Math.max(0, at - BEFORE);
   const part = text.slice(start, start + SNIPPET).replace(/\s+/g, " ").trim();
   return `${start ? "…" : ""}${part}${start + SNIPPET < text.length ? "…" : ""}`;
 }
