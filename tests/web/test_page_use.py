@@ -50,6 +50,47 @@ def test_fits_a_phone(api: ScriptedApi, browser: Any) -> None:
     context.close()
 
 
+def test_the_bar_of_a_phone_keeps_its_height_while_an_answer_runs(api: ScriptedApi, browser: Any) -> None:
+    """The speed needs room beside the page's name, which was broken into a column of letters for it."""
+    rest = threading.Event()
+    api.script = lambda body: held("words " * 10, "rest", rest)
+    api.more = [("a-model-whose-name-is-far-too-long-for-a-phone", "waiting")]
+    context = browser.new_context(viewport={"width": 390, "height": 800}, is_mobile=True, has_touch=True)
+    page = context.new_page()
+    page.goto(api.url)
+    page.wait_for_selector("#models:not([hidden])")
+    height = "document.querySelector('.bar').offsetHeight"
+    before = page.evaluate(height)
+    ask(page, "Hi")
+    page.wait_for_selector("#speed:not([hidden], :empty)")
+    assert page.evaluate(height) == before
+    assert page.evaluate("document.querySelector('.names').offsetWidth") > 60, "the name can be read"
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    rest.set()
+    context.close()
+
+
+def test_short_cells_of_a_table_stay_on_one_line(api: ScriptedApi, browser: Any) -> None:
+    """A table that is too wide for a phone scrolls; only long texts are wrapped in it."""
+    long = "a remark " * 20
+    head = "| planet | gravity | after 1 s | after 2 s | note |\n|---|--:|--:|--:|---|"
+    table = f"{head}\n| Mars | 3.71 | 1.9 m | 7.4 m | {long}|"
+    api.script = lambda body: words(table)
+    context = browser.new_context(viewport={"width": 390, "height": 800}, is_mobile=True, has_touch=True)
+    page = context.new_page()
+    page.goto(api.url)
+    ask(page, "Hi")
+    finished(page)
+    heights = page.evaluate(
+        "[...document.querySelectorAll('th, td')].map(node => { const range = document.createRange();"
+        " range.selectNodeContents(node); return new Set([...range.getClientRects()].map(r => r.top)).size; })"
+    )
+    assert heights[:-1] == [1] * 9
+    assert 1 < heights[-1] < 20
+    assert page.evaluate("document.querySelector('td:last-child').offsetWidth") < 390
+    context.close()
+
+
 def test_the_welcome_is_read_from_its_top(api: ScriptedApi, browser: Any) -> None:
     context = browser.new_context(viewport={"width": 320, "height": 480})
     page = context.new_page()
