@@ -128,8 +128,9 @@ def test_what_is_shown_is_a_file_of_the_same_options(
         ("stop = [['a']]", 'stop must be a text or a number, not ["a"]'),
         ("x" * (2 << 20), "is larger than the"),
         ("temperature = -1", "temperature must be"),
+        ('model = "a"\napi-key-file = "keys\\u0000"', "api-key-file must not have the character U+0000"),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_what_a_file_may_not_hold(realizar: Callable[..., Any], tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "serve.toml"

@@ -173,6 +173,8 @@ def _texts(argument: Argument, label: str, value: Any) -> list[str]:
     for each in values:
         if isinstance(each, bool) or not isinstance(each, str | int | float):
             raise InvalidRequestError(f"{label} must be a text or a number, not {json.dumps(each, default=str)}")
+        if "\x00" in str(each):  # no command line can have it, and no path may
+            raise InvalidRequestError(f"{label} must not have the character U+0000")
     return [str(each) for each in values]
 
 
