@@ -53,6 +53,9 @@ def test_json_names() -> None:
         (gguf(temp="hot"), "m.gguf: key 'general.sampling.temp': is 'hot', which is not a number"),
         (gguf(mirostat=1), "m.gguf: key 'general.sampling.mirostat': 1 is out of range"),
         (folder(min_p=float("nan")), "m/generation_config.json: key 'min_p': nan is out of range"),
+        (gguf(top_k=float("inf")), "m.gguf: key 'general.sampling.top_k': inf is out of range"),
+        (gguf(mirostat=float("nan")), "m.gguf: key 'general.sampling.mirostat': nan is out of range"),
+        (folder(temperature=10**400), f"m/generation_config.json: key 'temperature': {10**400} is out of range"),
         (folder(top_k=True), "m/generation_config.json: key 'top_k': is True, which is not a number"),
     ],
 )

@@ -70,9 +70,10 @@ def generation_defaults(checkpoint: Checkpoint) -> dict[str, float | int]:
 
 
 def _checked(name: str, value: float) -> float | int | None:
-    number: float | int = int(value) if name in _INTEGERS else float(value)
+    """The value as its field takes it; None if it is out of range."""
     try:
+        number: float | int = int(value) if name in _INTEGERS else float(value)
         SamplingParams(**{name: number})  # type: ignore[arg-type]
-    except InvalidRequestError:
+    except (InvalidRequestError, ValueError, OverflowError):  # NaN and infinity are no whole numbers
         return None
     return number
