@@ -283,7 +283,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"messages": []}, "messages"),
-    ({"messages": [{"role": "assistant", "content": "I"}]}, "messages"),
+    ({"messages": [{"role": "assistant", "content": ""}]}, "messages"),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},
+        "messages",
+    ),
     ({"messages": [{"role": "tool", "content": "I"}]}, "messages.0.role"),
     ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),

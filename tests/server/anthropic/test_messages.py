@@ -97,3 +97,15 @@ def test_errors_are_the_clients_own_classes(client: Any, server: RunningServer) 
     image = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
     with pytest.raises(anthropic.BadRequestError, match="text only"):
         client.messages.create(**greedy(messages=[{"role": "user", "content": [image]}]))
+
+
+def test_a_last_message_of_the_assistants_is_continued(client: Any) -> None:
+    """What was said before the break and after it is what is said without one."""
+    whole = client.messages.create(**greedy()).content[0].text
+    begun = client.messages.create(**greedy(max_tokens=10))
+    for content in (begun.content[0].text, begun.content):
+        said = [*ASK, {"role": "assistant", "content": content}]
+        rest = client.messages.create(**greedy(messages=said, max_tokens=14))
+        assert begun.content[0].text + rest.content[0].text == whole
+    counted = client.messages.count_tokens(model=MODEL, messages=said)
+    assert counted.input_tokens == client.messages.count_tokens(model=MODEL, messages=ASK).input_tokens + 10

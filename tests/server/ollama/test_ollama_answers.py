@@ -171,6 +171,17 @@ def test_a_conversation_reaches_the_template() -> None:
     ]
 
 
+def test_a_last_message_of_the_assistants_is_continued() -> None:
+    engine = ScriptedEngine(deltas=(" done",))
+    said = {"role": "assistant", "content": "It is"}
+    for last, end in ((said, "assistant:It is"), ({**said, "content": ""}, "assistant:|<think>")):
+        made = post(engine, {**BODY, "messages": [*BODY["messages"], last], "stream": False})
+        assert made.status_code == 200, made.text
+        assert bytes(engine.asked[-1][0]).decode() == f"user:Hi|{end}"
+    asked = post(engine, {**BODY, "messages": [*BODY["messages"], said], "stream": False})
+    assert asked.json()["message"] == {"role": "assistant", "content": " done"}
+
+
 def test_options_reach_the_engine() -> None:
     engine = ScriptedEngine()
     options = {"temperature": 0.25, "top_k": 5, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.9, "repeat_penalty": 1.2}

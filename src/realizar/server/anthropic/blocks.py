@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from realizar.server.errors import refused
-from realizar.server.generation.conversation import MAX_MESSAGES, check_num_messages
+from realizar.server.generation.conversation import MAX_MESSAGES, can_continue, check_num_messages
 from realizar.server.http.unknown_fields import known_only
 
 _FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -47,8 +47,8 @@ def read_messages(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             f"messages has {len(runs)} texts and results of tools; at most {MAX_MESSAGES} are allowed", "messages"
         )
     messages = [_joined(run) for run in runs]
-    if messages[-1]["role"] == "assistant":
-        raise refused("messages must not end with an assistant's message: continuing one is not supported", "messages")
+    if messages[-1]["role"] == "assistant" and not can_continue(messages[-1]):
+        raise refused("a last message of the assistant's is continued: it must have text and no calls", "messages")
     return messages
 
 

@@ -12,7 +12,7 @@ from realizar.server.anthropic.blocks import read_messages, read_system
 from realizar.server.anthropic.records import CountTokensRequest, MessagesRequest
 from realizar.server.anthropic.tools import read_tools
 from realizar.server.errors import refused, unsupported
-from realizar.server.generation.conversation import Conversation
+from realizar.server.generation.conversation import Conversation, can_continue
 from realizar.server.generation.sampling import SamplingWishes
 from realizar.server.http.unknown_fields import known_only
 
@@ -42,6 +42,7 @@ def read_conversation(request: CountTokensRequest) -> Conversation:
         tools=tools,
         wishes=_wishes(request, structured),
         variables=_variables(request),
+        continues=can_continue(messages[-1]),
         bounded_by_context=True,
         names=_NAMES,
     )

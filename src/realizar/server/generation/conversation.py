@@ -69,6 +69,11 @@ def check_num_messages(given: Sequence[object], path: str = "messages") -> None:
         raise refused(f"{path} has {len(given)} entries; at most {MAX_MESSAGES} are allowed", path)
 
 
+def can_continue(last: Mapping[str, Any]) -> bool:
+    """True if an answer may go on with a checked message: it is the assistant's, has text and calls no tool."""
+    return last["role"] == "assistant" and "tool_calls" not in last and bool(text_of([last]))
+
+
 def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
     """All text of checked messages, joined by line breaks."""
     texts: list[str] = []

@@ -8,7 +8,7 @@ from typing import Any
 from realizar.server.api import Api
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import reasons
-from realizar.server.generation.conversation import Conversation
+from realizar.server.generation.conversation import Conversation, can_continue
 from realizar.server.generation.tools import ToolPlan
 from realizar.server.ollama.messages import read_messages
 from realizar.server.ollama.options import OPTION_NAMES, read_options
@@ -56,6 +56,7 @@ def _conversation(
         wishes=read_options(api, request),
         variables=_thinking_variables(api, request),
         reasoning_effort=request.think if isinstance(request.think, str) else None,
+        continues=can_continue(messages[-1]),
         bounded_by_context=True,
         names=names,
     )

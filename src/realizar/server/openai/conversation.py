@@ -7,7 +7,7 @@ from typing import Any
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
-from realizar.server.generation.conversation import Conversation, text_of
+from realizar.server.generation.conversation import Conversation, can_continue
 from realizar.server.generation.sampling import SamplingWishes, check_top
 from realizar.server.openai.messages import check_messages
 from realizar.server.openai.neutral import check_neutral
@@ -59,7 +59,7 @@ def _continues(request: ChatCompletionRequest, last: dict[str, Any]) -> bool:
         return False
     if request.add_generation_prompt:
         raise refused("continue_final_message needs add_generation_prompt to be false", "continue_final_message")
-    if last["role"] != "assistant" or "tool_calls" in last or not text_of([last]):
+    if not can_continue(last):
         reason = "continue_final_message needs a last message of the assistant's that has text and calls no tool"
         raise refused(reason, "continue_final_message")
     return True
