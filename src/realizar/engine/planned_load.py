@@ -19,7 +19,8 @@ _FREE_SHARE = 0.9
 _WHOLE_REQUESTS = 4  # of the whole context, that a KV cache has room for by default
 _CACHE_SHARE = 0.4  # of what a model's weights leave of the memory
 _TYPICAL_TOKENS = 1024
-_PROCESS_BYTES = 100 << 20  # of an engine's process on a CPU beside weights, workspace and cache: measured 87 MiB
+_PROCESS_BYTES = 140 << 20  # of an engine on a CPU beside weights, workspace and cache: measured 87 MiB, or 128
+# where it compiles kernels.
 _BYTES_PER_WORD = 500  # of its vocabulary, for grammars: measured 400
 _CONTEXT_BYTES = 700 << 20  # of a GPU, for the driver's and torch's context of a process: an estimate
 
