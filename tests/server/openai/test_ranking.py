@@ -91,6 +91,9 @@ def test_the_best_alone_without_texts(api: httpx.Client, path: str) -> None:
     assert len(results) == 2
     assert all(set(each) == {"index", "relevance_score"} for each in results)
     assert results[0]["relevance_score"] >= results[1]["relevance_score"]
+    everything = api.post(path, json={**body, "top_n": 0}).raise_for_status().json()["results"]
+    assert everything[:2] == results
+    assert sorted(each["index"] for each in everything) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("path", ["/v1/score", "/score"])
@@ -124,7 +127,7 @@ def test_a_document_can_not_end_its_part(weight_and_server: Any, api: httpx.Clie
         ("/rerank", {"query": "q", "documents": ["a", "d" * 300]}, "documents[1]"),
         ("/rerank", {"query": "q" * 150, "documents": ["a", "d" * 150]}, "documents[1]"),
         ("/rerank", {"query": "q", "documents": [{"title": "a"}]}, "documents[0].title"),
-        ("/rerank", {"query": "q", "documents": ["a"], "top_n": 0}, "top_n"),
+        ("/rerank", {"query": "q", "documents": ["a"], "top_n": -1}, "top_n"),
         ("/rerank", {"documents": ["a"]}, "query"),
         ("/rerank", {"query": "q", "documents": "a"}, "documents"),
         ("/rerank", {"query": "q", "documents": ["a"], "colour": 1}, "colour"),

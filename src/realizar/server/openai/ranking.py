@@ -36,8 +36,8 @@ async def rerank(request: Request) -> Response:
     """Order documents by their scores."""
     record = await read_record(request, RerankRequest)
     api = await model_of(request, record.model)
-    if record.top_n is not None and record.top_n < 1:
-        raise refused("top_n must be at least 1", "top_n", "invalid_value")
+    if record.top_n is not None and record.top_n < 0:
+        raise refused("top_n must be at least 0, which is all", "top_n", "invalid_value")
     texts = [each if isinstance(each, str) else each.text for each in record.documents]
     pairs = [(record.query, text) for text in texts]
     scored = await _score_all(request, api, pairs, "documents[{}]".format, first="query", second="documents")
@@ -46,7 +46,7 @@ async def rerank(request: Request) -> Response:
         RerankResult(
             place, scored.scores[place], None if record.return_documents is False else Document(text=texts[place])
         )
-        for place in order[: record.top_n]
+        for place in order[: record.top_n or None]
     ]
     return _json(RerankAnswer(new_id("rerank-"), api.model.name, scored.usage, results))
 

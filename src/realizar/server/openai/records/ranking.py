@@ -14,7 +14,11 @@ class Document(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RerankRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The body of a request to order documents. Results have their texts unless `return_documents` is false."""
+    """The body of a request to order documents. Results have their texts unless `return_documents` is false.
+
+    Attributes:
+        top_n: number of results; null and 0, vLLM's default, are all.
+    """
 
     model: str | None = None
     query: str
