@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
 from realizar.sampling_params import StructuredKind, StructuredOutput
 from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
+from realizar.structured.workers import server_handle
 from realizar.structured.workers.followed import FollowedRow
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
@@ -32,6 +34,7 @@ from structured.grammar_followers import (
     wait_for,
 )
 from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids
+from waits import HANG_S
 
 MOST = 2**63
 _CRASHES = {"enum": [0, -MOST], "x-guidance": {"lenient": True}}  # a segmentation fault in llguidance 1.9
@@ -139,6 +142,21 @@ def test_without_a_fork_server_grammars_are_refused_for_now() -> None:
         with pytest.raises(QueueFullError, match="not possible now"):
             service.prepare(LETTERS)
         service.close()
+
+
+def test_a_service_that_closes_does_not_wait_for_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_handle, "_START_LIMIT_S", 10 * HANG_S)
+    command = (sys.executable, "-c", "import time; time.sleep(10**6)")
+    service = GrammarService(GrammarTokens(TOKENS, (), (END,), VOCAB_SIZE), server_command=command)
+    service.start()
+    wait_for(lambda: service._starting is not None)
+    server = service._starting
+    assert server is not None
+    closing = threading.Thread(target=service.close, daemon=True)
+    closing.start()
+    closing.join(HANG_S)
+    assert not closing.is_alive()
+    assert server._process.returncode == -signal.SIGKILL
 
 
 def _pairs(text: str) -> list[int]:

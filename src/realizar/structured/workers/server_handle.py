@@ -37,21 +37,18 @@ class ServerError(Exception):
 
 
 class ServerHandle:
-    """Starts a fork server and sends it commands. Thread-safe.
+    """Starts a fork server and sends it commands, the first of which is `read`. Thread-safe.
 
     Args:
-        vocabulary: the vocabulary, which the server reads while the constructor waits.
         masks_descriptor: descriptor of the shared memory for masks.
         bell: descriptor of the bell that wakes the grammars' processes, or NO_BELL.
         command: the command to start; the descriptors of its socket, of the masks and of the bell are appended.
 
     Raises:
-        ServerError: the server can't be started, or refuses the vocabulary.
+        ServerError: the server can't be started.
     """
 
-    def __init__(
-        self, vocabulary: Vocabulary, masks_descriptor: int, bell: int, command: Sequence[str] = SERVER_COMMAND
-    ) -> None:
+    def __init__(self, masks_descriptor: int, bell: int, command: Sequence[str] = SERVER_COMMAND) -> None:
         self._lock = threading.Lock()
         ours, theirs = _pair()
         self._channel: Channel[FromServer] = Channel(ours, FromServer)
@@ -69,6 +66,13 @@ class ServerHandle:
                 self._channel.close()
                 raise ServerError(f"its process can't be started: {error.strerror}") from error
         self.alive = True
+
+    def read(self, vocabulary: Vocabulary) -> None:
+        """Have the server read the vocabulary, and wait for that. The server is closed where it fails.
+
+        Raises:
+            ServerError: it refuses the vocabulary, or has ended.
+        """
         try:
             answer = self._ask(vocabulary, _START_LIMIT_S)
         except BaseException:
@@ -104,6 +108,10 @@ class ServerHandle:
             if isinstance(answer, Reaped):
                 return answer.status
         return None
+
+    def kill(self) -> None:
+        """End the server without waiting; whoever waits for its answer gets ServerError."""
+        self._process.kill()
 
     def close(self) -> None:
         """End the server and all its processes; idempotent."""

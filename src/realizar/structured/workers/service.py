@@ -71,6 +71,7 @@ class GrammarService:
         repair = Repair(questions.follow_alone, self._revive, self._condemn)
         self.rows = StepMasks(questions, repair, self._limits.most_more_processes)
         self._server: ServerHandle | None = None
+        self._starting: ServerHandle | None = None  # it reads the vocabulary, while `_server_lock` is held
         self._server_lock = threading.Lock()
         self._closed = False
         self._known = KnownGrammars(self._limits, clock)
@@ -183,8 +184,10 @@ class GrammarService:
     def close(self) -> None:
         """End all processes; waiting requests get an error. Idempotent."""
         self._queue.close()
+        self._closed = True  # before the look at `_starting`: a server that is noted later finds this
+        if (starting := self._starting) is not None:
+            starting.kill()
         with self._server_lock:
-            self._closed = True
             server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -200,7 +203,8 @@ class GrammarService:
         try:
             self._running_server()
         except ServerError as error:
-            _LOG.warning("structured output is not available now: %s", error)
+            if not self._closed:
+                _LOG.warning("structured output is not available now: %s", error)
         while (job := self._queue.take()) is not None:
             self._queue.finish(job, self._outcome(job))
 
@@ -319,7 +323,17 @@ class GrammarService:
                 self._server.close()
                 self._server = None
             if self._server is None:
-                self._server = ServerHandle(
-                    self._vocabulary, self._memory.descriptor, self._bell.descriptor, self._command
-                )
+                self._server = self._new_server()
             return self._server
+
+    def _new_server(self) -> ServerHandle:
+        """Start a fork server and wait until it has read the vocabulary. Raises ServerError."""
+        server = ServerHandle(self._memory.descriptor, self._bell.descriptor, self._command)
+        self._starting = server
+        try:
+            if self._closed:
+                server.kill()
+            server.read(self._vocabulary)
+        finally:
+            self._starting = None
+        return server
