@@ -59,6 +59,7 @@ def export(page: Any, selector: str, folder: Path) -> Path:
 
 
 def bring(page: Any, path: Path, expected: str) -> None:
+    page.evaluate("document.getElementById('chats-said').textContent = ''")  # what was said before
     page.set_input_files("#import-file", path)
     page.wait_for_function("text => document.getElementById('chats-said').textContent.includes(text)", arg=expected)
 

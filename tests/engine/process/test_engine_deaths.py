@@ -257,9 +257,9 @@ def test_an_engines_lines_keep_their_levels(caplog: pytest.LogCaptureFixture) ->
     from realizar.engine.process.child import _log_line
 
     with caplog.at_level(logging.DEBUG):
-        _log_line(b"INFO realizar.backends: loaded")
-        _log_line(b"ERROR realizar.engine.core.engine_core: a step failed")
-        _log_line(b"a library's words")
+        _log_line("engine", b"INFO realizar.backends: loaded")
+        _log_line("engine", b"ERROR realizar.engine.core.engine_core: a step failed")
+        _log_line("engine", b"a library's words")
     found = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert found == [
         ("INFO", "engine: realizar.backends: loaded"),

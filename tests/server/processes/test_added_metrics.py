@@ -33,9 +33,9 @@ def test_processes_add_up_to_one() -> None:
         msgspec.msgpack.decode(msgspec.msgpack.encode(part.samples()), type=tuple[MetricSamples, ...]) for part in parts
     ]
     retired = add_samples((sent[0], ()))
-    added = exposition_of("m", stats, add_samples((retired, *sent[1:])))
+    added = exposition_of({"m": stats}, add_samples((retired, *sent[1:])))
     assert _figures(added) == _figures(whole.exposition(stats))
-    assert _figures(exposition_of("m", stats, ())) in _figures(added)
+    assert _figures(exposition_of({"m": stats}, ())) in _figures(added)
 
 
 def test_a_time_of_creation_is_the_first() -> None:

@@ -137,6 +137,8 @@ def _lines(editor: LineEditor | None, session: ChatSession) -> Iterator[str]:
             else:
                 line = editor.read("" if kept else session.meter, continued=bool(kept))
         except EOFError:
+            if editor is None and sys.stdin.isatty():
+                print(file=sys.stderr)  # ends the prompt's line
             if kept:
                 yield kept
             return
