@@ -28,11 +28,11 @@ from pathlib import Path
 from cuda_serve import write_model
 
 from realizar.backends.select import plan_memory, resolve_model
-from realizar.bench import generate
 from realizar.bench.mix.invariance import Crowd, Difference, find_difference, run_alone, run_beside
 from realizar.bench.mix.kinds import KINDS, find_kind
 from realizar.bench.mix.subjects import SubjectWork, draw_subject
 from realizar.bench.serve_workload import Lengths
+from realizar.bench.shapes import SHAPES
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core
@@ -41,7 +41,7 @@ from realizar.engine.loading import find_checkpoint, load_core
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="path or pulled name; without it, a model of --shape")
-    parser.add_argument("--shape", default="llama-1b", choices=sorted(generate.SHAPES))
+    parser.add_argument("--shape", default="llama-1b", choices=sorted(SHAPES))
     parser.add_argument("--type", default="q4_k_m", choices=("q4_k_m", "q8_0", "bf16", "f16"))
     parser.add_argument("--keep", type=Path, help="folder that keeps the model of a shape for the next run")
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "f16", "bf16", "int8"))

@@ -17,7 +17,7 @@ import torch
 from realizar.backends.cuda.attention.native_decode import DecodeAttention
 from realizar.backends.cuda.native.attend_source import AttendKernel
 from realizar.backends.cuda.tuning.replay import replay_ms
-from realizar.bench import generate
+from realizar.bench.shapes import SHAPES, Shape
 
 BLOCK, MOST_PARTS = 16, 64
 LIMIT_GB_PER_S = 4400.0  # of an H200, for the column of what bytes alone take
@@ -28,7 +28,7 @@ SIZES = ((2, 16, 1, False), (2, 16, 1, True), (2, 12, 1, False), (2, 8, 2, True)
 class Inputs:
     """Inputs and outputs of a step's attention; each layer has a cache of its own."""
 
-    def __init__(self, shape: generate.Shape, rows: int, context: int, element: str, layers: int) -> None:
+    def __init__(self, shape: Shape, rows: int, context: int, element: str, layers: int) -> None:
         self.shape, self.rows, self.context, self.element = shape, rows, context, element
         per_row, head, kv_heads = -(-context // BLOCK), shape.head_size, shape.num_kv_heads
         device = torch.device("cuda", torch.cuda.current_device())
@@ -90,7 +90,7 @@ class Inputs:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", default="llama-8b", choices=sorted(generate.SHAPES))
+    parser.add_argument("--shape", default="llama-8b", choices=sorted(SHAPES))
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--context", type=int, default=192)
     parser.add_argument("--kv-cache-dtype", default="bf16", choices=("bf16", "int8"))
@@ -98,7 +98,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="index of the one size to run")
     arguments = parser.parse_args()
     inputs = Inputs(
-        generate.SHAPES[arguments.shape], arguments.rows, arguments.context, arguments.kv_cache_dtype, arguments.layers
+        SHAPES[arguments.shape], arguments.rows, arguments.context, arguments.kv_cache_dtype, arguments.layers
     )
     bound = inputs.read_bytes / LIMIT_GB_PER_S / 1e3
     print(f"{arguments.shape}, {arguments.rows} rows of {arguments.context} tokens: {bound:.1f} us for the bytes")

@@ -31,6 +31,7 @@ from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow, ScheduledRow, StepOutput, StepRows
 from realizar.bench import generate
 from realizar.bench.measure import GREEDY, measure
+from realizar.bench.shapes import SHAPES
 from realizar.bench.throughput import by_chance
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
@@ -64,7 +65,7 @@ def random_checkpoint(shape_name: str, file_type: Any, skew: float = 0.0) -> Che
     Routers and biases are a layer's own, or what layers add alike would send tokens to the same experts; and a head
     that had the embedding's bytes would choose each token again.
     """
-    shape = generate.SHAPES[shape_name]
+    shape = SHAPES[shape_name]
     made: dict[Any, Any] = {}
     tensors: dict[str, StoredTensor] = {}
     path = Path("random.gguf")
@@ -181,7 +182,7 @@ def decode_rate(core: EngineCore, batch: int, prompt: int, sampling: SamplingPar
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", default="llama-8b", choices=sorted(generate.SHAPES))
+    parser.add_argument("--shape", default="llama-8b", choices=sorted(SHAPES))
     parser.add_argument("--type", help="by default that of the files that people run: q4_k_m, or of gpt-oss mxfp4")
     parser.add_argument("--batches", default="1,8,16,64,256")
     parser.add_argument("--prefill", type=int, default=2048)

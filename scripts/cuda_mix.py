@@ -33,7 +33,6 @@ from pathlib import Path
 
 from cuda_serve import served, write_model
 
-from realizar.bench import generate
 from realizar.bench.mix.compare import MIX, MixResult, MixTarget, compare_mixes, find_server
 from realizar.bench.mix.figures import figures_of_all, output_rate, settled_rates
 from realizar.bench.mix.generators import Generators, default_generators
@@ -43,6 +42,7 @@ from realizar.bench.mix.requests import MixWork
 from realizar.bench.serve_client import Target
 from realizar.bench.serve_compare import first_model
 from realizar.bench.serve_workload import Lengths
+from realizar.bench.shapes import SHAPES
 from realizar.hub.pull import resolve
 
 _KINDS = (
@@ -230,7 +230,7 @@ def describe_machine() -> str:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="path or pulled name of a model to serve in place of a generated one")
-    parser.add_argument("--shape", default="llama-1b", choices=sorted(generate.SHAPES))
+    parser.add_argument("--shape", default="llama-1b", choices=sorted(SHAPES))
     parser.add_argument("--type", default="q4_k_m", choices=("q4_k_m", "q8_0", "bf16", "f16"))
     parser.add_argument("--seconds", type=float, default=10.0, help="of each kind and round; 0 leaves the kinds out")
     parser.add_argument("--rounds", type=int, default=3)
@@ -294,7 +294,7 @@ def main() -> int:
     arguments = parse_arguments()
     options = ["--device", arguments.device, *arguments.serve.split()]
     if arguments.model is None:
-        context = min(_CONTEXT, generate.SHAPES[arguments.shape].context_length)
+        context = min(_CONTEXT, SHAPES[arguments.shape].context_length)
         options = ["--context-length", str(context), *options]
     print(describe_machine(), flush=True)
     with tempfile.TemporaryDirectory() as name:

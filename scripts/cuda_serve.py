@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from realizar.bench import generate
+from realizar.bench.shapes import SHAPES, FileType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
 
@@ -36,13 +37,13 @@ _REALIZAR = [sys.executable, "-c", "from realizar.cli.main import main; main()"]
 _READY_S = 300
 
 
-def write_model(shape_name: str, path: Path, folder: Path, file_type: generate.FileType = "q4_k_m") -> None:
+def write_model(shape_name: str, path: Path, folder: Path, file_type: FileType = "q4_k_m") -> None:
     """A random model with the vocabulary of Llama 3 and a template; matrices of one shape and type have the same bytes.
 
     Args:
         shape_name: a key of `SHAPES`; one with a vocabulary of another size gets that of Llama 3.
     """
-    shape = replace(generate.SHAPES[shape_name], vocab_size=_VOCABULARY_SIZE)
+    shape = replace(SHAPES[shape_name], vocab_size=_VOCABULARY_SIZE)
     plain = folder / "vocabulary.gguf"
     plain.write_bytes(lzma.decompress(_VOCABULARY.read_bytes()))
     vocabulary = {k: v for k, v in open_checkpoint(plain).metadata.items() if k.startswith("tokenizer.")}

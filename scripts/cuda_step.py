@@ -16,7 +16,7 @@ from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.tuning.replay import median_ms
 from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow
-from realizar.bench import generate
+from realizar.bench.shapes import SHAPES
 from realizar.config import EngineConfig
 from realizar.sampling_params import SamplingParams
 
@@ -40,7 +40,7 @@ def step_ms(backend: CUDABackend, rows: int, context: int) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", default="llama-8b", choices=sorted(generate.SHAPES))
+    parser.add_argument("--shape", default="llama-8b", choices=sorted(SHAPES))
     parser.add_argument("--type", default="q4_k_m")
     parser.add_argument("--rows", default="1,8,16,64,256")
     parser.add_argument("--context", type=int, default=192)

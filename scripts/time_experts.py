@@ -23,6 +23,7 @@ from realizar.backends.devices import THE_CPU
 from realizar.backends.select import resolve_model
 from realizar.bench import generate
 from realizar.bench.profile import StepWork, one_step, open_rows
+from realizar.bench.shapes import SHAPES
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.config import EngineConfig
@@ -35,7 +36,7 @@ EXPERT_PARTS = ("router", "choice of experts", "expert gate and up", "expert act
 
 def one_layer(shape_name: str, weight_type: GGMLType) -> Checkpoint:
     """A model of a shape with one layer and a small vocabulary."""
-    shape = replace(generate.SHAPES[shape_name], num_layers=1, vocab_size=512)
+    shape = replace(SHAPES[shape_name], num_layers=1, vocab_size=512)
     path = Path("random.gguf")
     tensors: dict[str, StoredTensor] = {}
     for tensor in generate._tensors(shape, weight_type, 0):
@@ -62,7 +63,7 @@ def best_seconds(backend: CPUBackend, operations: list[BoundOperation]) -> dict[
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Processor time of one layer's mixture of experts on one thread.")
-    shapes = sorted(name for name, shape in generate.SHAPES.items() if shape.num_experts)
+    shapes = sorted(name for name, shape in SHAPES.items() if shape.num_experts)
     parser.add_argument("shape", choices=shapes)
     parser.add_argument("type", nargs="?", default="Q4_K", help="of all matrices; default Q4_K")
     parser.add_argument("tokens", nargs="?", default="1,16,64,512", help="of steps, with commas between")

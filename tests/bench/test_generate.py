@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from realizar.bench import generate
-from realizar.bench.generate import SHAPES, generate_gguf
+from realizar.bench.generate import generate_gguf
+from realizar.bench.shapes import SHAPES
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor
 from realizar.checkpoint.open import open_checkpoint

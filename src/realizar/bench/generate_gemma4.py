@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from realizar.bench.shapes import Shape
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor
-
-if TYPE_CHECKING:
-    from realizar.bench.generate import Shape
 
 EMBEDDING_STD = 1.0
 """Embeddings are multiplied by the root of their size, and each branch adds one unit: tokens stay unlike each other."""

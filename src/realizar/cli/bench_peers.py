@@ -72,8 +72,9 @@ def bench_peers(
 
 def _model(name: str) -> PeerModel:
     """A pulled model, or a random one in a known shape, kept in the cache between runs."""
-    from realizar.bench.generate import SHAPES, generated_model
+    from realizar.bench.generate import generated_model
     from realizar.bench.peers import read_model
+    from realizar.bench.shapes import SHAPES
     from realizar.hub.pull import resolve
 
     if name in SHAPES:

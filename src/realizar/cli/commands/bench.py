@@ -67,7 +67,8 @@ def bench_command(
 def _generated(shape: str, config: EngineConfig, skew: float) -> Path:
     """The file of a shape. What can't run is refused before gigabytes are written."""
     from realizar.backends.select import plan_memory, resolve_model
-    from realizar.bench.generate import SHAPES, generated_header, generated_model
+    from realizar.bench.generate import generated_header, generated_model
+    from realizar.bench.shapes import SHAPES
 
     if shape not in SHAPES:
         raise InvalidRequestError(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from realizar.bench.generate import SHAPES, generate_gguf
+from realizar.bench.generate import generate_gguf
+from realizar.bench.shapes import SHAPES
 
 _STATUS = Path("/proc/self/status")
 _LOAD = """

@@ -1,0 +1,55 @@
+"""`SHAPES`: the sizes of models that `generate` makes with random weights. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+FileType: TypeAlias = Literal["q4_k_m", "q8_0", "f16", "bf16", "mxfp4"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a model of the llama kind.
+
+    Attributes:
+        num_experts: in place of each layer's feed-forward; 0 for a dense one. experts_per_token: that a token goes
+            through.
+        expert_size: between an expert's up and down projection.
+        full_head_size, full_kv_heads: of layers without a window, where these differ.
+    """
+
+    architecture: Literal["llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "gpt-oss", "gemma4"]
+    num_layers: int
+    hidden_size: int
+    feed_forward_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    tied: bool
+    rope_theta: float
+    norm_eps: float
+    context_length: int
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    full_head_size: int = 0
+    full_kv_heads: int = 0
+
+
+SHAPES: dict[str, Shape] = {
+    "llama-8b": Shape("llama", 32, 4096, 14336, 32, 8, 128, 128256, False, 5e5, 1e-5, 131072),
+    "llama-1b": Shape("llama", 16, 2048, 8192, 32, 8, 64, 128256, True, 5e5, 1e-5, 131072),
+    "qwen2.5-1.5b": Shape("qwen2", 28, 1536, 8960, 12, 2, 128, 151936, True, 1e6, 1e-6, 32768),
+    "qwen3-0.6b": Shape("qwen3", 28, 1024, 3072, 16, 8, 128, 151936, True, 1e6, 1e-6, 40960),
+    "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 6144, 32, 4, 128, 151936, False, 1e6, 1e-6, 40960, 128, 8, 768),
+    "olmoe-7b": Shape("olmoe", 16, 2048, 1024, 16, 16, 128, 50304, False, 1e4, 1e-5, 4096, 64, 8, 1024),
+    "gpt-oss-20b": Shape("gpt-oss", 24, 2880, 2880, 64, 8, 64, 201088, False, 1.5e5, 1e-5, 131072, 32, 4, 2880),
+    "gpt-oss-120b": Shape("gpt-oss", 36, 2880, 2880, 64, 8, 64, 201088, False, 1.5e5, 1e-5, 131072, 128, 4, 2880),
+    "gemma4-26b-a4b": Shape("gemma4", 30, 2816, 2112, 16, 8, 256, 262144, True, 1e6, 1e-6, 262144, 128, 8, 704, 512, 2),
+    "tiny": Shape("llama", 2, 256, 512, 4, 2, 64, 512, False, 1e4, 1e-5, 2048),
+    "tiny-moe": Shape("qwen3moe", 2, 256, 512, 4, 2, 64, 512, False, 1e6, 1e-6, 2048, 8, 2, 256),
+}
+"""Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-1.5B, Qwen3-0.6B, Qwen3-30B-A3B, OLMoE-1B-7B, gpt-oss-20b and -120b, Gemma 4
+26B-A4B, and two for tests."""
