@@ -8,15 +8,14 @@ from collections import Counter
 from dataclasses import dataclass
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import ChatTemplateError, CheckpointError, UnsupportedModelError
+from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.hub.selection import quantization_of
 from realizar.models.parameters import count_parameters
 from realizar.models.pooling import default_pooling
 from realizar.models.ranking import ranking_tensors
 from realizar.models.registry import build_spec
 from realizar.request import Pooling
-from realizar.tokenizer.parsers.choose import find_format
-from realizar.tokenizer.templates.chat_template import template_takes_tools
+from realizar.tokenizer.templates.abilities import template_abilities
 from realizar.tokenizer.templates.stored_templates import stored_templates
 
 _UNKNOWN = "unknown"
@@ -67,7 +66,7 @@ def read_facts(checkpoint: Checkpoint, chat_template: str | None = None) -> Mode
         CheckpointError: a file is malformed.
     """
     template = chat_template or _template(checkpoint)
-    tools, reasoning = (False, False) if template is None else _abilities(template)
+    tools, reasoning = (False, False) if template is None else template_abilities(template)
     num_parameters, hidden_size, num_layers = _dimensions(checkpoint)
     modified_s, digest = _identity(checkpoint)
     return ModelFacts(
@@ -91,16 +90,6 @@ def read_facts(checkpoint: Checkpoint, chat_template: str | None = None) -> Mode
 def _template(checkpoint: Checkpoint) -> str | None:
     templates = stored_templates(checkpoint)
     return templates.get("default") or next(iter(templates.values()), None)
-
-
-def _abilities(template: str) -> tuple[bool, bool]:
-    """Find whether a template has tools and reasoning."""
-    form = find_format(template)
-    try:
-        tools = template_takes_tools(template)
-    except ChatTemplateError:
-        return False, False
-    return tools, form.reasoning is not None or form.in_channels
 
 
 def _dimensions(checkpoint: Checkpoint) -> tuple[int, int, int]:

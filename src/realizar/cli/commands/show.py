@@ -99,9 +99,10 @@ class _Summary:
         from realizar.models.pooling import default_pooling
         from realizar.sampling_params import BUILT_IN_SAMPLING
         from realizar.tokenizer.generation_defaults import generation_defaults
+        from realizar.tokenizer.templates.abilities import template_abilities
 
         template = chat_template_of(checkpoint)
-        tools, reasoning = (False, False) if template is None else _abilities(template)
+        tools, reasoning = (False, False) if template is None else template_abilities(template)
         advised = generation_defaults(checkpoint)
         return cls(
             name=name,
@@ -168,19 +169,6 @@ class _Summary:
         }
         width = max(map(len, rows))
         return [f"{name:<{width}}  {printable(value)}" for name, value in rows.items()]
-
-
-def _abilities(template: str) -> tuple[bool, bool]:
-    """Find whether a template has tools and reasoning."""
-    from realizar.tokenizer.parsers.choose import find_format
-    from realizar.tokenizer.templates.chat_template import template_takes_tools
-
-    form = find_format(template)
-    try:
-        tools = template_takes_tools(template)
-    except ChatTemplateError:
-        return False, False
-    return tools, form.reasoning is not None or form.in_channels
 
 
 def _context_length(checkpoint: Checkpoint) -> int | None:
