@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 from typing import Any, cast
@@ -16,6 +15,7 @@ from anthropic.types import Message, MessageTokensCount
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
+from server.cut_answers import answers_with, cut, cuttings
 from server.scripted_engine import ScriptedEngine, scripted_model
 
 TEMPLATE = (
@@ -30,10 +30,6 @@ CALLS = (
     '<tool_call>\n{"name": "b", "arguments": {}}\n</tool_call>'
 )
 BODY = {"model": "scripted", "max_tokens": 99, "messages": [{"role": "user", "content": "Hi"}]}
-
-
-def cut(text: str, size: int) -> list[str]:
-    return [text[start : start + size] for start in range(0, len(text), size)]
 
 
 def post(engine: ScriptedEngine, body: Any, path: str = "/v1/messages", template: str | None = TEMPLATE) -> Any:
@@ -96,28 +92,14 @@ def test_reasoning_text_and_calls_are_blocks(size: int) -> None:
 
 
 CUTTINGS = random.Random(7)
-ANSWERS = (
-    f"Hm.</think>Let me see.\n{CALLS} Then? {CALLS}",
-    f"</think>{CALLS}",
-    "thoughts alone",
-    "</think>",
-    "",
-    "</think>\u00e9\U0001f600 <tool_cal no </think> more",
-    '</think><tool_call>\n{"name": "a", "argum',
-    "</think><tool_call>{bad}</tool_call> rest",
-    '</think><tool_call>{"arguments": {"x": "\u00e9", "y": 1234567890123456789012345}, "name": "a"}</tool_call>',
-)
 
 
-@pytest.mark.parametrize("text", ANSWERS)
+@pytest.mark.parametrize("text", answers_with(CALLS))
 @pytest.mark.parametrize("fields", [{}, {"thinking": {"type": "adaptive", "display": "omitted"}}])
 def test_streamed_is_whole_under_every_cutting(text: str, fields: dict[str, Any]) -> None:
-    made = [blocks(answer(ScriptedEngine(deltas=(text,)), tools=TOOLS, **fields))]
-    for _ in range(4):
-        places = sorted(CUTTINGS.sample(range(len(text) + 1), min(len(text), 9)))
-        deltas = [text[start:end] for start, end in itertools.pairwise((0, *places, len(text)))]
-        made.append(blocks(answer(ScriptedEngine(deltas=deltas), tools=TOOLS, **fields)))
-    assert all(each == made[0] for each in made)
+    whole = blocks(answer(ScriptedEngine(deltas=(text,)), tools=TOOLS, **fields))
+    for deltas in cuttings(text, CUTTINGS):
+        assert blocks(answer(ScriptedEngine(deltas=deltas), tools=TOOLS, **fields)) == whole
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 from datetime import datetime
@@ -16,6 +15,7 @@ from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from realizar.server.app import create_app
 from realizar.server.ollama.routes import OLLAMA
 from realizar.server.settings import ServerSettings
+from server.cut_answers import answers_with, cut, cuttings
 from server.scripted_engine import ScriptedEngine, scripted_model
 
 TEMPLATE = (
@@ -85,10 +85,6 @@ def answer(engine: ScriptedEngine, **fields: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", whole["message"])
 
 
-def cut(text: str, size: int) -> list[str]:
-    return [text[start : start + size] for start in range(0, len(text), size)]
-
-
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_reasoning_text_and_calls(size: int) -> None:
     message = answer(ScriptedEngine(deltas=cut(f"Hm.</think>Let me see.\n{CALLS}", size)), tools=TOOLS)
@@ -101,28 +97,14 @@ def test_reasoning_text_and_calls(size: int) -> None:
 
 
 CUTTINGS = random.Random(11)
-ANSWERS = (
-    f"Hm.</think>Let me see.\n{CALLS} Then? {CALLS}",
-    f"</think>{CALLS}",
-    "thoughts alone",
-    "</think>",
-    "",
-    "</think>\u00e9\U0001f600 <tool_cal no </think> more",
-    '</think><tool_call>\n{"name": "a", "argum',
-    "</think><tool_call>{bad}</tool_call> rest",
-    '</think><tool_call>{"arguments": {"x": "\u00e9", "y": 1234567890123456789012345}, "name": "a"}</tool_call>',
-)
 
 
-@pytest.mark.parametrize("text", ANSWERS)
+@pytest.mark.parametrize("text", answers_with(CALLS))
 @pytest.mark.parametrize("fields", [{}, {"think": False}, {"think": True}])
 def test_streamed_is_whole_under_every_cutting(text: str, fields: dict[str, Any]) -> None:
-    made = [without_ids(answer(ScriptedEngine(deltas=(text,)), tools=TOOLS, **fields))]
-    for _ in range(4):
-        places = sorted(CUTTINGS.sample(range(len(text) + 1), min(len(text), 9)))
-        deltas = [text[start:end] for start, end in itertools.pairwise((0, *places, len(text)))]
-        made.append(without_ids(answer(ScriptedEngine(deltas=deltas), tools=TOOLS, **fields)))
-    assert all(each == made[0] for each in made)
+    whole = without_ids(answer(ScriptedEngine(deltas=(text,)), tools=TOOLS, **fields))
+    for deltas in cuttings(text, CUTTINGS):
+        assert without_ids(answer(ScriptedEngine(deltas=deltas), tools=TOOLS, **fields)) == whole
 
 
 def test_thinking_that_is_not_wanted_is_left_out() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import random
-from collections.abc import Iterator
 from typing import Any, cast
 
 import httpx
@@ -17,6 +15,7 @@ from realizar.server.settings import ServerSettings
 from server.ollama.test_ollama_answers import TEMPLATE, TOOLS
 from server.ollama.test_open_webui import REQUESTS
 from server.scripted_engine import ScriptedEngine, scripted_model
+from server.wrong_bodies import changed, nested, paths_of
 
 CHOICES = random.Random(13)
 SETTINGS = next(each["body"] for each in REQUESTS if each["why"].startswith("a chat with every setting"))
@@ -48,29 +47,10 @@ WHOLE: dict[str, dict[str, Any]] = {
     "/api/show": {"model": "scripted", "name": "scripted", "verbose": True, "template": "", "options": {}},
     "/api/pull": {"model": "scripted", "name": "x", "insecure": True, "stream": True},
 }
-DEEP: Any = "x"
-for _ in range(900):
-    DEEP = [DEEP]
 VALUES: tuple[Any, ...] = (
     *(None, True, 0, -1, -3, 1.5, 1e308, 10**400, "", "x", "x" * 9_000, "\0", "../../etc/passwd", [], {}, [[]], [{}]),
-    *({"a": 1}, ["x"], DEEP, {"type": ["a"]}, [1] * 5_000),
+    *({"a": 1}, ["x"], nested(900), {"type": ["a"]}, [1] * 5_000),
 )
-
-
-def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    if path:
-        yield path
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        yield from paths_of(value[key], (*path, key))
-
-
-def changed(body: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    made = copy.deepcopy(body)
-    place: Any = made
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return made
 
 
 def test_a_body_that_is_wrong_in_one_place_is_refused_by_name() -> None:

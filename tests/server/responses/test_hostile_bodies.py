@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import random
-from collections.abc import Iterator
 from typing import Any, cast
 
 import httpx
@@ -17,6 +15,7 @@ from realizar.server.settings import ServerSettings
 from server.responses.test_codex import TURNS
 from server.responses.test_response_answers import PATH, TEMPLATE
 from server.scripted_engine import ScriptedEngine, scripted_model
+from server.wrong_bodies import changed, nested, paths_of
 
 CHOICES = random.Random(11)
 ITEMS = [
@@ -36,30 +35,10 @@ WHOLE: dict[str, Any] = {
     "temperature": 0.5,
     "truncation": "disabled",
 }
-DEEP: Any = "x"
-for _ in range(900):
-    DEEP = [DEEP]
 VALUES: tuple[Any, ...] = (
-    *(None, True, 0, -1, 1.5, 1e308, 10**400, "", "x", "x" * 9_000, "\0", [], {}, [[]], [{}], {"a": 1}, ["x"], DEEP),
-    *({"type": "function"}, {"type": ["a"]}, [1] * 5_000),
+    *(None, True, 0, -1, 1.5, 1e308, 10**400, "", "x", "x" * 9_000, "\0", [], {}, [[]], [{}], {"a": 1}, ["x"]),
+    *(nested(900), {"type": "function"}, {"type": ["a"]}, [1] * 5_000),
 )
-
-
-def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    if path:
-        yield path
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        yield from paths_of(value[key], (*path, key))
-
-
-def changed(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    """The body with another value at a path; a field that nothing knows is added where that is an object."""
-    body = copy.deepcopy(WHOLE)
-    place: Any = body
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return body
 
 
 def test_a_body_that_is_wrong_in_one_place_is_refused_by_name() -> None:
@@ -70,7 +49,7 @@ def test_a_body_that_is_wrong_in_one_place_is_refused_by_name() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
             for path in paths_of(WHOLE):
                 for value in CHOICES.sample(VALUES, 2):
-                    response = await client.post(PATH, json=changed(path, value))
+                    response = await client.post(PATH, json=changed(WHOLE, path, value))
                     tried[response.status_code] = tried.get(response.status_code, 0) + 1
                     if response.status_code != 200:
                         assert response.status_code == 400, (path, value, response.text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 from typing import Any, cast
@@ -19,6 +18,7 @@ from realizar.errors import EngineDeadError, QueueFullError
 from realizar.outputs import TokenLogprobs
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
+from server.cut_answers import answers_with, cut, cuttings
 from server.scripted_engine import ScriptedEngine, scripted_model
 
 TEMPLATE = (
@@ -38,10 +38,6 @@ CALLS = (
 BODY = {"model": "scripted", "input": "Hi"}
 PATH = "/v1/responses"
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
-
-
-def cut(text: str, size: int) -> list[str]:
-    return [text[start : start + size] for start in range(0, len(text), size)]
 
 
 def post(engine: ScriptedEngine, body: Any, template: str | None = TEMPLATE, path: str = PATH) -> httpx.Response:
@@ -123,29 +119,15 @@ def test_reasoning_text_and_calls_are_items(size: int) -> None:
 
 
 CUTTINGS = random.Random(7)
-ANSWERS = (
-    f"Hm.</think>Let me see.\n{CALLS} Then? {CALLS}",
-    f"</think>{CALLS}",
-    "thoughts alone",
-    "</think>",
-    "",
-    "</think>\u00e9\U0001f600 <tool_cal no </think> more",
-    '</think><tool_call>\n{"name": "a", "argum',
-    "</think><tool_call>{bad}</tool_call> rest",
-    '</think><tool_call>{"arguments": {"x": "\u00e9", "y": 1234567890123456789012345}, "name": "a"}</tool_call>',
-)
 
 
-@pytest.mark.parametrize("text", ANSWERS)
+@pytest.mark.parametrize("text", answers_with(CALLS))
 @pytest.mark.parametrize("fields", [{}, {"reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"]}])
 def test_streamed_is_whole_under_every_cutting(text: str, fields: dict[str, Any]) -> None:
-    made = [items(answer(ScriptedEngine(deltas=(text,)), tools=TOOLS, **fields))]
-    for _ in range(4):
-        places = sorted(CUTTINGS.sample(range(len(text) + 1), min(len(text), 9)))
-        deltas = [text[start:end] for start, end in itertools.pairwise((0, *places, len(text)))]
-        made.append(items(answer(ScriptedEngine(deltas=deltas), tools=TOOLS, **fields)))
-    assert all(each == made[0] for each in made)
-    assert made[0]  # an answer of nothing is an empty message
+    whole = items(answer(ScriptedEngine(deltas=(text,)), tools=TOOLS, **fields))
+    for deltas in cuttings(text, CUTTINGS):
+        assert items(answer(ScriptedEngine(deltas=deltas), tools=TOOLS, **fields)) == whole
+    assert whole  # an answer of nothing is an empty message
 
 
 def names_of(response: httpx.Response) -> list[tuple[str, Any]]:
