@@ -67,6 +67,7 @@ def test_bos_comes_first(add_special: bool | None) -> None:
         ({"suffix": "x", "prompt": None}, "prompt"),
         ({"suffix": "x", "prompt": []}, "prompt"),
         ({"suffix": "x", "prompt": [300]}, "prompt"),
+        ({"suffix": "x" * 10_000, "prompt": ["a"] * 60}, "prompt"),  # more tokens together than a request may have
     ],
 )
 def test_refused_by_name(fields: dict[str, Any], param: str) -> None:

@@ -2,29 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from realizar.server.errors import unsupported
-from realizar.server.generation.prompts import Prompt, check_fits
+from realizar.server.generation.prompts import Hole, check_fits
 from realizar.tokenizer.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """The ids around a prompt that make it the text before a hole, in the order prefix, suffix, middle.
-
-    Attributes:
-        before: BOS if the model wants one, and the mark of the prefix.
-        after: the mark of the suffix, the suffix, and the mark of the middle.
-    """
-
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-
-    def around(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """The prompts with these ids around each."""
-        return [Prompt((*self.before, *prompt.token_ids, *self.after), prompt.text) for prompt in prompts]
 
 
 def read_hole(suffix: str, tokenizer: Tokenizer, max_tokens: int, *, add_special: bool) -> Hole:

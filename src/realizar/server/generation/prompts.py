@@ -24,6 +24,23 @@ class Prompt:
     text: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """The ids around a prompt that make it the text before a hole, in the order prefix, suffix, middle.
+
+    Attributes:
+        before: BOS if the model wants one, and the mark of the prefix.
+        after: the mark of the suffix, the suffix, and the mark of the middle.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def around(self, prompt: Prompt) -> Prompt:
+        """The prompt with these ids around it."""
+        return Prompt((*self.before, *prompt.token_ids, *self.after), prompt.text)
+
+
 def tokenize_prompts(
     given: str | Sequence[str | int | Sequence[int]] | None,
     tokenizer: Tokenizer,
@@ -34,7 +51,7 @@ def tokenize_prompts(
     max_tokens: int,
     add_special: bool,
     bounded: bool = True,
-    before_hole: bool = False,
+    hole: Hole | None = None,
 ) -> list[Prompt]:
     """Tokenize the prompts of a request, in order.
 
@@ -44,7 +61,7 @@ def tokenize_prompts(
         param: the name of the field.
         max_tokens: length of the context; texts that can't fit are not tokenized to their end.
         bounded: True if each text must fit the context; otherwise it will be cut, and only `MAX_TOKENS` bounds it.
-        before_hole: True if a hole follows each text: it may be empty, and control tokens' texts in it stay text.
+        hole: follows each text, which then may be empty, and in which control tokens' texts stay text.
 
     Raises:
         ApiError, InvalidRequestError: 400; the prompts are empty, mixed or too many, or an id is out of range.
@@ -61,7 +78,9 @@ def tokenize_prompts(
     for place, item in enumerate(items):
         stop.check()
         where = param if len(items) == 1 else f"{param}[{place}]"
-        prompt = _tokenize(item, tokenizer, where, each, add_special=add_special, before_hole=before_hole)
+        prompt = _tokenize(item, tokenizer, where, each, add_special=add_special, hole=hole)
+        if hole is not None:
+            prompt = hole.around(prompt)
         num_tokens += len(prompt.token_ids)
         if num_tokens > most and len(items) > 1:
             raise refused(f"{param} has more than {most} tokens; send fewer prompts at once", param, "array_too_long")
@@ -136,9 +155,9 @@ def _tokenize(
     max_tokens: int,
     *,
     add_special: bool,
-    before_hole: bool,
+    hole: Hole | None,
 ) -> Prompt:
-    if not item and not before_hole:
+    if not item and hole is None:
         raise refused(f"{where} must not be empty", where, "empty_prompt")
     if not isinstance(item, str):
         wrong = next((token_id for token_id in item if not 0 <= token_id < tokenizer.vocab_size), None)
@@ -147,7 +166,7 @@ def _tokenize(
         return Prompt(tuple(item), None)
     try:
         check_fits(item, tokenizer, max_tokens, where)
-        ids = tokenizer.encode(item, add_special=add_special, parse_special=not before_hole)
+        ids = tokenizer.encode(item, add_special=add_special and hole is None, parse_special=hole is None)
         return Prompt(tuple(ids), item)
     except ContextLengthError:
         raise

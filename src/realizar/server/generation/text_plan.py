@@ -34,17 +34,16 @@ def plan_text(
     with renaming(names):
         sampling = build_sampling(wishes, api.model)
         hole = read_hole(suffix, tokenizer, most, add_special=True) if suffix else None
-        prompts = tokenize_prompts(
+        (prompt,) = tokenize_prompts(
             text,
             tokenizer,
             stop,
             param="prompt",
             max_prompts=1,
             max_tokens=most,
-            add_special=hole is None,
-            before_hole=hole is not None,
+            add_special=True,
+            hole=hole,
         )
-    (prompt,) = prompts if hole is None else hole.around(prompts)
     sampling, cut = _fitting(sampling, most - len(prompt.token_ids))
     return ChatPlan(
         token_ids=prompt.token_ids,

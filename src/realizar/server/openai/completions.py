@@ -117,12 +117,10 @@ def _tokenized(api: Api, record: CompletionRequest, stop: Stop) -> list[Prompt]:
         param="prompt",
         max_prompts=api.settings.max_prompts,
         max_tokens=api.max_tokens,
-        add_special=add_special and hole is None,
+        add_special=add_special,
         bounded=record.truncate_prompt_tokens is None,
-        before_hole=hole is not None,
+        hole=hole,
     )
-    if hole is not None:
-        return hole.around(prompts)
     if record.truncate_prompt_tokens is not None:
         return [_shortened(prompt, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
     return prompts
