@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from realizar.models.layer_inputs import InputGate, LayerInputs
-from realizar.models.mixers import SharedAttention, ShortConvolution
+from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
 from realizar.models.spec import (
     SWIGLU_ALPHA,
     SWIGLU_LIMIT,
@@ -31,7 +31,8 @@ from realizar.models.spec import (
 
 Array = NDArray[Any]
 State = dict[int, tuple[Array, ...]]
-"""The state that layers keep of earlier chunks, by layer index: keys and values, or a convolution's last inputs."""
+"""The state that layers keep of earlier chunks, by layer index: keys and values, a convolution's last inputs, or
+those and the states of a recurrence's heads."""
 
 
 class ReferenceModel:
@@ -95,7 +96,7 @@ class ReferenceModel:
             if isinstance(layer.mixer, SharedAttention):
                 mixed = self._shared_attention(layer.mixer, normed, state[layer.mixer.source])
             else:
-                mixed, state[index] = self._mixer(layer.mixer, normed, state.get(index))
+                mixed, state[index] = self.mixer(layer.mixer, normed, state.get(index))
             x = x + scale * self._norm(layer.post_mixer_norm, mixed)
         if layer.feed_forward is not None:
             fed = self._feed_forward(layer.feed_forward, self._norm(layer.pre_feedforward_norm, x))
@@ -110,10 +111,12 @@ class ReferenceModel:
             q = self._rotate(part.rope, q, first)
         return self._linear(part.o, self._attend(part, q, kept[0], kept[1], first).reshape(len(x), -1))
 
-    def _mixer(
-        self, part: Attention | ShortConvolution, x: Array, kept: tuple[Array, ...] | None
+    def mixer(
+        self, part: Attention | ShortConvolution | GatedDeltaNet, x: Array, kept: tuple[Array, ...] | None
     ) -> tuple[Array, tuple[Array, ...]]:
         """The mixer's output for a chunk, and what is kept for the next one."""
+        if isinstance(part, GatedDeltaNet):
+            return self._gated_delta_net(part, x, kept)
         if isinstance(part, ShortConvolution):
             return self._short_convolution(part, x, kept)
         return self._attention(part, x, kept)
@@ -149,8 +152,10 @@ class ReferenceModel:
             q = q * (1 + part.query_growth.factor * np.log(1 + steps))[:, None, None].astype(self.dtype)
         if kept is not None:
             k, v = np.concatenate([kept[0], k]), np.concatenate([kept[1], v])
-        attended = self._attend(part, q, k, v, first)
-        return self._linear(part.o, attended.reshape(len(x), -1)), (k, v)
+        attended = self._attend(part, q, k, v, first).reshape(len(x), -1)
+        if part.gate is not None:
+            attended = attended * _sigmoid(self._linear(part.gate, x))
+        return self._linear(part.o, attended), (k, v)
 
     def _attend(self, part: Attention | SharedAttention, q: Array, k: Array, v: Array, first: int) -> Array:
         """[tokens, heads, head_size] from queries of the chunk, and keys and values of all tokens so far."""
@@ -193,6 +198,41 @@ class ReferenceModel:
         if part.bias is not None:
             mixed = mixed + self._tensors[part.bias]
         return self._linear(part.out_proj, c * mixed), (gated[len(x) :],)
+
+    def _gated_delta_net(
+        self, part: GatedDeltaNet, x: Array, kept: tuple[Array, ...] | None
+    ) -> tuple[Array, tuple[Array, ...]]:
+        heads, ratio = part.num_value_heads, part.num_value_heads // part.num_key_heads
+        if kept is None:
+            before = np.zeros((part.length - 1, part.channels), self.dtype)
+            kept = before, np.zeros((heads, part.key_size, part.value_size), self.dtype)
+        inputs = np.concatenate([self._linear(matrix, x) for matrix in (part.q, part.k, part.v)], axis=-1)
+        inputs, state = np.concatenate([kept[0], inputs]), kept[1]
+        kernel = self._tensors[part.kernel]
+        mixed = _activate("silu", sum(inputs[j : j + len(x)] * kernel[:, j] for j in range(part.length)))
+        size = part.num_key_heads * part.key_size
+        q, k = (mixed[:, at : at + size].reshape(len(x), part.num_key_heads, -1) for at in (0, size))
+        q, k = (a / np.sqrt((a * a).sum(axis=-1, keepdims=True) + self.dtype.type(1e-6)) for a in (q, k))
+        q = q / self.dtype.type(math.sqrt(part.key_size))
+        q, k = (np.tile(a, (1, ratio, 1)) if part.tiled else np.repeat(a, ratio, axis=1) for a in (q, k))
+        v = mixed[:, 2 * size :].reshape(len(x), heads, -1)
+        beta, decay = _sigmoid(self._linear(part.beta, x)), self._decay(part, x)
+        output = np.empty_like(v)
+        for t in range(len(x)):
+            state = state * decay[t, :, None, None]
+            lacking = beta[t, :, None] * (v[t] - np.einsum("hk,hkv->hv", k[t], state))
+            state = state + np.einsum("hk,hv->hkv", k[t], lacking)
+            output[t] = np.einsum("hk,hkv->hv", q[t], state)
+        gated = self._norm(part.norm, output).reshape(len(x), -1) * _activate("silu", self._linear(part.z, x))
+        return self._linear(part.out, gated), (inputs[len(x) :], state)
+
+    def _decay(self, part: GatedDeltaNet, x: Array) -> Array:
+        """[tokens, value heads]: what a token leaves of each head's state."""
+        rate = self._tensors[part.rate]
+        rate = -np.exp(rate) if part.rate_is_log else rate
+        shifted = self._linear(part.decay, x) + self._tensors[part.decay_bias]
+        decay: Array = np.exp(rate * np.logaddexp(self.dtype.type(0), shifted))
+        return decay
 
     def _feed_forward(self, part: FeedForward | Experts, x: Array) -> Array:
         if isinstance(part, Experts):

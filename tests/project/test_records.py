@@ -23,6 +23,9 @@ WHOLE = {
 NOT_RUN_YET = {
     ("ShortConvolution", "channels"),
     ("ShortConvolutionBlock", "convolution"),
+    ("GatedDeltaNet", "rate_is_log"),
+    ("GatedDeltaNet", "tiled"),
+    ("GatedDeltaNetBlock", "recurrence"),
 }
 _BUILTIN = {name for kind in (str, bytes, list, dict, set, tuple, int, Path) for name in dir(kind)}
 

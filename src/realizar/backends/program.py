@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from realizar.models.layer_inputs import InputGate, LayerInputs
-from realizar.models.mixers import SharedAttention, ShortConvolution
+from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
 from realizar.models.spec import Attention, Experts, FeedForward, Layer, Linear, Mixer, ModelSpec, Norm
 from realizar.models.tensor_source import TensorName
 
@@ -76,7 +76,10 @@ class _BlockEnds:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock(_BlockEnds):
-    """Queries, keys and values from the inputs; norms of them, rope, attention. Values may be the keys' product."""
+    """Queries, keys and values from the inputs; norms of them, rope, attention. Values may be the keys' product.
+
+    An output gate comes last in the inputs.
+    """
 
     attention: Attention
 
@@ -93,6 +96,13 @@ class ShortConvolutionBlock(_BlockEnds):
     """Two gates and the values between them from the inputs; the convolution."""
 
     convolution: ShortConvolution
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNetBlock(_BlockEnds):
+    """Queries, keys, values, gates and decays from the inputs; convolution, recurrence, norm and output gate."""
+
+    recurrence: GatedDeltaNet
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +130,15 @@ class InputGateBlock(_BlockEnds):
     gate: InputGate
 
 
-Block = AttentionBlock | SharedAttentionBlock | ShortConvolutionBlock | FeedForwardBlock | ExpertsBlock | InputGateBlock
+Block = (
+    AttentionBlock
+    | SharedAttentionBlock
+    | ShortConvolutionBlock
+    | GatedDeltaNetBlock
+    | FeedForwardBlock
+    | ExpertsBlock
+    | InputGateBlock
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +199,12 @@ def _layer_blocks(index: int, layer: Layer) -> list[Block]:
 def _mixer_block(index: int, layer: Layer, mixer: Mixer) -> Block:
     norm, post, scale = layer.input_norm, layer.post_mixer_norm, layer.residual_scale
     if isinstance(mixer, Attention):
-        inputs = Inputs(norm, (mixer.q, mixer.k) if mixer.is_k_also_v else (mixer.q, mixer.k, mixer.v))
+        inputs = Inputs(norm, (mixer.q, mixer.k) if mixer.is_k_also_v else mixer.inputs())
         return AttentionBlock(index, inputs, _join(mixer.o, post, scale), mixer)
     if isinstance(mixer, SharedAttention):
         return SharedAttentionBlock(index, Inputs(norm, (mixer.q,)), _join(mixer.o, post, scale), mixer)
+    if isinstance(mixer, GatedDeltaNet):
+        return GatedDeltaNetBlock(index, Inputs(norm, mixer.inputs()), _join(mixer.out, post, scale), mixer)
     return ShortConvolutionBlock(index, Inputs(norm, (mixer.in_proj,)), _join(mixer.out_proj, post, scale), mixer)
 
 

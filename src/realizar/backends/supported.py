@@ -8,13 +8,14 @@ from enum import Enum
 
 from realizar.cache_kinds import CacheKind, kind_name
 from realizar.errors import UnsupportedModelError
-from realizar.models.mixers import SharedAttention, ShortConvolution
+from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
 from realizar.models.spec import AnyFeedForward, Attention, Experts, FeedForward, Layer, Mixer, ModelSpec
 
 _NAMES: dict[type[Mixer | AnyFeedForward], str] = {
     Attention: "attention",
     SharedAttention: "attention over the keys and values of an earlier layer",
     ShortConvolution: "a short convolution",
+    GatedDeltaNet: "a gated delta net",
     FeedForward: "a dense feed-forward",
     Experts: "a mixture of experts",
 }
@@ -35,6 +36,7 @@ class Feature(Enum):
     EXPERT_SCALES = "factors of experts"
     EXPERT_NORMS = "experts beside a dense feed-forward, each with norms"
     VALUE_NORM = "norms of values"
+    OUTPUT_GATE = "attention with an output gate"
     INPUT_GATE = "inputs of their own"
     OUTPUT_SCALE = "factors of their outputs"
 
@@ -85,6 +87,8 @@ def _features(layer: Layer) -> Iterator[Feature]:
         yield Feature.QUERY_GROWTH
     if isinstance(layer.mixer, Attention) and layer.mixer.v_norm_eps is not None:
         yield Feature.VALUE_NORM
+    if isinstance(layer.mixer, Attention) and layer.mixer.gate is not None:
+        yield Feature.OUTPUT_GATE
     if layer.input_gate is not None:
         yield Feature.INPUT_GATE
     if layer.output_scale is not None:

@@ -86,3 +86,78 @@ class ShortConvolution:
         yield self.kernel
         if self.bias is not None:
             yield self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNet:
+    """A recurrence whose state forgets, and learns what it lacks of each token's value (Qwen3-Next, Qwen3.5).
+
+    u[t] = silu(sum over j < length of kernel[:, j] * (q, k, v of token t - (length - 1) + j))
+    q, k = the parts of u, each head divided by sqrt(sum of its squares + 1e-6); q also by sqrt(key_size)
+    beta = sigmoid(beta(input)),  decay = exp(rate * softplus(decay(input) + decay_bias)), one of each for a value head
+
+    Each value head h has a state S, float32 [key_size, value_size], and reads one key head:
+
+    S = decay * S
+    S = S + outer(k, beta * (v - k @ S))
+    o = q @ S
+
+    output = out(norm(o) * silu(z(input)))
+
+    Tokens before the first count as zeros, and S begins as zeros. A sequence keeps S, and the last `length - 1` tokens
+    of q, k and v before the convolution.
+
+    Attributes:
+        num_key_heads: of q and k. num_value_heads: of v, z, beta, decay and the output; a multiple of `num_key_heads`.
+        key_size, value_size: of a head.
+        length: tokens that the convolution sees.
+        q, k: to num_key_heads * key_size features. v, z: to num_value_heads * value_size.
+        beta, decay: to one feature for each value head.
+        kernel: [channels, length], channels being those of q, k and v in this order.
+        decay_bias: float32 [num_value_heads].
+        rate: float32 [num_value_heads], below zero; the logarithm of its negative where `rate_is_log`.
+        norm: over each head of `o`.
+        tiled: value head h reads key head h % num_key_heads; else h // (num_value_heads / num_key_heads).
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_size: int
+    value_size: int
+    length: int
+    q: Linear
+    k: Linear
+    v: Linear
+    z: Linear
+    beta: Linear
+    decay: Linear
+    kernel: TensorName
+    decay_bias: TensorName
+    rate: TensorName
+    norm: Norm
+    out: Linear
+    rate_is_log: bool = False
+    tiled: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Features of q, k and v together."""
+        return 2 * self.num_key_heads * self.key_size + self.num_value_heads * self.value_size
+
+    @property
+    def cache_kind(self) -> CacheKind:
+        """Kind of the cache group that a layer with this mixer belongs to."""
+        return StateCache()
+
+    def inputs(self) -> tuple[Linear, ...]:
+        """The matrices that read the layer's input, in the order in which the recurrence takes their outputs."""
+        return self.q, self.k, self.v, self.z, self.beta, self.decay
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Its matrices, in the order in which they are multiplied."""
+        return *self.inputs(), self.out
+
+    def vectors(self) -> Iterator[TensorName]:
+        """Its tensors other than matrices and the biases of matrices."""
+        yield from (self.kernel, self.decay_bias, self.rate)
+        yield from self.norm.vectors()

@@ -13,7 +13,7 @@ from typing import Literal
 from realizar.cache_kinds import CacheKind, attention_cache
 from realizar.models.expert_norms import ExpertNorms
 from realizar.models.layer_inputs import InputGate, LayerInputs
-from realizar.models.mixers import SharedAttention, ShortConvolution
+from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
 from realizar.models.tensor_source import TensorName, TensorSource
 
 Activation = Literal["silu", "gelu_tanh", "gelu"]
@@ -99,6 +99,8 @@ class Attention:
         query_growth: of queries with the position; None where they do not grow.
         v_norm_eps: each head of V is divided by its root mean square, and this is added before the root; None leaves V
             as it is. V may be the same matrix as K, which gets norm and rope of its own.
+        gate: to num_heads * head_size features of the layer's input, whose sigmoids multiply what `o` reads; None where
+            there is none.
     """
 
     num_heads: int
@@ -118,6 +120,7 @@ class Attention:
     sinks: TensorName | None = None
     query_growth: QueryGrowth | None = None
     v_norm_eps: float | None = None
+    gate: Linear | None = None
 
     @property
     def cache_kind(self) -> CacheKind:
@@ -127,11 +130,15 @@ class Attention:
     @property
     def is_k_also_v(self) -> bool:
         """True if one product is both: V takes it before the norm and rope of K, which are by head."""
-        return self.v == self.k and self.qk_norm_axis == "head"
+        return self.v == self.k and self.qk_norm_axis == "head" and self.gate is None
 
     def linears(self) -> tuple[Linear, ...]:
         """Its matrices, in the order in which they are multiplied."""
-        return self.q, self.k, self.v, self.o
+        return *self.inputs(), self.o
+
+    def inputs(self) -> tuple[Linear, ...]:
+        """The matrices that read the layer's input: q, k, v, and the gate where there is one."""
+        return (self.q, self.k, self.v) if self.gate is None else (self.q, self.k, self.v, self.gate)
 
     def vectors(self) -> Iterator[TensorName]:
         """Its tensors other than matrices and the biases of matrices."""
@@ -238,7 +245,7 @@ class Experts:
             yield from self.norms.vectors()
 
 
-Mixer = Attention | SharedAttention | ShortConvolution
+Mixer = Attention | SharedAttention | ShortConvolution | GatedDeltaNet
 """The part of a layer that lets tokens see those before them."""
 
 AnyFeedForward = FeedForward | Experts

@@ -12,5 +12,5 @@ SUPPORTED = Supported(
     frozenset({Attention, SharedAttention}),
     frozenset({FeedForward, Experts}),
     frozenset({FullCache, WindowCache}),
-    frozenset(Feature),
+    frozenset(Feature) - {Feature.OUTPUT_GATE},
 )
