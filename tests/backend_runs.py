@@ -69,7 +69,7 @@ class BackendRunner(ABC, Generic[B]):
         """
         count = -(-len(token_ids) // self.config.block_size)
         blocks = []
-        for group, available in zip(self.spec.cache_groups(), self.capacity.num_blocks, strict=True):
+        for group, available in zip(self.spec.block_groups(), self.capacity.num_blocks, strict=True):
             own = np.arange(first, first + count, dtype=np.int32)
             if first + count > available:
                 if first or attention_window(group.kind) is None:

@@ -34,6 +34,7 @@ def scheduled_row(
 ) -> ScheduledRow:
     """A row's share of a step: drafts follow `token_ids`, which follow `computed` others."""
     tokens = (*(int(token_id) for token_id in token_ids), *drafts)
+    more = {"num_uncertain": len(drafts), **more}
     return ScheduledRow(row, row, tokens, computed, sample, num_drafts=len(drafts), **more)
 
 

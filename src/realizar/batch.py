@@ -21,6 +21,7 @@ from realizar.logprob_columns import StepEntry
 from realizar.outputs import RowError, TokenLogprobs
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
+from realizar.state_moves import NO_MOVES, StateMoves
 
 _Fact = TypeVar("_Fact")
 
@@ -80,6 +81,7 @@ class ScheduledRow:
             drafts.
         pooling: the final hidden state wanted: of the row's last token here, or the mean over its tokens from the first
             on. For a mean, all steps of the row must name it; each gives the mean so far.
+        num_uncertain: as in `StepRows`.
     """
 
     sequence_id: int
@@ -90,6 +92,7 @@ class ScheduledRow:
     logprob_queries: tuple[LogprobQuery, ...] = ()
     num_drafts: int = 0
     pooling: Pooling | None = None
+    num_uncertain: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -117,6 +120,8 @@ class StepRows:
         starts: int32 [rows + 1], index of each row's first token, and the number of tokens at the end.
         samples: bool [rows], true where a choice is wanted after the last token, and before each draft.
         num_drafts: int32 [rows], how many of the row's last tokens are speculated.
+        num_uncertain: int32 [rows], how many of the row's last tokens may be refused or computed again: its drafts, and
+            one more where a row may be held. Only for models with a state, which is to be as it was before them.
         logprob_queries: by index of the row, where there are any.
         pooling: the hidden state wanted, by index of the row, where one is.
         only_decodes: each row computes one token without drafts and chooses after it, and nothing else is wanted.
@@ -129,6 +134,7 @@ class StepRows:
     starts: NDArray[np.int32]
     samples: NDArray[np.bool_]
     num_drafts: NDArray[np.int32]
+    num_uncertain: NDArray[np.int32]
     logprob_queries: Mapping[int, tuple[LogprobQuery, ...]] = field(default_factory=dict)
     pooling: Mapping[int, Pooling] = field(default_factory=dict)
     only_decodes: bool = False
@@ -145,6 +151,7 @@ class StepRows:
             starts=np.array([0, *itertools.accumulate(counts)], np.int32),
             samples=np.array([row.sample for row in rows], np.bool_),
             num_drafts=np.array([row.num_drafts for row in rows], np.int32),
+            num_uncertain=np.array([row.num_uncertain for row in rows], np.int32),
             logprob_queries={index: row.logprob_queries for index, row in enumerate(rows) if row.logprob_queries},
             pooling={index: row.pooling for index, row in enumerate(rows) if row.pooling is not None},
         )
@@ -158,10 +165,14 @@ class StepRows:
         numbers: NDArray[np.intp],
         num_computed_tokens: NDArray[np.int32],
         token_ids: NDArray[np.int32],
+        num_uncertain: NDArray[np.int32] | None = None,
     ) -> StepRows:
-        """Rows of one token each, which choose after it. All arguments are [rows]."""
-        starts, samples, drafts = _decode_columns(len(numbers))
-        return cls(sequence_ids, numbers, num_computed_tokens, token_ids, starts, samples, drafts, only_decodes=True)
+        """Rows of one token each, which choose after it. All arguments are [rows]; no token is uncertain by default."""
+        starts, samples, none = _decode_columns(len(numbers))
+        uncertain = none if num_uncertain is None else num_uncertain
+        return cls(
+            sequence_ids, numbers, num_computed_tokens, token_ids, starts, samples, none, uncertain, only_decodes=True
+        )
 
     def followed_by(self, other: StepRows) -> StepRows:
         """These rows, then others."""
@@ -174,6 +185,7 @@ class StepRows:
             starts=np.concatenate((self.starts, other.starts[1:] + np.int32(tokens))),
             samples=np.concatenate((self.samples, other.samples)),
             num_drafts=np.concatenate((self.num_drafts, other.num_drafts)),
+            num_uncertain=np.concatenate((self.num_uncertain, other.num_uncertain)),
             logprob_queries=_joined(self.logprob_queries, other.logprob_queries, count),
             pooling=_joined(self.pooling, other.pooling, count),
         )
@@ -225,6 +237,7 @@ class StepRows:
             logprob_queries=self.logprob_queries.get(index, ()),
             num_drafts=int(self.num_drafts[index]),
             pooling=self.pooling.get(index),
+            num_uncertain=int(self.num_uncertain[index]),
         )
 
     def without_choices(self, numbers: Collection[int]) -> StepRows:
@@ -240,6 +253,7 @@ class StepRows:
             self.sequence_ids, self.numbers, self.num_computed_tokens, self.token_ids, self.starts,
             samples=self.samples & kept,
             num_drafts=np.where(kept, self.num_drafts, np.int32(0)),
+            num_uncertain=self.num_uncertain,
             logprob_queries={index: queries for index, queries in self.logprob_queries.items() if kept[index]},
             pooling={index: pooling for index, pooling in self.pooling.items() if kept[index]},
         )  # fmt: skip
@@ -247,7 +261,7 @@ class StepRows:
 
 @lru_cache(maxsize=1024)
 def _decode_columns(count: int) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.int32]]:
-    """`starts`, `samples` and `num_drafts` of `count` rows that decode; never written."""
+    """`starts`, `samples`, and numbers of drafts and uncertain tokens of `count` rows that decode; never written."""
     return np.arange(count + 1, dtype=np.int32), np.ones(count, np.bool_), np.zeros(count, np.int32)
 
 
@@ -258,10 +272,11 @@ def _joined(first: Mapping[int, _Fact], second: Mapping[int, _Fact], count: int)
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step: decodes before chunks of prefill, and the rows to open first."""
+    """One step: decodes before chunks of prefill, the rows to open first, and copies of states."""
 
     columns: StepRows
     opened: tuple[OpenedRow, ...] = ()
+    state_moves: StateMoves = NO_MOVES
 
     @property
     def rows(self) -> tuple[ScheduledRow, ...]:

@@ -27,6 +27,8 @@ def test_cache_groups_have_the_kinds_of_their_layers_mixers() -> None:
         CacheGroup(WindowCache(5), (1,)),
         CacheGroup(StateCache(), (2,)),
     )
+    assert hybrid_spec().block_groups() == (CacheGroup(FullCache(), (0, 3)), CacheGroup(WindowCache(5), (1,)))
+    assert hybrid_spec().state_layers() == (2,)
 
 
 def test_attentions_and_dense_feed_forwards_with_their_layers() -> None:

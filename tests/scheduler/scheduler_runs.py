@@ -34,6 +34,7 @@ def make_scheduler(
     policy: Policy | None = None,
     drafts: int = 0,
     windows: tuple[int | None, ...] = (None,),
+    has_state: bool = False,
 ) -> Scheduler:
     """Blocks of 2 tokens; drafts follow the last 1 to 3 tokens."""
     cache = KVCacheManager(
@@ -43,6 +44,7 @@ def make_scheduler(
         num_rows=max_running,
         context_length=100,
         max_step_tokens=max_step_tokens,
+        has_state=has_state,
     )
     return Scheduler(
         cache,

@@ -58,7 +58,7 @@ def test_columns_and_rows_say_the_same() -> None:
     rows = (
         ScheduledRow(7, 3, (FROM_PREVIOUS_STEP,), 20, True),
         ScheduledRow(8, 0, (), 9, False),
-        ScheduledRow(9, 1, (4, 5, 6), 11, True, num_drafts=2),
+        ScheduledRow(9, 1, (4, 5, 6), 11, True, num_drafts=2, num_uncertain=3),
         ScheduledRow(10, 2, (1, 2), 0, False, pooling="mean"),
     )
     columns = StepRows.of(rows[:2]).followed_by(StepRows.of(rows[2:]))
@@ -68,7 +68,7 @@ def test_columns_and_rows_say_the_same() -> None:
     assert columns.are_decodes.tolist() == [True, False, True, False]
     unwanted = columns.without_results([1, 2])
     assert [row.sample for row in unwanted.rows] == [True, False, False, False]
-    assert unwanted.rows[2] == ScheduledRow(9, 1, (4, 5, 6), 11, False)
+    assert unwanted.rows[2] == ScheduledRow(9, 1, (4, 5, 6), 11, False, num_uncertain=3)
     assert unwanted.rows[3] == ScheduledRow(10, 2, (1, 2), 0, False)
 
 

@@ -18,6 +18,7 @@ from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import OpenedRow, ScheduledRow, StepOutput, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.spec import ModelSpec
+from realizar.state_moves import NO_MOVES, StateMoves
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +28,17 @@ class ForwardInput:
     Attributes:
         columns: the rows in the order of their tokens.
         positions: int32 [tokens].
-        slot_mapping: per cache group int32 [tokens], block * block_size + place in it.
-        block_tables: per cache group int32 [rows, blocks], entry j holding positions j * block_size and on; entries of
-            blocks that are out of a window are never read.
+        slot_mapping: per cache group of blocks int32 [tokens], block * block_size + place in it.
+        block_tables: per cache group of blocks int32 [rows, blocks], entry j holding positions j * block_size and on;
+            entries of blocks that are out of a window are never read.
+        state_moves: copies of states that the step makes.
     """
 
     columns: StepRows
     positions: NDArray[np.int32]
     slot_mapping: tuple[NDArray[np.int32], ...]
     block_tables: tuple[NDArray[np.int32], ...]
+    state_moves: StateMoves = NO_MOVES
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -59,13 +62,14 @@ class Capacity:
 
     Attributes:
         block_size: tokens per block.
-        num_blocks: per cache group; block 0 is usable.
+        num_blocks: per cache group of blocks (`ModelSpec.block_groups`); block 0 is usable.
         max_rows: rows in one step. max_step_tokens: tokens in one step.
         context_length: tokens per request.
         weight_bytes: packed weights. weight_bytes_per_token: read for one token at batch 1.
         kv_cache_bytes: allocated. kv_cache_dtype: resolved.
         load_s: seconds that loading took.
         step_sizes: numbers of tokens, ascending, to which a step with prompts is padded; none where none is.
+        num_snapshots: of states; 0 for a model without any.
     """
 
     block_size: int
@@ -79,6 +83,7 @@ class Capacity:
     kv_cache_dtype: str
     load_s: float
     step_sizes: tuple[int, ...] = ()
+    num_snapshots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,9 @@ class Backend(Protocol):
 
     def submit(self, forward_input: ForwardInput) -> Step:
         """Start a step. Two may be in flight; a row with drafts is in no later step before this one's result was read.
+
+        A model with states begins a row at position 0 from zeros, and goes on from the state that it had at the
+        position where the row's step begins: `num_uncertain` says how many of the last tokens may be undone.
 
         Raises:
             CapacityError: memory does not suffice, here or in a step's `result`. All steps in flight are given up by

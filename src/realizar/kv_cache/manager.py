@@ -38,6 +38,8 @@ class KVCacheManager:
         context_length: tokens per row.
         max_step_tokens: tokens of one row in one step.
         prefix_cache: blocks are found by their contents, also after the sequence that computed them has ended.
+        has_state: layers of the model have a state, which is not in blocks. Nothing goes on from blocks alone, so that
+            none are found.
 
     Raises:
         UnsupportedModelError: a group keeps no keys and values.
@@ -53,10 +55,12 @@ class KVCacheManager:
         context_length: int,
         max_step_tokens: int,
         prefix_cache: bool = True,
+        has_state: bool = False,
     ) -> None:
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
-        self._prefix_cache = prefix_cache
+        self._prefix_cache = prefix_cache and not has_state
+        self._has_state = has_state
         self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row
         self._steady_until = np.zeros(num_rows, np.int32)  # the least of the groups' positions, by row
         max_blocks = -(-context_length // block_size)
@@ -68,6 +72,10 @@ class KVCacheManager:
     @property
     def prefix_cache(self) -> bool:
         return self._prefix_cache
+
+    @property
+    def has_state(self) -> bool:
+        return self._has_state
 
     @property
     def block_size(self) -> int:

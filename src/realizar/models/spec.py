@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from realizar.cache_kinds import CacheKind, attention_cache
+from realizar.cache_kinds import CacheKind, StateCache, attention_cache
 from realizar.models.expert_norms import ExpertNorms
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
@@ -388,3 +388,13 @@ class ModelSpec:
             if kind is not None:
                 layers.setdefault(kind, []).append(index)
         return tuple(CacheGroup(kind, tuple(members)) for kind, members in layers.items())
+
+    def block_groups(self) -> tuple[CacheGroup, ...]:
+        """The cache groups that have blocks and block tables: those of keys and values."""
+        return tuple(group for group in self.cache_groups() if not isinstance(group.kind, StateCache))
+
+    def state_layers(self) -> tuple[int, ...]:
+        """Indices of the layers whose mixer has a state."""
+        return tuple(
+            layer for group in self.cache_groups() if isinstance(group.kind, StateCache) for layer in group.layers
+        )

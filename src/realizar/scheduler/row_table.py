@@ -54,9 +54,14 @@ class RowTable:
         least_tokens: int32 [rows], the number of tokens up to which stop ids do not end the row.
         is_plain: bool [rows], the row chooses tokens, nothing else is wanted of it, and it has few stop ids.
         stop_ids: int32 [rows, MOST_STOP_IDS] of plain rows, -1 where a row has fewer.
+        may_repeat: int32 [rows], 1 where the token before a choice may be computed again and the model has a state.
+
+    Args:
+        has_state: the model has one.
     """
 
-    def __init__(self, num_rows: int, context_length: int) -> None:
+    def __init__(self, num_rows: int, context_length: int, *, has_state: bool = False) -> None:
+        self._has_state = has_state
         self.sequence_ids = np.full(num_rows, _NOBODY, np.int64)
         self.token_ids = np.zeros((num_rows, context_length), np.int32)
         self.num_known = np.zeros(num_rows, np.int32)
@@ -68,22 +73,25 @@ class RowTable:
         self.least_tokens = np.zeros(num_rows, np.int32)
         self.is_plain = np.zeros(num_rows, np.bool_)
         self.stop_ids = np.full((num_rows, MOST_STOP_IDS), _NO_ID, np.int32)
+        self.may_repeat = np.zeros(num_rows, np.int32)
 
     def open(
         self, row: int, sequence_id: int, token_ids: NDArray[np.int32], *, most_tokens: int, least_tokens: int,
-        stop_ids: frozenset[int] | None,
+        stop_ids: frozenset[int] | None, may_be_held: bool = False,
     ) -> None:  # fmt: skip
         """Give a row to a sequence of which nothing is computed.
 
         Args:
             least_tokens: may be more than any row ever has.
             stop_ids: of a plain row, of any value; None for any other.
+            may_be_held: the row follows a grammar (`scheduler/holding.py`).
         """
         self.sequence_ids[row] = sequence_id
         self.token_ids[row, : len(token_ids)] = token_ids
         self.num_known[row] = len(token_ids)
         for column in (self.num_pending, self.num_computed, self.num_drafts, self.num_proposed):
             column[row] = 0
+        self.may_repeat[row] = may_be_held and self._has_state
         self.most_tokens[row], self.least_tokens[row] = most_tokens, min(least_tokens, _LARGEST)
         usable = [token_id for token_id in stop_ids or () if 0 <= token_id <= _LARGEST]
         self.is_plain[row] = stop_ids is not None and len(usable) <= MOST_STOP_IDS
@@ -126,7 +134,8 @@ class RowTable:
         token_ids[computed >= self.num_known[rows]] = FROM_PREVIOUS_STEP
         self.num_computed[rows] = computed + 1
         self.num_pending[rows] += 1
-        return StepRows.of_decodes(self.sequence_ids[rows], rows, computed, token_ids)
+        uncertain = self.may_repeat[rows] if self._has_state else None
+        return StepRows.of_decodes(self.sequence_ids[rows], rows, computed, token_ids, uncertain)
 
     def computed_again(self, step: StepRows, rows: NDArray[np.bool_]) -> StepRows:
         """The step, in which some decodes, bool [rows], compute the last known token of their row."""
@@ -152,7 +161,8 @@ class RowTable:
         self.num_pending[rows] += 1
         self.num_drafts[rows] = num_drafts
         samples = np.ones(len(rows), np.bool_)
-        return StepRows(self.sequence_ids[rows], rows, computed, token_ids, starts, samples, num_drafts)
+        uncertain = num_drafts + self.may_repeat[rows] if self._has_state else num_drafts
+        return StepRows(self.sequence_ids[rows], rows, computed, token_ids, starts, samples, num_drafts, uncertain)
 
     def take_in(self, rows: Rows, choices: Column) -> TakenIn:
         """Append one choice to each row."""

@@ -74,7 +74,7 @@ class Scheduler:
         self._pace = pace
         self._clock = clock
         self._rows = RowPool(max_running)
-        self._table = RowTable(max_running, context_length)
+        self._table = RowTable(max_running, context_length, has_state=cache.has_state)
         self._open = OpenSequences(cache.block_size, self._table)
         self._end_times = EndTimes()
         self._drafting = drafting or Drafting(None, 0, 0)
@@ -350,6 +350,7 @@ class Scheduler:
             logprob_queries=sequence.take_queries(count),
             num_drafts=len(drafts),
             pooling=request.pooling if last or request.pooling == "mean" else None,
+            num_uncertain=len(drafts) + (self._table.may_repeat.item(row) if sample else 0),
         )
         sequence.num_computed_tokens = computed + count
         sequence.num_pending += sample

@@ -73,6 +73,7 @@ class Sequence:
             most_tokens=self.most_tokens,
             least_tokens=self._least_tokens,
             stop_ids=self.stop_token_ids if plain else None,
+            may_be_held=self.request.sampling.structured is not None,
         )
 
     def leave_row(self) -> None:

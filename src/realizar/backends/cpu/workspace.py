@@ -160,7 +160,7 @@ class Workspace:
             records = RecordBuffer(tokens, padded // GROUP, block_tokens) if name in RECORDED else None
             terms = RecordBuffer(2 * tokens, padded // GROUP, block_tokens) if name == "normed" else None
             self.buffers[name] = RowBuffer(values, records, terms)  # type: ignore[arg-type]
-        groups = len(spec.cache_groups())
+        groups = len(spec.block_groups())
         self.step = aligned_zeros(8, np.int64)
         self.rows = aligned_zeros(max_rows * ROW_FIELDS, np.int64).reshape(max_rows, ROW_FIELDS)
         self.selected = aligned_zeros(max_selected, np.int32)

@@ -68,13 +68,14 @@ class EngineCore:
         self._outputs: list[TokenOutput] = []  # not returned by `step` yet
         self._death: str | None = None
         self._cache = KVCacheManager(
-            [group.kind for group in spec.cache_groups()],
+            [group.kind for group in spec.block_groups()],
             capacity.num_blocks,
             block_size=capacity.block_size,
             num_rows=max_running,
             context_length=capacity.context_length,
             max_step_tokens=max_step_tokens,
             prefix_cache=config.prefix_cache,
+            has_state=bool(spec.state_layers()),
         )
         policy = policy or Policy()
         self._scheduler = Scheduler(

@@ -22,4 +22,5 @@ def build_forward_input(batch: ScheduledBatch, cache: KVCacheManager) -> Forward
         positions=positions,
         slot_mapping=cache.slot_mapping(rows, positions),
         block_tables=cache.block_tables(columns.numbers, int(columns.num_context_tokens.max())),
+        state_moves=batch.state_moves,
     )

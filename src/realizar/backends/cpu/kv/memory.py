@@ -54,7 +54,7 @@ class KVSizes:
             layer: KVLayout(attention.num_kv_heads, attention.head_size, config.block_size, self.dtype)
             for layer, attention in spec.attentions()
         }
-        self.groups = spec.cache_groups()
+        self.groups = spec.block_groups()
         self.blocks_per_request = blocks_per_request(self.groups, config)
         self.block_bytes = [sum(self.layouts[layer].block_bytes for layer in group.layers) for group in self.groups]
 
