@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import http.server
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from hub.fake_hub import Endpoint, fake_hub
 from waits import HANG_S
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORIES: dict[str, dict[str, bytes]] = {
     "user/quants": {
         "README.md": b"a card",
@@ -36,87 +32,20 @@ REPOSITORIES: dict[str, dict[str, bytes]] = {
 }
 
 
-@dataclass
-class Endpoint:
-    """A running endpoint: its address, and the requests that it saw."""
-
-    url: str
-    requests: list[str] = field(default_factory=list)
-
-
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    seen: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            seen.append(f"{self.command} {self.path}")
-            parts = self.path.split("?")[0].strip("/").split("/")
-            if parts[:2] == ["api", "models"]:
-                self._answer_model("/".join(parts[2:4]))
-            elif len(parts) > 4 and parts[2] == "resolve":
-                self._answer_file("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
-            else:
-                self._answer(404, b"")
-
-        do_HEAD = do_GET  # noqa: N815
-
-        def _answer_model(self, repo: str) -> None:
-            if not self._may_see(repo):
-                self._answer(401, b"", {"X-Error-Code": "RepoNotFound"})
-                return
-            siblings = [{"rfilename": name} for name in REPOSITORIES[repo]]
-            record = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False}
-            self._answer(200, json.dumps(record).encode(), {"Content-Type": "application/json"})
-
-        def _answer_file(self, repo: str, revision: str, name: str) -> None:
-            content = REPOSITORIES[repo].get(name) if self._may_see(repo) and revision in ("main", COMMIT) else None
-            if content is None:
-                self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
-                return
-            etag = hashlib.sha256(content).hexdigest()
-            self._answer(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"})
-
-        def _may_see(self, repo: str) -> bool:
-            private = repo == "user/private" and self.headers.get("Authorization") != "Bearer secret"
-            return repo in REPOSITORIES and not private
-
-        def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-            self.send_response(status)
-            for key, value in (headers or {}).items():
-                self.send_header(key, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        def log_message(self, *args: object) -> None:
-            """Quiet."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield Endpoint(f"http://127.0.0.1:{server.server_port}", seen)
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with fake_hub(REPOSITORIES) as endpoint:
+        yield endpoint
 
 
 def realizar(tmp_path: Path, endpoint: Endpoint, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own: huggingface_hub reads its variables when it is imported."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    environment |= {
-        "HF_ENDPOINT": endpoint.url,
-        "HF_HOME": str(tmp_path / "hf"),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-    }
     return subprocess.run(
         [sys.executable, "-m", "realizar", *arguments],
         capture_output=True,
         text=True,
-        env=environment | variables,
+        env=environment | endpoint.variables(tmp_path) | variables,
         timeout=HANG_S,
         check=False,
     )
@@ -174,6 +103,8 @@ def test_a_private_model_needs_its_token(tmp_path: Path, endpoint: Endpoint) -> 
         ("user/nonesuch", {}, "does not exist on the endpoint"),
         ("user/pickles", {}, "pickled"),
         ("user/quants:Q2_K", {}, "it has: Q4_K_M, Q8_0"),
+        ("user/quants@../../../../etc", {}, "nor of the form"),
+        ("user/..", {}, "nor of the form"),
         ("user/quants", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE"),
         ("user/quants", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 can't be reached"),
     ],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +70,9 @@ def make_shelf(
     """
     from realizar.checkpoint.model_files import ModelFiles
     from realizar.engine.process.planning import plan_loads
+    from realizar.server.models.fetching import fetch_in_process
     from realizar.server.models.loader import EngineLoader
+    from realizar.server.models.pulls import Pulls
     from realizar.server.models.shelf import ModelShelf
 
     found = _find(models, options, wishes.report)
@@ -88,22 +92,57 @@ def make_shelf(
         known.append(model)
         files[each.name] = ModelFiles(each.checkpoint)
         pools[model.load.device] = min(pools.get(model.load.device, answer.memory_bytes), answer.memory_bytes)
-    if not known:
+    if not known and not options.allow_pull:
         raise RealizarError(f"{options.model_folder} has no model that can be served")
     for model in known:
         size, pool = format_bytes(model.load.num_bytes), format_bytes(pools[model.load.device])
         wishes.report(f"{model.name}: {size} of {pool}, context {model.load.context_length}")
     loader = EngineLoader(files, settings, wishes.log_level, wishes.max_queued)
-    return ModelShelf(known, loader, pools, options.keep_alive)
+    shelf = ModelShelf(known, loader, pools, options.keep_alive)
+    if options.allow_pull:
+        shelf.pulls = Pulls(fetch_in_process, partial(_add, shelf, files, wishes, config, options.memory))
+    return shelf
+
+
+async def _add(
+    shelf: ModelShelf,
+    files: dict[str, ModelFiles],
+    wishes: Wishes,
+    config: EngineConfig,
+    memory_bytes: int | None,
+    name: str,
+    path: Path,
+) -> None:
+    """Have a shelf serve a model that was pulled.
+
+    Raises:
+        RealizarError: it can't be served.
+    """
+    from realizar.checkpoint.model_files import ModelFiles
+    from realizar.engine.loading import find_checkpoint
+    from realizar.engine.process.planning import plan_loads
+
+    def plan() -> tuple[KnownModel, ModelFiles, int]:
+        checkpoint = find_checkpoint(str(path))
+        memory = dict(shelf.bytes_of_pools) if memory_bytes is None else memory_bytes
+        (answer,) = plan_loads([str(checkpoint.path)], config, memory)
+        known = _known(_Found(name, checkpoint, named=False), answer, wishes)
+        return known, ModelFiles(checkpoint), answer.memory_bytes
+
+    known, files[name], bytes_of_pool = await asyncio.to_thread(plan)
+    shelf.add(known, bytes_of_pool)
+    wishes.report(f"{name}: pulled for a client, {format_bytes(known.load.num_bytes)}")
 
 
 def _find(models: Sequence[str], options: SeveralModelsOptions, report: Callable[[str], None]) -> list[_Found]:
     from realizar.engine.loading import find_checkpoint
 
     found: dict[str, _Found] = {}
-    listed = [(model, True) for model in models] + [(str(path), False) for path in options.in_folder()]
-    for model, named in listed:
-        name = default_name(model)
+    listed = [(default_name(model), model, True) for model in models]
+    listed += [(default_name(str(path)), str(path), False) for path in options.in_folder()]
+    taken = {name for name, _, _ in listed}
+    listed += [(name, path, False) for name, path in _pulled_before(options) if name not in taken]
+    for name, model, named in listed:
         if name in found:
             raise InvalidRequestError(f"two models have the name {name}; give one file or folder another", "model")
         try:
@@ -114,6 +153,15 @@ def _find(models: Sequence[str], options: SeveralModelsOptions, report: Callable
                 raise
             report(f"warning: {name} is left out: {error}")
     return list(found.values())
+
+
+def _pulled_before(options: SeveralModelsOptions) -> list[tuple[str, str]]:
+    """Names and paths of the models that clients could pull without fetching anything."""
+    if not options.allow_pull:
+        return []
+    from realizar.hub.pull import list_models
+
+    return [(model.name, str(model.path)) for model in list_models() if model.path is not None]
 
 
 def _known(found: _Found, answer: PlanAnswer, wishes: Wishes) -> KnownModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
@@ -43,12 +44,15 @@ class PlannedLoad(msgspec.Struct, frozen=True):
     max_open: int
 
 
-def plan_within(checkpoint: Checkpoint, config: EngineConfig, memory_bytes: int | None) -> tuple[PlannedLoad, int]:
+def plan_within(
+    checkpoint: Checkpoint, config: EngineConfig, memory_bytes: int | Mapping[str, int] | None
+) -> tuple[PlannedLoad, int]:
     """Plan a load with the model's own context, or the largest half, quarter and so on of it that fits.
 
     Args:
         config: a context and a size of the KV cache that are configured stay.
-        memory_bytes: memory for all models of the device; None takes nine tenths of what is free now.
+        memory_bytes: memory for all models of the device, or of each device by the name that `PlannedLoad` has; None,
+            and a device without one, take nine tenths of what is free now.
 
     Returns:
         The load, and that memory.
@@ -58,6 +62,8 @@ def plan_within(checkpoint: Checkpoint, config: EngineConfig, memory_bytes: int 
         UnsupportedModelError, CheckpointError, InvalidRequestError: as of `resolve_model` and `plan_memory`.
     """
     spec, whole = resolve_model(checkpoint, config)
+    if isinstance(memory_bytes, Mapping):
+        memory_bytes = memory_bytes.get(_device_name(whole))
     if memory_bytes is None:
         memory_bytes = int(plan_memory(spec, checkpoint, whole).free_bytes * _FREE_SHARE)
     length = whole.context_length
@@ -92,10 +98,15 @@ def _load_of(plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, v
     return PlannedLoad(
         replace(config, context_length=resolved.context_length, kv_cache_bytes=cache),
         fixed + cache,
-        f"cuda:{resolved.chosen.index}" if on_gpu else "cpu",
+        _device_name(resolved),
         resolved.context_length,
         resolved.max_running + resolved.queue_length,
     )
+
+
+def _device_name(resolved: ResolvedConfig) -> str:
+    chosen = resolved.chosen
+    return f"cuda:{chosen.index}" if chosen.kind == "cuda" else "cpu"
 
 
 def _wanted_cache(plan: MemoryPlan, resolved: ResolvedConfig) -> int:

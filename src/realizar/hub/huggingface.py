@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from realizar.errors import HubError
-from realizar.hub.progress import Progress
+from realizar.hub.progress import Announce, Progress, RemoteFile, ignore_files
 from realizar.hub.selection import select_files
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _NAME = re.compile(r"([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?(?::([\w./ -]+))?")
+_UPWARD = re.compile(r"(^|[/@:])\.{1,2}($|[/@:])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class RepositoryName:
 
 
 def parse_name(name: str) -> RepositoryName | None:
-    """Parse a Hugging Face name; None if it is not one."""
-    match = _NAME.fullmatch(name)
+    """Parse a Hugging Face name; None if it is not one. A part of `.` or `..`, which leads elsewhere, is in none."""
+    match = None if _UPWARD.search(name) else _NAME.fullmatch(name)
     return RepositoryName(match.group(1), match.group(2), match.group(3)) if match else None
 
 
@@ -52,17 +53,19 @@ class Download:
     files: tuple[Path, ...]
 
 
-def fetch(name: RepositoryName, progress: Progress) -> Download:
+def fetch(name: RepositoryName, progress: Progress, announce: Announce = ignore_files) -> Download:
     """Download the model's missing files into huggingface_hub's cache.
 
     Raises:
         HubError: the name is unknown, private, or offline and not cached, or the repository has no fitting files.
     """
     from huggingface_hub import HfApi
+    from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import OfflineModeIsEnabled
 
+    api = HfApi(library_name="realizar")
     try:
-        info = _translated(name, lambda: HfApi(library_name="realizar").model_info(name.repo, revision=name.revision))
+        info = _translated(name, lambda: api.model_info(name.repo, revision=name.revision, files_metadata=True))
     except HubError as error:
         # Offline, or no answer: the cached files are used if they are complete.
         if not isinstance(error.__cause__, OfflineModeIsEnabled | ConnectionError) and not _is_transport(
@@ -73,9 +76,20 @@ def fetch(name: RepositoryName, progress: Progress) -> Download:
         if cached is None:
             raise
         return cached
-    names = [sibling.rfilename for sibling in info.siblings or ()]
-    wanted = select_files(name.repo, names, name.wanted)
+    siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+    wanted = select_files(name.repo, list(siblings), name.wanted)
+    announce(Path(HF_HUB_CACHE), [_remote_file(name, siblings[file], info.sha) for file in wanted])
     return _download([_translated(name, partial(_fetch_file, name, file, progress)) for file in wanted])
+
+
+def _remote_file(name: RepositoryName, sibling: Any, commit: str | None) -> RemoteFile:
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = isinstance(try_to_load_from_cache(name.repo, sibling.rfilename, revision=commit), str)
+    digest = None if sibling.blob_id is None else f"sha1:{sibling.blob_id}"
+    if sibling.lfs is not None:
+        digest = f"sha256:{sibling.lfs.sha256}"
+    return RemoteFile(sibling.rfilename, sibling.size, 0 if cached else sibling.size or 0, digest)
 
 
 def _fetch_file(name: RepositoryName, file_name: str, progress: Progress) -> Path:

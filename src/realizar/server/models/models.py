@@ -15,6 +15,7 @@ from realizar.server.api import Api
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.metrics import MetricSamples
 from realizar.server.model_facts import ModelFacts
+from realizar.server.models.pulls import Pulls
 
 ModelState: TypeAlias = Literal["known", "loading", "ready", "finishing", "failed"]
 """`known`: not loaded, which its first request changes. `finishing`: its last requests run before it is unloaded, or
@@ -65,9 +66,17 @@ class ModelLease(Protocol):
 
 
 class Models(Protocol):
-    """The models of one server. Attributes: several: requests have to name one of them."""
+    """The models of one server.
+
+    Attributes:
+        several: requests have to name one of them.
+        pulls: models that clients fetch; None where they may not.
+    """
 
     several: ClassVar[bool]
+
+    @property
+    def pulls(self) -> Pulls | None: ...
 
     @property
     def state(self) -> EngineState:

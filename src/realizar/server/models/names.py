@@ -1,4 +1,4 @@
-"""Names of models in requests: the error of a name that is not served."""
+"""Names of models in requests: the errors of a name that is not served, or not at present."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Sequence
 
+from realizar.errors import EngineUnavailableError
 from realizar.server.errors import ApiError, cleaned, refused
 
 
@@ -41,3 +42,8 @@ def not_served(name: str, names: Sequence[str], shown: Sequence[str]) -> ApiErro
     listed = ", ".join(f"'{each}'" for each in shown)
     hint = f" (did you mean '{near[0]}'?)" if near else f" (this server has {listed})"
     return ApiError(404, f"The model {name[:200]!a} does not exist{hint}", param="model", code="model_not_found")
+
+
+def shutting_down() -> EngineUnavailableError:
+    """The error of a request that comes too late."""
+    return EngineUnavailableError("the server is shutting down", 5.0)

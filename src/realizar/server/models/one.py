@@ -29,6 +29,7 @@ class OneModel:
     """
 
     several: ClassVar[bool] = False
+    pulls: None = None
 
     def __init__(self, api: Api, exposition: Callable[[Metrics], Awaitable[bytes]] | None = None) -> None:
         self.api = api

@@ -18,12 +18,13 @@ from realizar.engine.clients.async_engine import EngineState
 from realizar.engine.clients.async_link import closed_error
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import Loading
-from realizar.errors import EngineUnavailableError, QueueFullError, RealizarError
+from realizar.errors import QueueFullError, RealizarError
 from realizar.server.api import Api
 from realizar.server.metrics import Metrics, MetricSamples, add_samples, exposition_of
 from realizar.server.models.models import ModelLease, ModelStatus
-from realizar.server.models.names import not_loaded, not_named, not_served, shown_fault
+from realizar.server.models.names import not_loaded, not_named, not_served, shown_fault, shutting_down
 from realizar.server.models.placing import decide
+from realizar.server.models.pulls import Pulls
 from realizar.server.models.shelf_metrics import shelf_samples
 from realizar.server.models.shelved import KnownModel, Running, ShelvedModel, Waiter
 from realizar.sizes import format_bytes
@@ -71,6 +72,7 @@ class ModelShelf:
 
     several: ClassVar[bool] = True
     loading: Loading | None = None
+    pulls: Pulls | None = None
 
     def __init__(
         self,
@@ -97,6 +99,16 @@ class ModelShelf:
     def fault(self) -> str | None:
         """See `Models`."""
         return None
+
+    def add(self, known: KnownModel, bytes_of_pool: int) -> None:
+        """Serve another model from now on. Args: bytes_of_pool: as in `bytes_of_pools`, for a device without models."""
+        self._pools.setdefault(known.load.device, bytes_of_pool)
+        self._models.setdefault(known.name, ShelvedModel(known, Metrics(known.name)))
+
+    @property
+    def bytes_of_pools(self) -> Mapping[str, int]:
+        """Memory that all models of a device may take together."""
+        return self._pools
 
     @property
     def num_open(self) -> int:
@@ -171,12 +183,14 @@ class ModelShelf:
         return closed_error()
 
     async def drain(self) -> None:
-        """Refuse new requests and those that wait, and wait for the ones that use a model."""
+        """Refuse new requests and those that wait, give pulls up, and wait for the requests that use a model."""
         if self._state == "ready":
             self._state = "draining"
         for model in self._models.values():
-            self._refuse_waiters(model, _shutting_down)
+            self._refuse_waiters(model, shutting_down)
         self._settle()
+        if self.pulls is not None:
+            await self.pulls.close()
         while self.num_open:
             self._released.clear()
             await self._released.wait()
@@ -185,8 +199,10 @@ class ModelShelf:
         """End all engines; requests that wait get an error."""
         self._state = "dead"
         self._ended.set()
+        if self.pulls is not None:
+            await self.pulls.close()
         for model in self._models.values():
-            self._refuse_waiters(model, _shutting_down)
+            self._refuse_waiters(model, shutting_down)
             self._close(model, at_once=at_once)
         while self._tasks:
             await asyncio.wait(self._tasks)
@@ -202,7 +218,7 @@ class ModelShelf:
     def _check(self, model: ShelvedModel) -> None:
         """Refuse a request that nothing would come of."""
         if self._state != "ready":
-            raise _shutting_down()
+            raise shutting_down()
         pause_s = model.retry_s - asyncio.get_running_loop().time()
         if model.stage == "failed" and model.fault is not None and pause_s > 0:
             raise not_loaded(model.name, model.fault, pause_s)
@@ -351,10 +367,6 @@ class ModelShelf:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _shutting_down() -> EngineUnavailableError:
-    return EngineUnavailableError("the server is shutting down", 5.0)
 
 
 async def _stats_of(model: ShelvedModel) -> EngineStats:

@@ -10,12 +10,20 @@ from realizar.server.models.models import Models, ModelStatus, model_of, models_
 from realizar.server.ollama.times import Clock, read_keep_alive
 
 _LATEST = ":latest"
+_HOSTS = ("https://", "hf.co/", "huggingface.co/")
 _SHOWN_MODELS = 8
 
 
 def shown_name(name: str) -> str:
     """A served name with its tag. Clients look names up in the list of models, and add the tag before they do."""
     return name if ":" in name.rpartition("/")[2] else name + _LATEST
+
+
+def network_part(name: str) -> str:
+    """A name without the host of Hugging Face and the tag `latest`, which Ollama's clients write."""
+    for host in _HOSTS:
+        name = name.removeprefix(host)
+    return name.removesuffix(_LATEST) if "/" in name else name
 
 
 def find_model(models: Models, name: str) -> tuple[str, ModelStatus]:
@@ -27,7 +35,7 @@ def find_model(models: Models, name: str) -> tuple[str, ModelStatus]:
     if not name:
         raise refused("model must be the name of a model", "model", "invalid_value")
     listed = models.listed()
-    wanted = (name, shown_name(name))
+    wanted = (name, shown_name(name), shown_name(network_part(name)))
     for status in listed:
         for known in status.names:
             if known == name:

@@ -46,7 +46,7 @@ OLLAMA = Dialect(
         ApiRoute("/api/show", show, "A model (Ollama's).", ShowRequest),
         ApiRoute("/api/embed", embed, "Embed texts (Ollama's).", EmbedRequest),
         ApiRoute("/api/embeddings", embeddings, "Embed a text (Ollama's older route).", EmbeddingsRequest),
-        ApiRoute("/api/pull", pull, "Find a model; others than those here are refused.", PullRequest),
+        ApiRoute("/api/pull", pull, "Find a model, or fetch it where the server allows it.", PullRequest),
         *(
             ApiRoute(path, refusing(path, RefusedRequest), "Refused: requests change no models.", RefusedRequest, verb)
             for path, verb in _REFUSED

@@ -1,0 +1,90 @@
+"""A pull in a process of its own: `python -m realizar.hub.pull_process NAME`, with lines of JSON on stdout.
+
+A server ends a pull by ending this process, whatever library is downloading. Lines are `{"files": [...]}` with the
+fields of `RemoteFile`, then `{"label", "done"}` again and again, then `{"path"}` or `{"error"}`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from realizar.errors import HubError, RealizarError
+from realizar.hub.progress import RemoteFile
+from realizar.hub.pull import pull_by_name
+from realizar.sizes import format_bytes
+
+COMMAND = (sys.executable, "-m", "realizar.hub.pull_process")
+RESERVE_BYTES = 1 << 30
+"""Room that a pull leaves on its disk."""
+_INTERVAL_S = 0.1
+_PR_SET_PDEATHSIG = 1
+
+
+def check_room(folder: Path, files: Sequence[RemoteFile]) -> None:
+    """Refuse files that the disk of a folder has no room for; `RESERVE_BYTES` stay free.
+
+    Raises:
+        HubError: there is too little room.
+    """
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    needed, free = sum(file.missing_bytes for file in files), shutil.disk_usage(there).free
+    if needed and needed + RESERVE_BYTES > free:
+        raise HubError(
+            f"the model takes {format_bytes(needed)} of disk, and {format_bytes(free)} are free, of which"
+            f" {format_bytes(RESERVE_BYTES)} stay so"
+        )
+
+
+class _Lines:
+    """Writes lines of JSON, from any thread; those of progress at most every 0.1 s for a file, and at its end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next_s: dict[str, float] = {}
+
+    def write(self, **fields: Any) -> None:
+        with self._lock:
+            sys.stdout.write(json.dumps(fields) + "\n")
+            sys.stdout.flush()
+
+    def files(self, folder: Path, files: Sequence[RemoteFile]) -> None:
+        """See `Announce`."""
+        check_room(folder, files)
+        self.write(files=[asdict(file) for file in files])
+
+    def progress(self, label: str, done: int, total: int | None) -> None:
+        """See `Progress`."""
+        now_s = time.monotonic()
+        if done == total or now_s >= self._next_s.get(label, 0.0):
+            self._next_s[label] = now_s + _INTERVAL_S
+            self.write(label=label, done=done)
+
+
+def main(name: str) -> int:
+    """Pull a model; returns the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server's whole group
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # pip is ended on the way out
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    lines = _Lines()
+    try:
+        path = pull_by_name(name, lines.progress, lines.files)
+    except RealizarError as error:
+        lines.write(error=str(error))
+        return 1
+    lines.write(path=str(path))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,163 @@
+"""`Pulls`: models that clients fetch from the network, one after another, where the server's operator allows it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from realizar.errors import HubError, QueueFullError, RealizarError
+from realizar.server.models.names import shutting_down
+
+_LOG = logging.getLogger(__name__)
+MOST_PULLS = 8
+"""Pulls that run or wait, over all clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullEvent:
+    """A part of a pull's progress.
+
+    Attributes:
+        status: in words.
+        digest: of the file that is meant, with its kind in front, such as `sha256:`; None for none.
+        total: size of that file in bytes. completed: bytes that are here.
+    """
+
+    status: str
+    digest: str | None = None
+    total: int | None = None
+    completed: int | None = None
+
+
+Report: TypeAlias = Callable[[PullEvent], None]
+
+
+class Fetch(Protocol):
+    """Fetches a model of a name; when it is cancelled nothing of it goes on.
+
+    Raises:
+        HubError: it can't be fetched.
+    """
+
+    async def __call__(self, name: str, report: Report) -> Path: ...
+
+
+class _Pull:
+    """A pull that runs or waits. Only the last event of each file is kept, so that slow readers cost nothing."""
+
+    def __init__(self) -> None:
+        self.num_followers = 0
+        self.changed = asyncio.Event()
+        self.task: asyncio.Task[None]
+        self._events: dict[str, tuple[int, PullEvent]] = {}
+        self._number = 0
+
+    def report(self, event: PullEvent) -> None:
+        self._number += 1
+        self._events[event.digest or event.status] = self._number, event
+        self.wake()
+
+    def wake(self) -> None:
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+    def since(self, number: int) -> list[tuple[int, PullEvent]]:
+        """Events after the one of a number, with their numbers, the oldest first."""
+        return sorted((each for each in self._events.values() if each[0] > number), key=lambda each: each[0])
+
+
+class Pulls:
+    """Pulls by name. Those who ask for one name share a pull, which is given up when the last of them has gone.
+
+    Args:
+        fetch: fetches a model.
+        add: has the server serve it.
+    """
+
+    def __init__(self, fetch: Fetch, add: Callable[[str, Path], Awaitable[None]]) -> None:
+        self._fetch, self._add = fetch, add
+        self._turn = asyncio.Lock()
+        self._pulls: dict[str, _Pull] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def events(self, name: str) -> AsyncGenerator[PullEvent]:
+        """Pull a model, which is served at the end.
+
+        Raises:
+            QueueFullError: too many pulls run and wait. EngineUnavailableError: the server shuts down.
+            HubError: the model can't be fetched or served.
+        """
+        pull = self._pulls.get(name) or self._begin(name)
+        pull.num_followers += 1
+        shown = 0
+        try:
+            while True:
+                changed, ended = pull.changed, pull.task.done()
+                for number, event in pull.since(shown):
+                    shown = number
+                    yield event
+                if ended:
+                    break
+                await changed.wait()
+            if pull.task.cancelled():
+                raise shutting_down()
+            pull.task.result()
+        finally:
+            pull.num_followers -= 1
+            if not pull.num_followers and not pull.task.done():
+                self._pulls.pop(name, None)
+                pull.task.cancel()
+
+    async def close(self) -> None:
+        """Give all pulls up, and take no more."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(self, name: str) -> _Pull:
+        if self._closed:
+            raise shutting_down()
+        if len(self._tasks) >= MOST_PULLS:
+            raise QueueFullError(f"{MOST_PULLS} pulls run or wait already; try again later", 30.0)
+        pull = self._pulls[name] = _Pull()
+        pull.task = asyncio.create_task(self._run(name, pull))
+        self._tasks.add(pull.task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if self._pulls.get(name) is pull:
+                del self._pulls[name]
+            if not task.cancelled():
+                task.exception()  # followers raise it; one that has gone does not
+            pull.wake()
+
+        pull.task.add_done_callback(ended)
+        return pull
+
+    async def _run(self, name: str, pull: _Pull) -> None:
+        pull.report(PullEvent("pulling manifest"))
+        async with self._turn:
+            _LOG.info("%s: being pulled for a client", name)
+            try:
+                path = await self._fetch(name, pull.report)
+                pull.report(PullEvent("writing manifest"))
+                await self._serve(name, path)
+            except asyncio.CancelledError:
+                _LOG.info("%s: not pulled: nobody waits for it any more", name)
+                raise
+            except Exception as error:
+                _LOG.warning("%s: not pulled: %s", name, error)
+                raise
+        _LOG.info("%s: pulled", name)
+
+    async def _serve(self, name: str, path: Path) -> None:
+        try:
+            await self._add(name, path)
+        except RealizarError as error:
+            raise HubError(f"{name} was pulled, and can't be served: {error}") from error

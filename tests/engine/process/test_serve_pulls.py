@@ -1,0 +1,37 @@
+"""`realizar serve --allow-pull` against a hub on this machine: pulled models answer, and are there after a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import ollama
+import pytest
+
+from engine.process.served import HANG_S, serving
+from hub.fake_hub import fake_hub
+from realizar.hub.folders import user_cache
+
+OPTIONS = ("--context-length", "512", "--kv-cache-bytes", "4M", "--max-running", "4")
+NAME = "hf.co/user/tiny:latest"
+
+
+def test_a_client_pulls_asks_and_finds_it_again(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = user_cache() / "kernels"
+    with fake_hub({"user/tiny": {"tiny-F32.gguf": tiny.read_bytes()}}) as hub:
+        for variable, value in hub.variables(tmp_path).items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        user_cache().mkdir(parents=True)
+        (user_cache() / "kernels").symlink_to(kernels)
+        with serving("--allow-pull", *OPTIONS) as server, ollama.Client(server.wait_ready(), timeout=HANG_S) as client:
+            assert client.list().models == []
+            with pytest.raises(ollama.ResponseError, match="does not exist on the endpoint"):
+                list(client.pull("user/gone", stream=True))
+            *_, before, end = client.pull(NAME, stream=True)
+            assert (before.status, end.status) == ("writing manifest", "success")
+            assert [model.model for model in client.list().models] == ["user/tiny:latest"]
+            assert client.generate(NAME, "Once", options={"num_predict": 3}).eval_count == 3
+        with serving("--allow-pull", *OPTIONS) as server:
+            url = server.wait_ready()
+            assert [each["id"] for each in httpx.get(f"{url}/v1/models").json()["data"]] == ["user/tiny"]

@@ -1,0 +1,88 @@
+"""Pulls in processes of their own, from a hub on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hub.fake_hub import Endpoint, fake_hub
+from realizar.errors import HubError
+from realizar.hub.cache import models_dir
+from realizar.hub.progress import RemoteFile
+from realizar.hub.pull_process import RESERVE_BYTES, check_room
+from realizar.server.models.fetching import fetch_in_process
+from realizar.server.models.pulls import PullEvent
+from waits import HANG_S
+
+WEIGHTS = b"GGUF weights" * 100_000
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    with fake_hub({"user/m": {"m-Q8_0.gguf": WEIGHTS}}) as endpoint:
+        for name, value in endpoint.variables(tmp_path).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        yield endpoint
+
+
+def test_progress_has_digests_and_sizes(hub: Endpoint) -> None:
+    events: list[PullEvent] = []
+    path = asyncio.run(fetch_in_process("user/m:Q8_0", events.append))
+    assert path.read_bytes() == WEIGHTS
+    digest = hashlib.sha256(WEIGHTS).hexdigest()
+    assert events[-1] == PullEvent(f"pulling {digest[:12]}", f"sha256:{digest}", len(WEIGHTS), len(WEIGHTS))
+    assert [event.completed or 0 for event in events] == sorted(event.completed or 0 for event in events)
+    assert (models_dir() / "user--m--Q8_0" / "pulled.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "message"),
+    [
+        ("user/m:Q8_0", 1 << 62, "4.61 EB of disk|disk, and"),
+        ("user/gone", 1, "does not exist on the endpoint"),
+        ("user/m:Q4_0", 1, "it has: Q8_0"),
+        ("/etc/passwd", 1, "neither a file"),
+    ],
+)
+def test_what_is_not_fetched_says_why(hub: Endpoint, name: str, size: int, message: str) -> None:
+    hub.sizes["m-Q8_0.gguf"] = size
+    with pytest.raises(HubError, match=message):
+        asyncio.run(fetch_in_process(name, lambda event: None))
+    assert not any("resolve" in request for request in hub.requests)
+
+
+def test_a_reserve_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=RESERVE_BYTES + 100))
+    folder = tmp_path / "not" / "there"
+    check_room(folder, [RemoteFile("a", 60, 60, None), RemoteFile("b", 40, 40, None)])
+    check_room(folder, [RemoteFile("a", 1 << 60, 0, None)])  # it is here already
+    with pytest.raises(HubError, match="101 B of disk"):
+        check_room(folder, [RemoteFile("a", 60, 60, None), RemoteFile("b", 41, 41, None)])
+
+
+def children() -> list[str]:
+    return Path("/proc/thread-self/children").read_text(encoding="ascii").split()
+
+
+def test_one_that_is_given_up_leaves_no_process(hub: Endpoint) -> None:
+    hub.held.add("m-Q8_0.gguf")
+
+    async def main() -> None:
+        fetching = asyncio.create_task(fetch_in_process("user/m:Q8_0", lambda event: None))
+        assert await asyncio.to_thread(hub.half_sent.wait, HANG_S)
+        assert len(children()) == 1
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        assert children() == []
+
+    asyncio.run(main())
+    hub.held.clear()
+    path = asyncio.run(fetch_in_process("user/m:Q8_0", lambda event: None))
+    assert path.read_bytes() == WEIGHTS
