@@ -7,5 +7,6 @@ Read in this order:
 3. `tile.py`, with `tile_addresses.py` and `activation_reads.py`: one weight tile times several tokens.
 4. `vector_codebook.py`, `vector_codebook_blocks.py`, `vector_codebook_tables.py`: the same for codebooks of vectors.
 5. `attention_tile.py` (scores, softmax, weighted sums), `vector_math.py` (exp, tanh, erf).
-6. `logit_blocks.py`: passes over a row of logits, for sampling.
+6. `recurrence.py`: the convolution of a gated delta net, and passes over its state.
+7. `logit_blocks.py`: passes over a row of logits, for sampling.
 """
