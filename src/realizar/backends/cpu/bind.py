@@ -7,21 +7,19 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.backends.cpu.bind_attention import AttentionBinder
 from realizar.backends.cpu.bind_experts import ExpertsBinder
 from realizar.backends.cpu.instruction_set import InstructionSet
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.activate import ACTIVATE
-from realizar.backends.cpu.kernels.attention import ATTEND, STEP_SELECTED, STEP_TERMS, STEP_TOKENS
+from realizar.backends.cpu.kernels.attention import STEP_SELECTED, STEP_TERMS, STEP_TOKENS
 from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR
 from realizar.backends.cpu.kernels.layer_inputs import LAYER_INPUTS
 from realizar.backends.cpu.kernels.linear import LINEAR
-from realizar.backends.cpu.kernels.normalize import LAYER_NORM, NO_NORM, NORMALIZE, RMS_NORM
-from realizar.backends.cpu.kernels.rotate import ROTATE
+from realizar.backends.cpu.kernels.normalize import NORMALIZE, norm_kind
 from realizar.backends.cpu.kernels.select import SELECT
-from realizar.backends.cpu.kv.memory import KVMemory
 from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walkable
 from realizar.backends.cpu.records import Record, address
-from realizar.backends.cpu.rope_tables import RopeTables
 from realizar.backends.cpu.weights.formats import GROUP
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.weights.pack import PackedMatrix
@@ -42,8 +40,7 @@ from realizar.backends.program import (
 )
 from realizar.errors import UnsupportedModelError
 from realizar.models.layer_inputs import LayerInputs
-from realizar.models.mixers import SharedAttention
-from realizar.models.spec import Activation, Attention, FeedForward, Linear, Norm
+from realizar.models.spec import Activation, FeedForward, Linear, Norm
 from realizar.models.tensor_source import TensorName
 
 _DEFAULT_L2_BYTES = 1 << 20  # where the system reports none
@@ -54,11 +51,10 @@ class Binder:
 
     def __init__(
         self, instructions: InstructionSet, kernels: KernelLibrary, weights: Weights, workspace: Workspace,
-        kv: KVMemory, ropes: RopeTables, scratch: NDArray[np.uint8], partial: NDArray[np.float32],
+        attention: AttentionBinder,
     ) -> None:  # fmt: skip
         self.instructions, self.kernels, self.weights = instructions, kernels, weights
-        self.workspace, self.kv, self.ropes = workspace, kv, ropes
-        self.scratch, self.partial = scratch, partial  # a row per thread; segments of split attention
+        self.workspace, self._attention = workspace, attention
         self._block_bytes = read_machine().cache_bytes.get("L2", _DEFAULT_L2_BYTES) // 2
 
     def bind_blocks(self, program: Program) -> BoundProgram:
@@ -95,7 +91,7 @@ class Binder:
             yield self._scale(block.join.output_scale)
 
     def _attention_block(self, block: AttentionBlock) -> Iterator[BoundOperation]:
-        attention, terms, part = block.attention, self.two_terms(block.attention), inputs_part(block)
+        attention, terms, part = block.attention, self._attention.two_terms(block.attention), inputs_part(block)
         yield self._normalize("norm", block.inputs.norm, "hidden", "normed", terms=terms)
         yield self._project(attention.q, "normed", "query", part, barrier=False)
         yield self._project(attention.k, "normed", "key", part, barrier=False)
@@ -103,16 +99,16 @@ class Binder:
         if attention.qk_norm_axis == "token":
             yield self._normalize("qk norm", attention.q_norm, "query", "query")
             yield self._normalize("qk norm", attention.k_norm, "key", "key")
-        yield BoundOperation("rope", self.kernels.rotate(self.kv.dtype), self._rotate(block))
-        yield from self._attend(attention, block.layer)
+        yield self._attention.rotate(attention, block.layer, terms=terms)
+        yield from self._attention.attend(attention, block.layer)
         yield from self._join(block.join, "attended", join_part(block))
 
     def _shared_attention_block(self, block: SharedAttentionBlock) -> Iterator[BoundOperation]:
         attention, (query,) = block.attention, block.inputs.linears
         yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
         yield self._project(query, "normed", "query", inputs_part(block))
-        yield BoundOperation("rope", self.kernels.rotate(self.kv.dtype), self._rotate_queries(attention))
-        yield from self._attend(attention, attention.source)
+        yield self._attention.rotate_queries(attention)
+        yield from self._attention.attend(attention, attention.source)
         yield from self._join(block.join, "attended", join_part(block))
 
     def _layer_inputs(self, inputs: LayerInputs) -> Iterator[BoundOperation]:
@@ -123,7 +119,7 @@ class Binder:
         yield self._project(inputs.projection, "normed", "layer inputs", "layer inputs")
         record = self._pack(
             LAYER_INPUTS, count_field=STEP_TOKENS, inputs=values.at, rows=rows.at, stride=values.stride,
-            layers=inputs.projection.out_features // inputs.size, size=inputs.size, kind=_norm_kind(inputs.norm),
+            layers=inputs.projection.out_features // inputs.size, size=inputs.size, kind=norm_kind(inputs.norm),
             eps=float(inputs.norm.eps), weight=address(self.weights.norm_weight(inputs.norm)),
             scale=float(inputs.scale),
         )  # fmt: skip
@@ -198,15 +194,6 @@ class Binder:
             self._normalize("final norm", tail.norm, "selected", "selected", count=STEP_SELECTED),
         ]
 
-    def two_terms(self, attention: Attention) -> bool:
-        """True if V multiplies activations of two terms, about 15 bits: int8, and int8 of its rounding error.
-
-        Rounding before V costs more fidelity than before any other matmul of a layer (on SmolLM2-135M a quarter of the
-        whole divergence), and with grouped queries V is the smallest. The terms go through the matmul as two tokens.
-        """
-        quantised = isinstance(self.weights.matrices[attention.v.weight], PackedMatrix)
-        return quantised and 2 * attention.num_kv_heads <= attention.num_heads
-
     def _pack(self, record: Record, **values: float) -> NDArray[np.int64]:
         return record.pack({"step": address(self.workspace.step), **values})
 
@@ -232,7 +219,7 @@ class Binder:
         """target = linear(source), or target += add_scale * linear(source).
 
         Args:
-            terms: whether the source is of two terms; see `two_terms`.
+            terms: whether the source is of two terms; see `AttentionBinder.two_terms`.
             together: from `_tiles_together`.
             count: field of the step that has the number of tokens.
         """
@@ -280,7 +267,7 @@ class Binder:
 
         Args:
             norm: None copies.
-            terms: whether the target has two terms; see `two_terms`.
+            terms: whether the target has two terms; see `AttentionBinder.two_terms`.
             count: field of the step that has the number of tokens.
             begins_block: see `BoundOperation`; by default where the source is the stream.
         """
@@ -288,7 +275,7 @@ class Binder:
         total = self.workspace.buffers[to]
         record = self._pack(
             NORMALIZE, count_field=count, input=read.at, input_stride=read.stride,
-            width=self._norm_width(norm, read.values.shape[1]), kind=_norm_kind(norm),
+            width=self._norm_width(norm, read.values.shape[1]), kind=norm_kind(norm),
             eps=float(norm.eps) if norm else 0.0,
             weight=address(self.weights.norm_weight(norm)) if norm else 0,
             bias=address(self.weights.vector(norm.bias)) if norm and norm.bias else 0,
@@ -302,75 +289,6 @@ class Binder:
 
     def _norm_width(self, norm: Norm | None, padded: int) -> int:
         return self.weights.length(norm.weight) if norm else min(padded, self.weights.hidden_size)
-
-    def _rotate(self, block: AttentionBlock) -> NDArray[np.int64]:
-        attention, layout = block.attention, self.kv.layouts[block.layer]
-        query, key, value = (self.workspace.buffers[name] for name in ("query", "key", "value"))
-        cosine, sine = self.ropes.addresses(attention.rope)
-        per_head = attention.qk_norm_axis == "head"
-        q_norm, k_norm = (attention.q_norm, attention.k_norm) if per_head else (None, None)
-        either = q_norm or k_norm
-        return self._pack(
-            ROTATE, query=query.at, query_stride=query.stride, key=key.at, key_stride=key.stride, value=value.at,
-            value_stride=value.stride, second_value=value.stride // 2 if self.two_terms(attention) else 0,
-            num_heads=attention.num_heads, num_kv_heads=attention.num_kv_heads, head_size=attention.head_size,
-            cosine=cosine, sine=sine, rotary=attention.rope.size if attention.rope else 0,
-            interleaved=int(attention.rope is not None and attention.rope.pairing == "interleaved"),
-            query_norm=address(self.weights.norm_weight(q_norm)) if q_norm else 0,
-            key_norm=address(self.weights.norm_weight(k_norm)) if k_norm else 0,
-            norm_kind=_norm_kind(either), eps=float(either.eps) if either else 0.0,
-            query_norm_bias=address(self.weights.vector(q_norm.bias)) if q_norm and q_norm.bias else 0,
-            key_norm_bias=address(self.weights.vector(k_norm.bias)) if k_norm and k_norm.bias else 0,
-            slots=address(self.workspace.slots[self.kv.group_of(block.layer)]),
-            cache=self.kv.address_of(block.layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
-            plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=layout.block_size,
-            query_scales=self.ropes.query_scales(attention.query_growth), value_eps=float(attention.v_norm_eps or 0.0),
-        )  # fmt: skip
-
-    def _rotate_queries(self, attention: SharedAttention) -> NDArray[np.int64]:
-        query, norm = self.workspace.buffers["query"], attention.q_norm
-        cosine, sine = self.ropes.addresses(attention.rope)
-        unused = dict.fromkeys((
-            "num_kv_heads", "key", "key_stride", "value", "value_stride", "second_value", "key_norm", "key_norm_bias",
-            "slots", "cache", "block_bytes", "head_bytes", "plane_bytes", "scale_bytes", "query_scales", "value_eps",
-        ), 0)  # fmt: skip
-        return self._pack(
-            ROTATE, query=query.at, query_stride=query.stride, num_heads=attention.num_heads,
-            head_size=attention.head_size, cosine=cosine, sine=sine,
-            rotary=attention.rope.size if attention.rope else 0,
-            interleaved=int(attention.rope is not None and attention.rope.pairing == "interleaved"),
-            query_norm=address(self.weights.norm_weight(norm)) if norm else 0, norm_kind=_norm_kind(norm),
-            eps=float(norm.eps) if norm else 0.0,
-            query_norm_bias=address(self.weights.vector(norm.bias)) if norm and norm.bias else 0,
-            block_size=self.kv.block_size, **unused,
-        )  # fmt: skip
-
-    def _attend(self, attention: Attention | SharedAttention, layer: int) -> Iterator[BoundOperation]:
-        """Attention over the cache of `layer`."""
-        arguments = self._attend_record(attention, layer)
-        yield BoundOperation("attention", self.kernels.attend(self.kv.dtype), arguments, attention=attention)
-        yield BoundOperation("attention output", self.kernels.combine, arguments)
-
-    def _attend_record(self, attention: Attention | SharedAttention, layer: int) -> NDArray[np.int64]:
-        layout = self.kv.layouts[layer]
-        sinks = attention.sinks if isinstance(attention, Attention) else None
-        query, attended = self.workspace.buffers["query"], self.workspace.buffers["attended"]
-        tables = self.workspace.block_tables[self.kv.group_of(layer)]
-        return self._pack(
-            ATTEND, query=query.at, query_stride=query.stride, num_heads=attention.num_heads,
-            num_kv_heads=attention.num_kv_heads, head_size=attention.head_size, scale=float(attention.scale),
-            window=attention.window or 0, soft_cap=float(attention.soft_cap or 0.0),
-            sinks=address(self.weights.vector(sinks)) if sinks else 0,
-            cache=self.kv.address_of(layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
-            plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=layout.block_size,
-            rows=address(self.workspace.rows), block_table=address(tables), table_stride=int(tables.strides[0]),
-            scratch=address(self.scratch), scratch_bytes=int(self.scratch.strides[0]), out=attended.at,
-            out_stride=attended.stride, partial=address(self.partial),
-            **written_records(attended.records if self._quantised(attention) else None),
-        )  # fmt: skip
-
-    def _quantised(self, attention: Attention | SharedAttention) -> bool:
-        return isinstance(self.weights.matrices[attention.o.weight], PackedMatrix)
 
     def _activate(
         self, activation: Activation, consumer: Linear, width: int, gate: int | None, up: int, stride: int
@@ -392,7 +310,3 @@ class Binder:
             SELECT, count_field=STEP_SELECTED, indices=address(self.workspace.selected), input=hidden.at,
             input_stride=hidden.stride, out=selected.at, out_stride=selected.stride, width=self.weights.hidden_size,
         )  # fmt: skip
-
-
-def _norm_kind(norm: Norm | None) -> int:
-    return NO_NORM if norm is None else {"rms": RMS_NORM, "layer": LAYER_NORM}[norm.kind]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import Capacity
 from realizar.backends.cpu.bind import Binder
+from realizar.backends.cpu.bind_attention import AttentionBinder
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.attention import scratch_bytes
@@ -109,7 +110,8 @@ def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, 
     partial: NDArray[np.float32] = aligned_zeros(PARTIAL_FLOATS, np.float32)  # type: ignore[assignment]
     scratch = _attention_scratch(kv, config.threads)
     kernels = KernelLibrary(instructions, lambda name: progress(f"compiling {name}", 1.0))
-    binder = Binder(instructions, kernels, weights, workspace, kv, ropes, scratch, partial)
+    attention = AttentionBinder(kernels, weights, workspace, kv, ropes, scratch, partial)
+    binder = Binder(instructions, kernels, weights, workspace, attention)
     programs = binder.bind_blocks(program), binder.bind_tail(program.tail), binder.bind_pool(program.tail)
     memory = weights, kv, workspace, ropes, scratch, partial
     team = ThreadTeam(config.threads)

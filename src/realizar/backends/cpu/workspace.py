@@ -47,7 +47,8 @@ class RowBuffer:
     Attributes:
         values: float32 [tokens, padded width].
         records: of the tokens, or None where nothing quantised reads them.
-        terms: records of twice the tokens, each token's and those of what it leaves over (`Binder.two_terms`), or None.
+        terms: records of twice the tokens, each token's and those of what it leaves over
+            (`AttentionBinder.two_terms`), or None.
     """
 
     values: NDArray[np.float32]

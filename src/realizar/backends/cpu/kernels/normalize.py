@@ -13,6 +13,7 @@ from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group, qu
 from realizar.backends.cpu.memory import load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
 from realizar.backends.cpu.weights.formats import GROUP
+from realizar.models.spec import Norm
 
 NO_NORM, RMS_NORM, LAYER_NORM = 0, 1, 2
 
@@ -26,6 +27,11 @@ NORMALIZE = Record(
 _STEP, _COUNT, _IN, _IN_STRIDE, _WIDTH, _KIND, _EPS, _WEIGHT, _BIAS = range(9)
 _OUT, _OUT_STRIDE, _RECORDS, _RECORDS_GROUPS, _RECORDS_WIDTH = range(9, 14)
 _RESIDUAL, _RESIDUAL_STRIDE, _RESIDUAL_SCALE, _TERMS = range(14, 18)
+
+
+def norm_kind(norm: Norm | None) -> int:
+    """The field `kind` of a norm; None copies."""
+    return NO_NORM if norm is None else {"rms": RMS_NORM, "layer": LAYER_NORM}[norm.kind]
 
 
 @njit(fastmath=True)

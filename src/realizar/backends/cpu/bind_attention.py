@@ -1,0 +1,133 @@
+"""Attention bound to kernels: norms of heads, rope, and attention over the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.backends.cpu.kernel_library import KernelLibrary
+from realizar.backends.cpu.kernels.attention import ATTEND
+from realizar.backends.cpu.kernels.normalize import norm_kind
+from realizar.backends.cpu.kernels.rotate import ROTATE
+from realizar.backends.cpu.kv.memory import KVMemory
+from realizar.backends.cpu.operations import BoundOperation
+from realizar.backends.cpu.records import Record, address
+from realizar.backends.cpu.rope_tables import RopeTables
+from realizar.backends.cpu.weights.load import Weights
+from realizar.backends.cpu.weights.pack import PackedMatrix
+from realizar.backends.cpu.workspace import Workspace, written_records
+from realizar.models.mixers import SharedAttention
+from realizar.models.spec import Attention
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBinder:
+    """Binds attention from the buffers `query`, `key` and `value` to `attended`.
+
+    Attributes:
+        scratch: uint8 [threads, bytes]. partial: float32, segments of split attention.
+    """
+
+    kernels: KernelLibrary
+    weights: Weights
+    workspace: Workspace
+    kv: KVMemory
+    ropes: RopeTables
+    scratch: NDArray[np.uint8]
+    partial: NDArray[np.float32]
+
+    def two_terms(self, attention: Attention) -> bool:
+        """True if V multiplies activations of two terms, about 15 bits: int8, and int8 of its rounding error.
+
+        Rounding before V costs more fidelity than before any other matmul of a layer (on SmolLM2-135M a quarter of the
+        whole divergence), and with grouped queries V is the smallest. The terms go through the matmul as two tokens.
+        """
+        quantised = isinstance(self.weights.matrices[attention.v.weight], PackedMatrix)
+        return quantised and 2 * attention.num_kv_heads <= attention.num_heads
+
+    def rotate(self, attention: Attention, layer: int, *, terms: bool) -> BoundOperation:
+        """Norms of heads and rope; keys and values go into the cache.
+
+        Args:
+            terms: as `two_terms` says of this attention.
+        """
+        return BoundOperation("rope", self.kernels.rotate(self.kv.dtype), self._rotate(attention, layer, terms))
+
+    def rotate_queries(self, attention: SharedAttention) -> BoundOperation:
+        """Norm of the heads of queries, and rope."""
+        return BoundOperation("rope", self.kernels.rotate(self.kv.dtype), self._rotate_queries(attention))
+
+    def attend(self, attention: Attention | SharedAttention, layer: int) -> Iterator[BoundOperation]:
+        """Attention over the cache of `layer`."""
+        arguments = self._attend_record(attention, layer)
+        yield BoundOperation("attention", self.kernels.attend(self.kv.dtype), arguments, attention=attention)
+        yield BoundOperation("attention output", self.kernels.combine, arguments)
+
+    def _rotate(self, attention: Attention, layer: int, terms: bool) -> NDArray[np.int64]:
+        layout = self.kv.layouts[layer]
+        query, key, value = (self.workspace.buffers[name] for name in ("query", "key", "value"))
+        cosine, sine = self.ropes.addresses(attention.rope)
+        per_head = attention.qk_norm_axis == "head"
+        q_norm, k_norm = (attention.q_norm, attention.k_norm) if per_head else (None, None)
+        either = q_norm or k_norm
+        return self._pack(
+            ROTATE, query=query.at, query_stride=query.stride, key=key.at, key_stride=key.stride, value=value.at,
+            value_stride=value.stride, second_value=value.stride // 2 if terms else 0,
+            num_heads=attention.num_heads, num_kv_heads=attention.num_kv_heads, head_size=attention.head_size,
+            cosine=cosine, sine=sine, rotary=attention.rope.size if attention.rope else 0,
+            interleaved=int(attention.rope is not None and attention.rope.pairing == "interleaved"),
+            query_norm=address(self.weights.norm_weight(q_norm)) if q_norm else 0,
+            key_norm=address(self.weights.norm_weight(k_norm)) if k_norm else 0,
+            norm_kind=norm_kind(either), eps=float(either.eps) if either else 0.0,
+            query_norm_bias=address(self.weights.vector(q_norm.bias)) if q_norm and q_norm.bias else 0,
+            key_norm_bias=address(self.weights.vector(k_norm.bias)) if k_norm and k_norm.bias else 0,
+            slots=address(self.workspace.slots[self.kv.group_of(layer)]),
+            cache=self.kv.address_of(layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
+            plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=layout.block_size,
+            query_scales=self.ropes.query_scales(attention.query_growth), value_eps=float(attention.v_norm_eps or 0.0),
+        )  # fmt: skip
+
+    def _rotate_queries(self, attention: SharedAttention) -> NDArray[np.int64]:
+        query, norm = self.workspace.buffers["query"], attention.q_norm
+        cosine, sine = self.ropes.addresses(attention.rope)
+        unused = dict.fromkeys((
+            "num_kv_heads", "key", "key_stride", "value", "value_stride", "second_value", "key_norm", "key_norm_bias",
+            "slots", "cache", "block_bytes", "head_bytes", "plane_bytes", "scale_bytes", "query_scales", "value_eps",
+        ), 0)  # fmt: skip
+        return self._pack(
+            ROTATE, query=query.at, query_stride=query.stride, num_heads=attention.num_heads,
+            head_size=attention.head_size, cosine=cosine, sine=sine,
+            rotary=attention.rope.size if attention.rope else 0,
+            interleaved=int(attention.rope is not None and attention.rope.pairing == "interleaved"),
+            query_norm=address(self.weights.norm_weight(norm)) if norm else 0, norm_kind=norm_kind(norm),
+            eps=float(norm.eps) if norm else 0.0,
+            query_norm_bias=address(self.weights.vector(norm.bias)) if norm and norm.bias else 0,
+            block_size=self.kv.block_size, **unused,
+        )  # fmt: skip
+
+    def _attend_record(self, attention: Attention | SharedAttention, layer: int) -> NDArray[np.int64]:
+        layout = self.kv.layouts[layer]
+        sinks = attention.sinks if isinstance(attention, Attention) else None
+        query, attended = self.workspace.buffers["query"], self.workspace.buffers["attended"]
+        tables = self.workspace.block_tables[self.kv.group_of(layer)]
+        return self._pack(
+            ATTEND, query=query.at, query_stride=query.stride, num_heads=attention.num_heads,
+            num_kv_heads=attention.num_kv_heads, head_size=attention.head_size, scale=float(attention.scale),
+            window=attention.window or 0, soft_cap=float(attention.soft_cap or 0.0),
+            sinks=address(self.weights.vector(sinks)) if sinks else 0,
+            cache=self.kv.address_of(layer), block_bytes=layout.block_bytes, head_bytes=layout.head_bytes,
+            plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=layout.block_size,
+            rows=address(self.workspace.rows), block_table=address(tables), table_stride=int(tables.strides[0]),
+            scratch=address(self.scratch), scratch_bytes=int(self.scratch.strides[0]), out=attended.at,
+            out_stride=attended.stride, partial=address(self.partial),
+            **written_records(attended.records if self._quantised(attention) else None),
+        )  # fmt: skip
+
+    def _quantised(self, attention: Attention | SharedAttention) -> bool:
+        return isinstance(self.weights.matrices[attention.o.weight], PackedMatrix)
+
+    def _pack(self, record: Record, **values: float) -> NDArray[np.int64]:
+        return record.pack({"step": address(self.workspace.step), **values})
