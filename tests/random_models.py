@@ -39,7 +39,7 @@ class Recipe:
         weights: ggml type of all matrices but the embedding, which is F16 and not tied.
         parts: of the architecture: `biases`, `layer_norm`, `qk_norm`, `token_norm`, `sinks`, `soft_cap`, `post_norms`,
             `ungated`, `partial_rope`, `interleaved`, `no_rope`, `undivided`, `value_norm`, `k_is_v` (in layers
-            without a window), `output_scale`. Of mixtures: `expert_biases`, `sigmoid`,
+            without a window), `output_gate` (of attention), `output_scale`. Of mixtures: `expert_biases`, `sigmoid`,
             `selection_bias`, `groups` (2 of 4), `shared`, `shared_gate`, `clamped`, `expert_scales`, and `own_norms`,
             which need `shared`.
         lacking: what each of the first layers does not have, a `mixer` or a `feed_forward`; None has both.
@@ -122,6 +122,7 @@ class _Maker:
             k_norm=k_norm, qk_norm_axis="token" if "token_norm" in parts else "head",
             sinks=self.vector(f"{name}.sinks", recipe.num_heads, 1.0) if "sinks" in parts else None,
             v_norm_eps=1e-5 if "value_norm" in parts else None,
+            gate=self.linear(f"{name}.output_gate", queries, hidden) if "output_gate" in parts else None,
         )  # fmt: skip
 
     def feed_forward(self, name: str) -> FeedForward:

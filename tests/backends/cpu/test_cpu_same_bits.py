@@ -57,6 +57,9 @@ RECIPES = {
         parts=("shared", "own_norms", "expert_scales", "post_norms"),
         activation="gelu_tanh",
     ),
+    "q8_0-256-output-gate": Recipe(
+        256, 4, 2, weights="Q8_0", windows=(None, 40), parts=("output_gate", "qk_norm", "partial_rope")
+    ),
     "bf16-64-gqa6": Recipe(64, 6, 1, weights="BF16", parts=("layer_norm", "ungated"), activation="gelu"),
 }
 

@@ -95,6 +95,8 @@ class Binder:
         yield self._normalize("norm", block.inputs.norm, "hidden", "normed", terms=terms)
         yield self._project(attention.q, "normed", "query", part, barrier=False)
         yield self._project(attention.k, "normed", "key", part, barrier=False)
+        if attention.gate is not None:
+            yield self._project(attention.gate, "normed", "attention gate", part, barrier=False)
         yield self._project(attention.v, "normed", "value", part, terms=terms)
         if attention.qk_norm_axis == "token":
             yield self._normalize("qk norm", attention.q_norm, "query", "query")

@@ -25,7 +25,7 @@ from realizar.models.spec import Attention
 
 @dataclass(frozen=True, slots=True)
 class AttentionBinder:
-    """Binds attention from the buffers `query`, `key` and `value` to `attended`.
+    """Binds attention from the buffers `query`, `key`, `value` and `attention gate` to `attended`.
 
     Attributes:
         scratch: uint8 [threads, bytes]. partial: float32, segments of split attention.
@@ -110,7 +110,8 @@ class AttentionBinder:
 
     def _attend_record(self, attention: Attention | SharedAttention, layer: int) -> NDArray[np.int64]:
         layout = self.kv.layouts[layer]
-        sinks = attention.sinks if isinstance(attention, Attention) else None
+        sinks, gate = (attention.sinks, attention.gate) if isinstance(attention, Attention) else (None, None)
+        gates = None if gate is None else self.workspace.buffers["attention gate"]
         query, attended = self.workspace.buffers["query"], self.workspace.buffers["attended"]
         tables = self.workspace.block_tables[self.kv.group_of(layer)]
         return self._pack(
@@ -122,7 +123,8 @@ class AttentionBinder:
             plane_bytes=layout.plane_bytes, scale_bytes=layout.scale_bytes, block_size=layout.block_size,
             rows=address(self.workspace.rows), block_table=address(tables), table_stride=int(tables.strides[0]),
             scratch=address(self.scratch), scratch_bytes=int(self.scratch.strides[0]), out=attended.at,
-            out_stride=attended.stride, partial=address(self.partial),
+            out_stride=attended.stride, partial=address(self.partial), gate=0 if gates is None else gates.at,
+            gate_stride=0 if gates is None else gates.stride,
             **written_records(attended.records if self._quantised(attention) else None),
         )  # fmt: skip
 

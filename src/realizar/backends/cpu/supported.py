@@ -12,5 +12,5 @@ SUPPORTED = Supported(
     frozenset({Attention, SharedAttention}),
     frozenset({FeedForward, Experts}),
     frozenset({FullCache, WindowCache}),
-    frozenset(Feature) - {Feature.OUTPUT_GATE},
+    frozenset(Feature),  # all that there are
 )

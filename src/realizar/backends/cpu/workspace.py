@@ -73,7 +73,7 @@ def written_records(buffer: RecordBuffer | None) -> dict[str, int]:
 
 
 def buffer_widths(spec: ModelSpec) -> dict[str, int]:
-    """Width of every buffer of `program`; those of experts and of layers' inputs are there if the model has any."""
+    """Width of every buffer of `program`; those of experts, gates and layers' inputs are there if the model has any."""
     inputs = spec.layer_inputs
     mixtures = [experts for _, experts in spec.mixtures()]
     shared = [one.shared for one in mixtures if one.shared is not None]
@@ -90,6 +90,8 @@ def buffer_widths(spec: ModelSpec) -> dict[str, int]:
     }  # fmt: skip
     if inputs is not None:
         widths |= dict.fromkeys(("layer inputs", "layer rows"), inputs.projection.out_features)
+    if any(attention.gate is not None for _, attention in spec.attentions()):
+        widths["attention gate"] = query
     if mixtures:
         widest = max(one.up.out_features for one in mixtures)
         widths |= {"scores": max(one.num_experts for one in mixtures), "routed": hidden}

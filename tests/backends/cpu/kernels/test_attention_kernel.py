@@ -44,6 +44,7 @@ class Case:
     window: int = 0
     soft_cap: float = 0.0
     sinks: bool = False
+    gate: bool = False
     dtype: str = "f16"
     rows: tuple[tuple[int, int], ...] = ROWS
 
@@ -58,6 +59,9 @@ class Attention:
         self.tokens = sum(count for _, count in case.rows)
         self.query = (2 * rng.standard_normal((self.tokens, self.heads, case.head_size))).astype(np.float32)
         self.sinks = rng.standard_normal(self.heads).astype(np.float32) + 1
+        width = self.heads * case.head_size
+        self.gate = np.zeros((self.tokens, -(-width // 32) * 32), np.float32)
+        self.gate[:, :width] = 3 * np.random.default_rng(7).standard_normal((self.tokens, width))
         self.layout = KVLayout(case.kv_heads, case.head_size, BLOCK, case.dtype)
         lengths = [computed + count for computed, count in case.rows]
         needed = [-(-length // BLOCK) for length in lengths]
@@ -97,6 +101,9 @@ class Attention:
                 if case.sinks:
                     total = total + np.exp(self.sinks - scores.max(-1))
                 out.append(np.einsum("hk,khd->hd", weights / total[:, None], v))
+                if case.gate:
+                    gate = self.gate[token, : self.heads * case.head_size].astype(np.float64)
+                    out[-1] /= 1 + np.exp(-gate.reshape(self.heads, -1))
                 token += 1
         return np.array(out)
 
@@ -125,6 +132,7 @@ class Attention:
             "rows": rows, "block_table": self.table, "table_stride": self.table.strides[0], "scratch": scratch,
             "scratch_bytes": scratch.strides[0], "out": out, "out_stride": out.strides[0], "partial": partial,
             "records": records, "records_groups": padded // 32, "records_width": WIDTH,
+            "gate": self.gate if case.gate else 0, "gate_stride": self.gate.strides[0],
         }  # fmt: skip
         call(make_attend(index_of(instruction_set), KV_DTYPES.index(case.dtype)).address, ATTEND, THREADS, **fields)
         call(combine.address, ATTEND, THREADS, **fields)
@@ -173,6 +181,11 @@ def test_prompts_of_many_tiles(dtype: str, window: int) -> None:
 @pytest.mark.parametrize("soft_cap", [0.0, 1.5])
 def test_soft_caps_and_sinks(soft_cap: float, sinks: bool, window: int) -> None:
     check(Case(group=5, soft_cap=soft_cap, sinks=sinks, window=window))
+
+
+@pytest.mark.parametrize("head_size", [24, 256])
+def test_output_gates(head_size: int) -> None:
+    check(Case(head_size, group=3, gate=True, dtype="f32"))
 
 
 OTHERS = ("avx_vnni", "avx2", "portable")

@@ -76,9 +76,16 @@ class VectorMath(Emitter):
         value = self.b.fsub(one, self.b.fmul(series, decay))
         return self.b.select(negative, self.b.fsub(self.const_f32(0.0), value), value)
 
+    def sigmoid(self, x: Value) -> Value:
+        return self._over_one_plus_exp(self.const_f32(1.0), x)
+
     def silu(self, x: Value) -> Value:
+        return self._over_one_plus_exp(x, x)
+
+    def _over_one_plus_exp(self, y: Value, x: Value) -> Value:
+        """y / (1 + exp(-x))."""
         one = self.const_f32(1.0)
-        return self.b.fdiv(x, self.b.fadd(one, self.exp(self.b.fsub(self.const_f32(0.0), x))))
+        return self.b.fdiv(y, self.b.fadd(one, self.exp(self.b.fsub(self.const_f32(0.0), x))))
 
     def gelu_tanh(self, x: Value) -> Value:
         cube = self.b.fmul(self.b.fmul(x, x), x)

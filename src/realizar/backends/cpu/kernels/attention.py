@@ -42,7 +42,7 @@ from realizar.backends.cpu.kernels.attention_segment import (
     weigh_segment,
 )
 from realizar.backends.cpu.kernels.attention_wide import score_wide, sum_wide, widen_segment
-from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
+from realizar.backends.cpu.kernels.quantize import gate_group, offset_of, quantize_group
 from realizar.backends.cpu.kv.layout import ELEMENT_BYTES, KV_DTYPES
 from realizar.backends.cpu.memory import clear, inner, load_f32, load_i64, view
 from realizar.backends.cpu.weights.formats import GROUP
@@ -237,14 +237,14 @@ def make_attend(instruction_set: int, dtype: int) -> Any:
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
 def combine(arguments: int, thread: int, threads: int) -> None:
-    """Combine split segments, and quantise the rows of the output. It runs after a barrier."""
+    """Combine split segments, and gate and quantise the rows of the output. It runs after a barrier."""
     step = load_i64(arguments, record.STEP)
     num_rows, split = load_i64(step, STEP_ROWS), load_i64(step, STEP_SPLIT)
     heads, size = load_i64(arguments, record.HEADS), load_i64(arguments, record.HEAD_SIZE)
     padded = (size + GROUP - 1) // GROUP * GROUP
     width = heads * size
     running, total = np.zeros(2, np.float32), np.zeros(padded, np.float32)
-    records = load_i64(arguments, record.RECORDS)
+    records, gate = load_i64(arguments, record.RECORDS), load_i64(arguments, record.GATE)
     tokens = load_i64(step, STEP_TOKENS)
     start, stop = tokens * thread // threads, tokens * (thread + 1) // threads
     for row in range(num_rows):
@@ -272,6 +272,10 @@ def combine(arguments: int, thread: int, threads: int) -> None:
                         head,
                         view(out + head * size * 4, size, np.float32),
                     )
+            if gate != 0:
+                gates = gate + token * load_i64(arguments, record.GATE_STRIDE)
+                for group in range((width + GROUP - 1) // GROUP):
+                    gate_group(out + group * GROUP * 4, gates + group * GROUP * 4)
             if records != 0:
                 groups, lanes = load_i64(arguments, record.RECORDS_GROUPS), load_i64(arguments, record.RECORDS_WIDTH)
                 for group in range((width + GROUP - 1) // GROUP):

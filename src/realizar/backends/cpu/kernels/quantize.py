@@ -69,6 +69,19 @@ def quantize_residual(typing_context: Any, values: Any, record: Any, second: Any
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
+@intrinsic
+def gate_group(typing_context: Any, values: Any, gate: Any) -> Any:
+    """Multiply the 32 float32 at address `values` by the sigmoids of those at `gate`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        e = VectorMath(builder, GROUP)
+        factors = e.sigmoid(e.load(arguments[1], e.f32, 4))
+        e.store(builder.fmul(e.load(arguments[0], e.f32, 4), factors), arguments[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
 @intrinsic(prefer_literal=True)
 def activate_group(typing_context: Any, kind: Any, gated: Any, gate: Any, up: Any, out: Any) -> Any:
     """out = activation(gate) * up, or what else it makes of both, for 32 float32; activation(up) where not gated.
