@@ -11,7 +11,7 @@ import pytest
 
 from server_thread import CONTEXT, RunningServer
 
-URL = "/v1/chat/completions"
+URL, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 def long_chat(words: str, **fields: Any) -> dict[str, Any]:
@@ -20,8 +20,8 @@ def long_chat(words: str, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], "max_tokens": 3, "stream": True, **fields}
 
 
-def chunks(http: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
-    lines = http.post(URL, json=body).text.splitlines()
+def chunks(http: httpx.Client, body: dict[str, Any], url: str = URL) -> list[dict[str, Any]]:
+    lines = http.post(url, json=body).text.splitlines()
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
@@ -70,8 +70,76 @@ def test_the_text_is_that_of_a_request_without_it(http: httpx.Client, n: int) ->
     assert texts() == texts(return_progress=True)
 
 
-def test_a_whole_answer_has_no_progress(http: httpx.Client) -> None:
-    answer = http.post(URL, json=long_chat("x ", stream=False, return_progress=True))
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "return_progress"
+def long_prompt(words: str) -> str:
+    return words * (CONTEXT // 2 // len(words.split()))
+
+
+def test_completions_tell_of_each_prompt(http: httpx.Client) -> None:
+    prompts = [long_prompt("north south east "), long_prompt("spring summer autumn ")]
+    body = {"prompt": prompts, "n": 2, "max_tokens": 3, "temperature": 0, "stream": True}
+    got = chunks(http, {**body, "return_progress": True, "stream_options": {"include_usage": True}}, COMPLETIONS)
+    usage = got.pop()["usage"]
+    reported: dict[int, list[dict[str, Any]]] = {}
+    for place, chunk in enumerate(got):
+        (choice,) = chunk["choices"]
+        if "prompt_progress" in chunk:
+            assert (choice["text"], choice["finish_reason"]) == ("", None)
+            assert not any(
+                "prompt_progress" not in each and each["choices"][0]["index"] // 2 == choice["index"] // 2
+                for each in got[:place]
+            )  # all before the text
+            reported.setdefault(choice["index"], []).append(chunk["prompt_progress"])
+    assert sorted(reported) == [0, 2]
+    assert sum(each[-1]["total"] for each in reported.values()) == usage["prompt_tokens"]
+    for each in reported.values():
+        assert each[-1]["processed"] == each[-1]["total"]
+        assert [step["processed"] for step in each] == sorted({step["processed"] for step in each})
+
+    def texts(found: list[dict[str, Any]]) -> list[str]:
+        choices = [chunk["choices"][0] for chunk in found]
+        return ["".join(choice["text"] for choice in choices if choice["index"] == at) for at in range(4)]
+
+    without = chunks(http, body, COMPLETIONS)
+    assert all("prompt_progress" not in chunk for chunk in without)
+    assert texts(without) == texts(got)
+
+
+def test_responses_tell_in_their_events_of_progress(client: openai.OpenAI, server: RunningServer) -> None:
+    def events(**body: Any) -> list[Any]:
+        text = long_prompt("iron copper silver ")
+        stream = client.responses.create(
+            model=server.model.name, input=text, max_output_tokens=3, stream=True, temperature=0, extra_body=body
+        )
+        return list(stream)
+
+    got = events(return_progress=True)
+    assert [event.sequence_number for event in got] == list(range(len(got)))
+    told = [(event.type, event.model_extra["prompt_progress"]) for event in got if event.model_extra]
+    assert {kind for kind, _ in told} == {"response.in_progress"}
+    assert len(told) > 1
+    total = got[-1].response.usage.input_tokens
+    assert [read["total"] for _, read in told] == [total] * len(told)
+    assert told[-1][1]["processed"] == total
+    kinds = [event.type for event in got if not event.model_extra]
+    without = events()
+    assert kinds == [event.type for event in without]
+    assert not any(event.model_extra for event in without)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (URL, {"messages": [{"role": "user", "content": "x"}]}),
+        (COMPLETIONS, {"prompt": "x"}),
+        ("/v1/responses", {"input": "x"}),
+    ],
+)
+def test_a_whole_answer_has_no_progress(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    for given in ({}, {"stream": False}):
+        answer = http.post(path, json={**body, **given, "return_progress": True})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "return_progress"
+
+
+def test_asking_for_no_progress_is_taken(http: httpx.Client) -> None:
     assert http.post(URL, json={**long_chat("x "), "stream": False, "return_progress": False}).status_code == 200

@@ -14,6 +14,7 @@ from realizar.server.generation.answer import AnswerDelta
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.logprob_rows import LogprobRows
+from realizar.server.generation.prompt_read import PromptRead
 from realizar.server.http.sse import EventTemplate, encode_event
 from realizar.server.openai.logprobs import write_chat
 from realizar.server.openai.records.answers import (
@@ -22,7 +23,6 @@ from realizar.server.openai.records.answers import (
     ChatDelta,
     ChatToolCallDelta,
     FunctionCall,
-    PromptRead,
     Usage,
     make_usage,
 )
@@ -80,8 +80,7 @@ class ChatStreamer:
             return None
         choices = list(self._choices(gained)) or [ChatChunkChoice(gained.index, ChatDelta())]
         chunk = self._chunk(choices, self._usage_so_far())
-        elapsed_ms = round((time.monotonic() - self._started_s) * 1000)
-        chunk.prompt_progress = PromptRead(read.num_tokens, read.num_cached_tokens, read.num_read, elapsed_ms)
+        chunk.prompt_progress = PromptRead.of(read, self._started_s)
         return encode_event(chunk)
 
     def _only_text(self, gained: AnswerDelta) -> bytes | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from realizar.engine.clients.async_stream import AsyncStream
-from realizar.outputs import RequestOutput, TokenLogprobs
+from realizar.outputs import PromptProgress, RequestOutput, TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api, deltas_of, timing_notes
 from realizar.server.errors import renaming
@@ -30,6 +30,7 @@ class CompletionPlan:
         logprobs: most probable tokens to list; None without log-probabilities.
         prompt_logprobs: the same for vLLM's field.
         stream: True if the answer is streamed.
+        reports_progress: True to get deltas that tell how much of a prompt has been read.
     """
 
     prompts: Sequence[Prompt]
@@ -39,6 +40,7 @@ class CompletionPlan:
     logprobs: int | None
     prompt_logprobs: int | None
     stream: bool
+    reports_progress: bool
     priority: int
     cache_salt: str | None
     structured_field: str
@@ -46,7 +48,10 @@ class CompletionPlan:
 
 @dataclass(slots=True)  # one a choice and step: frozen it would take four times as long to make
 class CompletionDelta:
-    """The output that one choice gained; `echoed` marks the echo of the prompt."""
+    """The output that one choice gained; `echoed` marks the echo of the prompt.
+
+    With `progress` it tells of the choice's prompt, and of nothing else; of several choices the first one's has it.
+    """
 
     index: int
     text: str
@@ -55,6 +60,7 @@ class CompletionDelta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     echoed: bool = False
+    progress: PromptProgress | None = None
 
 
 class CompletionRun:
@@ -132,6 +138,7 @@ class CompletionRun:
                         delta.logprobs,
                         delta.finish_reason,
                         delta.stop_reason,
+                        progress=delta.prompt_progress,
                     )
             output = self.outputs[place] = await stream.result()
             self._num_cached_tokens.setdefault(place, output.num_cached_tokens)
@@ -171,4 +178,5 @@ class CompletionRun:
             cache_salt=self._plan.cache_salt,
             client=self._lease.client,
             score_only=score_only,
+            reports_progress=self._plan.reports_progress and not scoring,
         )

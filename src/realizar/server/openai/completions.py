@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
@@ -10,9 +11,11 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from realizar.outputs import PromptProgress
 from realizar.server.api import Api, compute, new_id, note, now_s
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.fill_in import read_hole
+from realizar.server.generation.prompt_read import PromptRead, check_progress
 from realizar.server.generation.prompts import Prompt, keep_last, tokenize_prompts
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority, check_top
 from realizar.server.generation.work import Stop
@@ -97,6 +100,7 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> Complet
         logprobs=logprobs,
         prompt_logprobs=listed,
         stream=bool(record.stream),
+        reports_progress=check_progress(record.return_progress, stream=record.stream),
         priority=check_priority(record.priority, allowed=api.settings.allow_request_priority),
         cache_salt=record.cache_salt,
         structured_field="structured" if found is None else found[0],
@@ -165,7 +169,7 @@ class _AnswerMaker:
         self._last_usage, self._every_usage = bool(options.include_usage), bool(options.continuous_usage_stats)
         self._names = api.names(as_ids=record.return_tokens_as_token_ids)
         self._makers: dict[int, CompletionLogprobsMaker] = {}
-        self._created = now_s()
+        self._created, self._started_s = now_s(), time.monotonic()
         self._templates: dict[int, EventTemplate] = {}
 
     async def events(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
@@ -173,7 +177,9 @@ class _AnswerMaker:
         try:
             async with aclosing(self._run.deltas()) as deltas:
                 async for delta in deltas:
-                    if delta.text or delta.token_ids or delta.finish_reason is not None:
+                    if delta.progress is not None:
+                        yield self._progress(delta, delta.progress)
+                    elif delta.text or delta.token_ids or delta.finish_reason is not None:
                         yield self._only_text(delta) or encode_event(
                             self._answer([self._choice(delta)], self._usage_so_far())
                         )
@@ -181,6 +187,12 @@ class _AnswerMaker:
                 yield encode_event(self._answer([], self._run.usage))
         finally:
             note(**self._run.notes)
+
+    def _progress(self, delta: CompletionDelta, read: PromptProgress) -> bytes:
+        """The event of a delta that tells of a prompt."""
+        chunk = self._answer([CompletionChoice(delta.index, "", None, None)], self._usage_so_far())
+        chunk.prompt_progress = PromptRead.of(read, self._started_s)
+        return encode_event(chunk)
 
     def _only_text(self, delta: CompletionDelta) -> bytes | None:
         """The event of a delta that is one text; None for the last of a choice, and with usage in every event."""

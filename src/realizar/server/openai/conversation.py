@@ -8,6 +8,7 @@ from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
 from realizar.server.generation.conversation import Conversation, can_continue
+from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.sampling import SamplingWishes, check_top
 from realizar.server.openai.messages import check_messages
 from realizar.server.openai.neutral import check_neutral
@@ -48,7 +49,7 @@ def read_conversation(request: ChatCompletionRequest) -> Conversation:
         keep_last=request.truncate_prompt_tokens,
         priority=request.priority,
         cache_salt=request.cache_salt,
-        reports_progress=_reports_progress(request),
+        reports_progress=check_progress(request.return_progress, stream=request.stream),
         names=names,
     )
 
@@ -63,12 +64,6 @@ def _continues(request: ChatCompletionRequest, last: dict[str, Any]) -> bool:
         reason = "continue_final_message needs a last message of the assistant's that has text and calls no tool"
         raise refused(reason, "continue_final_message")
     return True
-
-
-def _reports_progress(request: ChatCompletionRequest) -> bool:
-    if request.return_progress and not request.stream:
-        raise refused("return_progress needs stream to be true", "return_progress", "invalid_value")
-    return bool(request.return_progress)
 
 
 def _wishes(request: ChatCompletionRequest, structured: StructuredOutput | None) -> SamplingWishes:

@@ -9,6 +9,7 @@ from typing import Any
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.conversation import Conversation, check_num_messages
+from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.sampling import SamplingWishes, check_top
 from realizar.server.responses.input_items import ItemReader
 from realizar.server.responses.records import InputTokensRequest, ResponsesRequest
@@ -62,6 +63,8 @@ def read_conversation(
         wishes=_wishes(request, structured),
         reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
         bounded_by_context=True,
+        reports_progress=isinstance(request, ResponsesRequest)
+        and check_progress(request.return_progress, stream=request.stream),
         names={
             "messages": "input",
             "max_tokens": "max_output_tokens",

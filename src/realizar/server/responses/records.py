@@ -60,7 +60,7 @@ class InputTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ResponsesRequest(InputTokensRequest, kw_only=True, forbid_unknown_fields=True):
-    """The body of `/v1/responses`. Codex adds `client_metadata`, which has no effect."""
+    """The body of `/v1/responses`. Codex adds `client_metadata`, which has no effect; `return_progress` is ours."""
 
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -71,6 +71,7 @@ class ResponsesRequest(InputTokensRequest, kw_only=True, forbid_unknown_fields=T
     top_logprobs: int | None = None
     include: list[str] | None = None
     store: bool | None = None
+    return_progress: bool | None = None
 
     metadata: dict[str, str] | None = None
     client_metadata: dict[str, Any] | None = None

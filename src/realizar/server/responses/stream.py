@@ -7,6 +7,7 @@ error before it is an ordinary answer; but where that takes long, they come whil
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -18,6 +19,7 @@ from realizar.server.errors import to_api_error
 from realizar.server.generation.answer import AnswerDelta, FinishReason
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.chat_run import ChatRun
+from realizar.server.generation.prompt_read import PromptRead
 from realizar.server.responses.answers import ResponseForm, usage_of
 from realizar.server.responses.keeper import Keeper
 from realizar.server.responses.output_items import Item, ItemForm, OutputItems, reasoning_part, summary_part
@@ -50,6 +52,7 @@ class ResponseStreamer:
         self._logprobs, self._keeper = logprobs, keeper
         self._open: Item | None = None
         self._number = 0
+        self._started_s = time.monotonic()
 
     async def events(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
         """Iterate the events, those of a delta together. An error after the first of them makes the last one.
@@ -92,6 +95,10 @@ class ResponseStreamer:
 
     def _grown(self, delta: AnswerDelta) -> list[bytes]:
         """The events of a delta."""
+        read = delta.source.prompt_progress
+        if read is not None:
+            figures = PromptRead.of(read, self._started_s)
+            return [self._event("response.in_progress", response=self._form.begun(), prompt_progress=figures)]
         return list(self._events_of(delta))
 
     def _events_of(self, delta: AnswerDelta) -> Iterator[bytes]:

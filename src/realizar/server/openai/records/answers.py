@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from realizar.server.generation.answer import FinishReason
+from realizar.server.generation.prompt_read import PromptRead
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -96,20 +97,6 @@ class ChatChunkChoice(msgspec.Struct):
     finish_reason: FinishReason | None = None
     logprobs: msgspec.Raw | None = None
     stop_reason: str | int | UnsetType | None = UNSET
-
-
-class PromptRead(msgspec.Struct):
-    """llama.cpp's figures of a prompt that is being read.
-
-    Attributes:
-        total: tokens of the prompt. cache: those found in the cache. processed: those read, cached ones included.
-        time_ms: milliseconds since the request was queued.
-    """
-
-    total: int
-    cache: int
-    processed: int
-    time_ms: int
 
 
 class Answer(msgspec.Struct, kw_only=True):

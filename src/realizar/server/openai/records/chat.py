@@ -62,7 +62,6 @@ class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_field
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
-    return_progress: bool | None = None
 
     metadata: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None

@@ -45,6 +45,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
+    return_progress: bool | None = None
 
     top_k: int | None = None
     min_p: float | None = None
