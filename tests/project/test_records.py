@@ -12,6 +12,7 @@ PACKAGE = ROOT / "src" / "realizar"
 # is refused by name (server/http/body.py).
 WIRE = (
     PACKAGE / "server" / "openai" / "records",
+    PACKAGE / "server" / "generation" / "prompt_read.py",
     *(PACKAGE / "server" / name / "records.py" for name in ("anthropic", "ollama", "responses")),
 )
 # Records that leave as a whole, and why.
