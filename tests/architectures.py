@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from architecture_case import Case, DeviceKind, Form
 from dense_architectures import DENSE
+from models.hybrids.hybrid_architectures import HYBRIDS
 from models.mixture_architectures import MIXTURES
 
 MAX_RELATIVE_ERROR = 1e-4
@@ -47,6 +48,10 @@ _LONGROPE = {
     "partial_rotary_factor": 0.75,
 }
 
+
+_WIDE_DELTA = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+_WITH_TEXT_CONFIG = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
+_ZERO_CENTRED = ("Gemma2", "Gemma3", "Qwen3_5", "Qwen3_5Moe", "Qwen3Next")
 
 CASES: dict[str, Case] = {
     "llama": Case("Llama"),
@@ -198,6 +203,7 @@ CASES: dict[str, Case] = {
     ),
     **DENSE,
     **MIXTURES,
+    **HYBRIDS,
 }
 ROWS = [(name, form) for name, case in CASES.items() for form in case.forms]
 
@@ -246,10 +252,12 @@ def make_model(name: str, wide: bool = False) -> Any:
     options = {**_SIZES, **{key: _copied(value) for key, value in case.options.items()}}
     if wide:
         options |= {key: 256 for key in options if key.endswith("intermediate_size")} | _WIDE_SIZES
+        options |= {key: value for key, value in _WIDE_DELTA.items() if key in options}
     # Phi-3's configuration looks for this one at its top level first.
     if "original_max_position_embeddings" in options.get("rope_parameters", {}) and case.family == "Phi3":
         options["original_max_position_embeddings"] = options["rope_parameters"]["original_max_position_embeddings"]
-    config_class = f"{case.family}TextConfig" if case.family in ("Gemma3", "Gemma4") else f"{case.family}Config"
+    is_text = case.family in _WITH_TEXT_CONFIG and not case.is_part
+    config_class = f"{case.family}TextConfig" if is_text else f"{case.family}Config"
     if case.is_part:
         vision = options.pop("vision_config")
         options = {"text_config": options, "vision_config": vision}
@@ -268,7 +276,10 @@ def make_model(name: str, wide: bool = False) -> Any:
                 width = 1.0 if "embed_tokens" in path else parameter.shape[-1] ** 0.5
                 parameter.copy_(noise / width)
             else:
-                centre = 0.0 if path.endswith(("bias", "sinks")) or case.family in ("Gemma2", "Gemma3") else 1.0
+                is_zero = path.endswith(("bias", "sinks")) or (
+                    case.family in _ZERO_CENTRED and "linear_attn.norm" not in path
+                )
+                centre = -2.0 if path.endswith("A_log") else 0.0 if is_zero else 1.0
                 if case.family == "Gemma4" and path.endswith("q_norm.weight"):
                     centre = 0.3  # stands for the scale of attention
                 parameter.copy_(centre + 0.2 * noise)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from models.gguf_experts import MIXTURES, add_experts, with_split_experts
 from models.gguf_gemma4 import add_gemma4_keys, scale_name
+from models.hybrids.gguf_hybrids import HYBRIDS, NAMES, add_hybrid_keys, converted_parts
 
 Array = NDArray[np.float32]
 
@@ -25,6 +26,7 @@ _ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "gemma4_text": "g
     "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",
     **MIXTURES,
+    **HYBRIDS,
 }
 PERMUTED = (
     "llama",
@@ -77,9 +79,11 @@ def converted_tensors(model: Any, tensors: Mapping[str, Any]) -> dict[str, Array
         if hf_name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         scales = scale_name(hf_name) if name == "gemma4" else None
-        stored = scales or names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
-        assert stored is not None, hf_name
-        converted[stored] = _converted(hf_name, tensor, config, name)
+        parts = [(hf_name, tensor)] if name not in NAMES else converted_parts(hf_name, tensor, config, name)
+        for part_name, part in parts:
+            stored = scales or names.get_name(part_name, try_suffixes=(".weight", ".bias"))
+            assert stored is not None, part_name
+            converted[stored] = _converted(part_name, part, config, name)
     return converted
 
 
@@ -122,7 +126,10 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
         writer.add_shortconv_l_cache(config.conv_L_cache)
     else:
         writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_feed_forward_length(config.intermediate_size)
+        if name != "qwen35moe":
+            writer.add_feed_forward_length(config.intermediate_size)
+    if name in NAMES:
+        add_hybrid_keys(writer, config, name)
     add_experts(writer, config, name)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("no_vocab")  # llama.cpp reads the file too

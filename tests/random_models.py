@@ -13,6 +13,7 @@ import numpy as np
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.expert_norms import ExpertNorms
+from realizar.models.mixers import GatedDeltaNet, ShortConvolution
 from realizar.models.spec import (
     Attention,
     ExpertLinear,
@@ -20,6 +21,7 @@ from realizar.models.spec import (
     FeedForward,
     Layer,
     Linear,
+    Mixer,
     ModelSpec,
     Norm,
     Rope,
@@ -39,7 +41,8 @@ class Recipe:
         weights: ggml type of all matrices but the embedding, which is F16 and not tied.
         parts: of the architecture: `biases`, `layer_norm`, `qk_norm`, `token_norm`, `sinks`, `soft_cap`, `post_norms`,
             `ungated`, `partial_rope`, `interleaved`, `no_rope`, `undivided`, `value_norm`, `k_is_v` (in layers
-            without a window), `output_gate` (of attention), `output_scale`. Of mixtures: `expert_biases`, `sigmoid`,
+            without a window), `output_scale`, `output_gate` (of attention), `tiled` (value heads of delta nets). Of
+            mixtures: `expert_biases`, `sigmoid`,
             `selection_bias`, `groups` (2 of 4), `shared`, `shared_gate`, `clamped`, `expert_scales`, and `own_norms`,
             which need `shared`.
         lacking: what each of the first layers does not have, a `mixer` or a `feed_forward`; None has both.
@@ -47,6 +50,9 @@ class Recipe:
             The part `undivided` leaves their weights as the softmax has them. per_token: experts of a token.
         router_weights: ggml type of routers. down_weights: of experts' down projections; None takes that of `weights`.
         full_head_size: of layers without a window, which then have one KV head; 0 takes that of the others.
+        recurrent: what each of the first layers has in place of attention, a `delta` net or a short `convolution`; None
+            has attention.
+        key_heads, value_heads, key_size, value_size: of delta nets. length: tokens that convolutions see.
     """
 
     head_size: int = 64
@@ -67,6 +73,12 @@ class Recipe:
     router_weights: str = "F32"
     down_weights: str | None = None
     full_head_size: int = 0
+    recurrent: tuple[Literal["delta", "convolution"] | None, ...] = ()
+    key_heads: int = 2
+    value_heads: int = 6
+    key_size: int = 32
+    value_size: int = 32
+    length: int = 4
 
 
 class _Maker:
@@ -125,6 +137,43 @@ class _Maker:
             gate=self.linear(f"{name}.output_gate", queries, hidden) if "output_gate" in parts else None,
         )  # fmt: skip
 
+    def mixer(self, index: int, name: str, window: int | None) -> Mixer:
+        recurrent = self.recipe.recurrent
+        kind = recurrent[index] if index < len(recurrent) else None
+        if kind is None:
+            return self.attention(name, window)
+        return self.delta_net(name) if kind == "delta" else self.short_convolution(name)
+
+    def kernel(self, name: str, channels: int) -> str:
+        self.vector(name, channels * self.recipe.length, 0.0)
+        self.stored[name] = replace(self.stored[name], shape=(channels, self.recipe.length))
+        return name
+
+    def short_convolution(self, name: str) -> ShortConvolution:
+        channels = self.recipe.hidden_size
+        return ShortConvolution(
+            channels, self.recipe.length, self.linear(f"{name}.in", 3 * channels, channels),
+            self.kernel(f"{name}.kernel", channels), self.linear(f"{name}.out", channels, channels),
+            self.vector(f"{name}.kernel_bias", channels, 0.0) if "biases" in self.recipe.parts else None,
+        )  # fmt: skip
+
+    def delta_net(self, name: str) -> GatedDeltaNet:
+        """Its states keep about nine tenths at each token."""
+        recipe, hidden = self.recipe, self.recipe.hidden_size
+        keys, values = recipe.key_heads * recipe.key_size, recipe.value_heads * recipe.value_size
+        sizes = {"q": keys, "k": keys, "v": values, "z": values}
+        sizes |= {"beta": recipe.value_heads, "decay": recipe.value_heads}
+        return GatedDeltaNet(
+            recipe.key_heads, recipe.value_heads, recipe.key_size, recipe.value_size, recipe.length,
+            **{part: self.linear(f"{name}.{part}", size, hidden) for part, size in sizes.items()},
+            kernel=self.kernel(f"{name}.kernel", 2 * keys + values),
+            decay_bias=self.vector(f"{name}.decay_bias", recipe.value_heads, 0.0),
+            rate=self.vector(f"{name}.rate", recipe.value_heads, -2.0),
+            norm=Norm("rms", 1e-5, self.vector(f"{name}.head_norm", recipe.value_size, 1.0)),
+            out=self.linear(f"{name}.out", hidden, values),
+            rate_is_log=True, tiled="tiled" in recipe.parts,
+        )  # fmt: skip
+
     def feed_forward(self, name: str) -> FeedForward:
         recipe = self.recipe
         hidden, width = recipe.hidden_size, recipe.feed_forward_size
@@ -178,7 +227,7 @@ class _Maker:
         feed, own = (self.mixture if is_mixture else self.feed_forward), is_mixture and "own_norms" in recipe.parts
         feed_forward = feed(name) if feeds else None
         return Layer(
-            self.attention(name, window) if mixes else None, feed_forward,
+            self.mixer(index, name, window) if mixes else None, feed_forward,
             input_norm=self.norm(f"{name}.input_norm", hidden) if mixes else None,
             post_mixer_norm=self.norm(f"{name}.post_attention_norm", hidden) if mixes and post else None,
             pre_feedforward_norm=self.norm(f"{name}.pre_norm", hidden) if feeds and not own else None,

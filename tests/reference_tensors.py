@@ -25,9 +25,7 @@ def load_tensor(source: TensorSource, checkpoint: Checkpoint) -> NDArray[np.floa
         return values.reshape(source.shape)
     if source.transposed:
         values = values.swapaxes(-1, -2)
-    part = values.take(
-        range(source.first_out_feature, source.last_out_feature, source.step), source.out_feature_axis
-    )  # fmt: skip
+    part = values.take(source.out_features(), source.out_feature_axis)
     assert part.shape == source.shape
     return part
 

@@ -20,6 +20,8 @@ from handmade_checkpoint import (
     gguf_checkpoint,
     stored,
 )
+from models.hybrids.hybrid_keys import CONFIGS as DELTA_CONFIGS
+from models.hybrids.hybrid_keys import GGUF as DELTA_GGUF
 from models.test_mixture_architectures import FOLDER as MIXTURES_FOLDER
 from models.test_mixture_architectures import GGUF as MIXTURES_GGUF
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -49,6 +51,7 @@ _GGUF_KEYS: dict[str, dict[str, Any]] = {
         "qwen3moe.expert_used_count": 2,
         "qwen3moe.expert_feed_forward_length": WIDTH,
     },
+    **DELTA_GGUF,
     "olmoe": {"olmoe.expert_count": 4, "olmoe.expert_used_count": 2},
     "gpt-oss": {
         "gpt-oss.expert_count": 4,
@@ -65,6 +68,7 @@ _CONFIG_KEYS: dict[str, dict[str, Any]] = {
     "starcoder2": {"norm_epsilon": 1e-5},
     "lfm2": {"conv_L_cache": 3, "full_attn_idxs": [1]},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH},
+    **DELTA_CONFIGS,
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": HIDDEN // HEADS},
     **MIXTURES_FOLDER,

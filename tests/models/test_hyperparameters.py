@@ -178,7 +178,7 @@ def test_neutral_and_harmless_keys_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("qwen35moe", "qwen3moe"), ("glm4-moe", "glm4moe"), ("gptoss", "gpt-oss"), ("rwkv7", None)]
+    ("name", "nearest"), [("qwen3-moe", "qwen3moe"), ("glm4-moe", "glm4moe"), ("gptoss", "gpt-oss"), ("rwkv7", None)]
 )
 def test_the_nearest_known_architecture_is_named(name: str, nearest: str | None) -> None:
     with pytest.raises(UnsupportedModelError) as caught:

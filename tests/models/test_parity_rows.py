@@ -7,6 +7,7 @@ import pytest
 from architecture_case import Form
 from architectures import CASES, ROWS
 from models.gguf_experts import MIXTURES
+from models.hybrids.gguf_hybrids import HYBRIDS
 from models.parity_rows import digest, recorded
 from realizar.models import registry
 
@@ -17,12 +18,16 @@ IN_GGUF = {"mistral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4",
     "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",
     **MIXTURES,
+    **HYBRIDS,
 }
-WRAPPERS = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}  # a multi-modal configuration around the other's
+# A multi-modal configuration around the other's.
+WRAPPERS = {name: f"{name}_text" for name in ("gemma3", "gemma4", "qwen3_5", "qwen3_5_moe")}
 
 
 def test_every_architecture_has_a_row() -> None:
-    folders = {model_type for model_type, forms in FORMS_OF_FAMILIES if "safetensors" in forms}
+    folders = {
+        WRAPPERS.get(model_type, model_type) for model_type, forms in FORMS_OF_FAMILIES if "safetensors" in forms
+    }
     assert {WRAPPERS.get(name, name) for name in registry._BY_MODEL_TYPE} == folders
     files = {IN_GGUF.get(model_type, model_type) for model_type, forms in FORMS_OF_FAMILIES if "gguf" in forms}
     assert set(registry._BY_GGUF_ARCHITECTURE) == files

@@ -74,7 +74,7 @@ def test_a_convolution_sums_the_last_tokens_of_each_channel() -> None:
         # The order that np.convolve expects is the opposite one.
         sums = np.convolve((b * values)[:, channel], tensors["2.kernel"][channel, ::-1])[:7]
         expected[:, channel] = c[:, channel] * (sums + tensors["2.bias"][channel])
-    found, kept = model._mixer(part, x, None)
+    found, kept = model.mixer(part, x, None)
     np.testing.assert_allclose(found, expected @ tensors["2.out.weight"].T)
     np.testing.assert_allclose(kept[0], (b * values)[1 - LENGTH :])
 

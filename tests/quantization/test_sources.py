@@ -156,6 +156,31 @@ def test_experts_of_a_stack(ggml_type: GGMLType) -> None:
         expert_source(checkpoint_of(ggml_type, data, (3 * ROWS, shape[2])), "w", 0)
 
 
+@pytest.mark.parametrize("ggml_type", ALL)
+def test_runs_of_out_features_that_alternate(ggml_type: GGMLType) -> None:
+    """Three heads of queries of 4 out_features, each followed by its gate of 3: both are matrices with bytes."""
+    data, cols = random_data(ggml_type, 3 * 7, 2), 2 * ggml_type.block_size
+    source = block_source(ggml_type, data, 21, cols)
+    whole = dequantize(ggml_type, data, 21, cols).reshape(3, 7, cols)
+    for first, run in ((0, 4), (4, 3)):
+        part, expected = source.every(first, 7, run), whole[:, first : first + run].reshape(3 * run, cols)
+        assert (part.out_features, part.in_features, part.layout) == (3 * run, cols, source.layout)
+        np.testing.assert_array_equal(part.dequantize(), expected)
+        raw = part.raw
+        assert raw is not None
+        again = block_source(ggml_type, np.ascontiguousarray(raw).reshape(-1), 3 * run, cols)
+        np.testing.assert_array_equal(again.dequantize(), expected)
+        if not part.layout.is_float:
+            np.testing.assert_array_equal(part.planes(1, run + 2).dequantize(), expected[1 : run + 2])
+        shard = part.slice_out_features(2, 6).slice_columns(cols // 2, cols)
+        np.testing.assert_array_equal(shard.dequantize(), expected[2:6, cols // 2 :])
+        assert shard.raw is not None
+        assert part.find_not_finite(0, 3 * run) is None
+    for step, run in ((5, 2), (7, 8), (3, 4)):
+        with pytest.raises(ValueError, match=f"tensor 'matrix' of 21 out_features has no {run} from 0 of each {step}"):
+            source.every(0, step, run)
+
+
 def test_vectors_and_tensors() -> None:
     values = np.arange(6, dtype=np.float32)
     vector = tensor_source(checkpoint_of(GGMLType.F32, values.view(np.uint8), (6,)), "w")
@@ -180,7 +205,12 @@ def test_pages_of_a_slice() -> None:
     expert.slice_out_features(1, 4).slice_columns(32, 64).release(0, 2)
     expert.prefetch()
     PlanesSource(expert.layout, expert.planes(0, 4)).slice_out_features(1, 2).release(0, 1)
-    assert seen == [(100 + 5 * 68, 2 * 68), (100 + 5 * 68, 2 * 68), (100 + 4 * 68, 4 * 68)]
+    runs = expert.every(0, 2, 2)
+    runs.release(0, 2)
+    runs.release(2, 4)
+    runs.prefetch()
+    whole = (100 + 4 * 68, 4 * 68)
+    assert seen == [(100 + 5 * 68, 2 * 68), (100 + 5 * 68, 2 * 68), whole, whole, whole]
 
 
 def test_errors_name_file_tensor_and_block() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import UnsupportedModelError
 from realizar.models.spec import ExpertLinear, Linear, ModelSpec
-from realizar.models.tensor_source import TensorName
+from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization import MatrixSource, WeightLayout, expert_source, stack_layout, tensor_source
 
 
@@ -51,11 +51,7 @@ class WeightTensors:
         """
         place = self._spec.tensors[name]
         whole = tensor_source(self._checkpoint, place.name)
-        return (
-            whole.slice_out_features(place.first_out_feature, place.first_out_feature + place.shape[0])
-            if place.fused
-            else whole
-        )
+        return _part(whole, place) if place.fused else whole
 
     def expert(self, name: TensorName, expert: int) -> MatrixSource:
         """One matrix of a stack, which the checkpoint holds as one tensor or as a tensor for each expert.
@@ -67,9 +63,7 @@ class WeightTensors:
         place = self._spec.tensors[name]
         if not place.stack:
             whole = expert_source(self._checkpoint, place.name, expert, transposed=place.transposed)
-            if place.step > 1:
-                return whole.every(place.first_out_feature, place.step)
-            return whole.slice_out_features(place.first_out_feature, place.last_out_feature) if place.fused else whole
+            return _part(whole, place) if place.fused else whole
         if not 0 <= expert < len(place.stack):
             raise ValueError(f"tensor '{name}' has {len(place.stack)} experts, and not number {expert}")
         return tensor_source(self._checkpoint, place.stack[expert])
@@ -86,14 +80,15 @@ class WeightTensors:
 
     def vector(self, name: TensorName) -> NDArray[np.float32]:
         """The values of a norm, a bias or sinks: float32 [size]."""
+        place = self._spec.tensors[name]
         values: NDArray[np.float32] = self._vector_source(name).dequantize()[0]
-        return values
+        return values[place.out_features()] if place.fused else values
 
     def expert_vectors(self, name: TensorName) -> NDArray[np.float32]:
         """A vector for each expert: float32 [experts, out_features]."""
         place = self._spec.tensors[name]
         whole = tensor_source(self._checkpoint, place.name).dequantize()
-        return whole[:, place.first_out_feature : place.last_out_feature : place.step]
+        return whole[:, place.out_features()]
 
     def check_vectors(self) -> None:
         """Refuse a norm, bias, sink or convolution that is not finite: they are small, and steps read some first.
@@ -107,14 +102,16 @@ class WeightTensors:
             source.check_finite(0, source.out_features)
 
     def _vector_source(self, name: TensorName) -> MatrixSource:
-        """A vector as a matrix of one out_feature; a convolution, and a vector for each expert, as one of several."""
-        place = self._spec.tensors[name]
-        whole = tensor_source(self._checkpoint, place.name)
-        return (
-            whole.slice_columns(place.first_out_feature, place.last_out_feature)
-            if place.fused and not place.per_expert
-            else whole
-        )
+        """The checkpoint tensor of a vector as a matrix of one out_feature; a convolution as one of several, and a
+        vector for each expert too. It may hold other vectors beside."""
+        return tensor_source(self._checkpoint, self._spec.tensors[name].name)
+
+
+def _part(whole: MatrixSource, place: TensorSource) -> MatrixSource:
+    """The out_features of a checkpoint's matrix that a tensor is."""
+    if place.step > 1:
+        return whole.every(place.first_out_feature, place.step, place.run)
+    return whole.slice_out_features(place.first_out_feature, place.last_out_feature)
 
 
 @contextmanager

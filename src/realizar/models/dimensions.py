@@ -16,6 +16,7 @@ MAX_WIDTH = 1 << 20
 MAX_FEED_FORWARD = 1 << 24
 MAX_VOCABULARY = 1 << 25
 MAX_CONTEXT = 1 << 31
+MAX_CONVOLUTION = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ def read_dimensions(
     defaults: Mapping[str, Any] | None = None,
     some_without_attention: bool = False,
     varies: bool = False,
+    some_without_feed_forward: bool = False,
 ) -> Dimensions:
     """Read and check the sizes.
 
@@ -56,6 +58,7 @@ def read_dimensions(
         defaults: by `config.json` key, where that architecture's configurations leave keys out.
         some_without_attention: True if a GGUF file may give some layers 0 KV heads.
         varies: True if a GGUF file may give each layer KV heads and a feed-forward of its own; these are the first's.
+        some_without_feed_forward: True if models of experts alone leave its width out, which is 0 then.
 
     Raises:
         CheckpointError: a key is missing, of the wrong type, out of range, or does not fit the others.
@@ -86,7 +89,7 @@ def read_dimensions(
             "feed_forward_length",
             "intermediate_size",
             high=MAX_FEED_FORWARD,
-            default=known.get("intermediate_size", REQUIRED),
+            default=0 if some_without_feed_forward else known.get("intermediate_size", REQUIRED),
             varies=varies,
         ),
         context_length=_choose_context_length(hparams, trained),

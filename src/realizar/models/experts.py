@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from realizar.errors import InvalidRequestError
 from realizar.models.dimensions import MAX_FEED_FORWARD
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.spec import Activation, ExpertLinear, Experts, FeedForward, Scoring
+from realizar.models.spec import Activation, ExpertLinear, Experts, FeedForward, Linear, Scoring
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization import is_packed
@@ -159,6 +159,14 @@ def build_shared(builder: SpecBuilder, index: int, activation: Activation, width
     hidden, base = builder.sizes.hidden_size, f"model.layers.{index}.mlp.shared_experts"
     gate, up = (builder.linear(f"{base}.{name}_proj", width, hidden, bias=False) for name in ("gate", "up"))
     return FeedForward(activation, up, builder.linear(f"{base}.down_proj", hidden, width, bias=False), gate)
+
+
+def build_shared_gate(builder: SpecBuilder, index: int) -> Linear:
+    """The gate of what all tokens of layer `index` share: a matrix of one out_feature, a vector in a GGUF file."""
+    name, hidden = f"model.layers.{index}.mlp.shared_expert_gate.weight", builder.sizes.hidden_size
+    shape = (hidden,) if builder.hparams.is_gguf else None
+    source = TensorSource(builder.stored_name(name), (1, hidden), stored_shape=shape)
+    return Linear(builder.note(name, source), 1, hidden)
 
 
 def build_selection_bias(

@@ -26,6 +26,7 @@ from realizar.models.architectures import (
     olmoe,
     phi3,
     qwen,
+    qwen_hybrid,
     qwen_moe,
     seed_oss,
     smollm3,
@@ -69,6 +70,9 @@ _BY_GGUF_ARCHITECTURE: Mapping[str, BuildSpec] = {
     "qwen3moe": qwen_moe.build_qwen3,
     "qwen2vl": qwen.build_qwen2vl,
     "qwen3vl": qwen.build_qwen3vl,
+    "qwen35": qwen_hybrid.build_qwen35,
+    "qwen35moe": qwen_hybrid.build_qwen35_mixture,
+    "qwen3next": qwen_hybrid.build_qwen3_next,
 }
 _BY_MODEL_TYPE: Mapping[str, BuildSpec] = {
     **_BY_EITHER_NAME,
@@ -90,6 +94,11 @@ _BY_MODEL_TYPE: Mapping[str, BuildSpec] = {
     "qwen2_vl": qwen.build_qwen2vl,
     "qwen2_5_vl": qwen.build_qwen2vl,
     "qwen3_vl": qwen.build_qwen3vl,
+    "qwen3_5": qwen_hybrid.build_qwen35,
+    "qwen3_5_text": qwen_hybrid.build_qwen35,
+    "qwen3_5_moe": qwen_hybrid.build_qwen35_mixture,
+    "qwen3_5_moe_text": qwen_hybrid.build_qwen35_mixture,
+    "qwen3_next": qwen_hybrid.build_qwen3_next,
 }
 _MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",
@@ -127,6 +136,11 @@ _MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
     "Qwen2VLForConditionalGeneration": "qwen2_vl",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
+    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
 }
 _TIED = "tie_word_embeddings"
 

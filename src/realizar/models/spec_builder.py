@@ -6,6 +6,7 @@ Each method returns a part of the spec and notes where its tensors lie. numpy on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Literal
 
@@ -71,7 +72,10 @@ class SpecBuilder:
         """The name of a canonical tensor in this checkpoint."""
         if self.hparams.is_gguf:
             return gguf_name(canonical, norm_after_attention=self._norm_after_attention, names=self._names)
-        name = renamed(canonical, self._names)
+        return self.prefixed(renamed(canonical, self._names))
+
+    def prefixed(self, name: str) -> str:
+        """The name of a tensor of a safetensors checkpoint with the prefix that it has there."""
         if name.startswith("model."):
             return self._prefix[0] + name.removeprefix("model.")
         return self._prefix[1] + name
@@ -89,16 +93,18 @@ class SpecBuilder:
             raise self.hparams.unsupported(None, hf_key, name)
         return _ACTIVATIONS[name]
 
-    def bias(self, hf_key: str | None, projection: str, *, default: bool = False) -> bool:
-        """True if a projection has a bias, by `config.json`, or by the first layer's tensors of a GGUF file.
+    def bias(self, hf_key: str | None, projection: str, *, default: bool = False, layer: int = 0) -> bool:
+        """True if a projection has a bias, by `config.json`, or by a layer's tensors of a GGUF file.
 
         Args:
             hf_key: None if a configuration has no key for it.
             projection: name in a layer, or `lm_head`.
             default: value if neither decides.
+            layer: that has such a projection.
         """
         if self.hparams.is_gguf:
-            return self.has(f"{'' if projection == 'lm_head' else 'model.layers.0.'}{projection}.bias") or default
+            base = "" if projection == "lm_head" else f"model.layers.{layer}."
+            return self.has(f"{base}{projection}.bias") or default
         return default if hf_key is None else self.hparams.boolean(None, hf_key, default=default)
 
     def norm(self, base: str, size: int | None = None) -> Norm:
@@ -132,6 +138,34 @@ class SpecBuilder:
             first += out_features
         return matrices
 
+    def alternating(
+        self, base: str, parts: Sequence[tuple[str, int]], count: int, in_features: int, *, bias: bool
+    ) -> list[Linear]:
+        """Matrices whose out_features alternate in the checkpoint tensor `base`.
+
+        Args:
+            parts: canonical base name of each, and how many of its out_features lie one after another, in order.
+            count: how often all of them follow each other.
+        """
+        step, first, matrices = sum(run for _, run in parts), 0, []
+        for name, run in parts:
+            weight = TensorSource(
+                self.stored_name(f"{base}.weight"), (count * run, in_features), first, fused=True, step=step, run=run
+            )
+            bias_name = None
+            if bias:
+                places = replace(weight, name=self.stored_name(f"{base}.bias"), shape=(count * run,))
+                bias_name = self.note(f"{name}.bias", places)
+            matrices.append(Linear(self.note(f"{name}.weight", weight), count * run, in_features, bias_name))
+            first += run
+        return matrices
+
+    def kernel(self, base: str, channels: int, length: int) -> TensorName:
+        """A convolution over each channel's tokens, [channels, length], which Hugging Face stores with an axis more."""
+        name = f"{base}.weight"
+        stored_shape = None if self.hparams.is_gguf else (channels, 1, length)
+        return self.note(name, TensorSource(self.stored_name(name), (channels, length), stored_shape=stored_shape))
+
     def attention(
         self,
         index: int,
@@ -144,12 +178,21 @@ class SpecBuilder:
         output_bias: bool = False,
         qk_norm: Literal["head", "token"] | None = None,
         query_growth: QueryGrowth | None = None,
+        output_gate: bool = False,
     ) -> Attention:
-        """Attention of layer `index`; `scale` None is the inverse root of the head size."""
+        """Attention of layer `index`; `scale` None is the inverse root of the head size.
+
+        With an output gate, each head of queries is followed by that of the gate in the matrix of queries.
+        """
         sizes, base = self.sizes, f"model.layers.{index}.self_attn"
         q_features, kv_features = sizes.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size
         parts = [(f"{base}.q_proj", q_features), (f"{base}.k_proj", kv_features), (f"{base}.v_proj", kv_features)]
-        if self.has(f"{base}.qkv_proj.weight"):
+        gate = None
+        if output_gate:
+            halves = [(f"{base}.{name}_proj", sizes.head_size) for name in ("q", "gate")]
+            q, gate = self.alternating(f"{base}.q_proj", halves, sizes.num_heads, sizes.hidden_size, bias=qkv_bias)
+            k, v = (self.linear(name, n, sizes.hidden_size, bias=qkv_bias) for name, n in parts[1:])
+        elif self.has(f"{base}.qkv_proj.weight"):
             q, k, v = self.fused(f"{base}.qkv_proj", parts, sizes.hidden_size, bias=qkv_bias)
         else:
             q, k, v = (self.linear(name, n, sizes.hidden_size, bias=qkv_bias) for name, n in parts)
@@ -173,6 +216,7 @@ class SpecBuilder:
             k_norm=k_norm,
             qk_norm_axis=qk_norm or "head",
             query_growth=query_growth,
+            gate=gate,
         )
 
     def feed_forward(self, index: int, activation: Activation, *, bias: bool = False) -> FeedForward:

@@ -1,8 +1,11 @@
-"""`TensorSource`: the place of a canonical tensor in a checkpoint. Standard library only."""
+"""`TensorSource`: the place of a canonical tensor in a checkpoint. numpy only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 TensorName = str
 
@@ -19,7 +22,9 @@ class TensorSource:
         stack: checkpoint tensors of shape `shape[1:]`, one for each index of the first dimension, where the checkpoint
             keeps experts apart; empty where one tensor holds all.
         stored_shape: shape in the checkpoint where that has dimensions of one beside `shape`; else None.
-        step: out_features of the checkpoint tensor from one of these to the next: 2 where gate's and up's alternate.
+        step: out_features of the checkpoint tensor from the start of one run to that of the next: 2 where gate's and
+            up's alternate.
+        run: out_features that lie one after another: a head's, where those of queries and gates alternate by head.
         transposed: True if the checkpoint holds a stack as [experts, in_features, out_features].
         per_expert: True for a vector for each expert, [experts, out_features].
     """
@@ -31,6 +36,7 @@ class TensorSource:
     stack: tuple[str, ...] = ()
     stored_shape: tuple[int, ...] | None = None
     step: int = 1
+    run: int = 1
     transposed: bool = False
     per_expert: bool = False
 
@@ -47,4 +53,10 @@ class TensorSource:
     @property
     def last_out_feature(self) -> int:
         """One more than the checkpoint tensor's last out_feature that is one of these."""
-        return self.first_out_feature + (self.shape[self.out_feature_axis] - 1) * self.step + 1
+        last = self.shape[self.out_feature_axis] - 1
+        return self.first_out_feature + last // self.run * self.step + last % self.run + 1
+
+    def out_features(self) -> NDArray[np.intp]:
+        """The checkpoint tensor's out_features that these are, in order."""
+        places = np.arange(self.shape[self.out_feature_axis], dtype=np.intp)
+        return self.first_out_feature + places // self.run * self.step + places % self.run

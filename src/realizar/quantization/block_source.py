@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -67,41 +69,43 @@ class BlockSource(MatrixSource):
     ) -> None:  # fmt: skip
         layout = ggml_layout(ggml_type)
         super().__init__(layout, raw.shape[0], raw.shape[1] // layout.block_bytes * layout.block_size, path, name)
-        self._type, self._raw, self._first_block, self._pages = ggml_type, raw, first_block, pages
+        self.ggml_type, self._raw, self._first_block, self._pages = ggml_type, raw, first_block, pages
 
     @property
     def raw(self) -> NDArray[np.uint8]:
         return self._raw
 
     def planes(self, start: int, stop: int) -> Planes:
-        return to_planes(self._type, self._bytes(start, stop), stop - start, self.in_features)
+        return to_planes(self.ggml_type, self._bytes(start, stop), stop - start, self.in_features)
 
     def read(self, start: int, stop: int) -> NDArray[np.float32]:
-        return dequantize(self._type, self._bytes(start, stop), stop - start, self.in_features)
+        return dequantize(self.ggml_type, self._bytes(start, stop), stop - start, self.in_features)
 
     def gather(self, out_features: NDArray[np.int32]) -> NDArray[np.float32]:
-        return dequantize(self._type, self._raw[out_features].reshape(-1), len(out_features), self.in_features)
+        return dequantize(self.ggml_type, self._raw[out_features].reshape(-1), len(out_features), self.in_features)
 
     def find_not_finite(self, start: int, stop: int) -> str | None:
         first = self._first_block + start * (self.row_bytes // self.layout.block_bytes)
-        return find_not_finite(self._type, self._bytes(start, stop), first)
+        return find_not_finite(self.ggml_type, self._bytes(start, stop), first)
 
     def slice_out_features(self, start: int, stop: int) -> BlockSource:
         check_run(self, start, stop)
         first = self._first_block + start * (self.row_bytes // self.layout.block_bytes)
         pages = None if self._pages is None else self._pages.after(start)
-        return BlockSource(self._type, self._raw[start:stop], self.path, self.name, first, pages)
+        return BlockSource(self.ggml_type, self._raw[start:stop], self.path, self.name, first, pages)
 
-    def every(self, first: int, step: int) -> BlockSource:
+    def every(self, first: int, step: int, run: int = 1) -> MatrixSource:
         """As in `MatrixSource`; errors of such a source count its own blocks."""
+        if run > 1:
+            return RunsSource(self, first, step, run)
         pages = None if self._pages is None else replace(self._pages.after(first), stride=step * self._pages.stride)
-        return BlockSource(self._type, self._raw[first::step], self.path, self.name, 0, pages)
+        return BlockSource(self.ggml_type, self._raw[first::step], self.path, self.name, 0, pages)
 
     def slice_columns(self, start: int, stop: int) -> BlockSource:
         """As in `MatrixSource`; errors of such a slice count its own blocks."""
         check_columns(self, start, stop)
         raw = self._raw[:, self.layout.row_bytes(start) : self.layout.row_bytes(stop)]
-        return BlockSource(self._type, raw, self.path, self.name, 0, self._pages)
+        return BlockSource(self.ggml_type, raw, self.path, self.name, 0, self._pages)
 
     def prefetch(self) -> None:
         if self._pages is not None:
@@ -114,6 +118,69 @@ class BlockSource(MatrixSource):
     def _bytes(self, start: int, stop: int) -> NDArray[np.uint8]:
         """A run of out_features as contiguous bytes: a view, but for slices by columns."""
         return np.ascontiguousarray(self._raw[start:stop]).reshape(-1)
+
+
+class CopiedSource(MatrixSource):
+    """A matrix whose numbers lie apart in the file: they are copied to one place when they are first read."""
+
+    @abstractmethod
+    def _copy(self) -> BlockSource:
+        """The matrix in memory."""
+
+    @cached_property
+    def _copied(self) -> BlockSource:
+        return self._copy()
+
+    @property
+    def raw(self) -> NDArray[np.uint8]:
+        return self._copied.raw
+
+    def planes(self, start: int, stop: int) -> Planes:
+        return self._copied.planes(start, stop)
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        return self._copied.read(start, stop)
+
+    def find_not_finite(self, start: int, stop: int) -> str | None:
+        return self._copied.find_not_finite(start, stop)
+
+    def slice_out_features(self, start: int, stop: int) -> MatrixSource:
+        return self._copied.slice_out_features(start, stop)
+
+    def slice_columns(self, start: int, stop: int) -> BlockSource:
+        return self._copied.slice_columns(start, stop)
+
+
+class RunsSource(CopiedSource):
+    """Runs of the out_features of a matrix of blocks, as those of one kind where several kinds alternate by head.
+
+    Args:
+        whole: the matrix.
+        first, step, run: as of `MatrixSource.every`.
+
+    Raises:
+        ValueError: the matrix is not whole steps, or a run is not within one.
+    """
+
+    def __init__(self, whole: BlockSource, first: int, step: int, run: int) -> None:
+        if whole.out_features % step or not 0 <= first <= first + run <= step:
+            raise ValueError(
+                f"tensor '{whole.name}' of {whole.out_features} out_features has no {run} from {first} of each {step}"
+            )
+        super().__init__(whole.layout, whole.out_features // step * run, whole.in_features, whole.path, whole.name)
+        self._whole, self._first, self._step, self._run = whole, first, step, run
+
+    def _copy(self) -> BlockSource:
+        runs = self._whole.raw.reshape(-1, self._step, self.row_bytes)[:, self._first : self._first + self._run]
+        return BlockSource(self._whole.ggml_type, runs.reshape(-1, self.row_bytes), self.path, self.name)
+
+    def prefetch(self) -> None:
+        self._whole.prefetch()
+
+    def release(self, start: int, stop: int) -> None:
+        """The pages of the whole matrix after the last out_features: many pages have some of several runs."""
+        if stop == self.out_features:
+            self._whole.release(0, self._whole.out_features)
 
 
 def ggml_layout(ggml_type: GGMLType) -> WeightLayout:

@@ -118,7 +118,9 @@ class Mxfp4Source(MatrixSource):
         check_run(self, start, stop)
         return self._part(slice(start, stop), start, 1)
 
-    def every(self, first: int, step: int) -> Mxfp4Source:
+    def every(self, first: int, step: int, run: int = 1) -> MatrixSource:
+        if run > 1:
+            return super().every(first, step, run)
         return self._part(slice(first, None, step), first, step)
 
     def prefetch(self) -> None:

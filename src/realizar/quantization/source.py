@@ -118,11 +118,12 @@ class MatrixSource(ABC):
         check_columns(self, start, stop)
         return Slice(self, 0, self.out_features, start, stop)
 
-    def every(self, first: int, step: int) -> MatrixSource:
-        """Every `step`th out_feature from `first` on as a source.
+    def every(self, first: int, step: int, run: int = 1) -> MatrixSource:
+        """Runs of out_features as a source: `run` at `first` and at every `step`th out_feature after it.
 
         Raises:
             UnsupportedModelError: the source has no road to them.
+            ValueError: runs of more than one do not lie within whole steps.
         """
         raise UnsupportedModelError(f"tensor {shown(self.name)}: out_features of {self.layout.name} can't alternate")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,13 @@ from numpy.typing import NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.errors import UnsupportedModelError
-from realizar.quantization.block_source import BlockSource, Pages, ggml_layout
-from realizar.quantization.planes import Planes
+from realizar.quantization.block_source import BlockSource, CopiedSource, Pages, ggml_layout
 from realizar.quantization.source import MatrixSource, check_run
 
 _DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
-class TransposedSource(MatrixSource):
+class TransposedSource(CopiedSource):
     """A matrix of a stack of plain numbers, of which all or every so many columns are its out_features.
 
     Its numbers are copied to out_features one after another when they are first read.
@@ -34,30 +32,18 @@ class TransposedSource(MatrixSource):
         )  # fmt: skip
         self._numbers, self._stored, self._pages = numbers, stored, pages
 
-    @cached_property
-    def _copied(self) -> BlockSource:
+    def _copy(self) -> BlockSource:
         assert self._stored.ggml_type is not None
         raw = np.ascontiguousarray(self._numbers.T).view(np.uint8)
         return BlockSource(self._stored.ggml_type, raw, self.path, self.name)
-
-    @property
-    def raw(self) -> NDArray[np.uint8]:
-        return self._copied.raw
-
-    def planes(self, start: int, stop: int) -> Planes:
-        return self._copied.planes(start, stop)
-
-    def read(self, start: int, stop: int) -> NDArray[np.float32]:
-        return self._copied.read(start, stop)
-
-    def find_not_finite(self, start: int, stop: int) -> str | None:
-        return self._copied.find_not_finite(start, stop)
 
     def slice_out_features(self, start: int, stop: int) -> TransposedSource:
         check_run(self, start, stop)
         return TransposedSource(self._numbers[:, start:stop], self._stored, self._pages)
 
-    def every(self, first: int, step: int) -> TransposedSource:
+    def every(self, first: int, step: int, run: int = 1) -> MatrixSource:
+        if run > 1:
+            return super().every(first, step, run)
         return TransposedSource(self._numbers[:, first::step], self._stored, self._pages)
 
     def prefetch(self) -> None:

@@ -5,7 +5,6 @@ Standard library only.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 from realizar.models.dimensions import MAX_FEED_FORWARD, MAX_LAYERS, read_dimensions
@@ -20,23 +19,20 @@ from realizar.models.experts import (
     read_shared_width,
 )
 from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.next_token import next_token_tensors, read_next_token_blocks, without_next_token_blocks
 from realizar.models.rope_parameters import read_rope
 from realizar.models.spec import Activation, Experts, Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_names import is_unneeded
 
 _GGUF_NAMES = {"post_attention_layernorm": "post_attention_norm"}
-_LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\..+")
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
     """GLM-4.5 with experts. A file's last layers may be those that draft tokens: known, and not run."""
     sizes = read_dimensions(hparams)
-    drafting = _read_drafting_layers(hparams)
-    if hparams.is_gguf:
-        if drafting >= sizes.num_layers:
-            raise hparams.malformed("nextn_predict_layers", None, f"{drafting} of {sizes.num_layers} layers")
-        sizes = replace(sizes, num_layers=sizes.num_layers - drafting)
+    drafting = read_next_token_blocks(hparams, "num_nextn_predict_layers")
+    sizes = without_next_token_blocks(hparams, sizes, drafting)
     builder = SpecBuilder(hparams, sizes, names=_GGUF_NAMES if hparams.is_gguf else None)
     rope = read_rope(hparams, sizes, default_partial=0.5)
     keys, default = ("leading_dense_block_count", "first_k_dense_replace"), 0 if hparams.is_gguf else 1
@@ -57,19 +53,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
         for index in range(sizes.num_layers)
     ]
 
-    def is_ignored(name: str) -> bool:
-        layer = _LAYER.fullmatch(name)
-        beyond = layer is not None and sizes.num_layers <= int(layer.group(1)) < sizes.num_layers + drafting
-        return beyond or is_unneeded(name)
-
-    return builder.spec(layers, tied_by_default=False, is_ignored=is_ignored)
-
-
-def _read_drafting_layers(hparams: HyperParameters) -> int:
-    """transformers 5 may write `num_mtp_layers` for the key of published configurations."""
-    keys = ("nextn_predict_layers", "num_nextn_predict_layers")
-    either = hparams.integer(None, "num_mtp_layers", low=0, high=MAX_LAYERS, default=0)
-    return hparams.integer(*keys, low=0, high=MAX_LAYERS, default=either)
+    return builder.spec(layers, tied_by_default=False, is_ignored=next_token_tensors(sizes, drafting, is_unneeded))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from realizar.models.dimensions import MAX_FEED_FORWARD, MAX_WIDTH, Dimensions, read_dimensions
+from realizar.models.dimensions import MAX_CONVOLUTION, MAX_FEED_FORWARD, MAX_WIDTH, Dimensions, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.mixers import ShortConvolution
 from realizar.models.rope_parameters import plain_rope, read_rope
 from realizar.models.spec import Layer, ModelSpec, Rope
 from realizar.models.spec_builder import SpecBuilder
-from realizar.models.tensor_source import TensorSource
-
-MAX_CONVOLUTION = 64
 
 _CONFIG_NAMES = {
     "model.norm": "model.embedding_norm",
@@ -59,14 +56,11 @@ def build(hparams: HyperParameters) -> ModelSpec:
 
 def _convolution(builder: SpecBuilder, index: int, length: int, *, bias: bool) -> ShortConvolution:
     channels, base = builder.sizes.hidden_size, f"model.layers.{index}.conv"
-    kernel = f"{base}.conv.weight"
-    stored_shape = None if builder.hparams.is_gguf else (channels, 1, length)
-    builder.note(kernel, TensorSource(builder.stored_name(kernel), (channels, length), stored_shape=stored_shape))
     return ShortConvolution(
         channels=channels,
         length=length,
         in_proj=builder.linear(f"{base}.in_proj", 3 * channels, channels, bias=bias),
-        kernel=kernel,
+        kernel=builder.kernel(f"{base}.conv", channels, length),
         out_proj=builder.linear(f"{base}.out_proj", channels, channels, bias=bias),
         bias=builder.vector(f"{base}.conv.bias", channels) if bias else None,
     )

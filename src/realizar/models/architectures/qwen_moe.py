@@ -15,26 +15,27 @@ from realizar.models.experts import (
     Joined,
     build_experts,
     build_shared,
+    build_shared_gate,
     read_expert_count,
     read_experts_per_token,
 )
 from realizar.models.hyper_parameters import REQUIRED, HyperParameters
 from realizar.models.multimodal import is_other_part, text_prefix
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import Activation, Experts, Layer, Linear, ModelSpec, Rope
+from realizar.models.spec import Activation, Experts, Layer, ModelSpec, Rope
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_names import is_unneeded
-from realizar.models.tensor_source import TensorSource
 
-_SHARED_NAMES = {
+SHARED_NAMES = {
     f"mlp.shared_experts.{name}_proj": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")
 }  # fmt: skip
+"""Names of a shared expert in safetensors checkpoints, by their canonical ones."""
 
 
 def build_qwen2(hparams: HyperParameters) -> ModelSpec:
     """Qwen2 with experts, biases on Q, K and V, and a shared expert behind a gate. Weights sum to less than one."""
     sizes = read_dimensions(hparams)
-    builder = SpecBuilder(hparams, sizes, names=None if hparams.is_gguf else _SHARED_NAMES)
+    builder = SpecBuilder(hparams, sizes, names=None if hparams.is_gguf else SHARED_NAMES)
     shared = hparams.integer(
         "expert_shared_feed_forward_length",
         "shared_expert_intermediate_size",
@@ -46,7 +47,7 @@ def build_qwen2(hparams: HyperParameters) -> ModelSpec:
 
     def with_shared(experts: Experts, index: int, activation: Activation) -> Experts:
         part = build_shared(builder, index, activation, shared)
-        return replace(experts, shared=part, shared_gate=_shared_gate(builder, index))
+        return replace(experts, shared=part, shared_gate=build_shared_gate(builder, index))
 
     return _build(builder, read_rope(hparams, sizes), normalized, qkv_bias, qk_norm=False, complete=with_shared)
 
@@ -104,7 +105,7 @@ def _build(
         if hparams.is_gguf
         else REQUIRED,
     )
-    is_dense, activation = _read_dense_layers(hparams, sizes), builder.activation()
+    is_dense, activation = read_dense_layers(hparams, sizes), builder.activation()
     output_bias = builder.bias("attention_bias", "self_attn.o_proj") if qk_norm else False
 
     def experts(index: int) -> Experts:
@@ -128,15 +129,7 @@ def _build(
     return builder.spec(layers, tied_by_default=False, is_ignored=is_ignored)
 
 
-def _shared_gate(builder: SpecBuilder, index: int) -> Linear:
-    """The matrix of one out_feature, which a GGUF file holds as a vector."""
-    name, hidden = f"model.layers.{index}.mlp.shared_expert_gate.weight", builder.sizes.hidden_size
-    shape = (hidden,) if builder.hparams.is_gguf else None
-    source = TensorSource(builder.stored_name(name), (1, hidden), stored_shape=shape)
-    return Linear(builder.note(name, source), 1, hidden)
-
-
-def _read_dense_layers(hparams: HyperParameters, sizes: Dimensions) -> list[bool]:
+def read_dense_layers(hparams: HyperParameters, sizes: Dimensions) -> list[bool]:
     """Layers without experts: those of `mlp_only_layers`, and all but every `decoder_sparse_step`th."""
     step = hparams.integer(None, "decoder_sparse_step", high=MAX_LAYERS, default=1)
     dense = hparams.raw(None, "mlp_only_layers") or []
