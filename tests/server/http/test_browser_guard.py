@@ -171,6 +171,21 @@ def test_bodies_say_what_they_are() -> None:
     check(cases)
 
 
+@pytest.mark.parametrize("kind", ["", "Content-Type: application/x-www-form-urlencoded", "Content-Type: text/plain"])
+def test_ollamas_clients_need_not_say_what_a_body_is(kind: str) -> None:
+    """litellm and curl do not. A page's form says no more, but has an origin: it is refused, the server's own too."""
+    said = [HOST, kind] if kind else [HOST]
+    own, foreign = f"Origin: http://{HOST.partition(' ')[2]}", "Origin: null"
+    cases = [(call("POST", path, *said), 400, "Unrecognized request argument") for path in ("/api/chat", "/api/show")]
+    cases += [
+        (call("POST", "/api/chat", *said, own), 415, "Content-Type: application/json"),
+        (call("POST", "/api/chat", *said, "Sec-Fetch-Site: same-origin"), 415, "Content-Type: application/json"),
+        (call("POST", "/api/chat", *said, foreign), 403, "--cors-origin"),
+        (call("POST", "/api/chat", *said, "Sec-Fetch-Site: cross-site"), 403, "--cors-origin"),
+    ]
+    check(cases)
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

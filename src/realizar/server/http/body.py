@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from realizar.server.api import compute, settings_of
 from realizar.server.errors import ApiError, refused
 from realizar.server.http.body_json import parse_json, parsed_size
+from realizar.server.http.dialects import dialect_of
 from realizar.server.http.request_memory import FREE_BYTES, RequestLease, lease_of
 from realizar.server.http.unknown_fields import IGNORED, unknown_field, without_unknown
 from realizar.server.http.whole_numbers import with_whole_numbers
@@ -147,11 +148,17 @@ def _check_headers(request: Request) -> None:
     if encoding not in ("", "identity"):
         raise ApiError(415, "compressed bodies are not accepted; send plain JSON", code="unsupported_encoding")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    if kind != "application/json" and not kind.endswith("+json") and not _may_have_any_type(request):
         # A page of another origin can send other content types, or none, without a preflight request.
         raise ApiError(
             415, "the request needs the header 'Content-Type: application/json'", code="unsupported_media_type"
         )
+
+
+def _may_have_any_type(request: Request) -> bool:
+    """True where the dialect takes bodies of any type, and no page sent this one: browsers' POSTs have an `Origin`."""
+    from_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
+    return not from_browser and dialect_of(request.scope).takes_any_type
 
 
 def _too_large(settings: ServerSettings) -> ApiError:

@@ -70,6 +70,7 @@ class Dialect:
         statuses: its HTTP statuses, where they are not the server's.
         request_id_header: the header of an answer that has the request's id.
         folder: what begins with this is the dialect's too, such as `/api/`; empty without one.
+        takes_any_type: a body's `Content-Type` may be any or missing, as its clients have it, unless a browser sent it.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Dialect:
     statuses: Mapping[int, int] = field(default_factory=dict)
     request_id_header: str = "x-request-id"
     folder: str = ""
+    takes_any_type: bool = False
 
     def owns(self, path: str) -> bool:
         """True if a request's path is one of the dialect's, lies below one, or fits one that ends in a parameter."""

@@ -57,6 +57,7 @@ OLLAMA = Dialect(
         ApiRoute("/api/version", version, "The version of Ollama whose API this is."),
     ),
     folder="/api/",
+    takes_any_type=True,  # litellm sends none, and curl's -d, as Ollama's own examples have it, that of a form
     error_body=error_body,
     error_schema={"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}},
     # Space between the lines of JSON is no part of any: clients, who know no pings, read on.
