@@ -2,7 +2,8 @@
 
 It stores, per cache group and slot, a number made of the token and of everything the token sees in that group. A slot
 or a table that is wrong, a block freed too soon or given to two rows, a row opened with a wrong history: each changes
-the tokens that follow or raises. `expected_tokens` says the same without blocks, rows, chunks or batches.
+the tokens that follow or raises. So does a wrong state, where rows have one (`kv_cache/scripted_states.py`).
+`expected_tokens` says the same without blocks, rows, chunks or batches.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_cache.scripted_states import ScriptedStates, states_of
 from realizar.backends.base import Capacity, DeviceMemory, ForwardInput
 from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, RowOutput, ScheduledRow, StepOutput
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
+from realizar.models.mixers import ShortConvolution
 from realizar.models.spec import Attention, FeedForward, Layer, Linear, ModelSpec, Norm
 from realizar.outputs import TokenLogprobs
 from realizar.request import Pooling
@@ -26,8 +29,14 @@ _MASK = (1 << 64) - 1
 _WEIGHTS = np.random.default_rng(7).integers(1, 1 << 63, 1 << 15, dtype=np.uint64)
 
 
-def make_spec(windows: Sequence[int | None], context_length: int = 4096, vocab_size: int = VOCAB_SIZE) -> ModelSpec:
-    """A spec with a layer per window; the scripted backend reads nothing of it but the cache groups."""
+def make_spec(
+    windows: Sequence[int | None],
+    context_length: int = 4096,
+    vocab_size: int = VOCAB_SIZE,
+    *,
+    has_state: bool = False,
+) -> ModelSpec:
+    """A spec with a layer per window and maybe one with a state; the scripted backend reads nothing of it."""
     linear = Linear("weight", 1, 1)
     layers = tuple(
         Layer(
@@ -36,6 +45,8 @@ def make_spec(windows: Sequence[int | None], context_length: int = 4096, vocab_s
         )
         for window in windows
     )
+    if has_state:
+        layers += (Layer(ShortConvolution(1, 3, linear, "kernel", linear), FeedForward("silu", linear, linear)),)
     return ModelSpec("scripted", vocab_size, 1, context_length, "embedding", layers, Norm("rms", 1e-5, "norm"), linear)
 
 
@@ -76,7 +87,7 @@ def logprobs_of(state: int, token_id: int, top_n: int) -> TokenLogprobs:
     return TokenLogprobs(token_id, -float(mix(state, token_id) % 1000) / 100, mix(state) % VOCAB_SIZE + 1, top)
 
 
-def history_states(token_ids: Sequence[int], windows: Sequence[int | None]) -> list[int]:
+def history_states(token_ids: Sequence[int], windows: Sequence[int | None], *, has_state: bool = False) -> list[int]:
     """The hash after each token of a history."""
     values = [np.zeros(len(token_ids), np.uint64) for _ in windows]
     states = []
@@ -85,7 +96,7 @@ def history_states(token_ids: Sequence[int], windows: Sequence[int | None]) -> l
             first = 0 if window is None else max(position - window + 1, 0)
             stored[position] = value_of(token_id, position, first, stored[first:position])
         states.append(mix(*(int(stored[position]) for stored in values)))
-    return states
+    return [mix(*pair) for pair in zip(states, states_of(token_ids), strict=True)] if has_state else states
 
 
 def pooled_of(states: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
@@ -101,11 +112,14 @@ def expected_tokens(
     count: int,
     choice: int = 0,
     num_ids: int = VOCAB_SIZE,
+    *,
+    has_state: bool = False,
 ) -> list[int]:
     """The first `count` tokens after a prompt."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(choose(history_states(tokens, windows)[-1], sampling, choice, num_ids=num_ids))
+        state = history_states(tokens, windows, has_state=has_state)[-1]
+        tokens.append(choose(state, sampling, choice, num_ids=num_ids))
     return tokens[len(prompt) :]
 
 
@@ -175,7 +189,10 @@ class OpenRow:
 
 
 class ScriptedBackend:
-    """See the module. `fail_at` makes that submit raise; `num_ids` few ids make drafts come true."""
+    """See the module. `fail_at` makes that submit raise; `num_ids` few ids make drafts come true.
+
+    With `num_snapshots` rows have a state, and there is memory for so many snapshots; None is no state.
+    """
 
     def __init__(
         self,
@@ -188,11 +205,14 @@ class ScriptedBackend:
         context_length: int = 256,
         fail_at: int | None = None,
         num_ids: int = VOCAB_SIZE,
+        num_snapshots: int | None = None,
     ) -> None:
         self.windows = tuple(windows)
         self.limits = Capacity(
-            block_size, tuple(num_blocks), max_rows, max_step_tokens, context_length, 0, 0, 0, "scripted", 0.0
-        )
+            block_size, tuple(num_blocks), max_rows, max_step_tokens, context_length, 0, 0, 0, "scripted", 0.0,
+            num_snapshots=num_snapshots or 0,
+        )  # fmt: skip
+        self._states = None if num_snapshots is None else ScriptedStates(num_snapshots, block_size)
         self.fail_at, self.num_ids = fail_at, num_ids
         self.rows: dict[int, OpenRow] = {}
         self.num_steps = self.num_tokens = 0
@@ -210,6 +230,11 @@ class ScriptedBackend:
     def device_memory(self) -> DeviceMemory | None:
         return self.memory
 
+    @property
+    def has_state(self) -> bool:
+        """True if rows have a state."""
+        return self._states is not None
+
     def capacity(self) -> Capacity:
         return self.limits
 
@@ -222,6 +247,8 @@ class ScriptedBackend:
 
     def close(self, row: int) -> None:
         del self.rows[row]
+        if self._states is not None:
+            self._states.close(row)
 
     def submit(self, forward_input: ForwardInput) -> ScriptedStep:
         if self._last is not None:
@@ -232,7 +259,11 @@ class ScriptedBackend:
             raise RuntimeError("the device fell off the bus")
         self._check(forward_input)
         self.most_rows = max(self.most_rows, len(forward_input.rows))
+        if self._states is not None:
+            self._states.restore(forward_input.state_moves)
         rows = [(row, self._run_row(place, row, forward_input)) for place, row in enumerate(forward_input.rows)]
+        if self._states is not None:
+            self._states.take(forward_input.state_moves, forward_input.rows)
         self._last = ScriptedStep(self, rows)
         return self._last
 
@@ -250,7 +281,7 @@ class ScriptedBackend:
     def _run_row(self, place: int, row: ScheduledRow, step: ForwardInput) -> list[int]:
         open_row = self.rows[row.row]
         require(row.num_context_tokens <= self.limits.context_length, "past the context")
-        states = []
+        states, token_ids = [], []
         for index in range(row.num_tokens):
             at, position = step.query_starts[place] + index, row.num_computed_tokens + index
             require(int(step.positions[at]) == position, "a position is wrong")
@@ -266,6 +297,9 @@ class ScriptedBackend:
                 table, slot = step.block_tables[group][place], int(step.slot_mapping[group][at])
                 self._store(group, table, slot, position, token_id)
             states.append(mix(*(int(self._values[g][step.slot_mapping[g][at]]) for g in range(len(self.windows)))))
+            token_ids.append(token_id)
+        if self._states is not None:
+            states = [mix(*pair) for pair in zip(states, self._states.advance(row, token_ids), strict=True)]
         if row.pooling == "mean":
             require(row.num_computed_tokens in (0, len(open_row.states)), "a mean that lacks tokens")
             open_row.states = [*open_row.states[: row.num_computed_tokens], *states]

@@ -26,6 +26,8 @@ class Request:
         cache_salt: requests share cached blocks only with those of the same salt.
         pooling: the final hidden state wanted: of the last token, or the mean over the prompt. A pooled request
             generates nothing: its `max_tokens` is 0.
+        prompt_marks: numbers of prompt tokens after which a message ends, ascending. A model whose layers have a state
+            keeps copies of it there.
         reports_progress: True if the engine tells how much of the prompt it has read, after each step that reads some.
         client: the client's name, for fair shares of the work before the request runs; "" if there is none.
     """
@@ -40,6 +42,7 @@ class Request:
     pooling: Pooling | None = None
     client: str = ""
     reports_progress: bool = False
+    prompt_marks: tuple[int, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -27,8 +27,6 @@ NOT_RUN_YET = {
     ("GatedDeltaNet", "rate_is_log"),
     ("GatedDeltaNet", "tiled"),
     ("GatedDeltaNetBlock", "recurrence"),
-    ("Capacity", "num_snapshots"),
-    ("StateMoves", "restored"),
 }
 _BUILTIN = {name for kind in (str, bytes, list, dict, set, tuple, int, Path) for name in dir(kind)}
 

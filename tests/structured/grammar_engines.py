@@ -47,7 +47,8 @@ def new_engine(backend: ScriptedBackend, new_grammars: Callable[[], GrammarServi
         max_running=1000, max_step_tokens=10_000, speculative_tokens=options.pop("speculative_tokens", 0)
     )
     policy = Policy(stretch=math.inf)  # else how much of a prompt is read depends on the clock
-    return new_core(backend, make_spec(backend.windows), config, new_grammars=new_grammars, policy=policy, **options)
+    spec = make_spec(backend.windows, has_state=backend.has_state)
+    return new_core(backend, spec, config, new_grammars=new_grammars, policy=policy, **options)
 
 
 def structured_request(name: str, prompt: Sequence[int], sampling: SamplingParams, max_tokens: int = 60) -> Request:
@@ -55,7 +56,9 @@ def structured_request(name: str, prompt: Sequence[int], sampling: SamplingParam
     return prepare_request(name, prompt, sampling, vocab_size=VOCAB_SIZE, max_request_tokens=256, end_ids=(END,))
 
 
-def alone(request: Request, windows: Sequence[int | None] = (None,), num_ids: int = VOCAB_SIZE) -> list[int]:
+def alone(
+    request: Request, windows: Sequence[int | None] = (None,), num_ids: int = VOCAB_SIZE, *, has_state: bool = False
+) -> list[int]:
     """The expected tokens of a request, computed from whole histories with one mask at a time."""
     assert request.sampling.structured is not None
     matcher = FACTORY.compile(request.sampling.structured).start()
@@ -65,7 +68,8 @@ def alone(request: Request, windows: Sequence[int | None] = (None,), num_ids: in
         allowed[allowed_ids(FACTORY.masks([(matcher, ())])[0][0])] = True
         if len(tokens) - request.num_prompt_tokens < request.sampling.min_tokens and allowed.sum() > 1:
             allowed[END] = False
-        chosen = choose(history_states(tokens, windows)[-1], request.sampling, 0, allowed, num_ids)
+        state = history_states(tokens, windows, has_state=has_state)[-1]
+        chosen = choose(state, request.sampling, 0, allowed, num_ids)
         tokens.append(chosen)
         matcher.advance([chosen])
     return tokens[request.num_prompt_tokens :]
@@ -113,6 +117,8 @@ def check_mixed(
     num_ids: int = VOCAB_SIZE,
     disturb: Callable[[int], None] = lambda _step: None,
     windows: Sequence[int | None] = (None,),
+    *,
+    has_state: bool = False,
 ) -> None:
     """Run mixed requests; each gets the tokens that it gets alone."""
     requests = mixed_requests()
@@ -123,9 +129,10 @@ def check_mixed(
     for request in requests:
         found = tokens_of(outputs[request.request_id])
         if request.sampling.structured is None:
-            assert found == expected_tokens(request.prompt_token_ids, windows, request.sampling, 20, num_ids=num_ids)
+            prompt, sampling = request.prompt_token_ids, request.sampling
+            assert found == expected_tokens(prompt, windows, sampling, 20, num_ids=num_ids, has_state=has_state)
         else:
-            assert found == alone(request, windows, num_ids)
+            assert found == alone(request, windows, num_ids, has_state=has_state)
             assert re.fullmatch(patterns[request.sampling.structured], text_of(found))
             assert outputs[request.request_id][-1].finish_reason == "stop"
             assert outputs[request.request_id][-1].stop_token_id == END

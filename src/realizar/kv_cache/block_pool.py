@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from realizar.errors import CapacityError
@@ -24,10 +24,13 @@ class BlockPool:
 
     The block freed last is handed out first: its memory is the warmest, and memory never needed is never touched. When
     none is free, the least recently used cached block loses its key and is handed out.
+
+    Args:
+        on_evict: called with the key that a block loses so.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self._num_blocks = num_blocks
+    def __init__(self, num_blocks: int, on_evict: Callable[[bytes], None] | None = None) -> None:
+        self._num_blocks, self._on_evict = num_blocks, on_evict
         self._free = list(range(num_blocks - 1, -1, -1))
         self._ref_counts = [0] * num_blocks
         self._keys: dict[int, bytes] = {}
@@ -128,5 +131,8 @@ class BlockPool:
 
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
-        del self._blocks[self._keys.pop(block)]
+        key = self._keys.pop(block)
+        del self._blocks[key]
+        if self._on_evict is not None:
+            self._on_evict(key)
         return block

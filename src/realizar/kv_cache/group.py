@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,19 @@ class GroupBlocks:
 
     `tables[row, j]` is the block of positions j * block_size and on, for `first[row] <= j < end[row]`, else 0.
 
+    Args:
+        on_evict: as in `BlockPool`.
+
     Raises:
         UnsupportedModelError: the kind keeps no keys and values.
     """
 
-    def __init__(self, kind: CacheKind, num_blocks: int, block_size: int, num_rows: int, max_blocks: int) -> None:
+    def __init__(
+        self, kind: CacheKind, num_blocks: int, block_size: int, num_rows: int, max_blocks: int,
+        on_evict: Callable[[bytes], None] | None = None,
+    ) -> None:  # fmt: skip
         self.window = attention_window(kind)
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, on_evict)
         self.block_size = block_size
         self.tables: NDArray[np.int32] = np.zeros((num_rows, max_blocks), np.int32)
         self.first = [0] * num_rows

@@ -1,4 +1,7 @@
-"""`KVCacheManager`: block tables per row and cache group, the slots that tokens are written to, and what is cached."""
+"""`KVCacheManager`: block tables per row and cache group, the slots that tokens are written to, and what is cached.
+
+A model whose layers have a state goes on from cached blocks only where a snapshot of its state was taken after them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from realizar.cache_kinds import CacheKind
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.group import GroupBlocks
+from realizar.kv_cache.snapshots import SnapshotCounts, SnapshotPool
+from realizar.state_moves import StateMoves
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +26,14 @@ class Prefix:
     Attributes:
         num_tokens: a multiple of the block size.
         blocks: per cache group, those that the next token sees.
+        snapshot: of the state after these tokens; None where there are none, or the model has no state.
+        num_matched_tokens: tokens whose blocks were found, at least as many.
     """
 
     num_tokens: int
     blocks: tuple[tuple[int, ...], ...]
+    snapshot: int | None = None
+    num_matched_tokens: int = 0
 
 
 class KVCacheManager:
@@ -38,7 +47,8 @@ class KVCacheManager:
         context_length: tokens per row.
         max_step_tokens: tokens of one row in one step.
         prefix_cache: blocks are found by their contents, also after the sequence that computed them has ended.
-        has_state: layers of the model have a state, which is not in blocks. Nothing goes on from blocks alone, so that
+        has_state: layers of the model have a state, which is not in blocks.
+        num_snapshots: of states. Where there is none, nothing goes on from the blocks of a model with a state, so that
             none are found.
 
     Raises:
@@ -56,16 +66,19 @@ class KVCacheManager:
         max_step_tokens: int,
         prefix_cache: bool = True,
         has_state: bool = False,
+        num_snapshots: int = 0,
     ) -> None:
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
-        self._prefix_cache = prefix_cache and not has_state
+        self._prefix_cache = prefix_cache and (num_snapshots > 0 or not has_state)
         self._has_state = has_state
+        self._snapshots = SnapshotPool(num_snapshots if has_state and prefix_cache else 0)
+        on_evict = self._snapshots.drop if has_state else None
         self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row
         self._steady_until = np.zeros(num_rows, np.int32)  # the least of the groups' positions, by row
         max_blocks = -(-context_length // block_size)
         self._groups = tuple(
-            GroupBlocks(kind, count, block_size, num_rows, max_blocks)
+            GroupBlocks(kind, count, block_size, num_rows, max_blocks, on_evict)
             for kind, count in zip(kinds, num_blocks, strict=True)
         )
 
@@ -91,6 +104,10 @@ class KVCacheManager:
         """Blocks by state, per cache group."""
         return tuple(group.pool.counts for group in self._groups)
 
+    @property
+    def snapshot_counts(self) -> SnapshotCounts:
+        return self._snapshots.counts
+
     def holds(self, num_tokens: int) -> bool:
         """True if a sequence of `num_tokens` tokens fits when it is alone, in steps of one token if need be."""
         return all(group.blocks_for(num_tokens, 1) <= group.pool.num_blocks for group in self._groups)
@@ -103,20 +120,36 @@ class KVCacheManager:
     def find_prefix(self, keys: BlockKeys, token_ids: NDArray[np.int32], most_tokens: int) -> Prefix:
         """The longest start of `token_ids`, up to `most_tokens`, after which a sequence can go on from cached blocks.
 
-        Full attention needs every block of it, a window the blocks that the next token sees.
+        Full attention needs every block of it, a window the blocks that the next token sees, a state a snapshot.
         """
         most = min(most_tokens, len(token_ids)) // self._block_size if self._prefix_cache else 0
         if most <= 0:
             return Prefix(0, tuple(() for _ in self._groups))
         wanted = keys.of(token_ids)[:most]
         runs = [group.runs(wanted) for group in self._groups]
+        matched = end = self._last_end(runs, most)
+        while self._has_state and end and self._snapshots.find(wanted[end - 1]) is None:
+            end = self._last_end(runs, end - 1)
+        return Prefix(
+            end * self._block_size,
+            tuple(group.cached_prefix(wanted[:end]) for group in self._groups),
+            self._snapshots.find(wanted[end - 1]) if end else None,
+            matched * self._block_size,
+        )
+
+    def _last_end(self, runs: Sequence[Sequence[int]], most: int) -> int:
+        """The most blocks, up to `most`, after which all blocks that the next token sees are cached.
+
+        Args:
+            runs: per cache group, the cached blocks just before each block.
+        """
         end = most
         while any(
             run[end] < end - group.first_needed(end * self._block_size)
             for run, group in zip(runs, self._groups, strict=True)
         ):
             end -= 1
-        return Prefix(end * self._block_size, tuple(group.cached_prefix(wanted[:end]) for group in self._groups))
+        return end
 
     def adopt(self, row: int, prefix: Prefix) -> None:
         """Let an empty row start from a prefix found just now."""
@@ -145,9 +178,33 @@ class KVCacheManager:
         self._num_registered[row] = end
 
     def forget(self) -> None:
-        """Remove all registered blocks from the prefix cache: their contents may never have been computed."""
+        """Remove all registered blocks and snapshots from the prefix cache: they may never have been computed."""
         for group in self._groups:
             group.pool.forget()
+        self._snapshots.forget()
+
+    def has_snapshot(self, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int) -> bool:
+        """True if there is a snapshot after the first `num_tokens` tokens, full blocks of them."""
+        return self._snapshots.find(keys.of(token_ids)[num_tokens // self._block_size - 1]) is not None
+
+    def restore_snapshot(self, snapshot: int) -> None:
+        """Name the snapshot of a prefix in the step that is being scheduled, whose row has adopted the prefix."""
+        self._snapshots.restore(snapshot)
+
+    def take_snapshot(self, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int) -> int | None:
+        """Name a new snapshot, after the first `num_tokens` tokens, in the step that is being scheduled.
+
+        Args:
+            num_tokens: full blocks, the last of which a row has registered.
+
+        Returns:
+            None if there is one already, or none can be given up now.
+        """
+        return self._snapshots.take(keys.of(token_ids)[num_tokens // self._block_size - 1])
+
+    def finish_moves(self, moves: StateMoves) -> None:
+        """Note that a step with these moves is done, or was given up: their snapshots may be given up."""
+        self._snapshots.finished(snapshot for _, snapshot in (*moves.restored, *moves.taken))
 
     def can_allocate(self, num_tokens: int, prefix: Prefix | None = None) -> bool:
         """True if a new sequence of `num_tokens` tokens fits now, beside a block for each row that may grow."""
@@ -195,7 +252,11 @@ class KVCacheManager:
     def audit(self) -> tuple[BlockCounts, ...]:
         """Prove, per cache group, that free + used + cached = total and that reference counts are right.
 
+        So it is proved of snapshots, each of which has the block that it follows in every group.
+
         Raises:
             RuntimeError: it is not so.
         """
-        return tuple(group.audit() for group in self._groups)
+        counts = tuple(group.audit() for group in self._groups)
+        self._snapshots.audit(lambda key: all(group.pool.find(key) is not None for group in self._groups))
+        return counts

@@ -12,5 +12,7 @@ Read in this order:
 5. `open_sequences.py`, `policy.py`, `admission.py`: the open sequences, their order, and the checks before they start.
 6. `drafting.py`, `drafts.py`: the scheduler's side of drafts, and `PromptLookup`, the drafter.
 7. `holding.py`: rows of a submitted step whose masks are late, which make no choice in it.
-8. `rows.py`, `results.py`, `counts.py`: the backend's rows, the outputs of requests, and the scheduler's counts.
+8. `snapshot_places.py`, `state_copies.py`: for models with a state, where snapshots of it are taken in a prompt, and
+   the copies of a step.
+9. `rows.py`, `results.py`, `counts.py`: the backend's rows, the outputs of requests, and the scheduler's counts.
 """

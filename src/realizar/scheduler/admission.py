@@ -46,11 +46,28 @@ def waits_for_blocks(
     """True if a running sequence is about to compute the block after this sequence's cached prefix.
 
     The choices of one request wait for the first of them, and requests with the same long prefix for each other, so
-    that the prefix is computed once.
+    that the prefix is computed once. Where the model has a state, the block has to be followed by others up to one
+    after which a snapshot is to be taken.
     """
     size, end = cache.block_size, prefix.num_tokens + cache.block_size
     if not cache.prefix_cache or end > sequence.most_cached_tokens:
         return False
+    if cache.has_state:
+        return _waits_for_snapshot(sequence, prefix.num_tokens, open_sequences, size)
     index = prefix.num_tokens // size
     key = sequence.keys.of(sequence.token_ids)[index]
     return any(other.keys.of(other.token_ids)[index] == key for other in open_sequences.about_to_compute(end))
+
+
+def _waits_for_snapshot(
+    sequence: Sequence, num_cached_tokens: int, open_sequences: OpenSequences, block_size: int
+) -> bool:  # fmt: skip
+    """True if a running sequence is about to compute a longer prefix of this one, and a snapshot after it."""
+    own = sequence.keys.of(sequence.token_ids)
+    for other in open_sequences.running:
+        for place in other.places:
+            index = place // block_size - 1
+            reaches = num_cached_tokens < place <= sequence.most_cached_tokens
+            if reaches and other.keys.of(other.token_ids)[index] == own[index]:
+                return True
+    return False

@@ -18,6 +18,7 @@ class Plan:
     Attributes:
         decodes: intp [rows], rows that decode one token each; they come before all others.
         tokens: of other sequences, in their order. drafts: of those that have any.
+        restored: snapshots that sequences start from.
         opened: rows to open with the step.
 
     Args:
@@ -33,6 +34,7 @@ class Plan:
         self.decodes: NDArray[np.intp] = _NO_ROWS
         self.tokens: dict[Sequence, int] = {}
         self.drafts: dict[Sequence, tuple[int, ...]] = {}
+        self.restored: dict[Sequence, int] = {}
         self.opened: list[OpenedRow] = []
 
     @property
@@ -60,7 +62,7 @@ class Plan:
 
     def most_of(self, sequence: Sequence) -> int:
         """Tokens that a prompt may take while others wait: half of the remaining budget, so that none waits long."""
-        return min(sequence.num_remaining_tokens, -(-self.budget // 2))
+        return min(sequence.num_chunk_tokens, -(-self.budget // 2))
 
     def start_prompts(self, position: int) -> None:
         """Limit the budget for prompts, now that all decodes are in, to what keeps the decodes' pace.
@@ -97,3 +99,4 @@ class Plan:
         self.decodes = others
         self.budget += self.tokens.pop(sequence, 0)
         self.drafts.pop(sequence, None)
+        self.restored.pop(sequence, None)

@@ -35,6 +35,7 @@ from realizar.scheduler.results import failed_output
 from realizar.scheduler.row_table import RowTable
 from realizar.scheduler.rows import RowPool
 from realizar.scheduler.sequence import Sequence
+from realizar.scheduler.state_copies import StateCopies
 from realizar.scheduler.steady import schedule_decodes
 from realizar.scheduler.step_limit import StepLimit
 
@@ -80,6 +81,7 @@ class Scheduler:
         self._drafting = drafting or Drafting(None, 0, 0)
         self._intake = Intake(self._open, self._table, cache, self._drafting, self._end, self.fail)
         self._holding = Holding(self._open, self._table)
+        self._copies = StateCopies(cache, context_length, max_step_tokens)
         self._preemptions = self._queries = self._hits = 0
 
     @property
@@ -155,11 +157,7 @@ class Scheduler:
     def lose(self, steps: Collection[ScheduledBatch], error: RowError) -> list[TokenOutput]:
         """End the requests of all steps in flight, which gave nothing; no cached block is found any more."""
         failed = [self.fail(number, error) for step in steps for number in step.columns.sequence_ids.tolist()]
-        for step in steps:
-            self._rows.finished(step.columns.numbers)
-        self._cache.forget()
-        if self._pace is not None:
-            self._pace.lost()
+        self._forget(steps)
         return [output for output in failed if output is not None]
 
     def try_smaller(self, steps: Collection[ScheduledBatch], error: RowError) -> list[TokenOutput]:
@@ -176,11 +174,7 @@ class Scheduler:
             if sequence is not None:
                 sequence.give_up(row)
                 self._restart(sequence)
-        for step in steps:
-            self._rows.finished(step.columns.numbers)
-        self._cache.forget()
-        if self._pace is not None:
-            self._pace.lost()
+        self._forget(steps)
         return []
 
     def take_closed_rows(self) -> list[int]:
@@ -211,7 +205,19 @@ class Scheduler:
         self._rows.submitted(columns.numbers)
         if len(columns) and self._pace is not None:
             self._pace.submitted(self._clock())
-        return ScheduledBatch(columns, tuple(plan.opened))
+        return ScheduledBatch(columns, tuple(plan.opened), self._copies.of_step(plan))
+
+    def _forget(self, steps: Collection[ScheduledBatch]) -> None:
+        """Steps in flight gave nothing: blocks and snapshots of theirs are not to be found."""
+        for step in steps:
+            self._finished(step)
+        self._cache.forget()
+        if self._pace is not None:
+            self._pace.lost()
+
+    def _finished(self, step: ScheduledBatch) -> None:
+        self._rows.finished(step.columns.numbers)
+        self._cache.finish_moves(step.state_moves)
 
     def _columns(self, plan: Plan) -> StepRows:
         """The planned rows; from now on their tokens count as computed."""
@@ -229,7 +235,7 @@ class Scheduler:
             decodes = batch.num_decode_tokens
             self._pace.ended(decodes, batch.num_tokens - decodes, now, batch.prompt_position)
         outputs = self._intake.take_in(batch.columns, output, now)
-        self._rows.finished(batch.columns.numbers)
+        self._finished(batch)
         if self._drafting.is_on:
             going = batch.columns.numbers[self._table.go_on(batch.columns)]
             self._drafting.propose([sequence for sequence in self._open.of_rows(going) if sequence.running])
@@ -311,11 +317,12 @@ class Scheduler:
             self._cache.adopt(row, prefix)
             sequence.num_computed_tokens = prefix.num_tokens
             self._open.start(sequence)
+            self._copies.start(sequence, prefix, plan)
             self._take_blocks(sequence, row, plan, plan.most_of(sequence))
 
     def _fill_up(self, plan: Plan) -> None:
         """Give the remaining budget to the step's prompts, the shortest rest first, as far as free blocks go."""
-        rests = {each: each.num_remaining_tokens - count for each, count in plan.tokens.items()} if plan.budget else {}
+        rests = {each: each.num_chunk_tokens - count for each, count in plan.tokens.items()} if plan.budget else {}
         for sequence in sorted(rests, key=rests.__getitem__):
             wanted = plan.tokens[sequence] + min(rests[sequence], plan.budget)
             if wanted > plan.tokens[sequence]:

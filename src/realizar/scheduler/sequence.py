@@ -36,6 +36,7 @@ class Sequence:
         row: from its first step on; a preempted sequence keeps it, and with it the sampler's state.
         running: it holds blocks.
         num_queried: prompt positions whose log-probabilities have been asked for.
+        places: numbers of tokens, ascending and not computed yet, after each of which a snapshot is to be taken.
         num_cached_tokens: prompt tokens found in the prefix cache when it first entered a step.
     """
 
@@ -50,6 +51,7 @@ class Sequence:
         self.row: int | None = None
         self.running = False
         self.num_queried = self.num_cached_tokens = 0
+        self.places: tuple[int, ...] = ()
         self.scheduled_s: float | None = None
         self._table = table
         self._history = np.array(request.prompt_token_ids, np.int32)  # while it has no row
@@ -141,6 +143,12 @@ class Sequence:
         """Tokens to compute for the next choice; 0 when none is wanted, or drafts must be verified first."""
         num_tokens = self.num_tokens
         return 0 if num_tokens >= self.most_tokens or self.num_drafts else num_tokens - self.num_computed_tokens
+
+    @property
+    def num_chunk_tokens(self) -> int:
+        """Tokens that the next step may compute: those for the next choice, or up to the next snapshot."""
+        remaining = self.num_remaining_tokens
+        return min(remaining, self.places[0] - self.num_computed_tokens) if self.places else remaining
 
     @property
     def most_cached_tokens(self) -> int:

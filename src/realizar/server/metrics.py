@@ -32,6 +32,7 @@ _GAUGES = (
     ("num_requests_running", "Choices being generated.", "num_running"),
     ("num_requests_waiting", "Choices waiting for their first step, or again after a preemption.", "num_waiting"),
     ("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", "kv_cache_usage"),
+    ("state_snapshots", "Snapshots of states that are kept.", "num_snapshots"),
     ("kv_cache_size_bytes", "Memory that the KV cache may take.", "kv_cache_bytes"),
     ("engine_resident_memory_bytes", "Memory of the engine's process.", "resident_bytes"),
 )
@@ -42,6 +43,9 @@ _GAUGES_OF_A_GPU = (
 _COUNTERS = (
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
+    ("state_snapshots_taken", "Snapshots taken of the states of prompts.", "snapshots_taken"),
+    ("state_snapshots_restored", "Choices that started from a snapshot.", "snapshots_restored"),
+    ("state_snapshots_dropped", "Snapshots that were given up.", "snapshots_dropped"),
     ("num_preemptions", "Choices computed again for lack of KV blocks.", "num_preemptions"),
     ("prompt_tokens", "Prompt tokens computed.", "prompt_tokens"),
     ("generation_tokens", "Tokens generated.", "generation_tokens"),

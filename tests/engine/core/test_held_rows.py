@@ -86,6 +86,18 @@ def test_texts_of_held_rows_are_the_same(
     core.close()
 
 
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_states_of_held_rows_are_the_same(late: LateService, held: list[int], options: dict[str, Any]) -> None:
+    """A token that is computed again is once in its row's state, and so are drafts that were right."""
+    backend = ScriptedBackend(num_ids=4, num_blocks=(24,), max_rows=6, context_length=80, num_snapshots=4)
+    core = new_engine(backend, lambda: late, **options)
+    check_mixed(core, num_ids=4, has_state=True)
+    assert len(held) > 10
+    assert core.counts.preemptions > 0
+    assert core.snapshot_counts.taken > 0
+    core.close()
+
+
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_held_rows_may_be_preempted(late: LateService, held: list[int], steps_in_flight: int) -> None:
     backend = ScriptedBackend(num_blocks=(20,), max_rows=6, context_length=80)

@@ -17,6 +17,7 @@ from realizar.engine.core.row_grammars import RowGrammars
 from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, RealizarError, StepError
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.manager import KVCacheManager
+from realizar.kv_cache.snapshots import SnapshotCounts
 from realizar.models.spec import ModelSpec
 from realizar.outputs import PromptProgress, RowError, TokenOutput
 from realizar.request import Request
@@ -76,6 +77,7 @@ class EngineCore:
             max_step_tokens=max_step_tokens,
             prefix_cache=config.prefix_cache,
             has_state=bool(spec.state_layers()),
+            num_snapshots=capacity.num_snapshots,
         )
         policy = policy or Policy()
         self._scheduler = Scheduler(
@@ -133,6 +135,11 @@ class EngineCore:
     def block_counts(self) -> tuple[BlockCounts, ...]:
         """KV blocks by state, per cache group; a cached block has no reference."""
         return self._cache.counts
+
+    @property
+    def snapshot_counts(self) -> SnapshotCounts:
+        """Snapshots of states, of a model whose layers have one."""
+        return self._cache.snapshot_counts
 
     @property
     def has_work(self) -> bool:

@@ -18,6 +18,9 @@ class EngineStats:
         kv_cache_bytes: that the KV cache may take. resident_bytes: memory of the engine's process, 0 where not known.
         num_preemptions: choices that gave up their blocks and were recomputed.
         prefix_cache_queries, prefix_cache_hits: prompt tokens looked up, and found computed.
+        num_snapshots: of states, kept now.
+        snapshots_taken, snapshots_restored, snapshots_dropped: copies of states from rows and to rows, and copies that
+            were given up.
         draft_tokens, accepted_tokens: tokens speculated, and those of them that were right.
         num_steps: steps run. step_s: seconds spent in them.
         prompt_tokens, generation_tokens: tokens read and chosen.
@@ -34,6 +37,10 @@ class EngineStats:
     num_preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    num_snapshots: int = 0
+    snapshots_taken: int = 0
+    snapshots_restored: int = 0
+    snapshots_dropped: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     num_steps: int = 0
@@ -63,6 +70,6 @@ class EngineStats:
 _MOMENTARY = frozenset(
     {
         *("num_running", "num_waiting", "num_used_blocks", "num_blocks", "kv_cache_bytes", "resident_bytes"),
-        *("device_memory_used_bytes", "device_memory_total_bytes"),
+        *("num_snapshots", "device_memory_used_bytes", "device_memory_total_bytes"),
     }
 )

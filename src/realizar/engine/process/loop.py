@@ -240,6 +240,7 @@ class EngineLoop:
 
     def _stats(self, core: EngineCore) -> EngineStats:
         counts, blocks, memory = core.counts, core.block_counts, core.device_memory
+        snapshots = core.snapshot_counts
         return EngineStats(
             num_running=counts.running,
             num_waiting=counts.waiting,
@@ -250,6 +251,10 @@ class EngineLoop:
             num_preemptions=counts.preemptions,
             prefix_cache_queries=counts.prefix_cache_queries,
             prefix_cache_hits=counts.prefix_cache_hits,
+            num_snapshots=snapshots.kept,
+            snapshots_taken=snapshots.taken,
+            snapshots_restored=snapshots.restored,
+            snapshots_dropped=snapshots.dropped,
             draft_tokens=counts.draft_tokens,
             accepted_tokens=counts.accepted_tokens,
             num_steps=self._num_steps,

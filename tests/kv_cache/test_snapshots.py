@@ -1,0 +1,209 @@
+"""Snapshots are found by their blocks, dropped with them or for others, and never written while a step reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from realizar.cache_kinds import attention_cache
+from realizar.kv_cache.block_keys import BlockKeys
+from realizar.kv_cache.manager import KVCacheManager
+from realizar.kv_cache.snapshots import SnapshotCounts, SnapshotPool
+from realizar.state_moves import StateMoves
+
+TOKENS = np.arange(100, dtype=np.int32)
+
+
+def everything(_key: bytes) -> bool:
+    return True
+
+
+def take(pool: SnapshotPool, key: bytes) -> int:
+    """A snapshot of a step that is done."""
+    snapshot = pool.take(key)
+    assert snapshot is not None
+    pool.finished([snapshot])
+    return snapshot
+
+
+def test_the_least_recently_used_snapshot_is_dropped() -> None:
+    pool = SnapshotPool(2)
+    first, second = take(pool, b"a"), take(pool, b"b")
+    pool.restore(first)
+    pool.finished([first])
+    assert take(pool, b"c") == second
+    assert [pool.find(key) for key in (b"a", b"b", b"c")] == [first, None, second]
+    assert pool.counts == SnapshotCounts(total=2, kept=2, taken=3, restored=1, dropped=1)
+
+
+def test_a_snapshot_that_a_step_names_is_not_given_up() -> None:
+    pool = SnapshotPool(2)
+    first, second = take(pool, b"a"), take(pool, b"b")
+    pool.restore(first)
+    assert take(pool, b"c") == second
+    pool.restore(second)
+    assert pool.take(b"d") is None
+    pool.finished([first])
+    assert pool.take(b"d") == first
+
+
+def test_the_number_of_a_dropped_snapshot_waits_for_its_steps() -> None:
+    pool = SnapshotPool(1)
+    snapshot = pool.take(b"a")
+    assert snapshot == 0
+    pool.drop(b"a")
+    assert pool.find(b"a") is None
+    assert pool.take(b"b") is None
+    pool.audit(everything)
+    pool.finished([snapshot])
+    pool.audit(everything)
+    assert pool.take(b"b") == 0
+
+
+def test_there_is_one_snapshot_of_a_key() -> None:
+    pool = SnapshotPool(3)
+    take(pool, b"a")
+    assert pool.take(b"a") is None
+    assert pool.counts.taken == 1
+
+
+def test_without_memory_nothing_is_taken() -> None:
+    pool = SnapshotPool(0)
+    assert pool.take(b"a") is None
+    pool.forget()
+    pool.audit(everything)
+
+
+@pytest.mark.parametrize("fault", ["lost", "twice", "keys", "steps", "block"])
+def test_the_audit_finds(fault: str) -> None:
+    pool = SnapshotPool(3)
+    take(pool, b"a")
+    if fault == "lost":
+        pool._free.pop()
+    elif fault == "twice":
+        pool._draining.add(0)
+    elif fault == "keys":
+        pool._snapshots.clear()
+    elif fault == "steps":
+        pool._steps[2] = 1
+    with pytest.raises(RuntimeError, match="snapshot"):
+        pool.audit(lambda _key: fault != "block")
+
+
+class Pool(RuleBasedStateMachine):
+    """A pool beside what each snapshot must hold, with steps that end in the order in which they began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = SnapshotPool(4)
+        self.held: dict[int, int] = {}  # what the memory of each snapshot holds
+        self.steps: list[list[int]] = []
+        self.now: list[int] = []
+
+    @rule(number=st.integers(0, 9))
+    def take(self, number: int) -> None:
+        snapshot = self.pool.take(bytes([number]))
+        if snapshot is not None:
+            assert not any(snapshot in step for step in [*self.steps, self.now])
+            self.held[snapshot] = number
+            self.now.append(snapshot)
+
+    @rule(number=st.integers(0, 9))
+    def restore(self, number: int) -> None:
+        snapshot = self.pool.find(bytes([number]))
+        if snapshot is not None and snapshot not in self.now:
+            assert self.held[snapshot] == number
+            self.pool.restore(snapshot)
+            self.now.append(snapshot)
+
+    @rule(number=st.integers(0, 9))
+    def drop(self, number: int) -> None:
+        self.pool.drop(bytes([number]))
+        assert self.pool.find(bytes([number])) is None
+
+    @rule()
+    def submit(self) -> None:
+        self.steps.append(self.now)
+        self.now = []
+
+    @precondition(lambda self: self.steps)
+    @rule()
+    def finish(self) -> None:
+        self.pool.finished(self.steps.pop(0))
+
+    @rule()
+    def forget(self) -> None:
+        self.pool.forget()
+        assert self.pool.counts.kept == 0
+
+    @invariant()
+    def adds_up(self) -> None:
+        self.pool.audit(everything)
+        counts = self.pool.counts
+        assert counts.taken == counts.kept + counts.dropped
+
+
+TestPool = Pool.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+def manager(
+    windows: tuple[int | None, ...] = (None,), num_blocks: int = 20, num_snapshots: int = 4
+) -> KVCacheManager:  # fmt: skip
+    kinds = [attention_cache(window) for window in windows]
+    return KVCacheManager(
+        kinds, [num_blocks] * len(kinds), block_size=4, num_rows=3, context_length=64, max_step_tokens=16,
+        has_state=True, num_snapshots=num_snapshots,
+    )  # fmt: skip
+
+
+def compute(cache: KVCacheManager, keys: BlockKeys, num_tokens: int, places: tuple[int, ...], row: int = 0) -> None:
+    """A row computes tokens, and snapshots are taken at places; then it ends."""
+    done = 0
+    for end in sorted({*places, num_tokens}):
+        assert cache.allocate(row, done, end - done) >= end - done
+        cache.register(row, keys, TOKENS[:end], end)
+        if end in places:
+            snapshot = cache.take_snapshot(keys, TOKENS[:end], end)
+            assert snapshot is not None
+            cache.finish_moves(StateMoves(taken=((row, snapshot),)))
+        done = end
+        cache.audit()
+    cache.free(row)
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 6)], ids=str)
+def test_a_prefix_ends_at_a_snapshot(windows: tuple[int | None, ...]) -> None:
+    cache, keys = manager(windows), BlockKeys(4, None)
+    compute(cache, keys, 30, (8, 20))
+    for tokens, wanted in ((30, 20), (20, 20), (19, 8), (8, 8), (7, 0)):
+        prefix = cache.find_prefix(BlockKeys(4, None), TOKENS[:40], tokens)
+        assert prefix.num_tokens == wanted
+        assert (prefix.snapshot is None) == (wanted == 0)
+        assert prefix.num_matched_tokens == tokens // 4 * 4
+    assert cache.find_prefix(BlockKeys(4, "salt"), TOKENS, 30).num_tokens == 0
+
+
+def test_without_snapshots_nothing_is_found() -> None:
+    cache = manager(num_snapshots=0)
+    assert not cache.prefix_cache
+    keys = BlockKeys(4, None)
+    compute(cache, keys, 30, ())
+    assert cache.find_prefix(keys, TOKENS, 30).num_tokens == 0
+
+
+def test_a_snapshot_goes_with_the_block_that_it_follows() -> None:
+    cache, keys = manager(num_blocks=8), BlockKeys(4, None)
+    compute(cache, keys, 28, (8, 20))
+    cache.allocate(1, 0, 16)  # four of the blocks: the last of the chain are given up first
+    cache.audit()
+    assert cache.snapshot_counts.dropped == 1
+    assert cache.find_prefix(keys, TOKENS, 28).num_tokens == 8
+    cache.free(1)
+    cache.forget()
+    cache.audit()
+    assert cache.find_prefix(keys, TOKENS, 28).num_matched_tokens == 0
+    assert cache.snapshot_counts.kept == 0
