@@ -41,6 +41,12 @@ class Door:
         self._server.should_exit = self._server.force_exit = True
         await self._serving
 
+    async def end(self) -> None:
+        """End when all connections have closed, however long it takes them."""
+        self._server.config.timeout_graceful_shutdown = None
+        self._server.should_exit = True
+        await self._serving
+
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection that is closed with the door."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from realizar.errors import RealizarError
 from realizar.server.http import tls
 from realizar.server.settings import ServerSettings
 from server.http.http_door import Door
+from waits import HANG_S
 
 DATA = Path(__file__).parents[2] / "data" / "tls"
 
@@ -70,6 +72,33 @@ def test_refusals_of_the_protocol_arrive_over_https(tmp_path: Path) -> None:
             return answer
 
     assert b"headers_too_large" in asyncio.run(main())
+
+
+def test_peers_that_never_confirm_the_end_do_not_hold_the_server_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asyncio.constants, "SSL_SHUTDOWN_TIMEOUT", 1e6)
+    monkeypatch.setattr("realizar.server.http.protocol._LAST_READ_S", 0.05)
+    context = trusting("first")
+
+    def ask(port: int) -> ssl.SSLSocket:
+        """A connection that has read its answer, and reads nothing more."""
+        connection = context.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1")
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        return connection
+
+    async def main() -> list[ssl.SSLSocket]:
+        async with Door(settings(tmp_path)) as door:
+            connections = [await asyncio.to_thread(ask, door.port) for _ in range(3)]
+            await door.end()
+            return connections
+
+    async def bounded() -> list[ssl.SSLSocket]:
+        return await asyncio.wait_for(main(), HANG_S)
+
+    for connection in asyncio.run(bounded()):
+        connection.close()
 
 
 def test_renewed_files_are_for_new_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from realizar.server.settings import ServerSettings
 _MAX_PIPELINED = 8
 _MAX_DROPPED = 4  # bytes that are dropped after an answer, as a multiple of the largest body
 _LINGER_S = 1.0  # closing a connection while its peer writes resets it, and the peer may lose the answer
+_LAST_READ_S = 3.0  # for a peer to read its last answer, where it never confirms the end of TLS
 _HEADER_COST = 4  # colon, space and end of line
 
 
@@ -38,7 +39,8 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     Headers and trailers together are bounded in number and bytes, as is everything between two bytes of a body. Headers
     must arrive in time. After an early answer, the rest of the request is dropped up to a bound. Trailers are ignored.
-    A peer that reads nothing of its answer is disconnected.
+    A peer that reads nothing of its answer is disconnected. So is one that does not confirm the end of TLS when the
+    server ends.
     """
 
     settings: ServerSettings
@@ -47,7 +49,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _fault: ApiError | None = None
-    _discarding = False
+    _discarding = _ending = False
     _in_message = _in_headers = _progress = False
     _unread = _header_bytes = _num_headers = _dropped = 0
     _owed = 0  # requests begun whose answer is not complete
@@ -80,6 +82,12 @@ class _BoundedProtocol(HttpToolsProtocol):
     def give_way(self) -> None:
         """Close the connection, because another one needs its place. The table calls this."""
         self.transport.close()
+
+    def shutdown(self) -> None:
+        """Close when the open answers are complete. uvicorn calls this when the server ends."""
+        self._ending = True
+        super().shutdown()
+        self._end_tls()
 
     def data_received(self, data: bytes) -> None:
         if self._discarding:
@@ -197,6 +205,19 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._linger(self.settings.body_timeout_s)
         elif not self._discarding:
             self.transport.close()
+            self._end_tls()
+
+    def _end_tls(self) -> None:
+        """Bound the wait for the peer of a connection that is closing as the server ends."""
+        is_tls = self.transport.get_extra_info("ssl_object") is not None
+        if self._ending and is_tls and self.transport.is_closing():
+            self._start_timer(_LAST_READ_S, self._abort_if_sent)
+
+    def _abort_if_sent(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self._start_timer(_LAST_READ_S, self._abort_if_sent)
+        else:
+            self.transport.abort()
 
     def _linger(self, seconds: float) -> None:
         """Write nothing more, and drop received bytes until the peer closes or the time is over."""
