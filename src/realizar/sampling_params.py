@@ -77,6 +77,8 @@ class SamplingParams:
         n: independent choices.
         structured: grammar of the output; every token that would break it is forbidden before all else acts. Once it
             is complete only ids that end the choice are left, so then `ignore_eos` and `min_tokens` do not hold.
+        structured_begun: ids that spell the beginning of what the grammar describes, where the prompt ends with it
+            already and the output goes on from there.
     """
 
     max_tokens: int | None = None
@@ -109,6 +111,7 @@ class SamplingParams:
     ignore_eos: bool = False
     n: int = 1
     structured: StructuredOutput | None = None
+    structured_begun: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         stop: object = self.stop
@@ -133,6 +136,8 @@ class SamplingParams:
             raise InvalidRequestError("stop strings must not be empty", "stop")
         if any(not math.isfinite(bias) or abs(bias) > 100 for bias in self.logit_bias.values()):
             raise InvalidRequestError("logit_bias values must be between -100 and 100", "logit_bias")
+        if self.structured_begun and self.structured is None:
+            raise InvalidRequestError("structured_begun needs structured", "structured_begun")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}", "min_tokens"

@@ -25,6 +25,7 @@ from realizar.structured.workers.service import GrammarService
 
 _LOG = logging.getLogger(__name__)
 _STUCK = "the output can't go on within its grammar"
+_UNFIT = "the text that the output is to go on from does not fit its grammar"
 _NO_SLOT = -1
 
 
@@ -143,7 +144,9 @@ class RowGrammars:
         structured = opened.sampling.structured
         if structured is not None:
             output = opened.history[opened.num_prompt_tokens :]
-            self._rows[opened.row] = row = self._made_service().open_row(structured, output)
+            self._rows[opened.row] = row = self._made_service().open_row(
+                structured, output, opened.sampling.structured_begun
+            )
             self._slots[opened.row] = row.slot
 
     def close(self, row: int) -> None:
@@ -325,4 +328,5 @@ class RowGrammars:
 
 def _row_error(followed: FollowedRow) -> RowError:
     param = "structured" if followed.cause == "request" else None
-    return RowError(f"{_STUCK}: {followed.error}", followed.cause, param)
+    begun = followed.num_begun and len(followed.output) == followed.num_begun
+    return RowError(f"{_UNFIT if begun else _STUCK}: {followed.error}", followed.cause, param)

@@ -10,6 +10,7 @@ from typing import Any
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.api import Api
 from realizar.server.errors import ApiError, about, refused, renaming, unsupported
+from realizar.server.generation.begun import begun_ids
 from realizar.server.generation.conversation import Conversation, text_of
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority
@@ -98,6 +99,8 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
             token_ids = template.encode_unfinished(conversation.messages, shown, **variables)
         else:
             token_ids = template.encode(conversation.messages, shown, conversation.add_prompt, **variables)
+    if conversation.continues and sampling.structured is not None:
+        sampling = replace(sampling, structured_begun=begun_ids(tokenizer, conversation.messages[-1]))
     prompt_end = tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
     if answer_format.in_channels and sampling.structured is not None:
         # The grammar has room for the text alone, so the channel is written for the model.

@@ -61,7 +61,7 @@ class FollowedRow:
 
     Attributes:
         slot: its slot in the shared memory.
-        output: all chosen ids.
+        output: all chosen ids, after `num_begun` ids that were there before the first choice.
         placed: the process that is to compute its masks.
         worker: the process that follows it, under the name `key`.
         drafts: proposed next tokens that its last question names.
@@ -73,6 +73,7 @@ class FollowedRow:
     slot: int
     grammar: FollowedGrammar
     output: list[int]
+    num_begun: int = 0
     placed: GrammarWorker | None = None
     worker: GrammarWorker | None = None
     key: int = -1

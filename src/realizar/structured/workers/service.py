@@ -136,15 +136,19 @@ class GrammarService:
         """
         return self._known.hold(request_id, structured, is_open, client)
 
-    def open_row(self, structured: StructuredOutput, output: Sequence[int]) -> FollowedRow:
+    def open_row(self, structured: StructuredOutput, output: Sequence[int], begun: Sequence[int] = ()) -> FollowedRow:
         """Make a row at the grammar's begin, or after some output. The row has an error if its grammar was refused.
+
+        Args:
+            begun: ids before the output that the grammar takes in first.
 
         Raises:
             RequestFailedError: there are too many rows.
         """
         grammar, refused = self._known.follow(structured)
         try:
-            row = self.rows.open(grammar, output)
+            row = self.rows.open(grammar, [*begun, *output])
+            row.num_begun = len(begun)
         except RequestFailedError:
             self._known.unfollow(grammar)
             raise
