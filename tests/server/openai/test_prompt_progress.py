@@ -74,7 +74,7 @@ def long_prompt(words: str) -> str:
     return words * (CONTEXT // 2 // len(words.split()))
 
 
-def test_completions_tell_of_each_prompt(http: httpx.Client) -> None:
+def test_completions_report_each_prompt(http: httpx.Client) -> None:
     prompts = [long_prompt("north south east "), long_prompt("spring summer autumn ")]
     body = {"prompt": prompts, "n": 2, "max_tokens": 3, "temperature": 0, "stream": True}
     got = chunks(http, {**body, "return_progress": True, "stream_options": {"include_usage": True}}, COMPLETIONS)
@@ -104,7 +104,7 @@ def test_completions_tell_of_each_prompt(http: httpx.Client) -> None:
     assert texts(without) == texts(got)
 
 
-def test_responses_tell_in_their_events_of_progress(client: openai.OpenAI, server: RunningServer) -> None:
+def test_responses_report_in_their_events_of_progress(client: openai.OpenAI, server: RunningServer) -> None:
     def events(**body: Any) -> list[Any]:
         text = long_prompt("iron copper silver ")
         stream = client.responses.create(
@@ -114,12 +114,12 @@ def test_responses_tell_in_their_events_of_progress(client: openai.OpenAI, serve
 
     got = events(return_progress=True)
     assert [event.sequence_number for event in got] == list(range(len(got)))
-    told = [(event.type, event.model_extra["prompt_progress"]) for event in got if event.model_extra]
-    assert {kind for kind, _ in told} == {"response.in_progress"}
-    assert len(told) > 1
+    reported = [(event.type, event.model_extra["prompt_progress"]) for event in got if event.model_extra]
+    assert {kind for kind, _ in reported} == {"response.in_progress"}
+    assert len(reported) > 1
     total = got[-1].response.usage.input_tokens
-    assert [read["total"] for _, read in told] == [total] * len(told)
-    assert told[-1][1]["processed"] == total
+    assert [read["total"] for _, read in reported] == [total] * len(reported)
+    assert reported[-1][1]["processed"] == total
     kinds = [event.type for event in got if not event.model_extra]
     without = events()
     assert kinds == [event.type for event in without]

@@ -49,7 +49,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _fault: ApiError | None = None
-    _discarding = _ending = False
+    _discarding = _shuts_down = False
     _in_message = _in_headers = _progress = False
     _unread = _header_bytes = _num_headers = _dropped = 0
     _owed = 0  # requests begun whose answer is not complete
@@ -85,7 +85,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Close when the open answers are complete. uvicorn calls this when the server ends."""
-        self._ending = True
+        self._shuts_down = True
         super().shutdown()
         self._end_tls()
 
@@ -210,7 +210,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     def _end_tls(self) -> None:
         """Bound the wait for the peer of a connection that is closing as the server ends."""
         is_tls = self.transport.get_extra_info("ssl_object") is not None
-        if self._ending and is_tls and self.transport.is_closing():
+        if self._shuts_down and is_tls and self.transport.is_closing():
             self._start_timer(_LAST_READ_S, self._abort_if_sent)
 
     def _abort_if_sent(self) -> None:
