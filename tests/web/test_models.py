@@ -40,6 +40,29 @@ def test_one_model_is_named_and_several_are_chosen_from(echo: ScriptedApi, page:
     assert echo.requests[-1]["model"] == "scripted-1b", "the one that was chosen is gone"
 
 
+def test_the_states_follow_the_answers(echo: ScriptedApi, page: Any) -> None:
+    """A model is loaded by its first answer, and the list says so without being opened; its name is there in full."""
+    echo.more = [("other-2b", "known")]
+    page.goto(echo.url)
+    page.wait_for_selector("#models:not([hidden])")
+    page.select_option("#models", "other-2b")
+
+    def loading(body: dict[str, Any]) -> Script:
+        echo.more = [("other-2b", "ready")]
+        return held("once upon")
+
+    echo.script = loading
+    ask(page, "one")
+    page.wait_for_selector(".assistant .body:has-text('once upon')")
+    page.wait_for_function("document.querySelector('#models').selectedOptions[0].text === 'other-2b'")
+    echo.more = [("other-2b", "failed")]
+    page.click("#stop")
+    page.wait_for_function("document.querySelector('#models').selectedOptions[0].text === 'other-2b (failed)'")
+    width = page.evaluate("document.querySelector('#models').offsetWidth")
+    page.evaluate("document.querySelector('#models').style.maxWidth = 'none'")
+    assert page.evaluate("document.querySelector('#models').offsetWidth") == width, "no bound cuts its text"
+
+
 def test_the_context_in_use(api: ScriptedApi, page: Any) -> None:
     """The server's own count, of the branch that is shown."""
     api.script = lambda body: Script([Delta({"content": "a"})] * (3 if len(api.requests) == 1 else 90))

@@ -2,7 +2,7 @@
 
 import { Archive } from "./archive.js";
 import { Chats, tellTrouble } from "./chat.js";
-import { connect, hasSeveral, knownModel, onModelShown, setUpPicker } from "./connection.js";
+import { connect, hasSeveral, knownModel, onModelShown, refreshModels, setUpPicker } from "./connection.js";
 import { setContextLength, showContext } from "./context.js";
 import { Drawer } from "./drawer.js";
 import { readEarlier, takeOver } from "./earlier.js";
@@ -102,6 +102,9 @@ function show(done = null) {
   if (done && shown.views.has(done.id)) {
     byId("announcer").textContent = done.error ?? done.content.slice(0, 2000);
   }
+  if (done) {
+    refreshModels();
+  }
   if (drawer.dialog.open || drawer.current !== (chats.open?.id ?? null)) {
     drawer.refresh(chats.open?.id ?? null);
   }
@@ -133,6 +136,7 @@ function showAddress() {
 }
 
 let painting = false;
+let begun = null; // the last answer of which something came
 
 /** Shows what came of an answer, at most once a frame. */
 function grow() {
@@ -148,6 +152,10 @@ function grow() {
       speed.textContent = chats.answer.speed;
       showUse();
       follow();
+      if (begun !== message.id) {
+        begun = message.id;
+        refreshModels();
+      }
     }
   });
 }

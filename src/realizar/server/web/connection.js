@@ -59,13 +59,22 @@ export function setUpPicker() {
     saveChosenModel(picker.value);
     showModel();
   });
-  picker.addEventListener("focus", async () => {
-    const found = await fetchModels(loadKey()).catch(() => models);
-    if (JSON.stringify(found) !== JSON.stringify(models)) {
-      models = found;
-      showModel();
-    }
-  });
+  picker.addEventListener("focus", askAnew);
+}
+
+/** Shows the states of several models anew, as an answer loads its model; not while the reader chooses. */
+export async function refreshModels() {
+  if (hasSeveral() && document.activeElement !== byId("models")) {
+    await askAnew();
+  }
+}
+
+async function askAnew() {
+  const found = await fetchModels(loadKey()).catch(() => models);
+  if (JSON.stringify(found) !== JSON.stringify(models)) {
+    models = found;
+    showModel();
+  }
 }
 
 /** Waits for the server at the start: it may still be loading weights. */
