@@ -159,6 +159,24 @@ def test_copy(api: ScriptedApi, browser: Any) -> None:
     context.close()
 
 
+def test_the_end_stays_in_sight_as_the_field_grows(api: ScriptedApi, page: Any) -> None:
+    api.script = lambda body: words("line\n\n" * 60)
+    page.goto(api.url)
+    ask(page, "Go")
+    finished(page)
+    gap = "(({ scrollHeight, scrollTop, clientHeight }) => scrollHeight - scrollTop - clientHeight)"
+    at_end = f"{gap}(document.querySelector('#scroller')) < 2"
+    page.wait_for_function(at_end)
+    page.fill("#prompt", "many\nlines\n" * 5)
+    page.wait_for_function(at_end)
+    page.set_viewport_size({"width": 1100, "height": 400})
+    page.wait_for_function(at_end)
+    page.evaluate("document.querySelector('#scroller').scrollTop = 0")
+    page.wait_for_selector("#to-end:not([hidden])")
+    page.set_viewport_size({"width": 1100, "height": 700})
+    assert page.evaluate("document.querySelector('#scroller').scrollTop") == 0
+
+
 def test_scrolling_up_is_respected(api: ScriptedApi, page: Any) -> None:
     rest = threading.Event()
     api.script = lambda body: held("a line\n\n" * 60, "a line\n\n" * 20, rest)

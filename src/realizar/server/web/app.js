@@ -323,6 +323,7 @@ function listen() {
     following = gap < 48;
     byId("to-end").hidden = gap < 160;
   });
+  new ResizeObserver(follow).observe(scroller); // the field for messages grows, or a phone's keyboard comes
   log.addEventListener("copy", (event) => {
     const text = selectedSource(getSelection());
     if (text !== null) {
