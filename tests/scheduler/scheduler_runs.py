@@ -35,6 +35,7 @@ def make_scheduler(
     drafts: int = 0,
     windows: tuple[int | None, ...] = (None,),
     has_state: bool = False,
+    num_snapshots: int = 0,
 ) -> Scheduler:
     """Blocks of 2 tokens; drafts follow the last 1 to 3 tokens."""
     cache = KVCacheManager(
@@ -45,6 +46,7 @@ def make_scheduler(
         context_length=100,
         max_step_tokens=max_step_tokens,
         has_state=has_state,
+        num_snapshots=num_snapshots,
     )
     return Scheduler(
         cache,
@@ -66,12 +68,14 @@ def request(
     stop: tuple[int, ...] = (),
     priority: int = 0,
     salt: str | None = "",
+    marks: tuple[int, ...] = (),
 ) -> Request:
     """A prompt of ids 1, 2, 3, ..., or the ids given; with an empty salt, nobody shares its blocks."""
     ids = tuple(range(1, prompt + 1)) if isinstance(prompt, int) else prompt
     sampling = SamplingParams(n=n, seed=1, stop_token_ids=stop)
+    salt = name if salt == "" else salt
     return Request(
-        name, ids, sampling, max_tokens, arrival_s=0.0, priority=priority, cache_salt=name if salt == "" else salt
+        name, ids, sampling, max_tokens, arrival_s=0.0, priority=priority, cache_salt=salt, prompt_marks=marks
     )
 
 

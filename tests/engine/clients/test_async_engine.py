@@ -61,7 +61,8 @@ class GatedBackend(ScriptedBackend):
 def loader(backend: ScriptedBackend) -> Callable[[LoadProgress], EngineCore]:
     def load(progress: LoadProgress) -> EngineCore:
         progress("weights", 1.0)
-        return new_core(backend, make_spec(backend.windows), EngineConfig(max_step_tokens=1000))
+        spec = make_spec(backend.windows, has_state=backend.has_state)
+        return new_core(backend, spec, EngineConfig(max_step_tokens=1000))
 
     return load
 
@@ -76,6 +77,26 @@ async def running(backend: ScriptedBackend, max_queued: int | None = None) -> As
     finally:
         await engine.close()
     assert backend.down
+
+
+def test_conversations_start_after_the_messages_of_others() -> None:
+    """Where the model has a state, that is where a snapshot of it was taken."""
+
+    async def main() -> None:
+        backend = ScriptedBackend(num_snapshots=8)
+        engine = AsyncEngine(ThreadLink(loader(backend)), NumberText, end_ids=(96,))
+        await engine.start()
+        await asyncio.wait_for(engine.wait_ready(), HANG_S)
+        sampling = replace(GREEDY, ignore_eos=True)
+        for user, cached in (((40, 41, 42), 0), ((50, 51, 52, 53, 54), 28)):
+            stream = await engine.generate((*range(30), 96, *user, 96, 95), sampling)
+            assert (await stream.result()).num_cached_tokens == cached
+        stats = await engine.stats()
+        assert (stats.snapshots_taken, stats.snapshots_restored, stats.snapshots_dropped) == (3, 1, 0)
+        assert stats.num_snapshots == 3
+        await engine.close()
+
+    asyncio.run(main())
 
 
 async def settled(engine: AsyncEngine) -> None:

@@ -69,6 +69,7 @@ _REQUEST = st.builds(
     cache_salt=st.none() | _TEXT,
     pooling=st.none() | st.sampled_from(["last", "mean"]),
     client=_TEXT,
+    prompt_marks=st.lists(st.integers(1, 2**31), max_size=5).map(tuple),
 )
 _COMMANDS = st.one_of(
     st.builds(Load, _TEXT, st.just(EngineConfig(threads=2, kv_cache_bytes=1 << 40))),

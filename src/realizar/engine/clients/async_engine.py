@@ -360,6 +360,7 @@ class AsyncEngine:
             vocab_size=self.info.vocab_size,
             max_request_tokens=self.info.max_request_tokens,
             end_ids=self._end_ids,
+            has_snapshots=self.info.capacity.num_snapshots > 0,
             **fields,
         )
 

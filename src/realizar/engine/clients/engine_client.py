@@ -160,6 +160,7 @@ class EngineClient:
             end_ids=self._end_ids,
             score_only=score_only,
             pooling=pooling,
+            has_snapshots=self._core.capacity.num_snapshots > 0,
         )
         self._prepare_grammar(request)
         stream = RequestStream(self, request.request_id)

@@ -10,6 +10,8 @@ from realizar.errors import InvalidRequestError
 from realizar.request import Pooling, Request
 from realizar.sampling_params import SamplingParams
 
+_MOST_MARKS = 1024  # of one prompt: far more than there are snapshots for
+
 
 def prepare_request(
     request_id: str,
@@ -24,6 +26,7 @@ def prepare_request(
     cache_salt: str | None = None,
     pooling: Pooling | None = None,
     client: str = "",
+    has_snapshots: bool = False,
 ) -> Request:
     """Resolve and check a request. `EngineCore.add` checks later that it fits the engine.
 
@@ -32,6 +35,7 @@ def prepare_request(
         end_ids: the model's end-of-generation ids.
         score_only: generate nothing; for `prompt_logprobs` alone.
         priority, cache_salt, pooling, client: as in `Request`; a pooled request generates nothing.
+        has_snapshots: the engine keeps snapshots of states, and wants to know where the prompt's messages end.
 
     Raises:
         InvalidRequestError: an empty prompt, an id beyond the vocabulary, or parameters that leave no id to choose.
@@ -45,12 +49,7 @@ def prepare_request(
     for name, top in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if top is not None and top > vocab_size:
             raise InvalidRequestError(f"{name} is {top}, above the vocabulary's {vocab_size} tokens", name)
-    endless = sampling.ignore_eos and sampling.structured is None  # nothing but an end follows a complete grammar
-    stops = {*sampling.stop_token_ids, *(() if endless else end_ids)}
-    if sampling.min_tokens and sampling.structured is None and len(stops) >= vocab_size:
-        raise InvalidRequestError(
-            f"all {vocab_size} token ids end the output, but min_tokens forbids that at first", "min_tokens"
-        )
+    stops = _stop_ids(sampling, end_ids, vocab_size)
     if score_only or pooling is not None:
         max_tokens = 0
     elif sampling.max_tokens is None:
@@ -70,7 +69,33 @@ def prepare_request(
         cache_salt=cache_salt,
         pooling=pooling,
         client=client,
+        prompt_marks=_message_ends(prompt_token_ids, end_ids) if has_snapshots else (),
     )
+
+
+def _stop_ids(sampling: SamplingParams, end_ids: Collection[int], vocab_size: int) -> set[int]:
+    """All ids that end an output.
+
+    Raises:
+        InvalidRequestError: they leave no id to choose at first.
+    """
+    endless = sampling.ignore_eos and sampling.structured is None  # nothing but an end follows a complete grammar
+    stops = {*sampling.stop_token_ids, *(() if endless else end_ids)}
+    if sampling.min_tokens and sampling.structured is None and len(stops) >= vocab_size:
+        raise InvalidRequestError(
+            f"all {vocab_size} token ids end the output, but min_tokens forbids that at first", "min_tokens"
+        )
+    return stops
+
+
+def _message_ends(prompt_token_ids: Sequence[int], end_ids: Collection[int]) -> tuple[int, ...]:
+    """Numbers of tokens after which a message ends: a template ends messages as the model ends its answers.
+
+    The last one leaves out the generation prompt. Of very many, the first and the last ones count.
+    """
+    ends = frozenset(end_ids)
+    marks = tuple([place for place, token_id in enumerate(prompt_token_ids, 1) if token_id in ends])
+    return marks if len(marks) <= _MOST_MARKS else (marks[0], *marks[1 - _MOST_MARKS :])
 
 
 def _check_ids(ids: Collection[int], vocab_size: int, param: str) -> None:

@@ -1,0 +1,131 @@
+"""Sequences of a model with a state share what lies before a snapshot, and wait for one that is about to be taken."""
+
+from __future__ import annotations
+
+from realizar.batch import ScheduledBatch
+from realizar.outputs import RowError
+from realizar.request import Request
+from realizar.scheduler.scheduler import Scheduler
+from realizar.state_moves import NO_MOVES
+from scheduler.scheduler_runs import answer, make_scheduler, request, shape, step
+
+SYSTEM = tuple(range(1, 13))  # six blocks
+
+
+def scheduler_with_states(num_snapshots: int = 16, num_blocks: int = 100) -> Scheduler:
+    return make_scheduler(max_step_tokens=40, has_state=True, num_snapshots=num_snapshots, num_blocks=num_blocks)
+
+
+def shared(name: str, user: tuple[int, ...], n: int = 1, salt: str | None = None) -> Request:
+    """A system message and a user's, and a generation prompt of one token; marks are the ends of both."""
+    prompt = (*SYSTEM, *user, 99)
+    return request(name, prompt, 4, n, salt=salt, marks=(len(SYSTEM), len(prompt) - 1))
+
+
+def run(scheduler: Scheduler) -> ScheduledBatch:
+    """A whole step."""
+    batch = scheduler.schedule()
+    answer(scheduler, batch)
+    scheduler.take_closed_rows()
+    scheduler.audit()
+    return batch
+
+
+def finish(scheduler: Scheduler) -> None:
+    while scheduler.has_work:
+        run(scheduler)
+
+
+def test_chunks_end_where_snapshots_are_taken() -> None:
+    scheduler = scheduler_with_states()
+    scheduler.add(shared("a", (50, 51, 52, 53, 54, 55)))
+    batches = [run(scheduler) for _ in range(4)]
+    assert [shape(batch) for batch in batches[:3]] == [[(0, 0, 12, False)], [(0, 12, 6, False)], [(0, 18, 1, True)]]
+    assert [batch.state_moves.taken for batch in batches] == [((0, 0),), ((0, 1),), (), ()]
+    assert all(batch.state_moves.restored == () for batch in batches)
+
+
+def test_a_sequence_starts_from_the_longest_prefix_with_a_snapshot() -> None:
+    scheduler = scheduler_with_states()
+    scheduler.add(shared("a", (50, 51, 52, 53, 54, 55)))
+    finish(scheduler)
+    scheduler.add(shared("b", (50, 51, 52, 60, 61, 62)))
+    first = run(scheduler)
+    assert shape(first) == [(0, 12, 2, False)]  # up to where both were seen to part
+    assert first.state_moves.restored == ((0, 0),)
+    assert len(first.state_moves.taken) == 1
+    assert shape(run(scheduler)) == [(0, 14, 4, False)]
+    finish(scheduler)
+    scheduler.add(shared("c", (50, 51, 70, 71, 72, 73, 74)))
+    assert shape(run(scheduler))[0][:2] == (0, 14)
+
+
+def test_tenants_share_no_snapshot() -> None:
+    scheduler = scheduler_with_states()
+    for salt in ("a", "b", None):
+        scheduler.add(shared(f"of {salt}", (50, 51), salt=salt))
+        assert shape(run(scheduler)) == [(0, 0, 12, False)]
+        finish(scheduler)
+
+
+def test_requests_that_begin_alike_compute_the_beginning_once() -> None:
+    """The second and third wait for the snapshot after the system message, and one with another beginning goes on."""
+    scheduler = scheduler_with_states()
+    scheduler.add(shared("a", (50, 51, 52, 53)))
+    scheduler.add(shared("b", (60, 61, 62, 63)))
+    scheduler.add(request("c", (80, 81, 82), 4))
+    assert shape(run(scheduler)) == [(0, 0, 12, False), (1, 0, 2, False)]
+    second = run(scheduler)
+    assert {(row, start) for row, start, _, _ in shape(second)} == {(0, 12), (1, 2), (2, 12)}
+    assert second.state_moves.restored == ((2, 0),)
+
+
+def test_nobody_waits_for_blocks_without_a_snapshot() -> None:
+    """The second has more in common with the first than will be kept, and does not wait for the rest of it."""
+    scheduler = scheduler_with_states()
+    scheduler.add(request("a", (*SYSTEM, 50, 51, 52, 53, 54, 55, 99), 4, salt=None, marks=(18,)))
+    scheduler.add(request("b", (*SYSTEM, 60, 61, 62, 63, 64, 65, 99), 4, salt=None, marks=(18,)))
+    assert shape(run(scheduler)) == [(0, 0, 18, False), (1, 0, 18, False)]
+
+
+def test_choices_compute_the_prompt_once() -> None:
+    scheduler = scheduler_with_states()
+    scheduler.add(shared("a", (50, 51, 52, 53), n=3))
+    assert shape(run(scheduler)) == [(0, 0, 12, False)]
+    assert shape(run(scheduler)) == [(0, 12, 4, False)]
+    third = run(scheduler)
+    assert shape(third) == [(0, 16, 1, True), (1, 16, 1, True), (2, 16, 1, True)]
+    assert third.state_moves.restored == ((1, 1), (2, 1))
+
+
+def test_a_preempted_sequence_starts_again_from_a_snapshot() -> None:
+    scheduler = scheduler_with_states(num_blocks=19)
+    scheduler.add(request("a", 17, 4))
+    scheduler.add(request("b", 17, 20))
+    batches = []
+    while scheduler.has_work:
+        batches.append(run(scheduler))
+    assert scheduler.counts.preemptions == 1
+    (again,) = [batch for batch in batches if batch.state_moves.restored]
+    assert shape(again)[-1][:2] == (1, 16)
+
+
+def test_a_lost_step_leaves_no_snapshot() -> None:
+    scheduler = scheduler_with_states()
+    scheduler.add(shared("a", (50, 51, 52, 53)))
+    scheduler.add(shared("b", (50, 51, 52, 53), salt="other"))
+    batch = scheduler.schedule()
+    assert batch.state_moves.taken
+    scheduler.lose([batch], RowError("lost"))
+    scheduler.take_closed_rows()
+    scheduler.audit()
+    scheduler.add(shared("c", (50, 51, 52, 53)))
+    assert shape(run(scheduler)) == [(0, 0, 12, False)]
+
+
+def test_a_model_without_snapshots_copies_nothing() -> None:
+    scheduler = scheduler_with_states(0)
+    scheduler.add(shared("a", (50, 51, 52, 53)))
+    assert shape(batch := run(scheduler)) == [(0, 0, 17, True)]
+    assert batch.state_moves is NO_MOVES
+    assert step(scheduler) == [(0, 17, 1, True)]
