@@ -268,7 +268,7 @@ def make_model(name: str, wide: bool = False) -> Any:
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for path, buffer in model.named_buffers():
-            if path.endswith("e_score_correction_bias"):
+            if path.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
         for path, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)

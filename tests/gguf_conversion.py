@@ -120,7 +120,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
-    if name == "lfm2":
+    if name in ("lfm2", "lfm2moe"):
         writer.add_head_count_kv([config.num_key_value_heads * (kind != "conv") for kind in config.layer_types])
         writer.add_feed_forward_length(_lfm2_feed_forward_length(config))
         writer.add_shortconv_l_cache(config.conv_L_cache)
@@ -136,7 +136,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
     if name == "starcoder2":
         writer.add_layer_norm_eps(config.norm_epsilon)
     else:
-        writer.add_layer_norm_rms_eps(config.norm_eps if name == "lfm2" else config.rms_norm_eps)
+        writer.add_layer_norm_rms_eps(config.norm_eps if name.startswith("lfm2") else config.rms_norm_eps)
     if getattr(config, "head_dim", None) is not None:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
@@ -144,7 +144,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
 
 def _lfm2_feed_forward_length(config: Any) -> int:
     length = config.intermediate_size
-    if config.block_auto_adjust_ff_dim:
+    if getattr(config, "block_auto_adjust_ff_dim", False):
         length = int(config.block_ffn_dim_multiplier * int(2 * length / 3))
         length = config.block_multiple_of * math.ceil(length / config.block_multiple_of)
     return int(length)

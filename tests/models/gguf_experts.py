@@ -16,6 +16,7 @@ MIXTURES = {
     "gpt_oss": "gpt-oss",
     "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe",
+    "lfm2_moe": "lfm2moe",
     "minimax_m2": "minimax-m2",
     "mixtral": "llama",
     "olmoe": "olmoe",
@@ -39,7 +40,7 @@ def _parts(hf_name: str, values: Array, name: str) -> Iterator[tuple[str, Array]
     if not is_expert:
         yield from _of_all_tokens(hf_name, values)
         return
-    base = f"{layer.replace('block_sparse_moe', 'mlp')}.experts."
+    base = f"{layer.replace('block_sparse_moe', 'mlp').replace('feed_forward', 'mlp')}.experts."
     suffix = ".bias" if kind.endswith("_bias") else ".weight"
     if name == "gemma4":  # gate and up stay one tensor
         yield f"{hf_name}.weight", values
@@ -62,6 +63,8 @@ def _of_all_tokens(hf_name: str, values: Array) -> Iterator[tuple[str, Array]]:
         yield f"{hf_name}.weight", values
     elif hf_name.endswith("e_score_correction_bias"):
         yield f"{layer}.mlp.gate.e_score_correction.bias", values.reshape(-1)
+    elif hf_name.endswith("feed_forward.expert_bias"):
+        yield f"{layer}.feed_forward.expert_bias.bias", values
     elif hf_name.endswith("shared_expert_gate.weight"):
         yield hf_name, values[0]
     elif hf_name.endswith("block_sparse_moe.router.weight"):
@@ -95,7 +98,9 @@ def add_experts(writer: gguf.GGUFWriter, config: Any, name: str) -> None:
         _add_ernie(writer, config)
     if name == "glm4moe":
         _add_glm(writer, config)
-    if name == "minimax-m2":
+    if name == "lfm2moe":
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+    if name in ("minimax-m2", "lfm2moe"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 

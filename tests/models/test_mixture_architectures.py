@@ -35,6 +35,10 @@ GGUF: dict[str, dict[str, Any]] = {
         "expert_weights_scale": 2.5, "expert_weights_norm": True,
     },
     "minimax-m2": {**SIZES, "expert_gating_func": 2},
+    "lfm2moe": {
+        **SIZES, "expert_gating_func": 2, "leading_dense_block_count": 1, "shortconv.l_cache": 3,
+        "attention.head_count_kv": [0, 2],
+    },
 }  # fmt: skip
 FOLDER: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": EXPERTS, "num_experts_per_tok": 2},
@@ -53,6 +57,10 @@ FOLDER: dict[str, dict[str, Any]] = {
         "n_shared_experts": 1, "routed_scaling_factor": 2.5,
     },
     "minimax_m2": {"num_local_experts": EXPERTS, "num_experts_per_tok": 2, "head_dim": 4, "rotary_dim": 2},
+    "lfm2_moe": {
+        "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": EXPERT_WIDTH, "num_dense_layers": 1,
+        "conv_L_cache": 3, "layer_types": ["conv", "full_attention"],
+    },
 }  # fmt: skip
 
 

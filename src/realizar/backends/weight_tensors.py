@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import UnsupportedModelError
+from realizar.checkpoint.naming import shown
+from realizar.errors import CheckpointError, UnsupportedModelError
+from realizar.models.mixers import GatedDeltaNet
 from realizar.models.spec import ExpertLinear, Linear, ModelSpec
 from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization import MatrixSource, WeightLayout, expert_source, stack_layout, tensor_source
@@ -93,13 +95,30 @@ class WeightTensors:
     def check_vectors(self) -> None:
         """Refuse a norm, bias, sink or convolution that is not finite: they are small, and steps read some first.
 
+        A rate at which the states of a gated delta net grow, or which is infinite, is refused too.
+
         Raises:
-            CheckpointError: a value is NaN or infinite.
+            CheckpointError: a value is NaN or infinite, or such a rate.
         """
         biases = (matrix.bias for matrix in self._spec.matrices() if matrix.bias is not None)
         for name in dict.fromkeys((*self._spec.vectors(), *biases)):
             source = self._vector_source(name)
             source.check_finite(0, source.out_features)
+        for layer in self._spec.layers:
+            if isinstance(layer.mixer, GatedDeltaNet):
+                self._check_rates(layer.mixer)
+
+    def _check_rates(self, part: GatedDeltaNet) -> None:
+        stored = self.vector(part.rate)
+        with np.errstate(over="ignore"):
+            rates = -np.exp(stored) if part.rate_is_log else stored
+        wrong = np.flatnonzero(~np.isfinite(rates) | (rates > 0))
+        if len(wrong):
+            source = self._vector_source(part.rate)
+            raise CheckpointError(
+                source.path, f"tensor {shown(source.name)}",
+                f"number {wrong[0]} is {stored[wrong[0]]:g}, by which no state decays",
+            )  # fmt: skip
 
     def _vector_source(self, name: TensorName) -> MatrixSource:
         """The checkpoint tensor of a vector as a matrix of one out_feature; a convolution as one of several, and a

@@ -27,7 +27,7 @@ _OF_THE_LIBRARY = """
     is_decoder label2id model_type name_or_path output_attentions output_hidden_states output_scores problem_type
     return_dict return_dict_in_generate task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript
     transformers.js_config transformers_version use_cache use_bfloat16 cache_implementation is_llama_config
-    unsloth_fixed unsloth_version model_max_length tokenizer_model_max_length max_sequence_length
+    unsloth_fixed unsloth_fixed_mtp unsloth_version model_max_length tokenizer_model_max_length max_sequence_length
 """
 _OF_TOKENS = """
     bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id decoder_start_token_id

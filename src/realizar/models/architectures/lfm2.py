@@ -1,14 +1,33 @@
-"""LFM2: most layers are a gated short convolution, the others attention. Standard library only."""
+"""LFM2, dense and with experts: most layers are a gated short convolution, the others attention.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
-from realizar.models.dimensions import MAX_CONVOLUTION, MAX_FEED_FORWARD, MAX_WIDTH, Dimensions, read_dimensions
+from realizar.models.dimensions import (
+    MAX_CONVOLUTION,
+    MAX_FEED_FORWARD,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    Dimensions,
+    read_dimensions,
+)
+from realizar.models.experts import (
+    Joined,
+    build_experts,
+    build_selection_bias,
+    read_expert_count,
+    read_experts_per_token,
+    read_scoring,
+)
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.mixers import ShortConvolution
 from realizar.models.rope_parameters import plain_rope, read_rope
-from realizar.models.spec import Layer, ModelSpec, Rope
+from realizar.models.spec import AnyFeedForward, Layer, ModelSpec, Rope
 from realizar.models.spec_builder import SpecBuilder
 
 _CONFIG_NAMES = {
@@ -19,22 +38,62 @@ _CONFIG_NAMES = {
     "mlp.gate_proj": "feed_forward.w1",
     "mlp.up_proj": "feed_forward.w3",
     "mlp.down_proj": "feed_forward.w2",
+    "mlp.gate": "feed_forward.gate",
+    "mlp.experts.0.gate_proj": "feed_forward.experts.0.w1",
+    "mlp.experts.0.up_proj": "feed_forward.experts.0.w3",
+    "mlp.experts.0.down_proj": "feed_forward.experts.0.w2",
     "input_layernorm": "operator_norm",
     "post_attention_layernorm": "ffn_norm",
 }
 _GGUF_NAMES = {"model.norm": "token_embd_norm"}  # although it is the last norm
+_JOINED = Joined("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj")
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
     """LFM2 and LFM2.5, dense."""
+    builder = _start(hparams)
+    return _build(builder, lambda index: builder.feed_forward(index, "silu"))
+
+
+def build_mixture(hparams: HyperParameters) -> ModelSpec:
+    """LFM2 with experts behind its first layers: sigmoids, whose bias does not weigh."""
+    builder = _start(hparams)
+    count = read_expert_count(hparams)
+    per_token = read_experts_per_token(hparams, count)
+    leading = hparams.integer("leading_dense_block_count", "num_dense_layers", low=0, high=MAX_LAYERS, default=0)
+    width = hparams.integer("expert_feed_forward_length", "moe_intermediate_size", high=MAX_FEED_FORWARD)
+    normalized = hparams.boolean(None, "norm_topk_prob", default=True)
+    scale = hparams.number(None, "routed_scaling_factor", default=1.0)  # a GGUF file can't say it
+    scoring = read_scoring(hparams, "sigmoid")
+    has_bias = hparams.boolean(None, "use_expert_bias", default=True)
+
+    def feed_forward(index: int) -> AnyFeedForward:
+        if index < leading:
+            return builder.feed_forward(index, "silu")
+        experts = build_experts(
+            builder, index, "silu", count=count, per_token=per_token, width=width, normalized=normalized, joined=_JOINED
+        )
+        bias = build_selection_bias(builder, index, count, "feed_forward.expert_bias") if has_bias else None
+        return dataclasses.replace(experts, scale=scale, scoring=scoring, selection_bias=bias)
+
+    return _build(builder, feed_forward)
+
+
+def _start(hparams: HyperParameters) -> SpecBuilder:
     sizes = read_dimensions(
         hparams,
         eps_keys=("attention.layer_norm_rms_epsilon", "norm_eps"),
         defaults={"intermediate_size": 12288, "norm_eps": 1e-5},
         some_without_attention=True,
     )
-    sizes = dataclasses.replace(sizes, feed_forward_size=_read_feed_forward_size(hparams, sizes.feed_forward_size))
-    builder = SpecBuilder(hparams, sizes, names=_GGUF_NAMES if hparams.is_gguf else _CONFIG_NAMES)
+    if hparams.architecture == "lfm2":
+        width = _read_feed_forward_size(hparams, sizes.feed_forward_size)
+        sizes = dataclasses.replace(sizes, feed_forward_size=width)
+    return SpecBuilder(hparams, sizes, names=_GGUF_NAMES if hparams.is_gguf else _CONFIG_NAMES)
+
+
+def _build(builder: SpecBuilder, feed_forward: Callable[[int], AnyFeedForward]) -> ModelSpec:
+    hparams, sizes = builder.hparams, builder.sizes
     rope = read_rope(hparams, sizes, default_base=10000.0 if hparams.is_gguf else 1e6)
     _check_repeated_keys(hparams, sizes, rope)
     is_attention = _read_attention_layers(hparams, sizes)
@@ -45,7 +104,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
             mixer=builder.attention(index, rope=rope, qk_norm="head")
             if is_attention[index]
             else _convolution(builder, index, length, bias=bias),
-            feed_forward=builder.feed_forward(index, "silu"),
+            feed_forward=feed_forward(index),
             input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
             pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
         )
