@@ -27,6 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "top_p_hot": {"top_p": 0.95, "temperature": 20.0},
     "min_p": {"min_p": 0.02},
     "typical": {"typical_p": 0.6},
+    "typical_top_p": {"temperature": 0.8, "typical_p": 0.95, "top_p": 0.8, "min_p": 0.001},
     "sigma": {"top_n_sigma": 1.3},
     "xtc": {"xtc_probability": 0.6, "xtc_threshold": 0.01},
     "xtc_always": {"xtc_probability": 1.0, "xtc_threshold": 0.03, "top_k": 30},

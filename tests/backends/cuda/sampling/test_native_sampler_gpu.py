@@ -36,6 +36,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "min_p": {"min_p": 0.02},
     "min_p_1": {"min_p": 1.0},
     "typical": {"typical_p": 0.6},
+    "typical_cold": {"temperature": 0.05, "typical_p": 0.95},
+    "typical_hot": {"temperature": 60.0, "typical_p": 0.5},
+    "typical_top_p": {"temperature": 0.8, "typical_p": 0.95, "top_p": 0.8},
+    "typical_min_p": {"typical_p": 0.9, "min_p": 0.01},
+    "typical_top_k": {"typical_p": 0.9, "top_k": 200},
+    "typical_sigma": {"typical_p": 0.9, "top_n_sigma": 2.0},
+    "typical_bias": {"typical_p": 0.9, "logit_bias": {3: 5.0, 7: -100.0, 90: 2.5}},
     "sigma": {"top_n_sigma": 1.3},
     "xtc": {"xtc_probability": 0.6, "xtc_threshold": 0.002},
     "xtc_top_k": {"xtc_probability": 1.0, "xtc_threshold": 0.05, "top_k": 20},
@@ -115,13 +122,15 @@ def test_numbers_at_which_choices_change(kind: str) -> None:
 
 
 @pytest.mark.parametrize("vocab", [97, 20_000])
-@pytest.mark.parametrize("options", [{"top_k": 50}, {"top_p": 0.3}, {"top_k": 9000, "top_p": 0.5}, {"min_p": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{"top_k": 50}, {"top_p": 0.3}, {"top_k": 9000, "top_p": 0.5}, {"min_p": 0.5}, {"typical_p": 0.3}]
+)
 def test_equal_logits_stay_in_the_order_of_ids(vocab: int, options: dict[str, Any]) -> None:
     """More equal logits than are sorted at once: the ids that stay are the lowest."""
     rows = 64
     native = SampledSteps(rows, vocab)
     sampling = SamplingParams(seed=2, **options)
-    kept = min(sampling.top_k or vocab, vocab) * sampling.top_p
+    kept = min(sampling.top_k or vocab, vocab) * sampling.top_p * sampling.typical_p
     for row in range(rows):
         native.open(row, sampling, [1], choice=row)
     outputs = native.step([scheduled_row(row, (1,), 0, True) for row in range(rows)], torch.zeros((rows, vocab)))

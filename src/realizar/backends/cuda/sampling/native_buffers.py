@@ -10,14 +10,14 @@ from realizar.backends.cuda.sampling.dry import table_places
 from realizar.backends.cuda.sampling.native_rows import NativeRows
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
 
-_CHOICE, _DRAFTED, _QUERY = 8, 4, 4  # integers of a record
+_CHOICE, _DRAFTED, _QUERY, _NEAR = 8, 4, 4, 8  # integers of a record
 NO_MASK, HELD = -1, -2  # in place of a mask
 MOST_IN_GRAPH = 20  # most probable ids that a query of a graph can list, as many as OpenAI's API
 _MOST_DRY = 192 << 20
 _BIN_BYTES = (8 + 4) * BINS  # of a place whose logits are kept
 _TILE_BYTES = 8 + 3 * 8 + 8 + 12  # sums and moments of a tile, its top, its share of a span
 _LINE = 3 + 2 * MOST_IN_GRAPH
-_PLACE_BYTES = 44 + 8 + 4 * (_CHOICE + _DRAFTED + _QUERY) + 8 * (ROOM + _LINE) + 16 + 4
+_PLACE_BYTES = 44 + 8 + 4 * (_CHOICE + _DRAFTED + _QUERY + _NEAR) + 8 * (ROOM + _LINE) + 4
 
 
 class NativeBuffers:
@@ -58,7 +58,7 @@ class NativeBuffers:
         self._moments = zeros((count, self.tiles, 3), torch.float64)
         self._cuts = zeros((count, 4), torch.int64)
         self._listed = zeros((count, ROOM), torch.int64)
-        self._near = zeros((count, 4), torch.int32)
+        self._near = zeros((count, _NEAR), torch.int32)
         self._query_sums = zeros((count, self.spans), torch.int64)
         self._query_ranks = zeros((count, self.spans), torch.int32)
         self._query_counts = zeros((count,), torch.int32)

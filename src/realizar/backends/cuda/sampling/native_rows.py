@@ -212,10 +212,11 @@ def kinds_of(sampling: SamplingParams) -> int:
     kinds |= DRAW
     if sampling.mirostat:
         return kinds | CUT | MIROSTAT
-    by_mass = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.xtc_probability > 0.0
-    if by_mass or sampling.typical_p < 1.0 or sampling.min_p > 0.0 or sampling.top_n_sigma > 0.0:
+    typical, sigma = sampling.typical_p < 1.0, sampling.top_n_sigma > 0.0
+    by_mass = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.xtc_probability > 0.0 or (typical and not sigma)
+    if by_mass or typical or sigma or sampling.min_p > 0.0:
         kinds |= CUT
-    return kinds | HISTOGRAM * by_mass | DEVIATION * (sampling.top_n_sigma > 0.0)
+    return kinds | HISTOGRAM * by_mass | DEVIATION * sigma
 
 
 def _penalises(sampling: SamplingParams) -> bool:

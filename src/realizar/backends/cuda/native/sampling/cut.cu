@@ -40,14 +40,23 @@ INLINE void keep_typical(const View& v, Cut& cut, double share, Room& s) {
   each(v, [&](float x, int id) {
     const float away = distance_of(v.top, x, v.inverse);
     if (!(away < FARTHEST) || !stays(cut, x, away, id)) return;
-    mass += weight_of(away);
-    moment += (u64)(expf(-away) * away * 1099511627776.f);
+    mass += weight_of(away), moment += moment_of(away);
   });
   mass = block_sum(mass, s.parts), moment = block_sum(moment, s.parts);
-  cut.mean = (float)((double)moment / (double)mass);
+  cut.mean = mean_of(moment, mass);
   const BySurprise order{cut.mean};
   fill_bins(v, cut, order, s);
   if (reach<false>(v, cut, order, share_of(share, mass), s)) cut.typical = s.found;
+}
+
+// The same where the ids of the ring are listed, and `mass` has the bins of all ids in the order of logits.
+INLINE void keep_typical_listed(const View& v, Cut& cut, double share, const Near& near, const u64* listed, Room& s) {
+  for (int i = threadIdx.x; i < near.size; i += THREADS) s.list[i] = listed[i];
+  if (threadIdx.x == 0) s.found = ~0ull;
+  auto mass_before = [&](int bin) { return bin ? s.mass[bin - 1] : 0; };
+  const u64 kept = mass_before(near.kept_end) - mass_before(near.kept);
+  find_listed<false>(v, share_of(share, s.mass[BINS - 1]), kept, 0, near.size, s);
+  cut.mean = near.mean, cut.typical = s.found;
 }
 
 // The first place, in the order of logits, that `cut` leaves; the last one for LAST. ~0 or 0 where there is none.
@@ -167,7 +176,7 @@ INLINE Cut truncate_listed(
 INLINE Cut truncate(const Tables& t, const Choice& c, const View& v, const Row& row, const Near& near, Room& s) {
   const u64* listed = t.listed + (long)c.index * ROOM;
   if (near.extent == WHOLE) return truncate_listed(t, c, v, row, listed, near.size, s);
-  if (near.extent != BIN || near.size > ROOM) listed = nullptr;
+  if (near.extent == 0 || near.size > ROOM) listed = nullptr;
   Cut cut{0, ~0ull, ~0ull, 0.f, 0};
   const ByLogit order{false};
   const bool counts = row.top_k > 0 && row.top_k < t.vocab;
@@ -176,9 +185,19 @@ INLINE Cut truncate(const Tables& t, const Choice& c, const View& v, const Row& 
     cut.high = max(min(cut.high, floor_of(v, row.top_n_sigma * standard_deviation(t, c), 1.0)), v.best);
   u64 best = v.best;
   if (row.typical_p < 1.0) {
-    keep_typical(v, cut, row.typical_p, s);
-    best = end_of<false>(v, cut, s);
-    if (row.top_p < 1.0 || row.xtc_probability > 0.0) fill_bins(v, cut, order, s);
+    const bool more = row.top_p < 1.0 || row.xtc_probability > 0.0;
+    if (listed && near.extent == RING) {
+      keep_typical_listed(v, cut, row.typical_p, near, listed, s);
+      if (!more && row.min_p <= 0.0) {
+        add_listed(t, c, v, 0, number_through(cut.typical, near.size, s), false, s);
+        cut.summed = 1;
+      }
+    } else {
+      keep_typical(v, cut, row.typical_p, s);
+    }
+    listed = nullptr;
+    if (row.min_p > 0.0) best = end_of<false>(v, cut, s);
+    if (more) fill_bins(v, cut, order, s);
   }
   if (row.top_p < 1.0) {
     const u64 target = share_of(row.top_p, mass_left(v, cut, s));
@@ -219,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cut_ids(const Tables* tabl
   }
   const Near near = t.near[c.index];
   __syncthreads();
-  if (threadIdx.x == 0) t.near[c.index] = {0, 0, 0, 0};
+  if (threadIdx.x == 0) t.near[c.index] = {};
   const Cut cut = row.mirostat ? mirostat_cut(t, c, v, row) : truncate(t, c, v, row, near, s);
   if (threadIdx.x == 0) t.cuts[c.index] = cut;
 }

@@ -1,6 +1,7 @@
 // The ids near the end of a truncation by mass or count, found by many blocks once the histogram names the bin in which
 // the sum is reached. Where they and all ids before them are few, all of these are listed (WHOLE), and the rest is done
-// on the list; else the ids of that bin alone, and `sums` of tiles become those of the ids before it (BIN).
+// on the list; else the ids of that bin alone (BIN), or those of the bins around the mean distance in which the sum of
+// the nearest ids is reached (RING), and `sums` of tiles become those of the ids that stay in any case.
 
 #define STAGED 2048  // ids of a block that are sent to the list together
 
@@ -11,14 +12,15 @@ extern "C" __global__ void __launch_bounds__(512) gather_ids(const Tables* table
   if (!(c.flags & HISTOGRAM) || (place >= 0 && c.place != place)) return;
   const Tables& t = *tables;
   Near& near = t.near[c.index];
-  const bool whole = near.extent == WHOLE;
+  const bool whole = near.extent == WHOLE, ring = near.extent == RING;
   if (!near.extent) return;
   const View v = view_of(t, c, t.rows[c.row].temperature);
   __shared__ u64 staged[STAGED];
   __shared__ int staged_size, base;
   if (threadIdx.x == 0) staged_size = 0;
   __syncthreads();
-  const float start = near.bin, end = near.bin == BINS - 1 ? INF : start + 1.f;
+  const float start = near.first, end = near.end == BINS ? INF : (float)near.end, mean = near.mean;
+  const float kept = near.kept, kept_end = near.kept_end;
   auto bin_at = [&](float distance) { return __fmul_rn(distance, BINS_PER_NAT); };
   u64* list = t.listed + (long)c.index * ROOM;
   const float* tops = (c.flags & ADJUST ? t.adjusted_tops : t.tops) + (long)c.index * t.tiles;
@@ -38,15 +40,16 @@ extern "C" __global__ void __launch_bounds__(512) gather_ids(const Tables* table
 #pragma unroll
     for (int i = 0; i < TILE / 512; i++) {
       const float distance = distance_of(v.top, part[i], v.inverse), bin = bin_at(distance);
-      const bool before = bin < start;
-      if (bin < end && (whole || !before) && distance < FARTHEST) {
-        const u64 found = place_of(part[i], first + i * 512 + threadIdx.x);
+      const bool inside = bin >= kept && bin < kept_end;
+      if (bin >= start && bin < end && !inside && distance < FARTHEST) {
+        const int id = first + i * 512 + threadIdx.x;
+        const u64 found = ring ? place_of(__float_as_uint(apart(distance, mean)), id) : place_of(part[i], id);
         int at = atomicAdd(&staged_size, 1);
         if (at < STAGED) staged[at] = found;
         else if ((at = atomicAdd(&near.size, 1)) < ROOM) list[at] = found;
       }
       if (whole) continue;
-      const Weight weight = weight_parts(before ? distance : INF);
+      const Weight weight = weight_parts(inside ? distance : INF);
       high[tile] += weight.high, low[tile] += weight.low;
     }
   }

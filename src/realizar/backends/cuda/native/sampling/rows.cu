@@ -28,6 +28,7 @@ typedef unsigned long long u64;
 #define DRY 32
 #define WHOLE 1          // extents of a list of ids: all that may stay
 #define BIN 2            // those of the bin in which a sum is reached
+#define RING 3           // those of the bins in which a sum by distance from the mean one is reached
 #define UNUSABLE (~0ull) // in place of a sum with a logit that is not finite
 
 #define NO_MASK -1
@@ -59,9 +60,10 @@ struct Drafted { int row, first, drafts, draft_token; };
 struct Query { int slot, target, top_n, padding; };  // slot -1: nothing is wanted
 // Ids that stay: low <= (key, id) <= high, and (|distance - mean|, id) <= typical; `summed` where `sums` are theirs.
 struct Cut { u64 low, high, typical; float mean; int summed; };
-// The bin in which a row's first truncation by mass or count ends; the ids that gather_ids lists, 0, WHOLE or BIN, and
-// how many: more than ROOM were not all kept. `arrivals`: spans that are in the histogram.
-struct Near { int extent, size, bin, arrivals; };
+// Where a row's first truncation by mass or count ends. gather_ids lists the ids of the bins from `first` to before
+// `end` that are not among the bins from `kept` to before `kept_end`, which all stay: `extent` is 0, WHOLE, BIN or RING,
+// and `size` how many, of which no more than ROOM are kept. `arrivals`: spans that are in the histogram.
+struct Near { int extent, size, first, end, kept, kept_end, arrivals; float mean; };
 
 // `mask_places`: the mask of each choice of a step of decodes, NO_MASK or HELD.
 struct Tables {

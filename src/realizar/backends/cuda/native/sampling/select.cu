@@ -91,6 +91,29 @@ struct BySurprise {
   INLINE u32 key(float, float away) const { return __float_as_uint(apart(away, mean)); }
 };
 
+// Sort the ids of the list, and find the one with which a sum is reached: of weights, or (COUNT) of ids. `mass` and
+// `number` are those before the list. `found` is the id's place, and `found_mass` the weight up to it.
+template <bool COUNT> INLINE void find_listed(const View& v, u64 target, u64 mass, u32 number, int count, Room& s) {
+  sort_list(s, count);
+  constexpr int EACH = ROOM / THREADS;
+  u64 weights[EACH], own = 0;
+  for (int i = 0; i < EACH; i++) {
+    const int at = threadIdx.x * EACH + i;
+    weights[i] = at < count ? weight_of(distance_of(v.top, v.x[(u32)s.list[at]], v.inverse)) : 0;
+    own += weights[i];
+  }
+  u64 before = mass + block_scan(own, s.parts);
+  __syncthreads();
+  for (int i = 0; i < EACH; i++) {
+    const int at = threadIdx.x * EACH + i;
+    const u64 through = before + weights[i];
+    const bool here = COUNT ? number + at + 1 == target : before < target && target <= through;
+    if (at < count && here) s.found = s.list[at], s.found_mass = through;
+    before = through;
+  }
+  __syncthreads();
+}
+
 // Find the id with which the ids that `cut` leaves, in their order, first reach a sum: of weights, or (COUNT) of ids.
 // `mass` and `number` are those of that order's bins. False where the sum is never reached. Else `found` is the id's
 // place and `found_mass` the weight up to it, and `list` holds the ids of its bin in order. `listed`: these ids, if
@@ -155,23 +178,6 @@ INLINE bool reach(
     __syncthreads();
   }
   if (!count) return false;
-  sort_list(s, count);
-  constexpr int EACH = ROOM / THREADS;
-  u64 weights[EACH], own = 0;
-  for (int i = 0; i < EACH; i++) {
-    const int at = threadIdx.x * EACH + i;
-    weights[i] = at < count ? weight_of(distance_of(v.top, v.x[(u32)s.list[at]], v.inverse)) : 0;
-    own += weights[i];
-  }
-  u64 before = mass + block_scan(own, s.parts);
-  __syncthreads();
-  for (int i = 0; i < EACH; i++) {
-    const int at = threadIdx.x * EACH + i;
-    const u64 through = before + weights[i];
-    const bool here = COUNT ? number + at + 1 == target : before < target && target <= through;
-    if (at < count && here) s.found = s.list[at], s.found_mass = through;
-    before = through;
-  }
-  __syncthreads();
+  find_listed<COUNT>(v, target, mass, number, count, s);
   return true;
 }

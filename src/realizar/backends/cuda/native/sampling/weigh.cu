@@ -40,51 +40,153 @@ INLINE void store_moments(const Tables& t, long tile, float distances, float squ
   }
 }
 
-// Find the bin in which a row's histogram reaches what its first truncation leaves; by the last of its blocks.
-INLINE void find_bin(const Tables& t, const Choice& c, const Row& row, u64* room) {
-  const bool counts = row.top_k > 0 && row.top_k < t.vocab;
-  if (row.typical_p < 1.0 || row.top_n_sigma > 0.0 || (!counts && row.top_p >= 1.0)) return;
-  constexpr int EACH = BINS / 512;
+// What find_bin has of a row's histogram: a thread's bins, weights and ids in them and before them.
+constexpr int EACH_BIN = BINS / 512;
+struct Bins { u64 mass[EACH_BIN], mass_before, total; u32 number[EACH_BIN], number_before; };
+
+INLINE Bins read_bins(const Tables& t, const Choice& c, u64* room) {
   __shared__ u64 total;
-  const long at = (long)c.index * BINS + threadIdx.x * EACH;
-  u64 mass[EACH], mass_before = 0;
-  u32 number[EACH], number_before = 0;
+  Bins h{};
+  const long at = (long)c.index * BINS + threadIdx.x * EACH_BIN;
 #pragma unroll
-  for (int i = 0; i < EACH; i++) {
-    mass[i] = __ldcg(t.weights + at + i), number[i] = __ldcg(t.counts + at + i);
-    mass_before += mass[i], number_before += number[i];
+  for (int i = 0; i < EACH_BIN; i++) {
+    h.mass[i] = __ldcg(t.weights + at + i), h.number[i] = __ldcg(t.counts + at + i);
+    h.mass_before += h.mass[i], h.number_before += h.number[i];
   }
-  const u64 own = mass_before;
-  mass_before = block_scan(mass_before, room), number_before = (u32)block_scan(number_before, room);
-  if (threadIdx.x == 511) total = mass_before + own;
+  const u64 own = h.mass_before;
+  h.mass_before = block_scan(own, room), h.number_before = (u32)block_scan(h.number_before, room);
+  if (threadIdx.x == 511) total = h.mass_before + own;
   __syncthreads();
-  const u64 target = counts ? row.top_k : share_of(row.top_p, total);
+  h.total = total;
+  return h;
+}
+
+// Find the bin in which a row's histogram reaches what its first truncation leaves; by the last of its blocks.
+INLINE void find_bin(const Choice& c, const Row& row, bool by_count, const Bins& h, Near& near) {
+  const u64 target = by_count ? row.top_k : share_of(row.top_p, h.total);
+  u64 mass = h.mass_before;
+  u32 number = h.number_before;
 #pragma unroll
-  for (int i = 0; i < EACH; i++) {
-    const u64 before = counts ? number_before : mass_before, through = before + (counts ? number[i] : mass[i]);
-    mass_before += mass[i], number_before += number[i];
+  for (int i = 0; i < EACH_BIN; i++) {
+    const u64 before = by_count ? number : mass, through = before + (by_count ? h.number[i] : h.mass[i]);
+    mass += h.mass[i], number += h.number[i];
     if (before < target && target <= through) {
-      t.near[c.index].bin = threadIdx.x * EACH + i;
-      t.near[c.index].extent = number_before <= ROOM ? WHOLE : BIN;
+      const int bin = threadIdx.x * EACH_BIN + i;
+      const bool whole = number <= ROOM;
+      near.first = whole ? 0 : bin, near.end = bin + 1;
+      near.kept = 0, near.kept_end = whole ? 0 : bin;
+      near.extent = whole ? WHOLE : BIN;
     }
   }
 }
 
+// The first of the places of `sums`, u64 [BINS], at which their sum reaches a target, in `found`; by 512 threads.
+INLINE void find_reached(const u64* sums, u64 target, int* found, u64* room) {
+  u64 own = 0;
+#pragma unroll
+  for (int i = 0; i < EACH_BIN; i++) own += sums[threadIdx.x * EACH_BIN + i];
+  u64 sum = block_scan(own, room);
+#pragma unroll
+  for (int i = 0; i < EACH_BIN; i++) {
+    const u64 before = sum;
+    sum += sums[threadIdx.x * EACH_BIN + i];
+    if (before < target && target <= sum) *found = threadIdx.x * EACH_BIN + i;
+  }
+}
+
+// Find the bins in which the ids nearest to the mean distance, all others of which are as far or farther, reach a
+// row's share: with radii of whole bins, the largest that can't reach it with all bins that it touches, and the least
+// that reaches it with the bins inside. Ids of bins inside the former stay, and the last that stays is in a bin that the
+// latter touches. `sums` is u64 [2 * BINS] in shared memory. Nothing is found for ids beyond the last bin.
+INLINE void find_ring(const Row& row, const Bins& h, float mean, Near& near, u64* sums, u64* room) {
+  const float middle = __fmul_rn(mean, BINS_PER_NAT), doubt = 0.01f;  // more than a distance is wrong by, in bins
+  if (!(middle < BINS - 2.f)) return;
+  __shared__ int reached[2], bounds[4];
+  for (int b = threadIdx.x; b < 2 * BINS; b += 512) sums[b] = 0;
+  if (threadIdx.x < 2) reached[threadIdx.x] = -1;
+  if (threadIdx.x < 4) bounds[threadIdx.x] = threadIdx.x % 2 ? 0 : BINS;
+  __syncthreads();
+  int touching[EACH_BIN], inside[EACH_BIN];  // the least radius that touches each bin, and that has all of it
+#pragma unroll
+  for (int i = 0; i < EACH_BIN; i++) {
+    const int bin = threadIdx.x * EACH_BIN + i;
+    const float left = bin - middle, right = left + 1.f;
+    const float nearest = left > 0.f ? left : right < 0.f ? -right : 0.f, farthest = fmaxf(-left, right);
+    touching[i] = (int)ceilf(fmaxf(nearest - doubt, 0.f));
+    inside[i] = bin == BINS - 1 ? BINS : min(BINS, (int)ceilf(farthest + doubt));
+    if (!h.mass[i]) continue;
+    if (inside[i] < BINS) add_shared(sums + inside[i], h.mass[i]);
+    if (touching[i] < BINS) add_shared(sums + BINS + touching[i], h.mass[i]);
+  }
+  __syncthreads();
+  const u64 target = share_of(row.typical_p, h.total);
+  find_reached(sums, target, reached, room);
+  find_reached(sums + BINS, target, reached + 1, room);
+  __syncthreads();
+  if (reached[0] < 0 || reached[1] < 0) return;
+#pragma unroll
+  for (int i = 0; i < EACH_BIN; i++) {
+    const int bin = threadIdx.x * EACH_BIN + i;
+    if (touching[i] <= reached[0]) atomicMin(bounds, bin), atomicMax(bounds + 1, bin + 1);
+    if (inside[i] < reached[1]) atomicMin(bounds + 2, bin), atomicMax(bounds + 3, bin + 1);
+  }
+  __syncthreads();
+  if (threadIdx.x) return;
+  near.first = bounds[0], near.end = bounds[1];
+  near.kept = bounds[3] ? bounds[2] : 0, near.kept_end = bounds[3];
+  near.mean = mean, near.extent = RING;
+}
+
+// Weight times distance, which has the mean distance after a division by the weight of all.
+INLINE u64 moment_of(float distance) {
+  return distance < FARTHEST ? (u64)(expf(-distance) * distance * 1099511627776.f) : 0;
+}
+INLINE float mean_of(u64 moment, u64 mass) { return (float)((double)moment / (double)mass); }
+
+// A span's sum of `moment_of`, in the room of the moments of its first tile, which rows with DEVIATION alone use.
+INLINE u64* moment_at(const Tables& t, const Choice& c, int span) {
+  return (u64*)t.moments + ((long)c.index * t.tiles + (long)span * TILES) * 3;
+}
+// True for a row whose first truncation is typical: the last of its blocks finds a ring.
+INLINE bool is_typical(const Tables& t, const Choice& c, const Row& row) {
+  return row.typical_p < 1.0 && !(c.flags & DEVIATION) && !(row.top_k > 0 && row.top_k < t.vocab);
+}
+
+// Name the bins that gather_ids reads, for a row whose histogram is complete; by the last of its blocks.
+INLINE void find_near(const Tables& t, const Choice& c, const Row& row, u64* sums, u64* room) {
+  const bool by_count = row.top_k > 0 && row.top_k < t.vocab, typical = is_typical(t, c, row);
+  if (c.flags & DEVIATION || (row.typical_p < 1.0 && !typical)) return;
+  if (!typical && !by_count && row.top_p >= 1.0) return;
+  const Bins h = read_bins(t, c, room);
+  Near& near = t.near[c.index];
+  if (!typical) {
+    find_bin(c, row, by_count, h, near);
+    return;
+  }
+  u64 moment = threadIdx.x < t.spans ? __ldcg(moment_at(t, c, threadIdx.x)) : 0;
+  moment = block_sum(moment, room);
+  find_ring(row, h, mean_of(moment, h.total), near, sums, room);
+}
+
 // Grid: spans, choices. Block: 512 threads. Writes `sums` of tiles; adds to `weights` and `counts` of bins, which
-// cut_ids clears; finds the bin that gather_ids reads.
+// cut_ids clears; finds the bins that gather_ids reads.
 extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables, const Choice* choices, int place) {
   begin();
   const Choice c = choices[blockIdx.y];
   if (!(c.flags & DRAW) || (place >= 0 && c.place != place)) return;
   const Tables& t = *tables;
-  const View v = view_of(t, c, t.rows[c.row].temperature);
+  const Row& row = t.rows[c.row];
+  const View v = view_of(t, c, row.temperature);
   if (!finite(v.top)) return;
-  __shared__ u32 mass_low[BINS], mass_high[BINS], number[BINS];
-  const bool bins = c.flags & HISTOGRAM;
+  __shared__ u64 memory[2 * BINS];  // the sums of find_ring when those of bins are no longer needed
+  __shared__ u64 room[33];
+  u32 *const mass_low = (u32*)memory, *const mass_high = mass_low + BINS, *const number = mass_high + BINS;
+  const bool bins = c.flags & HISTOGRAM, typical = bins && is_typical(t, c, row);
   if (bins)
     for (int b = threadIdx.x; b < BINS; b += 512) mass_low[b] = mass_high[b] = number[b] = 0;
   __syncthreads();
   u32 high[TILES] = {}, low[TILES] = {}, broken = 0;
+  u64 moment = 0;
 #pragma unroll
   for (int tile = 0; tile < TILES; tile++) {
     const int first = blockIdx.x * SPAN + tile * TILE;
@@ -110,24 +212,28 @@ extern "C" __global__ void __launch_bounds__(512) weigh_ids(const Tables* tables
         if (carry) atomicAdd(mass_high + b, carry);
         atomicAdd(number + b, 1u);
       }
+      if (typical) moment += moment_of(distance);
       if (c.flags & DEVIATION && away < INF) distances += away, square_sum += away * away, allowed++;
     }
     if (c.flags & DEVIATION) store_moments(t, (long)c.index * t.tiles + first / TILE, distances, square_sum, allowed);
   }
   store_sums(t, c, high, low, broken);  // with a barrier after the last bin
   if (!bins) return;
+  if (typical) {
+    moment = block_sum(moment, room);
+    if (threadIdx.x == 0) *moment_at(t, c, blockIdx.x) = moment;
+  }
   for (int b = threadIdx.x; b < BINS; b += 512)
     if (number[b]) {
       atomicAdd(t.weights + (long)c.index * BINS + b, (u64)mass_high[b] << 32 | mass_low[b]);
       atomicAdd(t.counts + (long)c.index * BINS + b, number[b]);
     }
   __shared__ bool last;
-  __shared__ u64 room[33];
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) last = atomicAdd(&t.near[c.index].arrivals, 1) == gridDim.x - 1;
   __syncthreads();
-  if (last) find_bin(t, c, t.rows[c.row], room);
+  if (last) find_near(t, c, row, memory, room);
 }
 
 // `sums` of tiles again, of the ids that cut_ids left. Grid: spans, choices. Block: 512 threads.
