@@ -10,10 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
-from realizar.backends.cuda.sampling.native_buffers import HELD, NO_MASK  # noqa: E402
+from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
+from realizar.backends.cuda.sampling.native_buffers import HELD, NO_MASK, SHARED  # noqa: E402
 from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker  # noqa: E402
-from realizar.backends.cuda.sampling.shared_masks import SharedMasks  # noqa: E402
 from realizar.backends.row_masks import RowMasks  # noqa: E402
+from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
 from realizar.structured.workers.mask_memory import MaskMemory  # noqa: E402
 
 WORDS = 5
@@ -43,26 +44,33 @@ def test_each_choice_gets_its_mask() -> None:
     assert masks.tolist() == [-1] * 5
 
 
-@pytest.mark.parametrize("places", [(2, 0, 3), (0, 29, 1), (0, 29, 7), (29, 9, 29)], ids=str)
-def test_masks_of_a_table_are_sent_by_their_places(places: tuple[int, ...]) -> None:
-    """As one part of the table or two where these are short, else those lines alone, each once."""
-    room = torch.zeros((8, WORDS), dtype=torch.int32)
+@pytest.mark.parametrize("places", [(2, 0, 3), (0, 29, 1), (29, 9, 29)], ids=str)
+@pytest.mark.parametrize("address", [None, 4096])
+def test_masks_of_a_table_are_read_where_they_lie_or_sent(address: int | None, places: tuple[int, ...]) -> None:
+    """By their lines where the device reads the table, else those lines alone are sent, each once."""
+    room, read = torch.zeros((8, WORDS), dtype=torch.int32), list[int]()
     table = np.random.default_rng(1).integers(0, 1 << 32, (32, WORDS), np.uint32)
     given = RowMasks(np.array([9, 1, 4]), np.array(places), table, {})
     maker: Any = SimpleNamespace(
         _pinned=lambda shape: torch.empty(shape, dtype=torch.int32),
-        _buffers=SimpleNamespace(words=WORDS, masks=lambda count: room[:count], most_masks=8),
+        _buffers=SimpleNamespace(words=WORDS, masks=lambda count: room[:count], read_shared=read.append),
         _rows=SimpleNamespace(kinds=np.zeros(12)),
-        _space=SimpleNamespace(logits=torch.zeros(1)),
-        _shared=SharedMasks(),
+        _shared=SimpleNamespace(address=lambda of: address if of is table else None),
     )
-    maker._send_table = lambda *args: NativeChoiceMaker._send_table(maker, *args)
+    maker._place_masks = lambda *args: NativeChoiceMaker._place_masks(maker, *args)
     masks = np.full(4, -1)
     step: Any = SimpleNamespace(masks=given)
     none = np.zeros(4, np.int64)
     NativeChoiceMaker._send_masks(maker, step, np.array([2, 4, 9, 1]), none, none.astype(np.bool_), masks)
     assert masks[0] == -1
-    assert np.array_equal(room[masks[1:]].numpy().view(np.uint32), table[[places[2], places[0], places[1]]])
+    lines = [places[2], places[0], places[1]]
+    if address is None:
+        assert np.array_equal(room[masks[1:]].numpy().view(np.uint32), table[lines])
+        assert (masks < len(set(places))).all()
+    else:
+        assert (masks[1:] - SHARED).tolist() == lines
+        assert not room.any()
+    assert read == ([] if address is None else [address])
     masks[:] = -1
     NativeChoiceMaker._send_masks(maker, step, np.array([2, 3, 5, 6]), none, none.astype(np.bool_), masks)
     assert masks.tolist() == [-1] * 4
@@ -72,15 +80,16 @@ def test_places_of_masks_for_a_graph() -> None:
     """Each choice's mask, or that its row is held; none are left for a later step without masks."""
     table, sent = np.zeros((32, WORDS), np.uint32), torch.full((4,), NO_MASK, dtype=torch.int32)
 
-    def send(columns: Any, where: Any) -> None:
-        where[: len(columns[0]), 0] = torch.from_numpy(columns[0])
+    def send(places: Any) -> None:
+        sent[:] = NO_MASK
+        sent[: len(places)] = torch.from_numpy(places)
 
-    def send_table(given: RowMasks, numbers: Any, places: Any) -> None:
+    def place_masks(given: RowMasks, numbers: Any, places: Any) -> None:
         places[:] = [given.places[given.numbers.tolist().index(row)] if row in given else NO_MASK for row in numbers]
 
     maker: Any = SimpleNamespace(
         _rows=SimpleNamespace(outputs=np.zeros(9, np.int64), min_tokens=np.zeros(9, np.int64)),
-        _buffers=SimpleNamespace(mask_places=sent), _send=send, _send_table=send_table, _has_places=False,
+        _buffers=SimpleNamespace(mask_places=sent, send_places=send), _place_masks=place_masks, _has_places=False,
     )  # fmt: skip
 
     def places(step: Any) -> list[int] | None:
@@ -101,17 +110,22 @@ def test_places_of_masks_for_a_graph() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_device_reads_a_table_that_others_write() -> None:
-    """Its pages are locked where they lie; those of another table in their place."""
-    shared = SharedMasks()
-    for seed in range(2):
-        memory = MaskMemory(WORDS, 1000, 0)
-        memory.masks[:] = np.random.default_rng(seed).integers(0, 1 << 32, (1000, WORDS), np.uint32)
-        for _ in range(2):
-            lines = shared.lines(memory.masks, lock=True)
-            assert lines.is_pinned()
-            copied = lines[10:900].to("cuda", non_blocking=True)
-            assert np.array_equal(copied.cpu().numpy().view(np.uint32), memory.masks[10:900])
-            memory.masks[:] ^= np.uint32(5)
+    """What it finds there is of the moment; then another table in its place, and none."""
+    vocab, rows = 5000, 12
+    steps = SampledSteps(rows, vocab, graphs=True)
+    for row in range(rows):
+        steps.open(row, SamplingParams(temperature=0.0, structured=StructuredOutput("regex", "a")), [1, 2, 3])
+    rng, lengths = np.random.default_rng(2), [3] * rows
+    for _ in range(2):
+        memory = MaskMemory(-(-vocab // 32), 2 * rows, 0, num_lines=3)
+        for _ in range(3):
+            allowed, places = rng.integers(0, vocab, rows), rng.permutation(2 * rows + 3)[:rows]
+            memory.masks[:] = 0
+            memory.masks[places, allowed // 32] = np.uint32(1) << (allowed % 32).astype(np.uint32)
+            masks = RowMasks(np.arange(rows), places, memory.masks, {})
+            outputs = steps.decode(list(range(rows)), lengths, rng.standard_normal((rows, vocab), np.float32), masks)
+            assert [output.token_ids for output in outputs] == [(token_id,) for token_id in allowed.tolist()]
+            lengths = [length + 1 for length in lengths]
         memory.close()
-    shared.release()
-    shared.release()
+    steps.maker.free_graphs()
+    steps.maker.free_graphs()

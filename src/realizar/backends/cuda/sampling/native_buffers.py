@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from realizar.backends.cuda.native.sampling.source import BINS, ROOM, SPAN, TILE
 from realizar.backends.cuda.sampling.dry import table_places
@@ -12,8 +15,10 @@ from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
 
 _CHOICE, _DRAFTED, _QUERY, _NEAR = 8, 4, 4, 8  # integers of a record
 NO_MASK, HELD = -1, -2  # in place of a mask
+SHARED = 1 << 24  # from this number of a mask on: a line of the table that `read_shared` was given
 MOST_IN_GRAPH = 20  # most probable ids that a query of a graph can list, as many as OpenAI's API
 _MOST_DRY = 192 << 20
+_RING = 4  # host copies of places: more than there are steps whose results were not read
 _BIN_BYTES = (8 + 4) * BINS  # of a place whose logits are kept
 _TILE_BYTES = 8 + 3 * 8 + 8 + 12  # sums and moments of a tile, its top, its share of a span
 _LINE = 3 + 2 * MOST_IN_GRAPH
@@ -50,6 +55,9 @@ class NativeBuffers:
         self.draft_table = zeros((count,), torch.int32)
         self.queries.fill_(-1)
         self.mask_places = zeros((count,), torch.int32).fill_(NO_MASK)
+        self._places = [torch.zeros(count, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(_RING)]
+        self._next_places = 0
+        self._shared_masks = 0
         self.lines = zeros((count, _LINE), torch.float64)
         self._next_mu = zeros((count,), torch.float64)
         self._sums = zeros((count, self.tiles), torch.int64)
@@ -63,7 +71,7 @@ class NativeBuffers:
         self._query_ranks = zeros((count, self.spans), torch.int32)
         self._query_counts = zeros((count,), torch.int32)
         self._adjusted = self._adjusted_tops = self._adjusted_ids = self._masks = zeros((0,), torch.int32)
-        self.tables = zeros((26 * 8 + 16,), torch.uint8)
+        self.tables = zeros((27 * 8 + 16,), torch.uint8)
         self._write_tables()
 
     def need_adjusted(self) -> None:
@@ -93,6 +101,20 @@ class NativeBuffers:
             self._write_tables()
         return self._masks[:count]
 
+    def read_shared(self, address: int) -> None:
+        """Let the device read masks from SHARED on in memory of the host, at this address of the device's."""
+        if address != self._shared_masks:
+            self._shared_masks = address
+            self._write_tables()
+
+    def send_places(self, places: NDArray[np.integer[Any]]) -> None:
+        """Send the masks of a step's choices; the host need not wait."""
+        host = self._places[self._next_places]
+        self._next_places = (self._next_places + 1) % _RING
+        values = host.numpy()
+        values[: len(places)], values[len(places) :] = places, NO_MASK
+        self.mask_places.copy_(host, non_blocking=True)
+
     def _write_tables(self) -> None:
         space = self._space
         tensors = (
@@ -102,7 +124,7 @@ class NativeBuffers:
             self._query_counts, space.arrays["selected_rows"], space.arrays["contexts"],
             self._listed, self._near, self.mask_places,
         )  # fmt: skip
-        addresses = np.array([tensor.data_ptr() for tensor in tensors], np.uint64)
+        addresses = np.array([*(tensor.data_ptr() for tensor in tensors), self._shared_masks], np.uint64)
         numbers = np.array([self.vocab, self.tiles, self.words, self.spans], np.int32)
         table = np.concatenate([addresses.view(np.uint8), numbers.view(np.uint8)])
         self.tables.copy_(torch.from_numpy(table), non_blocking=True)

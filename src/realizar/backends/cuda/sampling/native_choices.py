@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.native.sampling.source import MOST_LISTED
 from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
-from realizar.backends.cuda.sampling.native_buffers import HELD, MOST_IN_GRAPH, NO_MASK, NativeBuffers
+from realizar.backends.cuda.sampling.native_buffers import HELD, MOST_IN_GRAPH, NO_MASK, SHARED, NativeBuffers
 from realizar.backends.cuda.sampling.native_graphs import SamplerGraphs
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.native_rows import ADJUST, CUT, DRAW, DRY, MIROSTAT, NativeRows
@@ -139,7 +139,7 @@ class NativeChoiceMaker:
         return True
 
     def _send_places(self, step: CUDAStep, numbers: Integers) -> bool:
-        """Send the masks of a step of decodes, and the place of each choice's; False where a mask must be changed."""
+        """Send the place of each choice's mask in a step of decodes; False where a mask must be changed."""
         rows, given = self._rows, step.masks
         if not given and not step.held:
             if self._has_places:
@@ -150,10 +150,10 @@ class NativeChoiceMaker:
         if given:
             if not isinstance(given, RowMasks) or np.count_nonzero(rows.outputs[numbers] < rows.min_tokens[numbers]):
                 return False
-            self._send_table(given, numbers, places)
+            self._place_masks(given, numbers, places)
         if step.held:
             places[step.are_held(numbers)] = HELD
-        self._send((places,), self._buffers.mask_places[:, None])
+        self._buffers.send_places(places)
         self._has_places = True
         return True
 
@@ -272,7 +272,7 @@ class NativeChoiceMaker:
     ) -> None:
         """Send the masks of choices under a grammar, and write their numbers to `masks`."""
         if isinstance(step.masks, RowMasks) and not step.masks.drafted and not ends_early.any():
-            self._send_table(step.masks, numbers, masks)
+            self._place_masks(step.masks, numbers, masks)
             return
         masked = [index for index, row in enumerate(numbers.tolist()) if row in step.masks]
         if not masked:
@@ -286,29 +286,24 @@ class NativeChoiceMaker:
         masks[masked] = range(len(masked))
         self._buffers.masks(len(masked)).copy_(pinned, non_blocking=True)
 
-    def _send_table(self, given: RowMasks, numbers: Integers, masks: Integers) -> None:
-        """Send masks of rows without drafts: parts of their table, or those lines alone where the parts are long."""
+    def _place_masks(self, given: RowMasks, numbers: Integers, masks: Integers) -> None:
+        """Write to `masks` where the masks of rows without drafts are: in their table, else they are sent."""
         place_of = np.full(len(self._rows.kinds), NO_MASK)
         place_of[given.numbers] = given.places
         places = place_of[numbers]
-        masked = places >= 0
-        if not masked.any():
+        masked = (places >= 0).nonzero()[0]
+        if not len(masked):
             return
         places = places[masked]
-        parts = _parts(places)
-        if sum(end - first for first, end in parts) > min(2 * len(places), self._buffers.most_masks):
-            each, found = np.unique(places, return_inverse=True)
-            pinned = self._pinned((len(each), self._buffers.words))
-            np.take(given.table, each, axis=0, out=pinned.numpy().view(np.uint32), mode="clip")  # else it copies twice
-            masks[masked] = found
-            self._buffers.masks(len(pinned)).copy_(pinned, non_blocking=True)
+        if (address := self._shared.address(given.table)) is not None:
+            self._buffers.read_shared(address)
+            masks[masked] = SHARED + places
             return
-        lines, sent, found = self._shared.lines(given.table, lock=self._space.logits.is_cuda), 0, places.copy()
-        for first, end in parts:
-            self._buffers.masks(sent + end - first)[sent:].copy_(lines[first:end], non_blocking=True)
-            found[(places >= first) & (places < end)] += sent - first
-            sent += end - first
+        each, found = np.unique(places, return_inverse=True)
+        pinned = self._pinned((len(each), self._buffers.words))
+        np.take(given.table, each, axis=0, out=pinned.numpy().view(np.uint32), mode="clip")  # else it copies twice
         masks[masked] = found
+        self._buffers.masks(len(pinned)).copy_(pinned, non_blocking=True)
 
     def _prepare(self, count: int, flags: int) -> None:
         if flags & ADJUST:
@@ -371,16 +366,3 @@ class NativeChoiceMaker:
         """Memory of the host, int32, that torch uses again once a copy out of it is done."""
         return torch.empty(shape, dtype=torch.int32, pin_memory=self._space.logits.is_cuda)
 
-
-def _parts(places: Integers) -> list[tuple[int, int]]:
-    """First and end of the lines from the least of some places to the largest, in two parts if a large gap is between.
-
-    Masks of rows lie at the beginning of their table, and those of known states behind.
-    """
-    ordered = np.sort(places)
-    gaps = np.diff(ordered)
-    ends = int(ordered[0]), int(ordered[-1]) + 1
-    if not len(gaps) or gaps.max() <= len(places):
-        return [ends]
-    at = int(gaps.argmax())
-    return [(ends[0], int(ordered[at]) + 1), (int(ordered[at + 1]), ends[1])]

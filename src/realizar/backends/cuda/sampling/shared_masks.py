@@ -13,34 +13,43 @@ _LOG = logging.getLogger(__name__)
 
 
 class SharedMasks:
-    """Locks the pages of the table that it was asked for last, so that a copy to the device waits for nothing."""
+    """Locks the pages of the table that it was asked for last, so that kernels read it with no work of the host."""
 
     def __init__(self) -> None:
         self._table: NDArray[np.uint32] | None = None  # also keeps its memory mapped while its pages are locked
-        self._lines = torch.zeros((0, 0), dtype=torch.int32)
-        self._is_locked = False
+        self._address: int | None = None
 
-    def lines(self, table: NDArray[np.uint32], *, lock: bool) -> torch.Tensor:
-        """The table as a tensor, int32 [lines, words], of the same memory.
+    def address(self, table: NDArray[np.uint32]) -> int | None:
+        """Where the device reads the table; None if its pages can't be locked.
 
         Args:
-            table: begins at a page, and its last page is its own.
-            lock: lock its pages; where that is not possible, copies take longer.
+            table: uint32 [lines, words]; begins at a page, and its last page is its own.
         """
         if table is not self._table:
             self.release()
-            self._table, self._lines = table, torch.from_numpy(table.view(np.int32))
-            if lock:
-                size = -(-table.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-                fault = int(torch.cuda.cudart().cudaHostRegister(table.ctypes.data, size, 0))
-                self._is_locked = fault == 0
-                if fault:
-                    _LOG.info("the pages of masks can't be locked: CUDA's error %d", fault)
-        return self._lines
+            self._table, self._address = table, _lock(table)
+        return self._address
 
     def release(self) -> None:
-        """Unlock the pages. Idempotent."""
-        if self._is_locked and self._table is not None:
+        """Unlock the pages, once no kernel reads them. Idempotent."""
+        if self._address is not None and self._table is not None:
+            torch.cuda.synchronize()
             torch.cuda.cudart().cudaHostUnregister(self._table.ctypes.data)
-        self._table, self._is_locked = None, False
-        self._lines = torch.zeros((0, 0), dtype=torch.int32)
+        self._table = self._address = None
+
+
+def _lock(table: NDArray[np.uint32]) -> int | None:
+    """Lock the pages of a table; its address on the device, None where either is refused."""
+    size = -(-table.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    fault = int(torch.cuda.cudart().cudaHostRegister(table.ctypes.data, size, 0))
+    if fault:
+        _LOG.info("the pages of masks can't be locked: CUDA's error %d", fault)
+        return None
+    from cuda.bindings import driver  # with the kernels that read them
+
+    status, address = driver.cuMemHostGetDevicePointer(table.ctypes.data, 0)
+    if int(status):
+        _LOG.info("the device can't read the pages of masks: %s", status.name)
+        torch.cuda.cudart().cudaHostUnregister(table.ctypes.data)
+        return None
+    return int(address)

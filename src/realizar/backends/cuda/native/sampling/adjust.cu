@@ -52,7 +52,11 @@ extern "C" __global__ void __launch_bounds__(256) adjust_logits(const Tables* ta
 #pragma unroll
   for (int i = 0; i < TILE / 256; i++) part[i] = i * 256 + threadIdx.x < size ? x[i * 256 + threadIdx.x] : -INF;
   if (c.mask >= 0) {
-    const u32* mask = t.masks + (long)c.mask * t.words + first / 32;
+    __shared__ u32 mask[TILE / 32];  // of the host's memory each word is read once, and side by side
+    const u32* masks = c.mask < SHARED ? t.masks : t.shared_masks;
+    const long line = c.mask < SHARED ? c.mask : c.mask - SHARED;
+    if (threadIdx.x * 32 < size) mask[threadIdx.x] = masks[line * t.words + first / 32 + threadIdx.x];
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < TILE / 256; i++) {
       const int at = i * 256 + threadIdx.x;

@@ -32,6 +32,7 @@ typedef unsigned long long u64;
 #define UNUSABLE (~0ull) // in place of a sum with a logit that is not finite
 
 #define NO_MASK -1
+#define SHARED (1 << 24) // from this number of a mask on: a line of `shared_masks`
 #define HELD -2         // in place of a mask: the row makes no choice
 #define NOT_REACHED -2
 #define NONE_ALLOWED -3
@@ -65,7 +66,7 @@ struct Cut { u64 low, high, typical; float mean; int summed; };
 // and `size` how many, of which no more than ROOM are kept. `arrivals`: spans that are in the histogram.
 struct Near { int extent, size, first, end, kept, kept_end, arrivals; float mean; };
 
-// `mask_places`: the mask of each choice of a step of decodes, NO_MASK or HELD.
+// `mask_places`: the mask of each choice of a step of decodes, NO_MASK or HELD. `shared_masks` are the host's memory.
 struct Tables {
   const float* logits; const float* tops; const int* top_ids;
   float* adjusted; float* adjusted_tops; int* adjusted_ids;
@@ -75,7 +76,7 @@ struct Tables {
   u64* query_sums; u32* query_ranks; u32* query_counts;
   const int* selected_rows; const int* contexts;
   u64* listed; Near* near;
-  const int* mask_places;
+  const int* mask_places; const u32* shared_masks;
   int vocab, tiles, words, spans;
 };
 
