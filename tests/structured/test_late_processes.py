@@ -6,7 +6,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from realizar.sampling_params import StructuredOutput
@@ -67,8 +66,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[MaskMemory]:
 
 
 def _known(memory: MaskMemory) -> list[int]:
-    places = np.arange(4, dtype=np.int32)
-    return [int(each) for each in memory.find_forced(np.zeros(4, np.intp), places)]
+    return [memory.forced_token(0, place) for place in range(4)]
 
 
 def test_tokens_that_it_finds_are_not_those_of_the_later_row(memory: MaskMemory) -> None:

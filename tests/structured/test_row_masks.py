@@ -167,8 +167,7 @@ def test_tokens_without_a_choice_need_no_question() -> None:
         walk.advance([token_id])
         count += 1
     assert count > 10
-    places = np.full(len(rows), count - 1, np.int32)
-    wait_for(lambda: bool((memory.find_forced(slots, places) >= 0).all()))
+    wait_for(lambda: all(memory.forced_token(slot, count - 1) >= 0 for slot in slots.tolist()))
     worker, asked = rows[0].row.worker, memory.asked[slots].tolist()
     assert worker is not None
     os.kill(worker.pid, signal.SIGSTOP)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import Step
 from realizar.backends.row_masks import RowMasks
-from realizar.batch import OpenedRow, StepOutput, StepRows
+from realizar.batch import NO_CHOICE, OpenedRow, StepOutput, StepRows
 from realizar.engine.core.patience import Patience
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.outputs import RowError
@@ -282,8 +282,8 @@ class RowGrammars:
         asking = self._asking if self._asking is not None and rows is self._asking.step else self._with_grammars(rows)
         if asking is None:
             return
-        counts = output.num_choices[asking.index]
         slots, choices = asking.slots, output.choices[asking.index]
+        counts = (choices != NO_CHOICE).sum(axis=1)
         if not counts.all():
             chose = counts > 0
             slots, choices, counts = slots[chose], choices[chose], counts[chose]

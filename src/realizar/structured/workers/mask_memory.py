@@ -20,6 +20,7 @@ GOES_ON, ENDED, STUCK = 0, 1, 2
 
 MOST_TOKENS = 32  # of a question; a row with more is followed anew
 _ID_BITS, _NUMBERS, _WRITTEN = 32, (1 << 30) - 1, 1 << 30  # memory that nobody has written is 0
+_VALUES = (1 << _ID_BITS) - 1
 _LOCK = threading.Lock()
 
 
@@ -102,6 +103,9 @@ class MaskMemory:
         self.drafts: NDArray[np.int32] = views["drafts"]
         self.known: NDArray[np.int64] = views["known"]
         self.after: NDArray[np.int16] = views["after"]
+        self._forced: memoryview[int] = self.forced.data  # single cells of arrays take several times as long
+        self._known: memoryview[int] = self.known.data
+        self._answered: memoryview[int] = self.answered.data
         self.places = np.arange(num_slots)
         self.masks: NDArray[np.uint32] = views["masks"]
         self.masks_after_drafts: NDArray[np.uint32] = views["masks_after_drafts"]
@@ -120,18 +124,22 @@ class MaskMemory:
         first = self.masks[place : place + 1]
         return np.concatenate((first, self.masks_after_drafts[slot, :num_drafts])) if num_drafts else first
 
-    def find_forced(self, slots: NDArray[np.intp], places: NDArray[np.int32]) -> NDArray[np.int64]:
-        """The certain tokens at places after the rows' last answers, int64 [rows]; -1 where they are not known."""
-        entries = self.forced[slots, np.minimum(places, MOST_TOKENS - 1)]
-        is_known = (entries >> _ID_BITS == self.answered[slots] & _NUMBERS | _WRITTEN) & (places < MOST_TOKENS)
-        return np.where(is_known, entries & ((1 << _ID_BITS) - 1), -1)
+    def forced_token(self, slot: int, place: int) -> int:
+        """The certain token at a place after a row's last answer; -1 where it is not known."""
+        if place >= MOST_TOKENS:
+            return -1
+        entry = self._forced[slot, place]
+        return entry & _VALUES if self._is_of_answer(entry, slot) else -1
 
-    def find_known(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
-        """The lines of the states after the rows' last answers, int64 [rows]; -1 where they are not known."""
-        entries = self.known[slots]
-        lines = entries & ((1 << _ID_BITS) - 1)
-        is_known = (entries >> _ID_BITS == self.answered[slots] & _NUMBERS | _WRITTEN) & (lines < len(self.after))
-        return np.where(is_known, lines, -1)
+    def known_line(self, slot: int) -> int:
+        """The line of the state after a row's last answer; -1 where it is not known."""
+        entry = self._known[slot]
+        line = entry & _VALUES
+        return line if self._is_of_answer(entry, slot) and line < len(self.after) else -1
+
+    def _is_of_answer(self, entry: int, slot: int) -> bool:
+        """True for an entry that was written with the row's last answer."""
+        return entry >> _ID_BITS == self._answered[slot] & _NUMBERS | _WRITTEN
 
     def close(self) -> None:
         """Close the file; the mapping lasts until its last view is freed. Idempotent."""

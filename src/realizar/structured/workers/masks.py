@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from realizar.errors import RequestFailedError
 from realizar.outputs import ErrorCause
+from realizar.structured.workers.cells import Cells
 from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
 from realizar.structured.workers.foreseen import ForeseenMasks
 from realizar.structured.workers.mask_memory import GOES_ON, MOST_TOKENS, STUCK, fence
@@ -34,11 +35,10 @@ Slots = NDArray[np.intp]
 class StepMasks:
     """The rows that follow grammars, and what is asked of each, in columns by slot. Not thread-safe.
 
-    A step's questions are a few writes to the shared memory and one ring of a bell, and its answers a comparison of two
-    columns. What a process has found beforehand costs no question (`ForeseenMasks`): where the grammar leaves no choice
-    it goes ahead of what is chosen, and of small expressions it knows all states. Only a row that begins, moves, has
-    drafts or is in trouble is looked at by itself. A process that dies or does not answer in time is replaced on
-    another thread, while the rows of others go on.
+    A step's questions are a few writes to the shared memory and one ring of a bell, its answers two numbers to compare.
+    What a process has found beforehand costs no question (`ForeseenMasks`): where the grammar leaves no choice it goes
+    ahead of what is chosen, and of small expressions it knows all states. A process that dies or does not answer in
+    time is replaced on another thread, while the rows of others go on.
 
     Attributes:
         wanted: bool [slots], masks of the row's next choice are asked for.
@@ -67,6 +67,9 @@ class StepMasks:
         self._num_new = np.zeros(count, np.int32)  # tokens since the last question
         self._asked_s = np.zeros(count, np.float64)
         self._foreseen = ForeseenMasks(memory)
+        own = (self._unasked, self._failed, self._need_care, self._stale, self._num_new)
+        columns = (memory.asked, memory.answered, memory.states, memory.tokens, *own)
+        self._cells = Cells(*(column.data for column in columns))
         self._seen = b""  # of `memory.answered`
         self._later: list[FollowedRow] = []  # rows to be asked about once their last question is answered
         self._closed: list[FollowedRow] = []  # rows that are closed, and whose slots are still in use
@@ -113,20 +116,21 @@ class StepMasks:
         """Ask for masks of rows, and of some rows' drafts, by slot; returns at once. See `are_done`."""
         memory = self.memory
         self.wanted[slots] = True
-        slots = slots[~self._foreseen.are_known(slots)]
-        if not len(slots):
-            self._wake()
-            return
-        alone = self._need_care[slots] | self._unasked[slots] | self._failed[slots]
-        alone |= memory.asked[slots] != memory.answered[slots]
-        if drafts:
-            alone |= np.isin(slots, list(drafts))
-        together = slots[~(alone | self._foreseen.write_certain(slots, self._num_new[slots], ~alone))]
-        if len(together):
-            memory.num_tokens[together], memory.num_drafts[together] = self._num_new[together], 0
-            self._num_new[together] = 0
-            self._post(together)
-        for slot in slots[alone].tolist():
+        memory, cells = self.memory, self._cells
+        together, alone = list[int](), list[int]()
+        for slot in slots.tolist():
+            if self._foreseen.is_known(slot):
+                continue
+            if cells.need_care[slot] or cells.failed[slot] or not cells.is_answered(slot) or slot in drafts:
+                alone.append(slot)
+            elif not self._foreseen.write_certain(slot, cells.num_new[slot]):
+                together.append(slot)
+        if together:
+            those = np.array(together)
+            memory.num_tokens[those], memory.num_drafts[those] = self._num_new[those], 0
+            self._num_new[those] = 0
+            self._post(those)
+        for slot in alone:
             row = self._row(slot)
             row.drafts = drafts.get(slot, ())
             self._ask_alone(row)
@@ -134,14 +138,14 @@ class StepMasks:
 
     def are_done(self, slots: Slots) -> NDArray[np.bool_]:
         """bool [rows], rows whose masks are there, or that have an error."""
-        memory = self.memory
-        done: NDArray[np.bool_] = (memory.asked[slots] == memory.answered[slots]) & ~self._unasked[slots]
+        cells, those = self._cells, slots.tolist()
+        done = [cells.is_answered(slot) for slot in those]
         fence()
-        stuck = done & (memory.states[slots] == STUCK) & ~self._failed[slots]
-        for slot in slots[stuck].tolist():
-            self._learn(self._row(slot))
-        done |= self._failed[slots]
-        return done
+        for at, slot in enumerate(those):
+            if done[at] and cells.states[slot] == STUCK and not cells.failed[slot]:
+                self._learn(self._row(slot))
+            done[at] = done[at] or bool(cells.failed[slot])
+        return np.array(done, np.bool_)
 
     def are_failed(self, slots: Slots) -> NDArray[np.bool_]:
         """bool [rows], rows that have an error."""
@@ -149,29 +153,25 @@ class StepMasks:
 
     def advance(self, slots: Slots, choices: NDArray[np.int32], counts: NDArray[np.intp]) -> None:
         """Take in the choices of rows, int32 [rows, most choices], so many of each; earlier masks are used up."""
-        memory = self.memory
         self.wanted[slots] = False
-        outputs = self._outputs
-        if choices.shape[1] == 1:
-            for slot, token_id in zip(slots.tolist(), choices[:, 0].tolist(), strict=True):
-                outputs[slot].append(token_id)
+        for slot, token_ids, count in zip(slots.tolist(), choices.tolist(), counts.tolist(), strict=True):
+            self._take_in(slot, token_ids[:count])
+
+    def _take_in(self, slot: int, token_ids: list[int]) -> None:
+        """Take in the choices of one row."""
+        cells = self._cells
+        self._outputs[slot] += token_ids
+        new, is_answered = cells.num_new[slot], cells.is_answered(slot)
+        is_first = is_answered and not new
+        for token_id in token_ids:
+            self._foreseen.take_in(slot, token_id, is_first=is_first)
+            is_first = False
+        if is_answered and new + len(token_ids) <= MOST_TOKENS:
+            for place, token_id in enumerate(token_ids, new):
+                cells.tokens[slot, place] = token_id
+            cells.num_new[slot] = new + len(token_ids)
         else:
-            for slot, token_ids, count in zip(slots.tolist(), choices.tolist(), counts.tolist(), strict=True):
-                outputs[slot] += token_ids[:count]
-        new = self._num_new[slots]
-        in_use = (memory.asked[slots] != memory.answered[slots]) | self._unasked[slots]
-        if choices.shape[1] == 1:
-            self._foreseen.take_in(slots, choices[:, 0], (new == 0) & ~in_use)
-        lost = in_use | (new + counts > MOST_TOKENS)
-        if lost.any():
-            self._stale[slots[lost]] = self._need_care[slots[lost]] = True
-            slots, choices, counts, new = slots[~lost], choices[~lost], counts[~lost], new[~lost]
-        if choices.shape[1] == 1:
-            memory.tokens[slots, new] = choices[:, 0]
-        else:
-            index, place = (np.arange(choices.shape[1]) < counts[:, None]).nonzero()
-            memory.tokens[slots[index], new[index] + place] = choices[index, place]
-        self._num_new[slots] = new + counts
+            cells.stale[slot] = cells.need_care[slot] = True
 
     def wait(self, timeout_s: float) -> None:
         """Take in what there is; where nothing has come, wait for the first masks or news, `timeout_s` at most."""
@@ -340,11 +340,11 @@ class StepMasks:
             grammar.worker = None
         grammar.more = [each for each in grammar.more if each is not worker]
         unanswered = []
-        known = self._foreseen.are_known(np.arange(len(self._rows)))
+        is_known = self._foreseen.is_known
         for row in [row for row in self._rows if row is not None and row.grammar is grammar]:
-            if row.worker is not worker and (row.worker is not None or not known[row.slot]):
+            if row.worker is not worker and (row.worker is not None or not is_known(row.slot)):
                 continue  # it is another process's, or is being followed anew; a row may know its state and have none
-            asks = self._unasked[row.slot] or self._is_in_use(row) or known[row.slot]
+            asks = self._unasked[row.slot] or self._is_in_use(row) or is_known(row.slot)
             self._foreseen.forget(row.slot)
             self._questions.answer_for(np.array([row.slot]))
             self._need_care[row.slot], row.worker = True, None

@@ -365,4 +365,3 @@ class NativeChoiceMaker:
     def _pinned(self, shape: tuple[int, int]) -> torch.Tensor:
         """Memory of the host, int32, that torch uses again once a copy out of it is done."""
         return torch.empty(shape, dtype=torch.int32, pin_memory=self._space.logits.is_cuda)
-

@@ -1,0 +1,31 @@
+"""`Cells`: what is known of the rows that follow grammars, cell by cell. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Columns of `MaskMemory` and `StepMasks`, by slot: an operation of numpy costs more than some rows by themselves.
+
+    Attributes:
+        asked, answered, states, tokens: of `MaskMemory`.
+        unasked: rows whose question is not there yet. failed: rows with an error.
+        need_care: rows whose process may have to change. stale: rows whose process lacks tokens.
+        num_new: tokens since the last question.
+    """
+
+    asked: memoryview[int]
+    answered: memoryview[int]
+    states: memoryview[int]
+    tokens: memoryview[int]
+    unasked: memoryview[int]
+    failed: memoryview[int]
+    need_care: memoryview[int]
+    stale: memoryview[int]
+    num_new: memoryview[int]
+
+    def is_answered(self, slot: int) -> bool:
+        """True if the row's last question is answered, and none of it is left to be asked."""
+        return self.asked[slot] == self.answered[slot] and not self.unasked[slot]
