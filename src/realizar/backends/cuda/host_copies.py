@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 _ALIGNMENT = 16
+_MOST_VIEWS = 1024
 
 
 class HostCopies:
@@ -22,6 +23,7 @@ class HostCopies:
         self._room = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._done = torch.cuda.Event() if device.type == "cuda" else None
         self._used = 0
+        self._views: dict[tuple[int, torch.dtype, torch.Size], torch.Tensor] = {}  # of parts of the room, made before
 
     def begin(self) -> None:
         """Begin the copies of another step; those of the step before were read."""
@@ -33,7 +35,11 @@ class HostCopies:
         if start + size > len(self._room):
             return tensor.to("cpu", non_blocking=True, copy=True)
         self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
-        copied = self._room[start : start + size].view(tensor.dtype).view(tensor.shape)
+        key = start, tensor.dtype, tensor.shape
+        if (copied := self._views.get(key)) is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            copied = self._views[key] = self._room[start : start + size].view(tensor.dtype).view(tensor.shape)
         return copied.copy_(tensor, non_blocking=True)
 
     def done(self) -> None:

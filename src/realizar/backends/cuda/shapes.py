@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from realizar.backends.cuda.step_arrays import StepShape, StepSizes
 from realizar.backends.resolved_config import ResolvedConfig
@@ -22,6 +23,7 @@ def row_counts(most: int) -> list[int]:
     return [*counts, most]
 
 
+@cache
 def padded_rows(count: int, most: int) -> int:
     """The smallest of `row_counts` that is no less than a count; 0 stays 0."""
     return next(padded for padded in row_counts(most) if padded >= count) if count else 0

@@ -187,7 +187,9 @@ class CUDAStep:
         else:
             choices = np.full((len(columns), made.shape[1]), NO_CHOICE, np.int32)
             choices[self.wanted.choosing] = made
-        if not self.wanted.num_drafts and not self.held and made.min(initial=0) >= 0:
+        if not self.wanted.num_drafts and made.min(initial=0) >= 0:
+            if self.held:
+                choices[self.are_held(columns.numbers)] = NO_CHOICE
             return choices, {}
         chooses = columns.samples & (columns.num_tokens > 0) & ~self.are_held(columns.numbers)
         counts, ended = ((choices[:, 0] >= 0) & chooses).astype(np.intp), np.zeros(len(columns), np.bool_)
@@ -213,6 +215,8 @@ class CUDAStep:
         """
         plain: dict[int, StepEntry] = {}
         found: dict[int, StepEntry] = {}
+        if not pending.logprobs:
+            return plain, found
         columns, wanted = self.forward_input.columns, self.wanted
         alone = choices[:, 0] >= 0
         if wanted.num_drafts:

@@ -88,7 +88,7 @@ def test_places_of_masks_for_a_graph() -> None:
         places[:] = [given.places[given.numbers.tolist().index(row)] if row in given else NO_MASK for row in numbers]
 
     maker: Any = SimpleNamespace(
-        _rows=SimpleNamespace(outputs=np.zeros(9, np.int64), min_tokens=np.zeros(9, np.int64)),
+        _rows=SimpleNamespace(outputs=np.zeros(9, np.int64), min_tokens=np.zeros(9, np.int64), forbids_ends=True),
         _buffers=SimpleNamespace(mask_places=sent, send_places=send), _place_masks=place_masks, _has_places=False,
     )  # fmt: skip
 

@@ -148,7 +148,9 @@ class NativeChoiceMaker:
             return True
         places = np.full(len(numbers), NO_MASK)
         if given:
-            if not isinstance(given, RowMasks) or np.count_nonzero(rows.outputs[numbers] < rows.min_tokens[numbers]):
+            if not isinstance(given, RowMasks):
+                return False
+            if rows.forbids_ends and np.count_nonzero(rows.outputs[numbers] < rows.min_tokens[numbers]):
                 return False
             self._place_masks(given, numbers, places)
         if step.held:
