@@ -62,8 +62,8 @@ struct Query { int slot, target, top_n, padding; };  // slot -1: nothing is want
 // Ids that stay: low <= (key, id) <= high, and (|distance - mean|, id) <= typical; `summed` where `sums` are theirs.
 struct Cut { u64 low, high, typical; float mean; int summed; };
 // Where a row's first truncation by mass or count ends. gather_ids lists the ids of the bins from `first` to before
-// `end` that are not among the bins from `kept` to before `kept_end`, which all stay: `extent` is 0, WHOLE, BIN or RING,
-// and `size` how many, of which no more than ROOM are kept. `arrivals`: spans that are in the histogram.
+// `end` that are not among the bins from `kept` to before `kept_end`, which all stay: `extent` is 0, WHOLE, BIN or RING.
+// `size`: how many, of which no more than ROOM are kept. `arrivals`: spans that are in the histogram.
 struct Near { int extent, size, first, end, kept, kept_end, arrivals; float mean; };
 
 // `mask_places`: the mask of each choice of a step of decodes, NO_MASK or HELD. `shared_masks` are the host's memory.

@@ -96,8 +96,8 @@ INLINE void find_reached(const u64* sums, u64 target, int* found, u64* room) {
 
 // Find the bins in which the ids nearest to the mean distance, all others of which are as far or farther, reach a
 // row's share: with radii of whole bins, the largest that can't reach it with all bins that it touches, and the least
-// that reaches it with the bins inside. Ids of bins inside the former stay, and the last that stays is in a bin that the
-// latter touches. `sums` is u64 [2 * BINS] in shared memory. Nothing is found for ids beyond the last bin.
+// that reaches it with the bins inside. Ids of bins inside the former stay, and the last that stays is in a bin that
+// the latter touches. `sums` is u64 [2 * BINS] in shared memory. Nothing is found for ids beyond the last bin.
 INLINE void find_ring(const Row& row, const Bins& h, float mean, Near& near, u64* sums, u64* room) {
   const float middle = __fmul_rn(mean, BINS_PER_NAT), doubt = 0.01f;  // more than a distance is wrong by, in bins
   if (!(middle < BINS - 2.f)) return;
