@@ -94,6 +94,14 @@ class DeviceMemory:
     total_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Contents of a device's memory that were copied to the host, or back: bytes, and the seconds that it took."""
+
+    num_bytes: int
+    seconds: float
+
+
 class Step(Protocol):
     """A submitted step."""
 
@@ -133,6 +141,29 @@ class CountsExperts(Protocol):
 
     def experts_read(self) -> float | None:
         """Experts that a mixture read in a step, on average, since then; None if none was counted. Waits for steps."""
+
+
+@runtime_checkable
+class Sleeps(Protocol):
+    """A backend whose device's memory can be given back while the model is idle; its weights wait on the host.
+
+    No row is open and no step in flight when a method is called.
+    """
+
+    def sleep(self) -> Transfer:
+        """Copy weights and workspace to the host and free the device's memory. The KV cache loses its contents.
+
+        Raises:
+            UnsupportedModelError: the model was not loaded for it.
+            CapacityError, KernelError: the host's memory does not suffice; the model is awake as before.
+        """
+
+    def wake(self) -> Transfer:
+        """Copy everything back; the next step may be submitted.
+
+        Raises:
+            CapacityError, KernelError: the device's memory does not suffice; the model is asleep as before.
+        """
 
 
 class Backend(Protocol):

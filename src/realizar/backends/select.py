@@ -126,20 +126,26 @@ def resolve_model(
     return spec, resolve_config(spec, config, chosen, float32_weights=float32_weights)
 
 
-def make_backend(device: ChosenDevice, progress: Callable[[str, float], None] | None = None) -> Backend:
+def make_backend(
+    device: ChosenDevice, progress: Callable[[str, float], None] | None = None, *, may_sleep: bool = False
+) -> Backend:
     """A backend, not loaded yet; compilers are imported here and not before.
 
     Args:
         progress: called with what loading does, and the share done, 0 to 1.
+        may_sleep: True if the backend is to be a `Sleeps`; only a GPU has memory of its own to give back.
 
     Raises:
         CapacityError: the GPU can't be opened.
+        UnsupportedModelError: the CPU is to sleep.
     """
     if device.kind == "cuda":
         from realizar.backends.cuda.device import open_device
         from realizar.backends.cuda.runner import CUDABackend
 
-        return CUDABackend(progress, open_device(device.index))
+        return CUDABackend(progress, open_device(device.index), may_sleep=may_sleep)
+    if may_sleep:
+        raise UnsupportedModelError("a model on the CPU can't sleep: its weights are in the host's memory already")
     with _reporting_compilation(progress):
         from realizar.backends.cpu.runner import CPUBackend
 

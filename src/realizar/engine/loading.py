@@ -45,12 +45,14 @@ def load_core(
     policy: Policy | None = None,
     progress: Callable[[str, float], None] | None = None,
     tokenizer: Tokenizer | None = None,
+    may_sleep: bool = False,
 ) -> EngineCore:
     """Load a checkpoint's weights into a backend and make an engine for it. Only grammars need the vocabulary.
 
     Args:
         tokenizer: the model's; None reads it from the checkpoint for the first grammar.
         progress: callback with the name of the running stage and the share that is done, 0 to 1.
+        may_sleep: True to load it so that `EngineCore.sleep` can give a GPU's memory back.
 
     Raises:
         UnsupportedModelError: the model can't run here.
@@ -58,7 +60,7 @@ def load_core(
         CapacityError: the model does not fit into memory.
     """
     spec, resolved = resolve_model(checkpoint, config)
-    backend = make_backend(resolved.chosen, progress)
+    backend = make_backend(resolved.chosen, progress, may_sleep=may_sleep)
     try:
         backend.load(spec, checkpoint, resolved)
         new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer, resolved)

@@ -36,11 +36,12 @@ from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.sampler import DeviceSampler, reserved_bytes, scratch_bytes
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.shapes import chunk_shapes, mixed_shapes, row_counts, step_sizes, token_counts
+from realizar.backends.cuda.sleep.load_memory import LoadMemory
 from realizar.backends.cuda.step_arrays import StepShape, StepSizes
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.loaded_capacity import loaded_capacity
-from realizar.backends.program import build_program
+from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import KernelError
@@ -125,14 +126,37 @@ class _Matmuls:
         return max(partial_floats(self.layers, self.counts), partial_floats(self.head, self.head_counts))
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What is loaded before the KV cache, whose size depends on what is left.
+
+    Attributes:
+        reserved_bytes: that the sampler takes only when a row needs them. Others: as of `LoadedModel`.
+    """
+
+    program: Program
+    weights: Weights
+    copy_bytes: int
+    space: Workspace
+    ropes: RopeTables
+    sampler: StepSampler
+    reserved_bytes: int
+    merger: Merger
+    matmuls: _Matmuls
+    experts: ExpertMatmuls
+    grouped: GroupedExperts | None
+
+
 def load_model(
-    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: Progress
-) -> LoadedModel:
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: Progress,
+    memory: LoadMemory,
+) -> LoadedModel:  # fmt: skip
     """Load a model, with all kernels compiled and all graphs captured that its steps can need.
 
     Args:
         spec: its parts run on a GPU, and `checkpoint` holds its tensors.
         progress: called with what is being done, and the share done, 0 to 1.
+        memory: where the tensors lie; graphs take theirs beside it.
 
     Raises:
         UnsupportedModelError: the GPU can't do what is configured.
@@ -145,13 +169,46 @@ def load_model(
     if device.is_gpu:
         check_heads(spec, device)
         plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
-    program, context = build_program(spec), config.context_length
+    with memory.kept():
+        parts = _load_parts(spec, checkpoint, config, device, progress)
+    with memory.emptied():
+        kv = KVMemory(spec, config, device, parts.reserved_bytes)
+    weights, space, matmuls = parts.weights, parts.space, parts.matmuls
+    with memory.kept():
+        attention = AttentionBinder(
+            weights, space, kv, parts.ropes, device, config.context_length, config.batch_invariant
+        )
+        routers = None if matmuls.kernels is None else RouterKernels(matmuls.kernels)
+        shared = SharedBinder(weights, space, parts.merger)
+        experts = ExpertsBinder(weights, space, parts.experts, routers, parts.grouped, shared)
+        binder = Binder(spec, weights, space, attention, parts.merger, experts)
+        program = parts.program
+        graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), space, device)
+        decodes = _decode_shapes(space, attention, config.context_length)
+        attention.prepare([*decodes, *mixed_shapes(space.arrays.sizes)])
+        finisher = StepFinisher(space, graphs, binder.bind_pool(program.tail), parts.sampler)
+        _log_decisions(device, space, kv, matmuls)
+        if device.is_gpu:
+            _warm_up(space, attention, graphs, finisher, matmuls.layers, progress)
+    if device.is_gpu:
+        _capture(space, graphs, finisher, decodes, config.graphs, progress)
+    return LoadedModel(
+        spec, config, weights, parts.copy_bytes, space, kv, parts.sampler, attention, graphs, finisher,
+        parts.experts.experts_read, load_s=time.perf_counter() - start_s,
+    )  # fmt: skip
+
+
+def _load_parts(
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: Progress
+) -> _Parts:
+    """Load all that does not depend on the size of the KV cache."""
+    program = build_program(spec)
     body, tail = program.block_matmuls(), program.tail.matmuls()
     kernels = MatmulKernels(device.torch_device, config.batch_invariant) if device.has_cuda_kernels else None
     weights = Weights(spec, program, checkpoint, device, kernels is not None and kernels.packs_floats)
     _load_weights(weights, checkpoint, body + tail, progress)
     space = _make_workspace(spec, config, device)
-    ropes = RopeTables(spec, context, device.torch_device)
+    ropes = RopeTables(spec, config.context_length, device.torch_device)
     sampler, reserved = _make_sampler(spec, config, device, space)
     merger = Merger(program, weights, device, kernels, config.batch_invariant)
     layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
@@ -167,21 +224,9 @@ def load_model(
         grouped.prepare(mixtures, matmuls.counts)
     pair_floats = expert_floats(spec, space.arrays.sizes.tokens) + shared_floats(spec, merger, matmuls.counts)
     space.size_partials(max(matmuls.partial_floats, pair_floats))
-    kv = KVMemory(spec, config, device, reserved)
-    attention = AttentionBinder(weights, space, kv, ropes, device, context, config.batch_invariant)
-    routers = None if kernels is None else RouterKernels(kernels)
-    shared = SharedBinder(weights, space, merger)
-    experts = ExpertsBinder(weights, space, expert_matmuls, routers, grouped, shared)
-    binder = Binder(spec, weights, space, attention, merger, experts)
-    graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), space, device)
-    decodes = _decode_shapes(space, attention, context)
-    attention.prepare([*decodes, *mixed_shapes(space.arrays.sizes)])
-    finisher = StepFinisher(space, graphs, binder.bind_pool(program.tail), sampler)
-    _log_decisions(device, space, kv, matmuls)
-    if device.is_gpu:
-        _warm_up(space, attention, graphs, finisher, layers, decodes, config.graphs, progress)
-    parts = weights, copy_bytes, space, kv, sampler, attention, graphs, finisher, expert_matmuls.experts_read
-    return LoadedModel(spec, config, *parts, load_s=time.perf_counter() - start_s)
+    return _Parts(
+        program, weights, copy_bytes, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls, grouped
+    )
 
 
 def _load_weights(
@@ -261,18 +306,24 @@ def _log_decisions(device: DeviceProfile, space: Workspace, kv: KVMemory, matmul
 
 def _warm_up(
     space: Workspace, attention: AttentionBinder, graphs: GraphRunner, finisher: StepFinisher,
-    layers: Sequence[MergedLinear], decodes: Sequence[StepShape], capture: bool, progress: Progress,
+    layers: Sequence[MergedLinear], progress: Progress,
 ) -> None:  # fmt: skip
-    """Compile all that steps can need, and capture the graphs, which are freed again where that fails."""
-    sizes = space.arrays.sizes
+    """Compile all that steps with chunks and their choices can need."""
     space.arrays.clear()
+    _warm_chunks(space, attention, graphs, layers, progress)
+    for rows in row_counts(space.arrays.sizes.selected):
+        graphs.run_eagerly(StepShape(0, 0, 0), rows)
+    finisher.warm()
+
+
+def _capture(
+    space: Workspace, graphs: GraphRunner, finisher: StepFinisher, decodes: Sequence[StepShape], capture: bool,
+    progress: Progress,
+) -> None:  # fmt: skip
+    """Capture the graphs, which are freed again where that fails; without `capture` their steps are compiled alone."""
+    stage = "capturing graphs" if capture else "compiling steps"
+    shapes = [*decodes, *chunk_shapes(space.arrays.sizes)]
     try:
-        _warm_chunks(space, attention, graphs, layers, progress)
-        for rows in row_counts(sizes.selected):
-            graphs.run_eagerly(StepShape(0, 0, 0), rows)
-        finisher.warm()
-        stage = "capturing graphs" if capture else "compiling steps"
-        shapes = [*decodes, *chunk_shapes(sizes)]
         graphs.prepare(shapes, lambda share: progress(stage, share), capture=capture)
         if capture:
             finisher.capture()

@@ -11,15 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.base import Capacity, DeviceMemory, ForwardInput
+from realizar.backends.base import Capacity, DeviceMemory, ForwardInput, Transfer
 from realizar.backends.cuda.device import DeviceProfile, open_device
 from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.launch import Launch, StepLaunch
 from realizar.backends.cuda.load import LoadedModel, load_model
-from realizar.backends.cuda.shapes import (
-    padded_rows,
-    padded_tokens,
-)
+from realizar.backends.cuda.shapes import padded_rows, padded_tokens
+from realizar.backends.cuda.sleep.load_memory import LoadMemory, SleepingMemory
 from realizar.backends.cuda.step import CUDAStep, WantedTokens, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepShape, count_decodes, tiles_of
 from realizar.backends.cuda.supported import SUPPORTED
@@ -41,13 +39,20 @@ class CUDABackend:
     Args:
         progress: callback of loading, with the name of the stage and the fraction done, 0 to 1.
         device: where to run; None takes the first GPU.
+        may_sleep: True to load the model so that it can `sleep`.
     """
 
     def __init__(
-        self, progress: Callable[[str, float], None] | None = None, device: DeviceProfile | None = None
+        self,
+        progress: Callable[[str, float], None] | None = None,
+        device: DeviceProfile | None = None,
+        *,
+        may_sleep: bool = False,
     ) -> None:
         self._progress = progress or (lambda _what, _share: None)
         self._device = device
+        self._may_sleep = may_sleep
+        self._memory = LoadMemory()
         self._model: LoadedModel | None = None
         self._pending: CUDAStep | None = None
 
@@ -57,7 +62,9 @@ class CUDABackend:
         self._device = device = self._device or open_device()
         try:
             with device_errors(device.torch_device):
-                self._model = load_model(spec, checkpoint, config, device, self._progress)
+                if self._may_sleep:
+                    self._memory = SleepingMemory(device.torch_device)
+                self._model = load_model(spec, checkpoint, config, device, self._progress, self._memory)
         except BaseException as error:
             _clear_frames(error)
             raise
@@ -82,6 +89,16 @@ class CUDABackend:
             return None
         free, total = torch.cuda.mem_get_info(self.device.torch_device)
         return DeviceMemory(int(total - free), int(total))
+
+    def sleep(self) -> Transfer:
+        with device_errors(self.device.torch_device):
+            transfer = self._memory.sleep()
+            torch.cuda.empty_cache()
+            return transfer
+
+    def wake(self) -> Transfer:
+        with device_errors(self.device.torch_device):
+            return self._memory.wake()
 
     def forget_experts_read(self) -> None:
         with device_errors(self.device.torch_device):
@@ -193,6 +210,8 @@ class CUDABackend:
         model, self._model, self._pending = self._model, None, None
         if model is not None:
             model.close()
+            del model
+        self._memory.close()
 
 
 def _clear_frames(error: BaseException) -> None:

@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn, TypeAlias
 
+from realizar.backends.base import Transfer
 from realizar.engine.clients.async_link import EngineLink, closed_error
-from realizar.engine.clients.async_questions import Questions
+from realizar.engine.clients.async_questions import EngineQuestions
 from realizar.engine.clients.async_requests import OpenRequests
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.engine.clients.growing_choice import GrowingText
@@ -20,7 +21,6 @@ from realizar.engine.process.messages import (
     Accepted,
     AskAudit,
     AskStats,
-    AuditAnswer,
     EngineInfo,
     Event,
     Loading,
@@ -28,7 +28,8 @@ from realizar.engine.process.messages import (
     PromptRead,
     Ready,
     Refused,
-    StatsAnswer,
+    Sleep,
+    Wake,
     restore_error,
 )
 from realizar.errors import (
@@ -90,8 +91,7 @@ class AsyncEngine:
         self._info: EngineInfo | None = None
         self._error: RealizarError | None = None
         self._numbers = itertools.count()
-        self._stats_asked: Questions[EngineStats] = Questions()
-        self._audits_asked: Questions[str | None] = Questions()
+        self._asked = EngineQuestions()
         self._last_stats = self._earlier_stats = EngineStats()
         self.pooling = pooling
         self.loading: Loading | None = None
@@ -246,7 +246,7 @@ class AsyncEngine:
         The last known figures are returned while no engine runs, and while a long step delays the engine's answer.
         """
         if self._state in ("ready", "draining"):
-            ticket, answer = self._stats_asked.ask()
+            ticket, answer = self._asked.stats.ask()
             self._link.send(AskStats(ticket))
             with suppress(TimeoutError, EngineDeadError):
                 self._last_stats = await asyncio.wait_for(answer, _STATS_PATIENCE_S)
@@ -258,11 +258,21 @@ class AsyncEngine:
         Raises:
             EngineDeadError: no engine runs.
         """
-        if self._state not in ("ready", "draining"):
-            self._refuse()
-        ticket, answer = self._audits_asked.ask()
-        self._link.send(AskAudit(ticket))
+        link = self._running_link()
+        ticket, answer = self._asked.audits.ask()
+        link.send(AskAudit(ticket))
         return await answer
+
+    async def sleep(self) -> Transfer:
+        """Have an idle engine give its device's memory back; requests are refused until `wake`.
+
+        Raises EngineDeadError where no engine runs, and other errors where the engine is awake as before.
+        """
+        return await self._asked.transfer(Sleep, self._running_link().send)
+
+    async def wake(self) -> Transfer:
+        """Have the engine take its device's memory again. Raises as `sleep`; it then is asleep as before."""
+        return await self._asked.transfer(Wake, self._running_link().send)
 
     async def drain(self) -> None:
         """Refuse new requests and wait for the open ones."""
@@ -287,16 +297,14 @@ class AsyncEngine:
             self._requests.answer(event.request_id, restore_error(event.error))
         elif isinstance(event, PromptRead):
             self._requests.note_progress(event)
-        elif isinstance(event, StatsAnswer):
-            self._stats_asked.answer(event.ticket, event.stats)
-        elif isinstance(event, AuditAnswer):
-            self._audits_asked.answer(event.ticket, event.fault)
         elif isinstance(event, Loading):
             self.loading = event
         elif isinstance(event, Ready):
             self._info, self.loading, self.fault = event.info, None, None
             if self._state == "starting":
                 self._set_state("ready")
+        else:
+            self._asked.answer(event)
 
     def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True) -> None:
         """For the link, see `LinkListener`."""
@@ -327,8 +335,7 @@ class AsyncEngine:
     def _fail(self, error: RealizarError) -> None:
         death = error if isinstance(error, EngineDeadError) else EngineDeadError(str(error))
         self._requests.fail(death)
-        self._stats_asked.fail(death)
-        self._audits_asked.fail(death)
+        self._asked.fail(death)
 
     def _set_state(self, state: EngineState) -> None:
         self._state = state
@@ -363,6 +370,11 @@ class AsyncEngine:
             has_snapshots=self.info.capacity.num_snapshots > 0,
             **fields,
         )
+
+    def _running_link(self) -> EngineLink:
+        if self._state not in ("ready", "draining"):
+            self._refuse()
+        return self._link
 
     def _check_room(self, num_choices: int) -> None:
         if self._state != "ready":

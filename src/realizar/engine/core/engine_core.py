@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from realizar.backends.base import Backend, Capacity, CountsExperts, DeviceMemory, Step
+from realizar.backends.base import Backend, Capacity, CountsExperts, DeviceMemory, Step, Transfer
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import NO_STEP, ScheduledBatch
 from realizar.engine.core.forward import build_forward_input
 from realizar.engine.core.row_grammars import RowGrammars
+from realizar.engine.core.sleeper import Sleeper
 from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, RealizarError, StepError
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.manager import KVCacheManager
@@ -79,6 +80,7 @@ class EngineCore:
             has_state=bool(spec.state_layers()),
             num_snapshots=capacity.num_snapshots,
         )
+        self._sleeper = Sleeper(backend, self._cache)
         policy = policy or Policy()
         self._scheduler = Scheduler(
             self._cache,
@@ -243,6 +245,16 @@ class EngineCore:
         if not self._scheduler.has_work and any(group.used for group in counts):
             raise RuntimeError("no sequence is open and KV blocks are in use")
 
+    def sleep(self) -> Transfer:
+        """Give the device's memory back; the prefix cache loses what it holds. See `Sleeper` for errors."""
+        self._check_alive()
+        self._close_rows()
+        return self._sleeper.sleep(has_work=self.has_work)
+
+    def wake(self) -> Transfer:
+        """Take the device's memory again. See `Sleeper` for errors."""
+        return self._sleeper.wake()
+
     def close(self) -> None:
         """Shut the backend down; idempotent. Open and later requests get EngineDeadError."""
         if self._death is None:
@@ -374,6 +386,7 @@ class EngineCore:
     def _check_alive(self) -> None:
         if self._death is not None:
             raise EngineDeadError(self._death)
+        self._sleeper.check_awake()
 
     def _die(self, reason: str) -> None:
         self._death = reason

@@ -31,10 +31,13 @@ from realizar.engine.process.messages import (
     Ready,
     Refused,
     Shutdown,
+    Sleep,
     StatsAnswer,
+    TransferAnswer,
+    Wake,
     record_error,
 )
-from realizar.errors import EngineDeadError, RealizarError
+from realizar.errors import DeviceLostError, EngineDeadError, EngineUnavailableError, RealizarError
 from realizar.outputs import PromptProgress, TokenOutput
 from realizar.step_deltas import StepDeltas
 
@@ -192,9 +195,9 @@ class EngineLoop:
                 self._compile(core, command)
                 return
             core.add(request)
-        except EngineDeadError:
-            raise
-        except Exception as error:  # noqa: BLE001 - one request's failure must not affect the others
+        except Exception as error:  # one request's failure must not affect the others
+            if _ends_the_engine(error):
+                raise
             if not isinstance(error, RealizarError):
                 _LOG.exception("%s could not be queued", request.request_id)
             self._report(Refused(request.request_id, record_error(error)))
@@ -215,6 +218,8 @@ class EngineLoop:
             self._report(StatsAnswer(command.ticket, self._stats(core)))
         elif isinstance(command, AskAudit):
             self._report(AuditAnswer(command.ticket, _audit(core)))
+        elif isinstance(command, Sleep | Wake):
+            self._report(_transfer(core, command))
 
     def _abort(self, core: EngineCore, request_id: str, choice: int | None = None) -> None:
         core.abort(request_id, choice)
@@ -264,6 +269,22 @@ class EngineLoop:
             device_memory_used_bytes=0 if memory is None else memory.used_bytes,
             device_memory_total_bytes=0 if memory is None else memory.total_bytes,
         )
+
+
+def _transfer(core: EngineCore, command: Sleep | Wake) -> TransferAnswer:
+    """Have the engine sleep or wake; an error that leaves it as it was is part of the answer."""
+    try:
+        done = core.sleep() if isinstance(command, Sleep) else core.wake()
+    except RealizarError as error:
+        if _ends_the_engine(error):
+            raise
+        return TransferAnswer(command.ticket, error=record_error(error))
+    return TransferAnswer(command.ticket, done)
+
+
+def _ends_the_engine(error: Exception) -> bool:
+    """True for an error after which nothing can run; False where a model is only asleep."""
+    return isinstance(error, EngineDeadError | DeviceLostError) and not isinstance(error, EngineUnavailableError)
 
 
 def _audit(core: EngineCore) -> str | None:

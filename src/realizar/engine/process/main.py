@@ -37,7 +37,7 @@ def load_model(load: Load, progress: LoadProgress) -> EngineCore:
     if load.fit_context and config.context_length is None:
         core = load_fitting_core(checkpoint, config, progress=progress)
     else:
-        core = load_core(checkpoint, config, progress=progress)
+        core = load_core(checkpoint, config, progress=progress, may_sleep=load.may_sleep)
     progress("reading the vocabulary", 1.0)
     core.read_vocabulary()  # at the first grammar this would delay all requests by a second or more
     gc.collect()

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from realizar import errors
-from realizar.backends.base import Capacity
+from realizar.backends.base import Capacity, Transfer
 from realizar.config import Device, EngineConfig
 from realizar.engine.core.metrics import EngineStats
 from realizar.outputs import PromptProgress
@@ -55,12 +55,14 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
     `fit_context`: if the model's own context does not fit into memory, the engine takes a half, a quarter and so on.
     `log_level`: the log level in the engine process, one of `logging`'s names in capitals.
+    `may_sleep`: the engine will be asked to `Sleep`; for a context that is known to fit.
     """
 
     model: str
     config: EngineConfig
     fit_context: bool = False
     log_level: str = "WARNING"
+    may_sleep: bool = False
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):
@@ -88,6 +90,18 @@ class AskAudit(msgspec.Struct, frozen=True, tag="ask_audit"):
     ticket: int
 
 
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Give the device's memory back while no request is open. The answer is `TransferAnswer` with the same ticket."""
+
+    ticket: int
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake"):
+    """Take the device's memory again. The answer is `TransferAnswer` with the same ticket."""
+
+    ticket: int
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Ask for a sign of life. The answer is `Pong` with the same ticket, at once, even in the middle of a step."""
 
@@ -98,7 +112,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the engine; open requests get no more outputs."""
 
 
-Command: TypeAlias = Load | Add | Abort | AskStats | AskAudit | Ping | Shutdown
+Command: TypeAlias = Load | Add | Abort | AskStats | AskAudit | Sleep | Wake | Ping | Shutdown
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -145,6 +159,14 @@ class AuditAnswer(msgspec.Struct, frozen=True, tag="audit"):
     fault: str | None
 
 
+class TransferAnswer(msgspec.Struct, frozen=True, tag="transfer"):
+    """What was copied, or why it could not be; the engine then is as it was before."""
+
+    ticket: int
+    transfer: Transfer | None = None
+    error: ErrorRecord | None = None
+
+
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
     """`step_s`: seconds since the running step began, 0 between steps."""
 
@@ -175,7 +197,17 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 Event: TypeAlias = (
-    Loading | Ready | Accepted | Refused | PromptRead | Outputs | StatsAnswer | AuditAnswer | Pong | Failed
+    Loading
+    | Ready
+    | Accepted
+    | Refused
+    | PromptRead
+    | Outputs
+    | StatsAnswer
+    | AuditAnswer
+    | TransferAnswer
+    | Pong
+    | Failed
 )
 
 

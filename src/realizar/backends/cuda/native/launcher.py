@@ -19,7 +19,12 @@ _functions: dict[tuple[int, str, bytes], Any] = {}
 _ARGUMENT_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float}
 
 
-def _driver() -> Any:
+def driver_module() -> Any:
+    """The driver's functions.
+
+    Raises:
+        KernelError: cuda-bindings is not installed.
+    """
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -27,7 +32,7 @@ def _driver() -> Any:
     return driver
 
 
-def _check(result: tuple[Any, ...], what: str) -> Any:
+def checked(result: tuple[Any, ...], what: str) -> Any:
     """The value of a driver call.
 
     Raises:
@@ -45,15 +50,15 @@ def _function(cubin: bytes, name: str) -> Any:
     Raises:
         KernelError: the device refuses the code.
     """
-    driver = _driver()
-    context = int(_check(driver.cuCtxGetCurrent(), "finding the context"))
+    driver = driver_module()
+    context = int(checked(driver.cuCtxGetCurrent(), "finding the context"))
     digest = hashlib.sha256(cubin).digest()
     key = context, name, digest
     if key not in _functions:
         if (context, digest) not in _modules:
-            _modules[context, digest] = _check(driver.cuModuleLoadData(cubin), f"loading kernel {name}")
+            _modules[context, digest] = checked(driver.cuModuleLoadData(cubin), f"loading kernel {name}")
         function = driver.cuModuleGetFunction(_modules[context, digest], name.encode())
-        _functions[key] = _check(function, f"finding kernel {name}")
+        _functions[key] = checked(function, f"finding kernel {name}")
     return _functions[key]
 
 
@@ -73,9 +78,9 @@ class Kernel:
         self.name, self.shared_bytes = name, shared_bytes
         self._function = _function(cubin, name)
         if shared_bytes > 32 * 1024:  # beyond 48 KiB together with static shared memory it must be asked for
-            driver = _driver()
+            driver = driver_module()
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _check(
+            checked(
                 driver.cuFuncSetAttribute(self._function, attribute, shared_bytes),
                 f"kernel {name} with {shared_bytes} bytes of shared memory",
             )
@@ -95,7 +100,7 @@ class Kernel:
         Raises:
             KernelError: the launch is refused.
         """
-        driver = _driver()
+        driver = driver_module()
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
@@ -103,7 +108,7 @@ class Kernel:
         if dependent:
             config.attrs, config.numAttrs = [_dependent_launch()], 1
         arguments_and_types = tuple(arguments), _types(sizes)
-        _check(driver.cuLaunchKernelEx(config, self._function, arguments_and_types, 0), f"launching {self.name}")
+        checked(driver.cuLaunchKernelEx(config, self._function, arguments_and_types, 0), f"launching {self.name}")
 
 
 @cache
@@ -115,7 +120,7 @@ def _types(sizes: str) -> tuple[Any, ...]:
 @cache
 def _dependent_launch() -> Any:
     """The attribute of programmatic dependent launch, of which each launch takes a copy: making it takes 20 us."""
-    driver = _driver()
+    driver = driver_module()
     attribute, value = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     value.programmaticStreamSerializationAllowed = 1

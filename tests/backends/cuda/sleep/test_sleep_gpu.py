@@ -1,0 +1,145 @@
+"""Models that sleep on a real GPU: the same answers afterwards, from graphs captured before, and memory given back."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from engine.core.core_runs import run, tokens  # noqa: E402
+from random_models import Recipe, random_model  # noqa: E402
+from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
+from realizar.backends.cuda.sleep.driver import CUDADriver  # noqa: E402
+from realizar.backends.cuda.sleep.load_memory import SleepingMemory  # noqa: E402
+from realizar.backends.cuda.sleep.segments import Segments  # noqa: E402
+from realizar.config import EngineConfig  # noqa: E402
+from realizar.engine.core.engine_core import EngineCore  # noqa: E402
+from realizar.errors import CapacityError, UnsupportedModelError  # noqa: E402
+from realizar.request import Request  # noqa: E402
+from realizar.sampling_params import SamplingParams  # noqa: E402
+from resolving import new_core, resolved  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+DENSE = Recipe(64, 4, 1, hidden_size=256, feed_forward_size=512, weights="Q4_K", vocab_size=512)
+RECIPES = {
+    "Q4_K": DENSE,
+    "bf16": replace(DENSE, weights="BF16"),
+    "Q8_0": replace(DENSE, weights="Q8_0"),
+    "experts": replace(DENSE, experts=8, windows=(None, 40, None)),
+}
+CONFIG = EngineConfig(max_running=4, max_step_tokens=64, context_length=256, kv_cache_bytes=8 << 20)
+OPTIONS: list[dict[str, object]] = [{}, {"graphs": False}, {"batch_invariant": True}, {"kv_cache_dtype": "int8"}]
+SAMPLINGS = (
+    SamplingParams(temperature=0.0, logprobs=3),
+    SamplingParams(temperature=0.9, top_p=0.9, seed=7, repetition_penalty=1.2),
+    SamplingParams(temperature=0.0, frequency_penalty=0.5),
+)
+
+
+@pytest.fixture(autouse=True)
+def all_memory() -> Iterator[None]:
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def load(recipe: Recipe, *, may_sleep: bool = True, **fields: object) -> tuple[EngineCore, CUDABackend]:
+    config = replace(CONFIG, **fields)  # type: ignore[arg-type]
+    spec, checkpoint = random_model(recipe)
+    backend = CUDABackend(may_sleep=may_sleep)
+    backend.load(spec, checkpoint, resolved(spec, checkpoint, config, "cuda"))
+    return new_core(backend, spec, config, steps_in_flight=2), backend
+
+
+def segments_of(backend: CUDABackend) -> Segments:
+    memory = backend._memory
+    assert isinstance(memory, SleepingMemory)
+    return memory._segments
+
+
+def answers(core: EngineCore) -> dict[str, list[int]]:
+    """Tokens of a few requests with long and short prompts, together."""
+    for number, sampling in enumerate(SAMPLINGS):
+        core.add(Request(f"{number}", tuple(range(3, 8 + 40 * number)), sampling, 20))
+    return {name: tokens(outputs) for name, outputs in sorted(run(core).items())}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"graphs": False}, {"batch_invariant": True}, {"kv_cache_dtype": "int8"}], ids=str
+)
+@pytest.mark.parametrize("kind", RECIPES)
+def test_answers_are_the_same_after_each_sleep(kind: str, options: dict[str, object]) -> None:
+    core, backend = load(RECIPES[kind], **options)
+    segments = segments_of(backend)
+    wanted, taken = answers(core), segments.device_bytes
+    for _ in range(2):
+        done = core.sleep()
+        assert segments.device_bytes == 0
+        assert 0 < done.num_bytes == segments.host_bytes < taken
+        others = [
+            torch.full((taken // 4,), float("nan"), device="cuda") for _ in range(2)
+        ]  # whoever has the memory now
+        del others
+        torch.cuda.empty_cache()
+        assert core.wake().num_bytes == done.num_bytes
+        assert segments.device_bytes == taken
+        assert answers(core) == wanted
+    core.close()
+    assert segments.device_bytes == segments.host_bytes == 0
+
+
+def test_a_model_loaded_to_sleep_answers_as_any_other() -> None:
+    core, _ = load(DENSE)
+    other, backend = load(DENSE, may_sleep=False)
+    assert answers(core) == answers(other)
+    with pytest.raises(UnsupportedModelError, match="was not loaded so that"):
+        backend.sleep()
+    core.close()
+    other.close()
+
+
+def test_a_gpu_without_room_leaves_the_model_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, backend = load(DENSE)
+    wanted = answers(core)
+    core.sleep()
+    driver = segments_of(backend)._driver
+    real, calls = driver.map, []
+
+    def short(address: int, size_bytes: int) -> object:
+        calls.append(address)
+        if len(calls) == 3:
+            return real(address, 1 << 50)  # the driver refuses it
+        return real(address, size_bytes)
+
+    monkeypatch.setattr(driver, "map", short)
+    with pytest.raises(CapacityError, match="out of memory"):
+        core.wake()
+    assert segments_of(backend).device_bytes == 0
+    core.wake()
+    assert answers(core) == wanted
+    core.close()
+
+
+def test_a_load_that_does_not_fit_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = CUDADriver.map, []
+
+    def short(driver: CUDADriver, address: int, size_bytes: int) -> object:
+        calls.append(address)
+        return real(driver, address, 1 << 50 if len(calls) > 4 else size_bytes)
+
+    before = torch.cuda.memory_allocated()
+    monkeypatch.setattr(CUDADriver, "map", short)
+    with pytest.raises(CapacityError, match="out of memory"):
+        load(DENSE)
+    monkeypatch.undo()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated() <= before
+    load(DENSE)[0].close()
