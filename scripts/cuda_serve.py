@@ -1,32 +1,56 @@
 """Serves a generated model with a real vocabulary: time from start to ready, cold and warm, then many streams at once.
 
 python scripts/cuda_serve.py --shape llama-8b --streams 256
+python scripts/cuda_serve.py --turns llama-8b qwen2.5-1.5b llama-1b
+
+With `--turns` several models take turns on the GPU, within what the largest takes beside the others asleep. Each is
+asked in turn, greedily: its text must stay the same. Lines tell how long each sleep and each waking took, its share of
+the bus's speed (of one large pinned copy, in a process of its own), and the GPU's memory as nvidia-smi counts it. Then
+many clients ask at once. The exit status is 1 where a text changed, an audit found something or a request failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
+import json
+import logging
 import lzma
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import numpy as np
+import uvicorn
+from soak_models import ask_in_turn
 
 from realizar.bench import generate
 from realizar.bench.shapes import SHAPES, FileType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
+from realizar.cli.options.several_models import SeveralModelsOptions
+from realizar.cli.several_models import Wishes, make_shelf
+from realizar.config import EngineConfig
+from realizar.engine.process.planning import plan_loads
+from realizar.sampling_params import SamplingParams
+from realizar.server.app import create_app_of
+from realizar.server.http.listen import uvicorn_config
+from realizar.server.models.shelf import ModelShelf
+from realizar.server.run import open_port
+from realizar.server.settings import ServerSettings
 
 _VOCABULARY = Path(__file__).parent.parent / "tests" / "data" / "tokenizers" / "llama-bpe.gguf.xz"
 _VOCABULARY_SIZE = 128256
@@ -35,6 +59,25 @@ _TEMPLATE = """{{ bos_token }}{% if tools %}Tools: {{ tools | tojson }}
 {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
 _REALIZAR = [sys.executable, "-c", "from realizar.cli.main import main; main()"]
 _READY_S = 300
+_BUS = """
+import torch, time, json
+size = 4 << 30
+host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+device = torch.empty(size, dtype=torch.uint8, device="cuda")
+found = {}
+for name, to, of in (("to the GPU", device, host), ("to the host", host, device)):
+    seconds = []
+    for _ in range(4):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        to.copy_(of, non_blocking=True)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    found[name] = size / min(seconds)
+print(json.dumps(found))
+"""
+_CHANGE = re.compile(r"(\S+): (asleep|awake), .*? in ([\d.]+) s, ([\d.]+) GB/s")
+_PROMPT = "The history of the copper letter in the winter garden"
 
 
 def write_model(shape_name: str, path: Path, folder: Path, file_type: FileType = "q4_k_m") -> None:
@@ -104,6 +147,107 @@ def load(arguments: argparse.Namespace, streams: int) -> None:
     subprocess.run(command, check=True)
 
 
+def bus_bytes_s() -> dict[str, float]:
+    """Bytes a second of a large pinned copy each way."""
+    done = subprocess.run([sys.executable, "-c", _BUS], stdout=subprocess.PIPE, check=True, text=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def used_bytes() -> int:
+    """Memory of the GPU that all programs use."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines()[0]) << 20
+
+
+class Lines(logging.Handler):
+    """The server's lines about models, as they come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        print(f"    {self.lines[-1]}", flush=True)
+
+
+async def take_turns(shelf: ModelShelf, url: str, rounds: int) -> tuple[dict[str, set[str]], list[str]]:
+    """Ask each model in turn; all texts by model, and what audits found."""
+    texts: dict[str, set[str]] = {}
+    faults: list[str] = []
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+        for turn in range(rounds):
+            for each in shelf.listed():
+                name = each.names[0]
+                body = {"model": name, "prompt": _PROMPT, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+                started_s = time.perf_counter()
+                answer = await client.post("/v1/completions", json=body)
+                seconds = time.perf_counter() - started_s
+                answer.raise_for_status()
+                texts.setdefault(name, set()).add(answer.json()["choices"][0]["text"])
+                found = await shelf.audits()
+                faults += [f"{key}: {fault}" for key, fault in found.items() if fault is not None]
+                states = ", ".join(f"{one.names[0]} {one.state}" for one in shelf.listed())
+                held = sum(one.held_bytes for one in shelf.listed())
+                print(
+                    f"round {turn}, {name}: answered in {seconds:.2f} s; nvidia-smi {used_bytes() / 1e9:.2f} GB,"
+                    f" planned {held / 1e9:.2f} GB; {states}; audits of {len(found)}: {faults or 'clean'}",
+                    flush=True,
+                )
+    return texts, faults
+
+
+async def load_all(shelf: ModelShelf, url: str, seconds: float, clients: int) -> Counter[str]:
+    """Answers, by status, of many clients that ask for the models in turn."""
+    counts: Counter[str] = Counter()
+    names = [each.names[0] for each in shelf.listed()]
+    until_s = time.monotonic() + seconds
+    await asyncio.gather(*(ask_in_turn(url, names, each, until_s, counts) for each in range(clients)))
+    return counts
+
+
+async def measure_turns(arguments: argparse.Namespace, paths: list[str]) -> int:
+    """Serve, ask, report; the exit status."""
+    config = EngineConfig(
+        context_length=2048, kv_cache_bytes=arguments.kv_cache_bytes, device=arguments.device, max_running=64
+    )
+    loads = [answer.checked() for answer in plan_loads(paths, config, 120 << 30)]
+    memory = max(each.num_bytes for each in loads) + sum(each.asleep_bytes for each in loads)
+    print(f"{sum(each.num_bytes for each in loads) / 1e9:.2f} GB in all, bound {memory / 1e9:.2f} GB", flush=True)
+    lines = Lines()
+    logging.getLogger("realizar.server.models").addHandler(lines)
+    logging.getLogger("realizar.server.models").setLevel("INFO")
+    wishes = Wishes(config, lambda _: SamplingParams(), None, "warning", lambda line: print(line, flush=True))
+    settings = ServerSettings(log_requests=False)
+    options = SeveralModelsOptions(memory=memory, sleep_memory=arguments.sleep_memory)
+    print(f"nvidia-smi before: {used_bytes() / 1e9:.2f} GB", flush=True)
+    shelf = make_shelf(paths, options, wishes, settings)
+    listener = open_port("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server = uvicorn.Server(uvicorn_config(create_app_of(shelf, settings), settings))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    texts, faults = await take_turns(shelf, url, arguments.rounds)
+    bus = await asyncio.to_thread(bus_bytes_s)
+    print({name: f"{rate / 1e9:.1f} GB/s" for name, rate in bus.items()}, flush=True)
+    for line in lines.lines:
+        if found := _CHANGE.match(line):
+            way = "to the GPU" if found[2] == "awake" else "to the host"
+            print(f"{found[1]} {found[2]}: {found[3]} s, {float(found[4]) * 1e9 / bus[way]:.0%} of the bus", flush=True)
+    counts = await load_all(shelf, url, arguments.seconds, arguments.clients)
+    found_last = {name: fault for name, fault in (await shelf.audits()).items() if fault is not None}
+    text = (await shelf.exposition(())).decode()
+    shown = ("realizar:model_loads_total{", "realizar:model_wakes_total{")
+    print(*(line for line in text.splitlines() if line.startswith(shown)), sep="\n")
+    left_open = shelf.num_open
+    server.should_exit = True
+    await serving
+    await shelf.close()
+    changed = [name for name, all_texts in texts.items() if len(all_texts) != 1]
+    print(f"answers {dict(counts)}; audits {faults or found_last or 'clean'}; left open {left_open}; changed {changed}")
+    return int(bool(changed or faults or found_last or left_open or set(counts) - {"200", "left"}))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="llama-8b", choices=("llama-8b", "llama-1b"))
@@ -111,9 +255,19 @@ def main() -> int:
     parser.add_argument("--output-tokens", type=int, default=256)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--port", type=int, default=8791)
+    parser.add_argument("--turns", nargs="+", metavar="SHAPE", choices=tuple(SHAPES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--kv-cache-bytes", type=int, default=4_000_000_000)
+    parser.add_argument("--sleep-memory", type=int, default=40_000_000_000)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        if arguments.turns:
+            for shape in arguments.turns:
+                write_model(shape, folder / f"{shape}.gguf", folder)
+            return asyncio.run(measure_turns(arguments, [str(folder / f"{shape}.gguf") for shape in arguments.turns]))
         path = folder / "model.gguf"
         write_model(arguments.shape, path, folder)
         print(f"{path.stat().st_size / 1e9:.2f} GB written", flush=True)

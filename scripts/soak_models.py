@@ -53,7 +53,8 @@ def _bytes_of(pid: str) -> int:
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem")))
 
 
-async def _client(url: str, names: list[str], number: int, until_s: float, counts: Counter[str]) -> None:
+async def ask_in_turn(url: str, names: list[str], number: int, until_s: float, counts: Counter[str]) -> None:
+    """Ask for the models in turn until a time, and count the answers by status."""
     rng = random.Random(number)
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         turn = number
@@ -123,7 +124,7 @@ async def soak(arguments: argparse.Namespace) -> int:
     watch = Watch(shelf, counts)
     watching = asyncio.create_task(watch.run())
     until_s = time.monotonic() + 60 * arguments.minutes
-    await asyncio.gather(*(_client(url, names, each, until_s, counts) for each in range(arguments.clients)))
+    await asyncio.gather(*(ask_in_turn(url, names, each, until_s, counts) for each in range(arguments.clients)))
     watching.cancel()
     await asyncio.sleep(1)
     await watch.report(60 * arguments.minutes)

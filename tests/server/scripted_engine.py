@@ -25,6 +25,7 @@ class ScriptedInfo:
     max_running: int = 8
     cached_block_tokens: int = 16
     device: str = "cpu"
+    device_label: str = "cpu"
 
 
 class ScriptedChoice:

@@ -13,7 +13,7 @@ import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -32,10 +32,11 @@ class ServerRecord:
 
     Attributes:
         pid: of its main process. pid_namespace: the numbers' own space, as containers have; "" where it is unknown.
-        models: names of its models.
+        models: names of its models. model_states: of several, in the same order; empty for a single one.
         started_s: Unix time.
-        device: a description of the device, once the model is loaded.
-        device_bytes: weights and KV cache on a GPU; 0 on a CPU, whose memory is that of the processes.
+        device: a description of the device, once a model is loaded; of several devices, with commas.
+        device_bytes: memory of GPUs that models take, as planned where there are several; 0 on a CPU, whose memory is
+            that of the processes.
     """
 
     pid: int
@@ -46,17 +47,18 @@ class ServerRecord:
     state: ServerState = "loading"
     device: str = ""
     device_bytes: int = 0
+    model_states: list[str] = field(default_factory=list)
 
     @classmethod
     def parse(cls, text: bytes) -> Self | None:
         """A record from a file; None where it is malformed."""
         try:
             values = json.loads(text)
-            found = cls(**{field.name: values[field.name] for field in fields(cls)})
+            found = cls(**{each.name: values[each.name] for each in fields(cls)})
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
         numbers = (found.pid, found.started_s, found.device_bytes)
-        texts = (found.pid_namespace, found.url, found.state, found.device, *found.models)
+        texts = (found.pid_namespace, found.url, found.state, found.device, *found.models, *found.model_states)
         fits = all(isinstance(number, int | float) for number in numbers) and all(isinstance(s, str) for s in texts)
         return found if fits else None
 

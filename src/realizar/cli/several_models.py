@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from realizar.cli.options.several_models import SeveralModelsOptions
 from realizar.cli.terminal.progress import download_progress
 from realizar.config import EngineConfig
@@ -94,11 +96,15 @@ def make_shelf(
         pools[model.load.device] = min(pools.get(model.load.device, answer.memory_bytes), answer.memory_bytes)
     if not known and not options.allow_pull:
         raise RealizarError(f"{options.model_folder} has no model that can be served")
+    host_bytes = _sleep_bytes(options, known)
+    known = [_sleeping(model, host_bytes) for model in known]
+    if any(model.load.host_bytes for model in known):
+        wishes.report(f"models that make room wait in up to {format_bytes(host_bytes)} of the host's memory")
     for model in known:
         size, pool = format_bytes(model.load.num_bytes), format_bytes(pools[model.load.device])
         wishes.report(f"{model.name}: {size} of {pool}, context {model.load.context_length}")
     loader = EngineLoader(files, settings, wishes.log_level, wishes.max_queued)
-    shelf = ModelShelf(known, loader, pools, options.keep_alive)
+    shelf = ModelShelf(known, loader, pools, options.keep_alive, host_bytes)
     if options.allow_pull:
         shelf.pulls = Pulls(fetch_in_process, partial(_add, shelf, files, wishes, config, options.memory))
     return shelf
@@ -130,8 +136,33 @@ async def _add(
         return known, ModelFiles(checkpoint), answer.memory_bytes
 
     known, files[name], bytes_of_pool = await asyncio.to_thread(plan)
-    shelf.add(known, bytes_of_pool)
+    shelf.add(_sleeping(known, shelf.host_bytes), bytes_of_pool)
     wishes.report(f"{name}: pulled for a client, {format_bytes(known.load.num_bytes)}")
+
+
+def _sleep_bytes(options: SeveralModelsOptions, models: Sequence[KnownModel]) -> int:
+    """Memory of the host in which models may sleep.
+
+    Raises:
+        InvalidRequestError: some is wanted, and no model is on a GPU, nor will be.
+    """
+    from realizar.backends.machine import read_machine
+
+    if not options.allow_pull and not any(model.load.host_bytes for model in models):
+        if options.sleep_memory:
+            raise InvalidRequestError(
+                "--sleep-memory is for models on a GPU: on the CPU their weights are in the host's memory",
+                "sleep_memory",
+            )
+        return 0
+    return read_machine().available_bytes // 2 if options.sleep_memory is None else options.sleep_memory
+
+
+def _sleeping(model: KnownModel, host_bytes: int) -> KnownModel:
+    """A model that never sleeps where the host has no room for it, or the GPU would get nothing back."""
+    if model.load.host_bytes <= host_bytes and model.load.asleep_bytes < model.load.num_bytes:
+        return model
+    return replace(model, load=msgspec.structs.replace(model.load, host_bytes=0, asleep_bytes=0))
 
 
 def _find(models: Sequence[str], options: SeveralModelsOptions, report: Callable[[str], None]) -> list[_Found]:

@@ -35,6 +35,8 @@ class PlannedLoad(msgspec.Struct, frozen=True):
         device: `cpu`, or `cuda:0` and so on.
         context_length: tokens of a request, prompt and output.
         max_open: choices that may run and wait in the engine.
+        host_bytes: memory of the host that its weights and workspace take while it is asleep; 0 if it can't sleep.
+        asleep_bytes: memory of the device that it takes meanwhile: its process, graphs and what lies beside them.
     """
 
     config: EngineConfig
@@ -42,6 +44,8 @@ class PlannedLoad(msgspec.Struct, frozen=True):
     device: str
     context_length: int
     max_open: int
+    host_bytes: int = 0
+    asleep_bytes: int = 0
 
 
 def plan_within(
@@ -101,6 +105,8 @@ def _load_of(plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, v
         _device_name(resolved),
         resolved.context_length,
         resolved.max_running + resolved.queue_length,
+        host_bytes=plan.needed_bytes + plan.reserved_bytes if on_gpu else 0,
+        asleep_bytes=plan.reserved_bytes + process if on_gpu else 0,
     )
 
 

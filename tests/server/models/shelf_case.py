@@ -1,4 +1,4 @@
-"""A shelf of scripted models: loads and unloads end when the test says so."""
+"""A shelf of scripted models: loads, sleep and unloads end when the test says so."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, cast
 
+from realizar.backends.base import Transfer
 from realizar.config import EngineConfig
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.planned_load import PlannedLoad
@@ -46,13 +47,17 @@ class ScriptedLoader:
     """Notes what is loaded and unloaded, and checks that memory stays within the bound.
 
     Attributes:
-        held: names whose loads and unloads wait until they are removed (`let_go`).
-        errors: why the loads of some names fail.
-        log: `+name` for a load that began, `-name` for an unload.
+        held: names whose loads, unloads and so on wait until they are removed (`let_go`).
+        errors: why the loads of some names fail, or their sleep or waking.
+        log: `+name` for a load that began, `-name` for an unload, `~name` for sleep and `^name` for waking.
+        most, most_host: memory that was ever taken.
     """
 
-    def __init__(self, sizes: dict[str, int], bound: int) -> None:
+    def __init__(self, sizes: dict[str, int], bound: int, asleep: int = 0, host_bound: int = 0) -> None:
         self.sizes, self.bound = sizes, bound
+        self.asleep, self.host_bound = asleep, host_bound
+        self.most_host = 0
+        self._on_host: dict[str, int] = {}
         self.held: set[str] = set()
         self.errors: dict[str, RealizarError] = {}
         self.log: list[str] = []
@@ -65,9 +70,7 @@ class ScriptedLoader:
         name = known.name
         self.log.append(f"+{name}")
         assert name not in self._there, f"{name} has two engines"
-        self._there[name] = self.sizes[name]
-        self.most = max(self.most, sum(self._there.values()))
-        assert sum(self._there.values()) <= self.bound, self._there
+        self._take(name, self.sizes[name])
         try:
             await self._while_held(name)
             if name in self.errors:
@@ -83,8 +86,37 @@ class ScriptedLoader:
         self.log.append(f"-{name}")
         await self._while_held(name)
         del self._there[name]
+        self._on_host.pop(name, None)
         cast("OwnedEngine", api.engine).die(RealizarError("closed"))
         return EngineStats(prompt_tokens=100)
+
+    async def sleep(self, api: Api) -> Transfer:
+        name = api.model.name
+        self.log.append(f"~{name}")
+        assert self._there[name] == self.sizes[name], f"{name} is asleep already"
+        self._on_host[name] = self.sizes[name]
+        self.most_host = max(self.most_host, sum(self._on_host.values()))
+        assert sum(self._on_host.values()) <= self.host_bound, self._on_host
+        await self._while_held(name)
+        if name in self.errors:
+            raise self.errors[name]
+        self._there[name] = self.asleep
+        return Transfer(self.sizes[name], 1.0)
+
+    async def wake(self, api: Api) -> Transfer:
+        name = api.model.name
+        self.log.append(f"^{name}")
+        assert self._there[name] == self.asleep, f"{name} is not asleep"
+        self._take(name, self.sizes[name])
+        await self._while_held(name)
+        if name in self.errors:
+            raise self.errors[name]
+        return Transfer(self.sizes[name], 1.0)
+
+    def _take(self, name: str, size: int) -> None:
+        self._there[name] = size
+        self.most = max(self.most, sum(self._there.values()))
+        assert sum(self._there.values()) <= self.bound, self._there
 
     def let_go(self, name: str) -> None:
         self.held.discard(name)
@@ -97,19 +129,37 @@ class ScriptedLoader:
             await self._changed.wait()
 
 
-def known(name: str, size: int, *, device: str = "cpu", max_open: int = 100) -> KnownModel:
-    load = PlannedLoad(EngineConfig(), size, device, 512, max_open)
+def known(
+    name: str, size: int, *, device: str = "cpu", max_open: int = 100, asleep: int = 0, host: int = 0
+) -> KnownModel:
+    load = PlannedLoad(EngineConfig(), size, device, 512, max_open, host, asleep)
     return KnownModel(name, f"/models/{name}.gguf", load, SamplingParams(), ModelFacts(), 1)
 
 
 class Case:
-    """A shelf whose models have given sizes, of which `bound` bytes fit."""
+    """A shelf whose models have given sizes, of which `bound` bytes fit.
 
-    def __init__(self, bound: int = 2, keep_alive_s: float | None = None, max_open: int = 100, **sizes: int) -> None:
+    Args:
+        host: bytes in which models may sleep, each with its size; 0 has them unloaded.
+        asleep: bytes that a model takes while it sleeps.
+    """
+
+    def __init__(
+        self,
+        bound: int = 2,
+        keep_alive_s: float | None = None,
+        max_open: int = 100,
+        host: int = 0,
+        asleep: int = 0,
+        **sizes: int,
+    ) -> None:
         sizes = sizes or {"a": 1, "b": 1, "c": 1}
-        self.loader = ScriptedLoader(sizes, bound)
-        models = [known(name, size, max_open=max_open) for name, size in sizes.items()]
-        self.shelf = ModelShelf(models, self.loader, {"cpu": bound}, keep_alive_s)
+        self.loader = ScriptedLoader(sizes, bound, asleep, host)
+        models = [
+            known(name, size, max_open=max_open, asleep=asleep, host=size if host else 0)
+            for name, size in sizes.items()
+        ]
+        self.shelf = ModelShelf(models, self.loader, {"cpu": bound}, keep_alive_s, host)
 
     def ask(self, name: str) -> asyncio.Task[ModelLease]:
         """A request for a model, which waits for it."""

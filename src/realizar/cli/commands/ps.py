@@ -51,7 +51,7 @@ def _row(server: ServerRecord, here: str, now_s: float) -> tuple[str, ...]:
         device += f", {format_bytes(server.device_bytes)} there"
     cells = (
         str(server.pid),
-        ", ".join(server.models),
+        ", ".join(_named(server)),
         server.url,
         server.state,
         device,
@@ -59,6 +59,14 @@ def _row(server: ServerRecord, here: str, now_s: float) -> tuple[str, ...]:
         _duration(max(now_s - server.started_s, 0.0)),
     )
     return tuple(map(printable, cells))
+
+
+def _named(server: ServerRecord) -> list[str]:
+    """The names of a server's models, of several each with its state."""
+    if len(server.model_states) != len(server.models):
+        return server.models
+    states = ("not loaded" if state == "known" else state for state in server.model_states)
+    return [f"{name} ({state})" for name, state in zip(server.models, states, strict=True)]
 
 
 def _duration(seconds: float) -> str:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from realizar.engine.clients.async_engine import AsyncEngine
     from realizar.engine.clients.async_link import EngineLink
     from realizar.engine.process.messages import EngineInfo
+    from realizar.server.models.models import ModelStatus
     from realizar.server.models.shelf import ModelShelf
     from realizar.server.run import Front
     from realizar.server.served_model import ServedModel
@@ -132,6 +133,17 @@ def _serve_several(shelf: ModelShelf, settings: ServerSettings, listener: socket
 
     names = [each.names[0] for each in shelf.listed()]
     with announced(ServerRecord(os.getpid(), pid_namespace(), url, names, time.time())) as listed:
+
+        def list_models(models: Sequence[ModelStatus]) -> None:
+            loaded = [each for each in models if each.device is not None]
+            listed.update(
+                models=[each.names[0] for each in models],
+                device=", ".join(dict.fromkeys(each.device_label or "" for each in loaded)),
+                device_bytes=sum(each.held_bytes for each in loaded if each.device != "cpu"),
+                model_states=[each.state for each in models],
+            )
+
+        shelf.when_changed(list_models)
 
         def ready() -> None:
             listed.update(state="ready")

@@ -28,12 +28,14 @@ class SeveralModelsOptions:
         memory: memory that loaded models may take together, such as 32G; default nine tenths of what is free.
         keep_alive: seconds without a request after which a model is unloaded; default when its place is needed.
         allow_pull: let clients fetch models from the network by /api/pull; all that were pulled before are served too.
+        sleep_memory: host memory for weights of GPU models that make room, such as 64G; default half of what is free.
     """
 
     model_folder: Annotated[Path | None, Parameter(name=("--model-folder", "--models-dir"))] = None
     memory: MaybeSize = None
     keep_alive: float | None = None
     allow_pull: bool = False
+    sleep_memory: MaybeSize = None
 
     def several(self, models: Sequence[str], server: ServerOptions) -> bool:
         """True if the server has several models; False for a single one, which is loaded at start and stays.
@@ -44,7 +46,7 @@ class SeveralModelsOptions:
         if not models and self.model_folder is None and not self.allow_pull:
             raise InvalidRequestError("serve needs a model: its name, --model-folder, or --allow-pull", "model")
         if len(models) == 1 and self.model_folder is None and not self.allow_pull:
-            for name in ("memory", "keep_alive"):
+            for name in ("memory", "keep_alive", "sleep_memory"):
                 if getattr(self, name) is not None:
                     raise InvalidRequestError(f"--{name.replace('_', '-')} is for several models", name)
             return False

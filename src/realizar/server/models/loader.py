@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from realizar.backends.base import Transfer
 from realizar.checkpoint.model_files import ModelFiles
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.core.metrics import EngineStats
@@ -42,7 +43,8 @@ class EngineLoader:
     async def load(self, known: KnownModel, metrics: Metrics) -> Api:
         """See `Loader`."""
         served = await asyncio.to_thread(self._served, known)
-        load = Load(known.path, known.load.config, log_level=self.log_level.upper())
+        may_sleep = known.load.host_bytes > 0
+        load = Load(known.path, known.load.config, log_level=self.log_level.upper(), may_sleep=may_sleep)
         files = self.files[known.name]
 
         def new_text(params: SamplingParams) -> StopChecker:
@@ -68,6 +70,14 @@ class EngineLoader:
         stats = EngineStats() if at_once else await api.engine.stats()
         await api.engine.close(at_once=at_once)
         return stats
+
+    async def sleep(self, api: Api) -> Transfer:
+        """See `Loader`."""
+        return await api.engine.sleep()
+
+    async def wake(self, api: Api) -> Transfer:
+        """See `Loader`."""
+        return await api.engine.wake()
 
     def _served(self, known: KnownModel) -> ServedModel:
         """Read the vocabulary; this takes about a second where it is large."""

@@ -17,9 +17,10 @@ from realizar.server.metrics import MetricSamples
 from realizar.server.model_facts import ModelFacts
 from realizar.server.models.pulls import Pulls
 
-ModelState: TypeAlias = Literal["known", "loading", "ready", "finishing", "failed"]
-"""`known`: not loaded, which its first request changes. `finishing`: its last requests run before it is unloaded, or
-its engine is ending. `failed`: not loaded after a failure, and tried again for a request after a pause."""
+ModelState: TypeAlias = Literal["known", "loading", "ready", "finishing", "asleep", "failed"]
+"""`known`: not loaded, which its first request changes. `loading`: also while it wakes. `finishing`: its last requests
+run before it makes room, or it is doing so. `asleep`: its weights wait in the host's memory. `failed`: not loaded
+after a failure, and tried again for a request after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,10 @@ class ModelStatus:
         reason: why it failed.
         num_bytes: memory that it takes once it is loaded; None if it was not planned.
         unloads_s: Unix time at which it is unloaded if no request comes; None if none is set.
-        device: the device that runs it; None while it is not loaded.
+        device: the device that runs it, also while it is asleep; None while it is not loaded.
+        held_bytes: memory of its device that it takes now; 0 where that is not planned.
+        host_bytes: memory of the host that is kept for its weights now; None where none is.
+        device_label: a description of that device.
     """
 
     names: tuple[str, ...]
@@ -49,6 +53,9 @@ class ModelStatus:
     num_bytes: int | None = None
     unloads_s: float | None = None
     device: Device | None = None
+    held_bytes: int = 0
+    host_bytes: int | None = None
+    device_label: str | None = None
 
 
 class ModelLease(Protocol):

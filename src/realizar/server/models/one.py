@@ -55,6 +55,7 @@ class OneModel:
                 _STATES[self.state],
                 self.fault,
                 device=self.api.engine.info.device if self.state == "ready" else None,
+                device_label=self.api.engine.info.device_label if self.state == "ready" else None,
             ),
         )
 

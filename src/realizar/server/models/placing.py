@@ -1,4 +1,4 @@
-"""`decide` says which models are loaded next, and which ones make room for them. Integers only; nothing is done here.
+"""`decide` says which models are loaded or woken next, and which ones make room. Integers only; nothing is done here.
 
 Models get their places in the order of their oldest waiting request, and a later one never takes the room of an
 earlier one. The order is worked out anew after each event, so that nothing is unloaded for a request that has gone.
@@ -8,89 +8,165 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from realizar.server.models.shelved import ShelvedModel
+
+Way: TypeAlias = Literal["sleep", "wait", "unload"]
+"""How a model makes room. `wait`: it goes to sleep as soon as the host has memory for it, which is on its way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Attributes: loads: models to load now. yielding: models that make room, at once or after their last request."""
+    """What is to be done.
+
+    Attributes:
+        loads: models to load now, or to wake if they are asleep.
+        yielding: models that make room, at once or after their last request, and how; asleep ones are unloaded.
+    """
 
     loads: list[ShelvedModel] = field(default_factory=list)
-    yielding: set[ShelvedModel] = field(default_factory=set)
+    yielding: dict[ShelvedModel, Way] = field(default_factory=dict)
 
 
-def decide(models: Sequence[ShelvedModel], bytes_of_pools: Mapping[str, int]) -> Decision:
+def decide(models: Sequence[ShelvedModel], bytes_of_pools: Mapping[str, int], host_bytes: int = 0) -> Decision:
     """What is to be done for the requests that wait.
 
     Args:
         bytes_of_pools: memory that all models of a device may take together.
+        host_bytes: memory of the host that the weights of models which sleep, or slept, may take together.
     """
-    decision = Decision()
-    free, coming = _free_bytes(models, bytes_of_pools)
-    staying: set[ShelvedModel] = set()
-    full: set[str] = set()
+    placing = _Placing(models, bytes_of_pools, host_bytes)
     for model in sorted((each for each in models if each.waiters), key=lambda each: each.waiters[0].number):
-        if model.stage in ("loading", "ready") and model not in decision.yielding:
-            staying.add(model)
-            continue
-        if model.pool in full:
-            continue
-        yielding = _make_room(model, models, model.num_bytes - coming[model.pool], decision.yielding | staying)
-        if yielding is None:
-            full.add(model.pool)  # those behind it wait too
-            continue
-        decision.yielding.update(yielding)
-        coming[model.pool] += sum(each.num_bytes for each in yielding) - model.num_bytes
-        if not model.holds_memory and free[model.pool] >= model.num_bytes:
-            decision.loads.append(model)
-        free[model.pool] -= model.num_bytes
-    return decision
+        placing.place(model)
+    return placing.decision
 
 
-def _free_bytes(
-    models: Sequence[ShelvedModel], bytes_of_pools: Mapping[str, int]
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes of each pool that are free now, and that will be when the engines that are closing have ended."""
-    free, coming = dict(bytes_of_pools), dict(bytes_of_pools)
-    for model in models:
-        if model.holds_memory:
-            free[model.pool] -= model.num_bytes
-            coming[model.pool] -= 0 if model.stage == "closing" else model.num_bytes
-    return free, coming
+class _Placing:
+    """Memory as it is now, and as it will be when what has begun, or is decided, has ended."""
 
+    def __init__(self, models: Sequence[ShelvedModel], bytes_of_pools: Mapping[str, int], host_bytes: int) -> None:
+        self.decision = Decision()
+        self._models = models
+        self._free, self._coming = dict(bytes_of_pools), dict(bytes_of_pools)
+        self._host_free = self._host_coming = host_bytes
+        self._staying: set[ShelvedModel] = set()
+        self._full: set[str] = set()
+        for model in models:
+            self._free[model.pool] -= model.held_bytes
+            self._coming[model.pool] -= model.coming_bytes
+            self._host_free -= model.held_host_bytes
+            self._host_coming -= 0 if model.stage == "closing" else model.held_host_bytes
 
-def _make_room(
-    wanting: ShelvedModel, models: Sequence[ShelvedModel], missing: int, taken: set[ShelvedModel]
-) -> list[ShelvedModel] | None:
-    """The models that make room of `missing` bytes, the least recently used first; None if they can't.
+    def place(self, model: ShelvedModel) -> None:
+        """Give a model that is waited for its place, as far as those before it leave one."""
+        yielding, pool = self.decision.yielding, model.pool
+        if model.stage in ("loading", "waking", "ready") and model not in yielding:
+            self._staying.add(model)
+            return
+        if pool in self._full:
+            return
+        way = yielding.get(model, "sleep" if model.stage in ("sleeping", "asleep") else "unload")
+        wanted = model.num_bytes - (0 if way == "unload" else model.asleep_bytes)
+        ways = self._make_room(model, wanted - self._coming[pool])
+        if ways is None:
+            self._full.add(pool)  # those behind it wait too
+            return
+        for each, way in ways.items():
+            self._yield(each, way)
+        self._coming[pool] -= wanted
+        if model.stage in ("known", "failed", "asleep") and model not in yielding and self._free[pool] >= wanted:
+            self.decision.loads.append(model)
+        self._free[pool] -= wanted
+        self._staying.add(model)
 
-    Idle models go before those in use, and those that were to yield already before the others: otherwise two models in
-    use might take turns, and neither would ever end its requests.
-    """
-    if missing <= 0:
-        return []
-    may_yield = [
-        each
-        for each in models
-        if each.pool == wanting.pool and each is not wanting and each not in taken and _may_yield(each)
-    ]
-    may_yield.sort(key=lambda each: (each.num_leases > 0, not each.is_wanted_away, each.last_used))
-    chosen: list[ShelvedModel] = []
-    for each in may_yield:
+    def _make_room(self, wanting: ShelvedModel, missing: int) -> dict[ShelvedModel, Way] | None:
+        """The models that make room of `missing` bytes, and how; None if they can't.
+
+        Idle models go first, the least recently used before the others, then those that sleep, then those in use.
+        Where it is too little that they go to sleep, they are unloaded.
+        """
         if missing <= 0:
-            break
-        chosen.append(each)
-        missing -= each.num_bytes
-    if missing > 0:
+            return {}
+        gone = self.decision.yielding
+        others = [each for each in self._models if each.pool == wanting.pool and each is not wanting]
+        may_yield = [each for each in others if each not in gone and each not in self._staying and _may_yield(each)]
+        may_yield.sort(key=_order)
+        for may_sleep in (True, False):
+            ways = {each: _way_of(each, may_sleep=may_sleep) for each in may_yield}
+            if _choose(ways, missing):
+                return ways
         return None
+
+    def _yield(self, model: ShelvedModel, way: Way) -> None:
+        """Have a model make room. It is unloaded where the host has no room for its weights."""
+        yielding = self.decision.yielding
+        if way == "sleep":
+            yielding[model] = self._way_to_host(model)
+        else:
+            yielding[model] = way
+            if model.stage == "asleep":
+                self._host_coming += model.held_host_bytes
+        self._coming[model.pool] += _gain(model, yielding[model])
+
+    def _way_to_host(self, model: ShelvedModel) -> Way:
+        """How a model leaves that is to sleep: models that slept longer make room for its weights on the host."""
+        wanted = model.host_bytes - model.held_host_bytes
+        yielding, ended = self.decision.yielding, list[ShelvedModel]()
+        asleep = [each for each in self._models if each.stage == "asleep" and not each.waiters]
+        asleep = [each for each in asleep if each not in yielding and each.last_used < model.last_used]
+        missing = wanted - self._host_coming
+        for each in sorted(asleep, key=lambda each: each.last_used):
+            if missing <= 0:
+                break
+            ended.append(each)
+            missing -= each.held_host_bytes
+        if missing > 0:
+            return "unload"
+        for each in ended:
+            self._yield(each, "unload")
+        self._host_coming -= wanted
+        if self._host_free < wanted:
+            return "wait"
+        self._host_free -= wanted
+        return "sleep"
+
+
+def _choose(ways: dict[ShelvedModel, Way], missing: int) -> bool:
+    """Leave as few of the first models in `ways` as make room of `missing` bytes; False if all of them do not."""
+    chosen: list[ShelvedModel] = []
+    for each, way in ways.items():
+        if missing > 0:
+            chosen.append(each)
+            missing -= _gain(each, way)
     for each in tuple(reversed(chosen)):  # a large one may have made a smaller one needless
-        if missing + each.num_bytes <= 0:
+        gain = _gain(each, ways[each])
+        if missing + gain <= 0:
             chosen.remove(each)
-            missing += each.num_bytes
-    return chosen
+            missing += gain
+    for each in ways.keys() - set(chosen):
+        del ways[each]
+    return missing <= 0
+
+
+def _gain(model: ShelvedModel, way: Way) -> int:
+    """Memory of the device that a model gives back in time, of what is not given back already."""
+    return model.coming_bytes - (0 if way == "unload" else model.asleep_bytes)
+
+
+def _way_of(model: ShelvedModel, *, may_sleep: bool) -> Way:
+    return "sleep" if may_sleep and model.stage == "ready" and model.can_sleep else "unload"
+
+
+def _order(model: ShelvedModel) -> tuple[int, bool, int]:
+    """Those that were to yield already go before others in use: otherwise two models in use might take turns, and
+    neither would ever end its requests. Of those that sleep, the ones that are waited for go last.
+    """
+    if model.stage == "asleep":
+        return 1, bool(model.waiters), model.last_used
+    return 2 if model.num_leases else 0, not model.is_wanted_away, model.last_used
 
 
 def _may_yield(model: ShelvedModel) -> bool:
-    """True for a loaded model, and for one that is being loaded for nobody any more."""
-    return model.stage == "ready" or (model.stage == "loading" and not model.waiters)
+    """True for a model that is loaded or asleep, and for one that is being loaded for nobody any more."""
+    return model.stage in ("ready", "asleep") or (model.stage == "loading" and not model.waiters)

@@ -1,7 +1,7 @@
 """`ModelShelf`: the `Models` of a server with several. Each is loaded on first use, within a bound of memory.
 
 A request takes a lease of its model. A model that has to make room takes no further requests, ends those that use it,
-and is unloaded then; requests for it wait for their turn. `placing` decides, this module does.
+and sleeps or is unloaded then; requests for it wait for their turn. `placing` decides, and `lives` does it.
 """
 
 from __future__ import annotations
@@ -10,40 +10,25 @@ import asyncio
 import functools
 import itertools
 import logging
-import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 from realizar.engine.clients.async_engine import EngineState
 from realizar.engine.clients.async_link import closed_error
-from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import Loading
 from realizar.errors import QueueFullError, RealizarError
-from realizar.server.api import Api
 from realizar.server.metrics import Metrics, MetricSamples, add_samples, exposition_of
+from realizar.server.models.lives import EngineLives, Loader, log
 from realizar.server.models.models import ModelLease, ModelStatus
-from realizar.server.models.names import not_loaded, not_named, not_served, shown_fault, shutting_down
+from realizar.server.models.names import not_loaded, not_named, not_served, shutting_down
 from realizar.server.models.placing import decide
 from realizar.server.models.pulls import Pulls
 from realizar.server.models.shelf_metrics import shelf_samples
+from realizar.server.models.shelf_status import stats_of, status_of
 from realizar.server.models.shelved import KnownModel, Running, ShelvedModel, Waiter
 from realizar.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
-
-
-class Loader(Protocol):
-    """Loads models and ends their engines."""
-
-    async def load(self, known: KnownModel, metrics: Metrics) -> Api:
-        """Start an engine and wait until it is ready; when cancelled it is ended first.
-
-        Raises:
-            RealizarError: the model can't be loaded; nothing of it is left.
-        """
-
-    async def unload(self, api: Api, *, at_once: bool) -> EngineStats:
-        """End the engine; returns its last figures. It may be dead already."""
 
 
 class _Lease:
@@ -68,6 +53,7 @@ class ModelShelf:
         loader: loads and ends them.
         bytes_of_pools: memory that all models of a device may take together; each fits alone.
         keep_alive_s: seconds without a request after which a model is unloaded; None is never.
+        host_bytes: memory of the host in which weights of models that make room may wait; 0 has them unloaded.
     """
 
     several: ClassVar[bool] = True
@@ -80,15 +66,22 @@ class ModelShelf:
         loader: Loader,
         bytes_of_pools: Mapping[str, int],
         keep_alive_s: float | None = None,
+        host_bytes: int = 0,
     ) -> None:
         self._models = {known.name: ShelvedModel(known, Metrics(known.name)) for known in models}
-        self._loader, self._pools, self._keep_alive_s = loader, dict(bytes_of_pools), keep_alive_s
+        self._lives = EngineLives(loader, self)
+        self._pools, self._keep_alive_s, self.host_bytes = dict(bytes_of_pools), keep_alive_s, host_bytes
         self._numbers = itertools.count(1)
         self._state: EngineState = "ready"
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._loads: dict[ShelvedModel, asyncio.Task[None]] = {}
         self._ended = asyncio.Event()
         self._released = asyncio.Event()
+        self._on_change: Callable[[Sequence[ModelStatus]], None] = lambda _: None
+        self._reported: list[tuple[object, ...]] = []
+
+    def when_changed(self, on_change: Callable[[Sequence[ModelStatus]], None]) -> None:
+        """Call back with all models, now and whenever the state of one has changed."""
+        self._on_change = on_change
+        self._report_changes()
 
     @property
     def state(self) -> EngineState:
@@ -104,6 +97,7 @@ class ModelShelf:
         """Serve another model from now on. Args: bytes_of_pool: as in `bytes_of_pools`, for a device without models."""
         self._pools.setdefault(known.load.device, bytes_of_pool)
         self._models.setdefault(known.name, ShelvedModel(known, Metrics(known.name)))
+        self._report_changes()
 
     @property
     def bytes_of_pools(self) -> Mapping[str, int]:
@@ -117,11 +111,11 @@ class ModelShelf:
 
     def listed(self) -> Sequence[ModelStatus]:
         """See `Models`."""
-        return [_status(model) for model in self._models.values()]
+        return [status_of(model) for model in self._models.values()]
 
     def find(self, name: str | None) -> ModelStatus:
         """See `Models`; a request has to name a model."""
-        return _status(self._find(name))
+        return status_of(self._find(name))
 
     def take(self, name: str | None, keep_alive_s: float | None = None) -> ModelLease | None:
         """See `Models`."""
@@ -146,7 +140,7 @@ class ModelShelf:
             raise QueueFullError(f"{most} requests wait for the model {model.name} already; try again later", 5.0)
         waiter = Waiter(next(self._numbers), asyncio.get_running_loop().create_future())
         model.waiters.append(waiter)
-        self._settle()
+        self.settle()
         try:
             return await waiter.lease
         except asyncio.CancelledError:
@@ -156,12 +150,12 @@ class ModelShelf:
         finally:
             if waiter in model.waiters:
                 model.waiters.remove(waiter)
-                self._settle()
+                self.settle()
 
     async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
         """See `Models`."""
         models = list(self._models.values())
-        stats = await asyncio.gather(*map(_stats_of, models))
+        stats = await asyncio.gather(*map(stats_of, models))
         samples = [each.metrics.samples() for each in models]
         by_name = {model.name: each for model, each in zip(models, stats, strict=True)}
         return exposition_of(by_name, (*add_samples(samples), *shelf_samples(models), *others))
@@ -188,7 +182,7 @@ class ModelShelf:
             self._state = "draining"
         for model in self._models.values():
             self._refuse_waiters(model, shutting_down)
-        self._settle()
+        self.settle()
         if self.pulls is not None:
             await self.pulls.close()
         while self.num_open:
@@ -203,9 +197,8 @@ class ModelShelf:
             await self.pulls.close()
         for model in self._models.values():
             self._refuse_waiters(model, shutting_down)
-            self._close(model, at_once=at_once)
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+            self._lives.close(model, at_once=at_once)
+        await self._lives.ended()
 
     def _find(self, name: str | None) -> ShelvedModel:
         if name is None:
@@ -223,12 +216,12 @@ class ModelShelf:
         if model.stage == "failed" and model.fault is not None and pause_s > 0:
             raise not_loaded(model.name, model.fault, pause_s)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Do what is to be done for the requests that wait."""
         if self._state == "dead":
             return
         while True:
-            decision = decide(list(self._models.values()), self._pools)
+            decision = decide(list(self._models.values()), self._pools, self.host_bytes)
             for model in self._models.values():
                 model.is_wanted_away = model in decision.yielding
             served = [each for each in self._models.values() if each.waiters and each.stage == "ready"]
@@ -237,14 +230,46 @@ class ModelShelf:
                 break
             for model in served:  # who waits no more changes what is to be done
                 self._serve_waiters(model)
-        for model in decision.yielding:
-            if model.num_leases == 0:
-                self._log(model, "unloaded: another model needs its place")
-                self._close(model)
+        for model, way in decision.yielding.items():
+            if model.num_leases == 0 and way == "unload":
+                log(model, "unloaded: another model needs its place")
+                self._lives.close(model)
+            elif model.num_leases == 0 and way == "sleep":
+                self._lives.sleep(model)
         for model in decision.loads:
-            model.stage = "loading"
-            loading = self._loads[model] = self._spawn(self._load(model))
-            loading.add_done_callback(functools.partial(self._load_ended, model))
+            if model.stage == "asleep":
+                self._lives.wake(model)
+            else:
+                self._lives.load(model)
+        self._report_changes()
+
+    def _report_changes(self) -> None:
+        models = self._models.values()
+        states: list[tuple[object, ...]] = [(each.name, each.stage, each.state, each.held_bytes) for each in models]
+        if states != self._reported:
+            self._reported = states
+            self._on_change([status_of(model) for model in models])
+
+    def note_ready(self, model: ShelvedModel) -> None:
+        """See `lives.Shelf`."""
+        self._serve_waiters(model)
+        if model.num_leases == 0:  # whoever waited has gone
+            self._begin_idle_time(model)
+
+    def note_failed(self, model: ShelvedModel, error: RealizarError) -> None:
+        """See `lives.Shelf`."""
+        loop = asyncio.get_running_loop()
+        model.note_failure(error, loop.time())
+        _LOG.error("%s: not loaded: %s", model.name, error)
+        self._refuse_waiters(model, lambda: not_loaded(model.name, error, model.retry_s - loop.time()))
+
+    def taken(self, model: ShelvedModel) -> str:
+        """See `lives.Shelf`."""
+        pool = model.pool
+        taken = sum(each.held_bytes for each in self._models.values() if each.pool == pool)
+        text = f"{format_bytes(taken)} of {format_bytes(self._pools[pool])} taken"
+        host = sum(each.held_host_bytes for each in self._models.values())
+        return f"{text}, {format_bytes(host)} of {format_bytes(self.host_bytes)} of the host" if host else text
 
     def _serve_waiters(self, model: ShelvedModel) -> None:
         while model.waiters and model.running is not None:
@@ -271,7 +296,7 @@ class ModelShelf:
         model.last_used = next(self._numbers)
         if running.num_leases == 0 and model.stage == "ready":
             if model.is_wanted_away:
-                self._settle()
+                self.settle()
             else:
                 self._begin_idle_time(model)
 
@@ -284,112 +309,8 @@ class ModelShelf:
         due_s = model.unloads_s = loop.time() + delay_s
 
         def unload() -> None:
-            if model.unloads_s == due_s and model.stage == "ready" and model.num_leases == 0:
-                self._log(model, f"unloaded after {delay_s:g} s without a request")
-                self._close(model)
+            if model.unloads_s == due_s and model.stage in ("ready", "asleep") and model.num_leases == 0:
+                log(model, f"unloaded after {delay_s:g} s without a request")
+                self._lives.close(model)
 
         loop.call_later(delay_s, unload)
-
-    async def _load(self, model: ShelvedModel) -> None:
-        """Load a model, and give it to those who wait for it."""
-        started_s = asyncio.get_running_loop().time()
-        self._log(model, "being loaded")
-        try:
-            api = await self._loader.load(model.known, model.metrics)
-        except asyncio.CancelledError:
-            self._log(model, "not loaded: nobody waits for it any more")
-            raise
-        except RealizarError as error:
-            self._fail(model, error)
-        except BaseException as error:  # a fault of this program must not leave requests waiting
-            self._fail(model, RealizarError(f"{type(error).__name__}: {error}"))
-            raise
-        else:
-            running = model.running = Running(api)
-            model.stage, model.fault = "ready", None
-            model.num_failures, model.num_loads = 0, model.num_loads + 1
-            self._spawn(self._watch(model, running))
-            self._serve_waiters(model)
-            if running.num_leases == 0:  # whoever waited has gone
-                self._begin_idle_time(model)
-            seconds = asyncio.get_running_loop().time() - started_s
-            self._log(model, f"ready after {seconds:.1f} s, {self._taken(model.pool)}")
-
-    def _load_ended(self, model: ShelvedModel, loading: asyncio.Task[None]) -> None:
-        """Go on after a load. One that is cancelled before it begins runs nothing of its own."""
-        self._loads.pop(model, None)
-        if loading.cancelled():
-            model.stage = "known"
-        self._settle()
-
-    def _fail(self, model: ShelvedModel, error: RealizarError) -> None:
-        loop = asyncio.get_running_loop()
-        model.stage = "failed"
-        model.note_failure(error, loop.time())
-        _LOG.error("%s: not loaded: %s", model.name, error)
-        self._refuse_waiters(model, lambda: not_loaded(model.name, error, model.retry_s - loop.time()))
-
-    async def _watch(self, model: ShelvedModel, running: Running) -> None:
-        """Wait until an engine is gone for good, and clear it away; the next request loads the model again."""
-        error = await running.engine.wait_dead()
-        if model.running is running and model.stage == "ready":
-            _LOG.error("%s: its engine has ended: %s", model.name, error)
-            model.fault, model.retry_s = error, 0.0
-            self._close(model, after="failed")
-            self._settle()
-
-    def _close(self, model: ShelvedModel, *, at_once: bool = False, after: str = "known") -> None:
-        """Have a model's engine end. Its memory counts until it has."""
-        if model.stage == "loading":
-            model.stage = "closing"
-            self._loads[model].cancel()
-        elif model.stage == "ready" and model.running is not None:
-            model.stage, model.is_wanted_away, model.unloads_s = "closing", False, None
-            self._spawn(self._unload(model, model.running, at_once=at_once, failed=after == "failed"))
-
-    async def _unload(self, model: ShelvedModel, running: Running, *, at_once: bool, failed: bool) -> None:
-        try:
-            stats = await self._loader.unload(running.api, at_once=at_once)
-            model.earlier_stats = stats.plus(model.earlier_stats)
-        finally:
-            model.running, model.stage = None, "failed" if failed else "known"
-            self._settle()
-
-    def _taken(self, pool: str) -> str:
-        taken = sum(each.num_bytes for each in self._models.values() if each.pool == pool and each.holds_memory)
-        return f"{format_bytes(taken)} of {format_bytes(self._pools[pool])} taken"
-
-    def _log(self, model: ShelvedModel, text: str) -> None:
-        _LOG.info("%s: %s", model.name, text)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-
-async def _stats_of(model: ShelvedModel) -> EngineStats:
-    earlier = model.earlier_stats  # an engine that is unloaded meanwhile is added to it, and would count twice
-    current = EngineStats() if model.running is None else await model.running.engine.stats()
-    return current.plus(earlier)
-
-
-def _status(model: ShelvedModel) -> ModelStatus:
-    known, running = model.known, model.running
-    unloads_s = None
-    if model.unloads_s is not None:
-        unloads_s = round(time.time() + model.unloads_s - asyncio.get_running_loop().time(), 3)
-    alive = None if running is None or running.engine.state != "ready" else running.api
-    return ModelStatus(
-        (known.name,),
-        known.created_s,
-        known.load.context_length if running is None or running.engine.state == "dead" else running.api.max_model_len,
-        known.default_sampling,
-        known.facts if running is None else running.api.model.facts,
-        model.state,
-        None if model.fault is None else shown_fault(model.fault),
-        model.num_bytes,
-        unloads_s,
-        None if alive is None else alive.engine.info.device,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -44,10 +45,19 @@ class KnownModel:
 
 @dataclass(eq=False, slots=True)
 class Running:
-    """A loaded model. Attributes: api: what handlers work with. num_leases: requests that use it."""
+    """A loaded model.
+
+    Attributes:
+        api: what handlers work with.
+        num_leases: requests that use it.
+        is_asleep: its weights are in the host's memory alone.
+        has_slept: it holds memory of the host, which stays pinned for its next sleep.
+    """
 
     api: Api
     num_leases: int = 0
+    is_asleep: bool = False
+    has_slept: bool = False
 
     @property
     def engine(self) -> AsyncEngine:
@@ -62,7 +72,18 @@ class Waiter:
     lease: asyncio.Future[ModelLease]
 
 
-_Stage: TypeAlias = Literal["known", "loading", "ready", "closing", "failed"]
+_Stage: TypeAlias = Literal["known", "loading", "ready", "sleeping", "asleep", "waking", "closing", "failed"]
+
+_SHOWN: Mapping[_Stage, ModelState] = {
+    "known": "known",
+    "loading": "loading",
+    "ready": "ready",
+    "sleeping": "finishing",
+    "asleep": "asleep",
+    "waking": "loading",
+    "closing": "finishing",
+    "failed": "failed",
+}
 
 
 @dataclass(eq=False, slots=True)
@@ -74,13 +95,13 @@ class ShelvedModel:
         metrics: over all its loads. earlier_stats: of its engines that have ended.
         stage: of its engine. `failed` is `known` after a failure.
         is_wanted_away: another model gets its place when its last request has ended.
-        running: what runs while the stage is `ready` or `closing`.
+        running: what runs in all stages but `known`, `loading` and `failed`.
         waiters: requests that wait for it, the oldest first.
         last_used: number of the last event of a request that used it; higher is later.
         keep_alive_s: seconds without a request after which it is unloaded; None is never.
         unloads_s: time of the event loop at which that happens; None if it is in use or never will.
         fault: the last failure, and retry_s: time of the event loop until which requests get its error.
-        num_failures: failed loads in a row. num_loads: all that ended well.
+        num_failures: failed loads in a row. num_loads: all that ended well. num_wakes: from sleep.
     """
 
     known: KnownModel
@@ -97,6 +118,7 @@ class ShelvedModel:
     retry_s: float = 0.0
     num_failures: int = 0
     num_loads: int = 0
+    num_wakes: int = 0
 
     @property
     def name(self) -> str:
@@ -118,18 +140,49 @@ class ShelvedModel:
         return 0 if self.running is None else self.running.num_leases
 
     @property
-    def holds_memory(self) -> bool:
-        """True if an engine of it exists."""
-        return self.stage in ("loading", "ready", "closing")
+    def can_sleep(self) -> bool:
+        """True if its weights may wait in the host's memory."""
+        return self.host_bytes > 0
+
+    @property
+    def asleep_bytes(self) -> int:
+        """Memory of the device that it takes while it is asleep."""
+        return self.known.load.asleep_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory of the host that it takes from its first sleep until it is unloaded; 0 if it never sleeps."""
+        return self.known.load.host_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the device that it takes now, at most."""
+        if self.stage in ("known", "failed"):
+            return 0
+        is_asleep = self.running is not None and self.running.is_asleep and self.stage != "waking"
+        return self.asleep_bytes if is_asleep else self.num_bytes
+
+    @property
+    def coming_bytes(self) -> int:
+        """The same, when what has begun has ended."""
+        if self.stage == "closing":
+            return 0
+        return self.asleep_bytes if self.stage == "sleeping" else self.held_bytes
+
+    @property
+    def held_host_bytes(self) -> int:
+        """Memory of the host that it takes now."""
+        has_slept = self.running is not None and self.running.has_slept
+        return self.host_bytes if has_slept or self.stage == "sleeping" else 0
 
     @property
     def state(self) -> ModelState:
         """The state that lists show."""
-        if self.stage == "closing" or (self.stage == "ready" and self.is_wanted_away):
+        if self.stage == "ready" and self.is_wanted_away:
             return "finishing"
         if self.stage == "ready" and self.running is not None and self.running.engine.state == "starting":
             return "loading"  # after its engine died
-        return self.stage
+        return _SHOWN[self.stage]
 
     def note_failure(self, error: RealizarError, now_s: float) -> None:
         """Remember why it could not be loaded. Requests get the error until a pause is over."""

@@ -39,7 +39,7 @@ async def tags(request: Request) -> Response:
 
 
 async def running(request: Request) -> Response:
-    """List the models that are loaded."""
+    """List the models that are loaded, and those that sleep: all of such a model is in the host's memory."""
     loaded = [status for status in models_of(request).listed() if status.device is not None]
     return _answer({"models": [_card(status.names[0], status) | _running(status) for status in loaded]})
 
@@ -108,10 +108,13 @@ def _card(name: str, status: ModelStatus) -> dict[str, Any]:
 
 
 def _running(status: ModelStatus) -> dict[str, Any]:
-    size = status.num_bytes or status.facts.size_bytes
+    is_asleep = status.state == "asleep"
+    size = (status.host_bytes if is_asleep else status.num_bytes) or status.facts.size_bytes
     return {
         "size": size,
-        "size_vram": 0 if status.device == "cpu" else size,
+        "size_vram": 0 if status.device == "cpu" or is_asleep else size,
+        "state": status.state,
+        "device": status.device_label,
         "expires_at": _NEVER if status.unloads_s is None else at(status.unloads_s),
         "context_length": status.max_model_len,
     }

@@ -41,5 +41,11 @@ def _card(model: ModelStatus, name: str) -> dict[str, Any]:
         "default_sampling": {name: getattr(model.default_sampling, name) for name in _SHOWN},
         "state": model.state,
     }
-    optional = {"reason": model.reason, "memory_bytes": model.num_bytes, "unloads_at": model.unloads_s}
+    optional = {
+        "reason": model.reason,
+        "device": model.device_label,
+        "memory_bytes": model.num_bytes,
+        "host_memory_bytes": model.host_bytes,
+        "unloads_at": model.unloads_s,
+    }
     return card | {name: value for name, value in optional.items() if value is not None}

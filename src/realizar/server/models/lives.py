@@ -1,0 +1,199 @@
+"""`EngineLives` starts and ends the engines of models, and has them sleep and wake."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from realizar.backends.base import Transfer
+from realizar.engine.core.metrics import EngineStats
+from realizar.errors import RealizarError
+from realizar.server.api import Api
+from realizar.server.metrics import Metrics
+from realizar.server.models.shelved import KnownModel, Running, ShelvedModel
+from realizar.sizes import format_bytes
+
+_LOG = logging.getLogger(__name__)
+
+
+class Loader(Protocol):
+    """Loads models, has them sleep and wake, and ends their engines."""
+
+    async def load(self, known: KnownModel, metrics: Metrics) -> Api:
+        """Start an engine and wait until it is ready; when cancelled it is ended first.
+
+        Raises:
+            RealizarError: the model can't be loaded; nothing of it is left.
+        """
+
+    async def unload(self, api: Api, *, at_once: bool) -> EngineStats:
+        """End the engine; returns its last figures. It may be dead already, or asleep."""
+
+    async def sleep(self, api: Api) -> Transfer:
+        """Have an idle engine give its device's memory back.
+
+        Raises:
+            RealizarError: it can't; the engine is dead or as it was.
+        """
+
+    async def wake(self, api: Api) -> Transfer:
+        """Have an engine that is asleep take its device's memory again. Raises as `sleep`."""
+
+
+class Shelf(Protocol):
+    """Learns what became of a model."""
+
+    def note_ready(self, model: ShelvedModel) -> None:
+        """The model is loaded, or awake again."""
+
+    def note_failed(self, model: ShelvedModel, error: RealizarError) -> None:
+        """The model can't be loaded or woken."""
+
+    def settle(self) -> None:
+        """Memory has become free, or requests may have to wait no more."""
+
+    def taken(self, model: ShelvedModel) -> str:
+        """How much memory of the model's device is taken, for the log."""
+
+
+class EngineLives:
+    """Changes the stages of models. Everything runs in tasks; each ends with `settle`."""
+
+    def __init__(self, loader: Loader, shelf: Shelf) -> None:
+        self._loader, self._shelf = loader, shelf
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loads: dict[ShelvedModel, asyncio.Task[None]] = {}
+
+    async def ended(self) -> None:
+        """Wait until nothing is on its way any more."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def load(self, model: ShelvedModel) -> None:
+        """Load a model that is not loaded."""
+        model.stage = "loading"
+        loading = self._loads[model] = self._spawn(self._load(model))
+        loading.add_done_callback(lambda task: self._load_ended(model, task))
+
+    def sleep(self, model: ShelvedModel) -> None:
+        """Have an idle model's weights wait in the host's memory; it is unloaded where that fails."""
+        if model.running is not None:
+            model.stage, model.is_wanted_away = "sleeping", False
+            self._spawn(self._sleep(model, model.running))
+
+    def wake(self, model: ShelvedModel) -> None:
+        """Have a model that is asleep take its memory again."""
+        if model.running is not None:
+            model.stage = "waking"
+            self._spawn(self._wake(model, model.running))
+
+    def close(self, model: ShelvedModel, *, at_once: bool = False, after: str = "known") -> None:
+        """Have a model's engine end, if it has one. Its memory counts until it has.
+
+        Args:
+            after: the stage that follows: `known` or `failed`.
+        """
+        if model.stage == "loading":
+            model.stage = "closing"
+            self._loads[model].cancel()
+        elif model.stage in ("ready", "sleeping", "asleep", "waking") and model.running is not None:
+            model.stage, model.is_wanted_away, model.unloads_s = "closing", False, None
+            self._spawn(self._unload(model, model.running, at_once=at_once, failed=after == "failed"))
+
+    async def _load(self, model: ShelvedModel) -> None:
+        """Load a model, and give it to those who wait for it."""
+        started_s = asyncio.get_running_loop().time()
+        log(model, "being loaded")
+        try:
+            api = await self._loader.load(model.known, model.metrics)
+        except asyncio.CancelledError:
+            log(model, "not loaded: nobody waits for it any more")
+            raise
+        except RealizarError as error:
+            self._fail(model, error)
+        except BaseException as error:  # a fault of this program must not leave requests waiting
+            self._fail(model, RealizarError(f"{type(error).__name__}: {error}"))
+            raise
+        else:
+            running = model.running = Running(api)
+            model.stage, model.fault = "ready", None
+            model.num_failures, model.num_loads = 0, model.num_loads + 1
+            self._spawn(self._watch(model, running))
+            self._shelf.note_ready(model)
+            seconds = asyncio.get_running_loop().time() - started_s
+            log(model, f"ready after {seconds:.1f} s, {self._shelf.taken(model)}")
+
+    def _load_ended(self, model: ShelvedModel, loading: asyncio.Task[None]) -> None:
+        """Go on after a load. One that is cancelled before it begins runs nothing of its own."""
+        self._loads.pop(model, None)
+        if loading.cancelled():
+            model.stage = "known"
+        self._shelf.settle()
+
+    async def _sleep(self, model: ShelvedModel, running: Running) -> None:
+        try:
+            done = await self._loader.sleep(running.api)
+        except RealizarError as error:
+            if model.stage == "sleeping":
+                _LOG.error("%s: it can't sleep and is unloaded: %s", model.name, error)
+                self.close(model)
+        else:
+            running.is_asleep = running.has_slept = True
+            if model.stage == "sleeping":
+                model.stage = "asleep"
+                log(model, f"asleep, {_described(done)} to the host's memory; {self._shelf.taken(model)}")
+        self._shelf.settle()
+
+    async def _wake(self, model: ShelvedModel, running: Running) -> None:
+        try:
+            done = await self._loader.wake(running.api)
+        except RealizarError as error:
+            if model.stage == "waking":
+                self._shelf.note_failed(model, error)
+                self.close(model, after="failed")
+        else:
+            running.is_asleep = False
+            if model.stage == "waking":
+                model.stage, model.num_wakes = "ready", model.num_wakes + 1
+                log(model, f"awake, {_described(done)} from the host's memory; {self._shelf.taken(model)}")
+                self._shelf.note_ready(model)
+        self._shelf.settle()
+
+    def _fail(self, model: ShelvedModel, error: RealizarError) -> None:
+        model.stage = "failed"
+        self._shelf.note_failed(model, error)
+
+    async def _watch(self, model: ShelvedModel, running: Running) -> None:
+        """Wait until an engine is gone for good, and clear it away; the next request loads the model again."""
+        error = await running.engine.wait_dead()
+        if model.running is running and model.stage in ("ready", "asleep"):
+            _LOG.error("%s: its engine has ended: %s", model.name, error)
+            model.fault, model.retry_s = error, 0.0
+            self.close(model, after="failed")
+            self._shelf.settle()
+
+    async def _unload(self, model: ShelvedModel, running: Running, *, at_once: bool, failed: bool) -> None:
+        try:
+            stats = await self._loader.unload(running.api, at_once=at_once)
+            model.earlier_stats = stats.plus(model.earlier_stats)
+        finally:
+            model.running, model.stage = None, "failed" if failed else "known"
+            self._shelf.settle()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def log(model: ShelvedModel, text: str) -> None:
+    """A line of the log about a model."""
+    _LOG.info("%s: %s", model.name, text)
+
+
+def _described(done: Transfer) -> str:
+    rate = f", {done.num_bytes / done.seconds / 1e9:.1f} GB/s" if done.seconds > 0 else ""
+    return f"{format_bytes(done.num_bytes)} in {done.seconds:.2f} s{rate}"
