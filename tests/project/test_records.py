@@ -24,7 +24,6 @@ WHOLE = {
 NOT_RUN_YET = {
     ("ShortConvolution", "channels"),
     ("ShortConvolutionBlock", "convolution"),
-    ("GatedDeltaNet", "rate_is_log"),
     ("GatedDeltaNet", "tiled"),
     ("GatedDeltaNetBlock", "recurrence"),
 }
