@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from realizar.backends.cpu.supported import SUPPORTED
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import UnsupportedModelError
+from realizar.models.mixers import ShortConvolution
 from realizar.models.registry import build_spec
 from resolving import resolved
 from tiny_model import byte_symbols
@@ -70,11 +73,14 @@ def _write_model(path: Path, architecture: str) -> None:
 
 
 @pytest.fixture
-def unknown(tmp_path: Path) -> tuple[Path, str]:
-    """A file that no backend runs, and why, with a place for the backend's name."""
+def unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that no backend runs, where the CPU's runs no convolutions."""
     path = tmp_path / "lfm2.gguf"
     _write_model(path, "lfm2")
-    return path, REASON
+    without = replace(SUPPORTED, mixers=SUPPORTED.mixers - {ShortConvolution})
+    for module in ("supported", "runner", "plan"):
+        monkeypatch.setattr(f"realizar.backends.cpu.{module}.SUPPORTED", without)
+    return path
 
 
 @pytest.fixture(params=["lfm2", "gemma4"])
@@ -82,7 +88,7 @@ def not_on_gpu(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, st
     """A file that no GPU runs, and why."""
     path = tmp_path / f"{request.param}.gguf"
     _write_model(path, request.param)
-    return path, {"lfm2": REASON, "gemma4": EDGE_REASON}[request.param]
+    return path, {"lfm2": REASON.format("CUDA"), "gemma4": EDGE_REASON.format("CUDA")}[request.param]
 
 
 @pytest.mark.parametrize(
@@ -90,22 +96,20 @@ def not_on_gpu(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, st
     [
         ("run", "MODEL", "hello", "--device", "cpu"),
         ("plan", "MODEL", "--device", "cpu"),
-        ("serve", "MODEL", "--device", "cpu", "--port", "0"),
     ],
     ids=lambda words: words[0],
 )
-def test_commands_for_the_cpu(realizar: Callable[..., Any], unknown: tuple[Path, str], words: tuple[str, ...]) -> None:
-    path, reason = unknown
-    result = realizar(*(path if word == "MODEL" else word for word in words))
+def test_commands_for_the_cpu(realizar: Callable[..., Any], unknown: Path, words: tuple[str, ...]) -> None:
+    result = realizar(*(unknown if word == "MODEL" else word for word in words))
     assert (result.status, result.stdout) == (1, "")
-    assert result.error_lines == [f"realizar: {reason.format('CPU')}"]
+    assert result.error_lines == [f"realizar: {REASON.format('CPU')}"]
 
 
 def test_a_plan_for_a_gpu(realizar: Callable[..., Any], not_on_gpu: tuple[Path, str]) -> None:
     pytest.importorskip("torch", reason="a plan for a GPU needs torch")
     result = realizar("plan", not_on_gpu[0], "--device", "cuda", "--memory", "32G")
     assert (result.status, result.stdout) == (1, "")
-    assert result.error_lines == [f"realizar: {not_on_gpu[1].format('CUDA')}"]
+    assert result.error_lines == [f"realizar: {not_on_gpu[1]}"]
 
 
 def test_the_cuda_backend(not_on_gpu: tuple[Path, str]) -> None:
@@ -116,16 +120,16 @@ def test_the_cuda_backend(not_on_gpu: tuple[Path, str]) -> None:
 
     checkpoint = open_checkpoint(not_on_gpu[0])
     spec = build_spec(checkpoint)
-    with pytest.raises(UnsupportedModelError, match=f"^{not_on_gpu[1].format('CUDA')}$"):
+    with pytest.raises(UnsupportedModelError, match=f"^{not_on_gpu[1]}$"):
         CUDABackend(device=interpreter_device()).load(spec, checkpoint, resolved(spec, None, EngineConfig(), "cuda"))
 
 
-def test_inspect(realizar: Callable[..., Any], unknown: tuple[Path, str]) -> None:
-    result = realizar("inspect", unknown[0])
+def test_inspect(realizar: Callable[..., Any], unknown: Path) -> None:
+    result = realizar("inspect", unknown)
     assert result.status == 0
-    reason = f"{unknown[1].format('CPU')}; {unknown[1].format('CUDA')}"
+    reason = f"{REASON.format('CPU')}; {REASON.format('CUDA')}"
     assert f"will run      no: {reason}" in result.stdout.splitlines()
-    found = json.loads(realizar("inspect", unknown[0], "--json").stdout)
+    found = json.loads(realizar("inspect", unknown, "--json").stdout)
     assert (found["runs"], found["reason"]) == (False, reason)
 
 
@@ -140,14 +144,11 @@ def test_experts_run_on_the_cpu(realizar: Callable[..., Any], tmp_path: Path) ->
     assert result.stdout.strip() == "\0\0\0\0"
 
 
-def test_a_model_for_the_cpu_alone_says_so(realizar: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_model_for_the_cpu_alone_says_so(realizar: Callable[..., Any], not_on_gpu: tuple[Path, str]) -> None:
     """Nothing refuses it as a whole, but `inspect` names what a GPU lacks, and the CPU runs it."""
-    path = tmp_path / "edge.gguf"
-    _write_model(path, "gemma4")
-    assert f"will run      yes, on the CPU alone: {EDGE_REASON.format('CUDA')}" in (
-        realizar("inspect", path).stdout.splitlines()
-    )
+    path, reason = not_on_gpu
+    assert f"will run      yes, on the CPU alone: {reason}" in realizar("inspect", path).stdout.splitlines()
     found = json.loads(realizar("inspect", path, "--json").stdout)
-    assert (found["runs"], found["reason"], found["gpu_reason"]) == (True, None, EDGE_REASON.format("CUDA"))
+    assert (found["runs"], found["reason"], found["gpu_reason"]) == (True, None, reason)
     result = realizar("run", path, "hello", "--device", "cpu", "--max-tokens", "2", "--temperature", "0")
     assert (result.status, result.error_lines, result.stdout.strip()) == (0, [], "\0\0")

@@ -9,10 +9,11 @@ from realizar.backends.resolved_config import ResolvedConfig
 
 
 class LoadedCache(Protocol):
-    """The KV cache of a backend: blocks per cache group, bytes, and the name of its element type."""
+    """The cache of a backend: blocks per cache group, their bytes, the name of their element type, and snapshots."""
 
     num_blocks: tuple[int, ...]
     dtype: str
+    num_snapshots: int
 
     @property
     def size_bytes(self) -> int: ...
@@ -35,5 +36,5 @@ def loaded_capacity(
         block_size=config.block_size, num_blocks=kv.num_blocks, max_rows=config.max_running,
         max_step_tokens=config.max_step_tokens, context_length=config.context_length,
         weight_bytes=weight_bytes + copy_bytes, weight_bytes_per_token=per_token, kv_cache_bytes=kv.size_bytes,
-        kv_cache_dtype=kv.dtype, load_s=load_s, step_sizes=step_sizes,
+        kv_cache_dtype=kv.dtype, load_s=load_s, step_sizes=step_sizes, num_snapshots=kv.num_snapshots,
     )  # fmt: skip

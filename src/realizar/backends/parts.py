@@ -54,6 +54,7 @@ def block_name(block: Block) -> str:
 _INPUTS: dict[type[Block], str] = {
     AttentionBlock: "qkv",
     SharedAttentionBlock: "q",
+    ShortConvolutionBlock: "convolution inputs",
     FeedForwardBlock: "gate and up",
     ExpertsBlock: "router",
     InputGateBlock: "input gate",
@@ -61,6 +62,7 @@ _INPUTS: dict[type[Block], str] = {
 _OUTPUTS: dict[type[Block], str] = {
     AttentionBlock: "output",
     SharedAttentionBlock: "output",
+    ShortConvolutionBlock: "convolution output",
     FeedForwardBlock: "down",
     InputGateBlock: "input projection",
 }

@@ -92,6 +92,10 @@ class WeightTensors:
         whole = tensor_source(self._checkpoint, place.name).dequantize()
         return whole[:, place.out_features()]
 
+    def convolution(self, name: TensorName) -> NDArray[np.float32]:
+        """The kernel of a convolution over each channel's last tokens: float32 [channels, length]."""
+        return self._vector_source(name).dequantize()
+
     def check_vectors(self) -> None:
         """Refuse a norm, bias, sink or convolution that is not finite: they are small, and steps read some first.
 

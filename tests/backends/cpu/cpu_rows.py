@@ -19,7 +19,10 @@ from step_inputs import opened_row, scheduled_row, step_input
 
 @dataclass(frozen=True)
 class Part:
-    """One row's share of a step: drafts follow `tokens`, which follow `computed` others."""
+    """One row's share of a step: drafts follow `tokens`, which follow `computed` others.
+
+    With `may_repeat` the last of `tokens` may be computed again.
+    """
 
     row: int
     tokens: Sequence[int]
@@ -28,6 +31,7 @@ class Part:
     drafts: Sequence[int] = ()
     pooling: Literal["last", "mean"] | None = None
     queries: tuple[LogprobQuery, ...] = ()
+    may_repeat: bool = False
 
 
 def forward_input(runner: Runner, parts: Sequence[Part], blocks: int) -> ForwardInput:
@@ -39,7 +43,7 @@ def forward_input(runner: Runner, parts: Sequence[Part], blocks: int) -> Forward
     for part in parts:
         row = scheduled_row(
             part.row, part.tokens, part.computed, part.sample, drafts=part.drafts,
-            logprob_queries=part.queries, pooling=part.pooling,
+            logprob_queries=part.queries, pooling=part.pooling, num_uncertain=len(part.drafts) + part.may_repeat,
         )  # fmt: skip
         rows.append(row)
         places = range(part.computed, row.num_context_tokens)

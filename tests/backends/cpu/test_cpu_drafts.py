@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +19,11 @@ from realizar.sampling_params import SamplingParams
 from step_inputs import opened_row
 
 RECIPE = Recipe(vocab_size=96)
+RECIPES = {
+    "attention": RECIPE,
+    "convolutions": replace(RECIPE, windows=(None, 40, None), recurrent=("convolution", None, "convolution"), length=3),
+}
+MOST_DRAFTS = 9
 COUNT = 60  # with the prompt, past the window of 40
 PROMPT = random_tokens(RECIPE, 9, 5)
 SAMPLINGS = {
@@ -31,10 +37,12 @@ SAMPLINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    config = EngineConfig(threads=2, max_running=4, max_step_tokens=64, kv_cache_bytes=32 << 20)
-    made = Runner(*random_model(RECIPE), config)
+@pytest.fixture(scope="module", params=RECIPES)
+def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
+    config = EngineConfig(
+        threads=2, max_running=4, max_step_tokens=64, kv_cache_bytes=32 << 20, speculative_tokens=MOST_DRAFTS
+    )
+    made = Runner(*random_model(RECIPES[request.param]), config)
     yield made
     made.close()
 
@@ -110,7 +118,7 @@ def test_all_rows_of_logits_are_used(runner: Runner) -> None:
     texts = {row: plain_decode(runner, 0, prompt, SAMPLINGS["sampled"], 10)[0] for row, prompt in prompts.items()}
     for row, prompt in prompts.items():
         runner.backend.open(opened_row(row, SAMPLINGS["sampled"], prompt))
-    outputs = run_step(runner, [Part(row, prompt, drafts=texts[row][:9]) for row, prompt in prompts.items()])
+    outputs = run_step(runner, [Part(row, prompt, drafts=texts[row][:MOST_DRAFTS]) for row, prompt in prompts.items()])
     for row, output in zip(prompts, outputs, strict=True):
         assert list(output.token_ids) == texts[row]
         runner.backend.close(row)

@@ -79,6 +79,16 @@ RECIPES = {
         256, 4, 2, windows=(None, None), parts=("output_gate", "qk_norm", "partial_rope", "biases"), weights="F32"
     ),
     "output-gate-24": Recipe(24, 6, 2, hidden_size=72, feed_forward_size=100, parts=("output_gate",), weights="F32"),
+    "convolutions": Recipe(
+        windows=(None,) * 5,
+        recurrent=("convolution", None, "convolution", "convolution"),
+        length=3,
+        parts=("biases", "qk_norm"),
+        weights="F32",
+    ),
+    "convolutions-72": Recipe(
+        24, 6, 2, hidden_size=72, feed_forward_size=100, windows=(None, 40), recurrent=("convolution",), weights="F32"
+    ),
     "head-256": Recipe(256, 3, 1, windows=(None, 257), parts=("sinks", "soft_cap"), weights="F32"),
 }
 

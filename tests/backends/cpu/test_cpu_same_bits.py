@@ -60,6 +60,13 @@ RECIPES = {
     "q8_0-256-output-gate": Recipe(
         256, 4, 2, weights="Q8_0", windows=(None, 40), parts=("output_gate", "qk_norm", "partial_rope")
     ),
+    "convolutions-q4_k": Recipe(
+        weights="Q4_K",
+        windows=(None,) * 3,
+        recurrent=("convolution", None, "convolution"),
+        length=3,
+        parts=("qk_norm",),
+    ),
     "bf16-64-gqa6": Recipe(64, 6, 1, weights="BF16", parts=("layer_norm", "ungated"), activation="gelu"),
 }
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.bind_attention import AttentionBinder
 from realizar.backends.cpu.bind_experts import ExpertsBinder
+from realizar.backends.cpu.bind_kv import AttentionBinder
+from realizar.backends.cpu.bind_state import StateBinder
 from realizar.backends.cpu.instruction_set import InstructionSet
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.activate import ACTIVATE
@@ -36,6 +37,7 @@ from realizar.backends.program import (
     Join,
     Program,
     SharedAttentionBlock,
+    ShortConvolutionBlock,
     Tail,
 )
 from realizar.errors import UnsupportedModelError
@@ -51,10 +53,10 @@ class Binder:
 
     def __init__(
         self, instructions: InstructionSet, kernels: KernelLibrary, weights: Weights, workspace: Workspace,
-        attention: AttentionBinder,
+        attention: AttentionBinder, states: StateBinder,
     ) -> None:  # fmt: skip
         self.instructions, self.kernels, self.weights = instructions, kernels, weights
-        self.workspace, self._attention = workspace, attention
+        self.workspace, self._attention, self._states = workspace, attention, states
         self._block_bytes = read_machine().cache_bytes.get("L2", _DEFAULT_L2_BYTES) // 2
 
     def bind_blocks(self, program: Program) -> BoundProgram:
@@ -77,6 +79,8 @@ class Binder:
                 yield from self._attention_block(block)
             case SharedAttentionBlock():
                 yield from self._shared_attention_block(block)
+            case ShortConvolutionBlock():
+                yield from self._short_convolution_block(block)
             case InputGateBlock():
                 yield from self._input_gate_block(block)
             case FeedForwardBlock():
@@ -111,6 +115,12 @@ class Binder:
         yield self._project(query, "normed", "query", inputs_part(block))
         yield self._attention.rotate_queries(attention)
         yield from self._attention.attend(attention, attention.source)
+        yield from self._join(block.join, "attended", join_part(block))
+
+    def _short_convolution_block(self, block: ShortConvolutionBlock) -> Iterator[BoundOperation]:
+        yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
+        yield self._project(block.convolution.in_proj, "normed", "state inputs", inputs_part(block))
+        yield self._states.short_convolution(block.convolution, block.layer)
         yield from self._join(block.join, "attended", join_part(block))
 
     def _layer_inputs(self, inputs: LayerInputs) -> Iterator[BoundOperation]:

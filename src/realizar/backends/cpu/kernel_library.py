@@ -27,6 +27,7 @@ from realizar.backends.cpu.kernels.sampling.choose import make_choose
 from realizar.backends.cpu.kernels.sampling.logprobs import make_score
 from realizar.backends.cpu.kernels.sampling.truncate import make_draw
 from realizar.backends.cpu.kernels.select import select
+from realizar.backends.cpu.kernels.short_convolution import short_convolution
 from realizar.backends.cpu.kv.layout import KV_DTYPES
 from realizar.backends.cpu.weights.formats import WeightFormat, format_number
 
@@ -85,6 +86,10 @@ class KernelLibrary:
     @property
     def combine(self) -> int:
         return int(combine.address)
+
+    @property
+    def short_convolution(self) -> int:
+        return int(short_convolution.address)
 
     @property
     def select(self) -> int:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import Capacity
 from realizar.backends.cpu.bind import Binder
-from realizar.backends.cpu.bind_attention import AttentionBinder
+from realizar.backends.cpu.bind_kv import AttentionBinder
+from realizar.backends.cpu.bind_state import StateBinder
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.attention import scratch_bytes
@@ -21,6 +22,8 @@ from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.rope_tables import RopeTables
 from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
+from realizar.backends.cpu.state.memory import StateMemory
+from realizar.backends.cpu.state.sizes import state_sizes
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.workspace import Workspace, reserve_workspace
@@ -42,7 +45,8 @@ class LoadedModel:
 
     Attributes:
         spec, config: the model, and the configuration that it was loaded with.
-        weights: packed. kv: the KV cache. workspace: buffers and arrays of a step. ropes: angles of a step's positions.
+        weights: packed. kv: the KV cache. states: of layers that have one. workspace: buffers and arrays of a step.
+        ropes: angles of a step's positions.
         scratch: uint8 [threads, bytes], of attention. partial: float32 [PARTIAL_FLOATS], segments of split attention.
         body, tail: operations over all tokens of a step, and over the tokens whose logits are wanted.
         final_norm: operations over the tokens whose hidden states are pooled.
@@ -55,6 +59,7 @@ class LoadedModel:
     config: ResolvedConfig
     weights: Weights
     kv: KVMemory
+    states: StateMemory
     workspace: Workspace
     ropes: RopeTables
     scratch: NDArray[np.uint8]
@@ -111,9 +116,11 @@ def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, 
     scratch = _attention_scratch(kv, config.threads)
     kernels = KernelLibrary(instructions, lambda name: progress(f"compiling {name}", 1.0))
     attention = AttentionBinder(kernels, weights, workspace, kv, ropes, scratch, partial)
-    binder = Binder(instructions, kernels, weights, workspace, attention)
+    states = StateMemory(state_sizes(spec, config.speculative_tokens), config.max_running, kv.num_snapshots)
+    state_binder = StateBinder(kernels, weights, workspace, states)
+    binder = Binder(instructions, kernels, weights, workspace, attention, state_binder)
     programs = binder.bind_blocks(program), binder.bind_tail(program.tail), binder.bind_pool(program.tail)
-    memory = weights, kv, workspace, ropes, scratch, partial
+    memory = weights, kv, states, workspace, ropes, scratch, partial
     team = ThreadTeam(config.threads)
     rows = SamplingRows(config.max_running, spec.vocab_size, config.context_length)
     sampling = SamplingKernel(kernels.sampling, spec.vocab_size, team)

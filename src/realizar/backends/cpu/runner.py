@@ -161,6 +161,7 @@ class CPUBackend:
             self._pending.result()
         self.begin(forward_input)
         self.walk(self.model.body)
+        self.model.states.take(forward_input.state_moves)
         self._pending = CPUStep(self, forward_input)
         return self._pending
 
@@ -179,6 +180,7 @@ class CPUBackend:
             width = self.model.spec.layer_inputs.projection.out_features
             self.model.weights.layer_rows(ids, space.buffers["layer rows"].values[:tokens, :width])
         self.model.ropes.fill(forward_input.positions)
+        self.model.states.begin(columns, forward_input.state_moves)
         for field, column in enumerate((columns.starts[:-1], columns.num_tokens, columns.num_computed_tokens)):
             space.rows[: len(columns), field] = column
         for group, slots in enumerate(forward_input.slot_mapping):

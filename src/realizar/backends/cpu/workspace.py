@@ -11,6 +11,7 @@ from realizar.backends.cpu.codegen.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.kernels.attention import ROW_FIELDS
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.routing import Routing, num_positions
+from realizar.backends.cpu.state.sizes import inputs_width, output_width
 from realizar.backends.cpu.weights.formats import GROUP
 from realizar.backends.machine import memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
@@ -73,25 +74,29 @@ def written_records(buffer: RecordBuffer | None) -> dict[str, int]:
 
 
 def buffer_widths(spec: ModelSpec) -> dict[str, int]:
-    """Width of every buffer of `program`; those of experts, gates and layers' inputs are there if the model has any."""
+    """Width of every buffer of `program`; gates, experts, states and layers' inputs have theirs where there are any."""
     inputs = spec.layer_inputs
     mixtures = [experts for _, experts in spec.mixtures()]
     shared = [one.shared for one in mixtures if one.shared is not None]
     dense = [*(one for _, one in spec.feed_forwards()), *shared]
     widest = max((*(one.up.out_features for one in dense), 0 if inputs is None else inputs.size))
     query = max(a.num_heads * a.head_size for _, a in spec.all_attentions())
+    mixers = [spec.layers[layer].mixer for layer in spec.state_layers()]
+    attended = max(query, *(output_width(mixer) for mixer in mixers), 0)
     key = max(a.num_kv_heads * a.head_size for _, a in spec.attentions())
     hidden = spec.hidden_size
     widths = {
         "hidden": hidden, "normed": hidden, "branch": hidden, "query": query, "key": key,
         "value": 2 * (-(-key // GROUP) * GROUP),
-        "attended": query, "gate": widest, "up": widest, "activated": widest, "selected": hidden,
+        "attended": attended, "gate": widest, "up": widest, "activated": widest, "selected": hidden,
         "logits": spec.vocab_size,
     }  # fmt: skip
     if inputs is not None:
         widths |= dict.fromkeys(("layer inputs", "layer rows"), inputs.projection.out_features)
     if any(attention.gate is not None for _, attention in spec.attentions()):
         widths["attention gate"] = query
+    if mixers:
+        widths["state inputs"] = max(inputs_width(mixer) for mixer in mixers)
     if mixtures:
         widest = max(one.up.out_features for one in mixtures)
         widths |= {"scores": max(one.num_experts for one in mixtures), "routed": hidden}

@@ -15,6 +15,10 @@ from realizar.backends.step_values import StageValues
 class InspectedCPUBackend(CPUBackend):
     """The `InspectedBackend` of CPUs."""
 
+    def begin(self, forward_input: ForwardInput) -> None:
+        self.model.states.assume(forward_input.columns)
+        super().begin(forward_input)
+
     def time_parts(self, step: ForwardInput, repeats: int) -> list[PartTime]:
         return time_operations(self, self.spec, step, repeats)
 

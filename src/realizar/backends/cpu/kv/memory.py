@@ -8,6 +8,7 @@ import numpy as np
 
 from realizar.backends.cpu.kv.layout import BLOCK_MULTIPLE, KVLayout
 from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.cpu.state.sizes import state_sizes
 from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, log_size
 from realizar.backends.machine import memory_bytes, read_machine
 from realizar.backends.resolved_config import ResolvedConfig
@@ -18,6 +19,8 @@ from realizar.sizes import format_bytes
 _FREE_MEMORY_SHARE = 0.4
 _WHOLE_REQUESTS = 4  # of the whole context, that the cache has room for by default, if they are
 _WHOLE_TOKENS = 1 << 16  # no more tokens than these together; one of them always has room
+_SNAPSHOT_TOKENS = 256  # of the cache, for each of which there is a snapshot at most
+_SNAPSHOT_SHARE = 0.5  # of the cache's bytes, at most
 
 
 def free_memory_bytes() -> int:
@@ -37,6 +40,7 @@ class KVSizes:
         groups: of layers with one block table.
         blocks_per_request: of each group, for a request of the whole context.
         block_bytes: of each group, all its layers together.
+        snapshot_bytes: of a snapshot of states; 0 where none is kept.
 
     Raises:
         CapacityError: the block size is not a multiple of 32.
@@ -57,19 +61,46 @@ class KVSizes:
         self.groups = spec.block_groups()
         self.blocks_per_request = blocks_per_request(self.groups, config)
         self.block_bytes = [sum(self.layouts[layer].block_bytes for layer in group.layers) for group in self.groups]
+        self.snapshot_bytes = state_sizes(spec, 0).slot_bytes if config.prefix_cache else 0
 
     @property
     def request_bytes(self) -> int:
         """Bytes of one request that fills the whole context."""
         return sum(count * size for count, size in zip(self.blocks_per_request, self.block_bytes, strict=True))
 
+    @property
+    def snapshot_share(self) -> float:
+        """The share of the cache's bytes that snapshots take.
+
+        A sequence goes on from a snapshot and the blocks before it. One for each 256 tokens is more than conversations
+        have messages, and of small states that is little: 5 % of LFM2's cache. A large state is that of as many tokens
+        as a message has (of Qwen3.5-0.8B, 1,600), so that snapshots for all of them would be the larger part; half is
+        the most.
+        """
+        if not self.snapshot_bytes:
+            return 0.0
+        blocks = sum(self.block_bytes) * _SNAPSHOT_TOKENS / self.block_size
+        return min(self.snapshot_bytes / (self.snapshot_bytes + blocks), _SNAPSHOT_SHARE)
+
+    def num_snapshots(self, limit_bytes: int) -> int:
+        """Snapshots within `limit_bytes`, of which the blocks of one request take their part first."""
+        if not self.snapshot_bytes:
+            return 0
+        most = min(int(limit_bytes * self.snapshot_share), limit_bytes - self.request_bytes)
+        return max(most // self.snapshot_bytes, 0)
+
+    def num_requests(self, limit_bytes: int) -> int:
+        """Requests of the whole context whose blocks fit into `limit_bytes` beside the snapshots."""
+        return (limit_bytes - self.num_snapshots(limit_bytes) * self.snapshot_bytes) // self.request_bytes
+
     def num_blocks(self, limit_bytes: int, max_running: int) -> tuple[int, ...]:
-        """Blocks of each group that fit into `limit_bytes`, for at most `max_running` requests.
+        """Blocks of each group that fit into `limit_bytes` beside the snapshots, for at most `max_running` requests.
 
         Raises:
             CapacityError: not even one request fits.
         """
         check_one_fits(self.request_bytes, limit_bytes, self.context_length)
+        limit_bytes -= self.num_snapshots(limit_bytes) * self.snapshot_bytes
         requests = min(max_running, limit_bytes // self.request_bytes)
         share = min(float(max_running), limit_bytes / self.request_bytes)
         return tuple(max(count * requests, int(count * share)) for count in self.blocks_per_request)
@@ -83,12 +114,12 @@ def most_kv_bytes(free_bytes: int) -> int:
 def kv_limit_bytes(
     spec: ModelSpec, config: ResolvedConfig, sizes: KVSizes, free_bytes: int, machine_bytes: int | None
 ) -> int:
-    """The KV cache's size limit in bytes.
+    """The KV cache's size limit in bytes, snapshots of states included.
 
-    As configured; else room for `max_running` requests of the typical length and for some of the whole context, bounded
-    by part of the free memory. Blocks of ended requests stay in the prefix cache, so that in time a server takes all of
-    it: four contexts of a model that reads 128k tokens would be most of a machine's memory, which a CPU does not fill
-    with requests that run.
+    As configured; else room for `max_running` requests of the typical length and for some of the whole context, and
+    for snapshots beside them, bounded by part of the free memory. Blocks of ended requests stay in the prefix cache, so
+    that in time a server takes all of it: four contexts of a model that reads 128k tokens would be most of a machine's
+    memory, which a CPU does not fill with requests that run.
 
     Args:
         machine_bytes: memory that this machine has; None plans for another.
@@ -108,7 +139,7 @@ def kv_limit_bytes(
     typical = KVSizes(spec, replace(config, context_length=typical_length))
     num_whole = max(1, min(config.max_running, _WHOLE_REQUESTS, _WHOLE_TOKENS // sizes.context_length))
     wanted = max(num_whole * sizes.request_bytes, config.max_running * typical.request_bytes)
-    return min(wanted, most_kv_bytes(free_bytes))
+    return min(int(wanted / (1 - sizes.snapshot_share)), most_kv_bytes(free_bytes))
 
 
 class KVMemory:
@@ -122,14 +153,14 @@ class KVMemory:
         sizes, free = KVSizes(spec, config), free_memory_bytes()
         self.dtype, self.block_size, self.layouts = sizes.dtype, sizes.block_size, sizes.layouts
         self._group = {layer: index for index, group in enumerate(sizes.groups) for layer in group.layers}
-        self.num_blocks = sizes.num_blocks(
-            kv_limit_bytes(spec, config, sizes, free, memory_bytes()), config.max_running
-        )
+        limit = kv_limit_bytes(spec, config, sizes, free, memory_bytes())
+        self.num_blocks = sizes.num_blocks(limit, config.max_running)
+        self.num_snapshots = sizes.num_snapshots(limit)
         self._memory = {
             layer: aligned_zeros(self.num_blocks[self._group[layer]] * layout.block_bytes, np.uint8)
             for layer, layout in self.layouts.items()
         }
-        log_size(config, self.size_bytes, free)
+        log_size(config, self.size_bytes + self.num_snapshots * sizes.snapshot_bytes, free)
 
     def group_of(self, layer: int) -> int:
         """Index of the cache group that a layer belongs to."""

@@ -37,6 +37,7 @@ class Weights:
         self._routers = {experts.router.weight for _, experts in spec.mixtures()}
         self.matrices: dict[TensorName, Matrix] = {}
         self._halves: dict[TensorName, NDArray[np.float32]] = {}
+        self._taps: dict[TensorName, NDArray[np.float32]] = {}
         self._expert_biases: dict[TensorName, NDArray[np.float32]] = {}
         self._vectors: dict[tuple[TensorName, float, float], NDArray[np.float32]] = {}
         self._embedding = EmbeddingRows(self._tensors.matrix(spec.embedding))
@@ -103,6 +104,14 @@ class Weights:
             padded[: values.size] = (values + np.float32(offset)) * np.float32(scale)
             self._vectors[key] = padded  # type: ignore[assignment]
         return self._vectors[key]
+
+    def taps(self, name: TensorName) -> NDArray[np.float32]:
+        """The kernel of a convolution, float32 [length, channels]; kept alive here."""
+        if name not in self._taps:
+            kernel = self._tensors.convolution(name)
+            self._taps[name] = aligned_zeros(kernel.size, np.float32).reshape(kernel.shape[::-1])  # type: ignore[assignment]
+            self._taps[name][:] = kernel.T
+        return self._taps[name]
 
     def half_of(self, name: TensorName) -> NDArray[np.float32]:
         """Half of a vector's values; kept alive here."""

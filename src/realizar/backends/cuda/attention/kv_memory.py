@@ -53,6 +53,7 @@ class KVMemory:
             raise CapacityError(f"block_size must be a power of two and at least 16 on a GPU, not {size}")
         self.dtype = config.kv_dtype
         self.block_size = size
+        self.num_snapshots = 0
         groups = spec.block_groups()
         self._group = {layer: index for index, group in enumerate(groups) for layer in group.layers}
         per_request = blocks_per_request(groups, config)

@@ -1,0 +1,139 @@
+"""Gated short convolutions: gates, taps and state, for decodes and chunks by the same arithmetic in the same order."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import cfunc, types
+
+from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernels.attention_record import STEP_ROWS
+from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
+from realizar.backends.cpu.memory import inner, load_i64, view
+from realizar.backends.cpu.records import Record
+from realizar.backends.cpu.state.rows import FIRST, IS_NEW, REPLAYED, SLOT, STATE_ROW_FIELDS, TOKENS, UNCERTAIN
+from realizar.backends.cpu.weights.formats import GROUP
+
+# `input` has b, c and x of each token after one another, `channels` each. `taps` is float32 [length, channels] and
+# `bias` [channels] or 0. `rows` is of `state/rows.py`. `states` and `replays` are the layer's parts of slot 0 and of
+# row 0: float32 [length - 1, channels], and [tokens, token_bytes / 4]. `out` gets the result, `records` where not 0.
+SHORT_CONVOLUTION = Record(
+    "step input input_stride channels length taps bias rows states slot_bytes replays replay_bytes token_bytes "
+    "out out_stride records records_groups records_width"
+)
+_STEP, _IN, _IN_STRIDE, _CHANNELS, _LENGTH, _TAPS, _BIAS, _ROWS, _STATES, _SLOT_BYTES = range(10)
+_REPLAYS, _REPLAY_BYTES, _TOKEN_BYTES, _OUT, _OUT_STRIDE, _RECORDS, _RECORDS_GROUPS, _RECORDS_WIDTH = range(10, 18)
+
+
+@inner
+def _copy(source: int, target: int, count: int) -> None:
+    """Copy `count` float32. A plain loop: slice assignment is many times slower here."""
+    read, written = view(source, count, np.float32), view(target, count, np.float32)
+    for i in range(count):
+        written[i] = read[i]
+
+
+@inner
+def _begin(
+    columns: int, state: int, state_stride: int, replay: int, token_bytes: int, row: int, taps: int, count: int
+) -> None:
+    """The `taps` - 1 columns before the step's first token, into the ring where column t has place t % taps.
+
+    Args:
+        columns: the ring, `taps` columns of `count` float32. state, replay: of the row, at the thread's first channel.
+    """
+    replayed = load_i64(row, REPLAYED)
+    for t in range(1 - taps, 0):
+        target = columns + (t + taps) % taps * count * 4
+        if load_i64(row, IS_NEW) != 0:
+            zeros = view(target, count, np.float32)
+            for i in range(count):
+                zeros[i] = np.float32(0.0)
+        elif t >= -replayed:
+            _copy(replay + (replayed + t) * token_bytes, target, count)
+        else:
+            _copy(state + (taps - 1 + replayed + t) * state_stride, target, count)
+
+
+@inner
+def _store(columns: int, end: int, state: int, state_stride: int, taps: int, count: int) -> None:
+    """The live state after the step's first `end` tokens, from the ring."""
+    for place in range(taps - 1):
+        t = end - (taps - 1) + place
+        _copy(columns + (t + taps) % taps * count * 4, state + place * state_stride, count)
+
+
+@inner
+def _token(at: int, third: int, columns: int, t: int, weights: int, bias: int, out: int, taps: int, count: int) -> None:
+    """Token t: its column into the ring, and its output.
+
+    Args:
+        at: of b; c and x are `third` bytes after one another. weights: taps, `third` bytes from one to the next.
+    """
+    b, x = view(at, count, np.float32), view(at + 2 * third, count, np.float32)
+    own = view(columns + t % taps * count * 4, count, np.float32)
+    result = view(out, count, np.float32)
+    for i in range(count):
+        own[i] = b[i] * x[i]
+    for j in range(taps):
+        column = view(columns + (t + 1 + j) % taps * count * 4, count, np.float32)
+        weight = view(weights + j * third, count, np.float32)
+        if j == 0:
+            for i in range(count):
+                result[i] = weight[i] * column[i]
+        else:
+            for i in range(count):
+                result[i] += weight[i] * column[i]
+    if bias != 0:
+        added = view(bias, count, np.float32)
+        for i in range(count):
+            result[i] += added[i]
+    c = view(at + third, count, np.float32)
+    for i in range(count):
+        result[i] *= c[i]
+
+
+@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+def short_convolution(arguments: int, thread: int, threads: int) -> None:
+    """The kernel of `SHORT_CONVOLUTION`; groups of channels are divided among threads."""
+    channels, taps = load_i64(arguments, _CHANNELS), load_i64(arguments, _LENGTH)
+    groups = (channels + GROUP - 1) // GROUP
+    first_group, stop_group = groups * thread // threads, groups * (thread + 1) // threads
+    if first_group == stop_group:
+        return
+    third, skipped = channels * 4, first_group * GROUP * 4
+    count = min(channels, stop_group * GROUP) - first_group * GROUP
+    ring = np.empty(taps * count, np.float32)
+    columns = ring.ctypes.data
+    weights = load_i64(arguments, _TAPS) + skipped
+    bias = load_i64(arguments, _BIAS)
+    if bias != 0:
+        bias += skipped
+    token_bytes, records = load_i64(arguments, _TOKEN_BYTES), load_i64(arguments, _RECORDS)
+    record_groups, width = load_i64(arguments, _RECORDS_GROUPS), load_i64(arguments, _RECORDS_WIDTH)
+    for index in range(load_i64(load_i64(arguments, _STEP), STEP_ROWS)):
+        row = load_i64(arguments, _ROWS) + index * STATE_ROW_FIELDS * 8
+        tokens = load_i64(row, TOKENS)
+        if tokens == 0:
+            continue
+        state = load_i64(arguments, _STATES) + load_i64(row, SLOT) * load_i64(arguments, _SLOT_BYTES) + skipped
+        replay = load_i64(arguments, _REPLAYS) + load_i64(row, SLOT) * load_i64(arguments, _REPLAY_BYTES) + skipped
+        end = tokens - load_i64(row, UNCERTAIN)
+        _begin(columns, state, third, replay, token_bytes, row, taps, count)
+        for t in range(tokens):
+            if t == end:
+                _store(columns, t, state, third, taps, count)
+            token = load_i64(row, FIRST) + t
+            at = load_i64(arguments, _IN) + token * load_i64(arguments, _IN_STRIDE) + skipped
+            out = load_i64(arguments, _OUT) + token * load_i64(arguments, _OUT_STRIDE) + skipped
+            _token(at, third, columns, t, weights, bias, out, taps, count)
+            if t >= end:
+                _copy(columns + t % taps * count * 4, replay + (t - end) * token_bytes, count)
+            padding = view(out + count * 4, (stop_group - first_group) * GROUP - count, np.float32)
+            for i in range(padding.size):
+                padding[i] = np.float32(0.0)
+            if records != 0:
+                for group in range(first_group, stop_group):
+                    values = out + (group - first_group) * GROUP * 4
+                    quantize_group(values, records + offset_of(token, group, record_groups, width))
+        if end == tokens:
+            _store(columns, tokens, state, third, taps, count)

@@ -1,0 +1,95 @@
+"""Sizes of the states that layers keep of a row. Standard library and the spec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from realizar.models.mixers import GatedDeltaNet, ShortConvolution
+from realizar.models.spec import Mixer, ModelSpec
+
+_LINE_FLOATS = 16  # float32 of a cache line: threads never share one of two layers
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """Float32 that a layer keeps of a row.
+
+    Attributes:
+        state: of its live state, or a snapshot of it.
+        replay: of one uncertain token: what brings the state from the token before it to the one after it.
+    """
+
+    state: int
+    replay: int
+
+
+def layer_states(spec: ModelSpec) -> dict[int, LayerState]:
+    """The states of the layers that have one, by their index, in whole cache lines.
+
+    A short convolution keeps its last `length - 1` inputs, and of an uncertain token its input. A gated delta net keeps
+    the last inputs of its convolution and a matrix for each value head, and of an uncertain token the input of the
+    convolution, and beta and decay of each value head.
+    """
+    found = {}
+    for index in spec.state_layers():
+        mixer = spec.layers[index].mixer
+        if isinstance(mixer, ShortConvolution):
+            found[index] = LayerState(_lines((mixer.length - 1) * mixer.channels), _lines(mixer.channels))
+        elif isinstance(mixer, GatedDeltaNet):
+            matrices = mixer.num_value_heads * mixer.key_size * mixer.value_size
+            found[index] = LayerState(
+                _lines((mixer.length - 1) * mixer.channels) + _lines(matrices),
+                _lines(mixer.channels + 2 * mixer.num_value_heads),
+            )
+    return found
+
+
+def inputs_width(mixer: Mixer | None) -> int:
+    """Outputs of the matmuls with which a mixer with a state begins, for a token."""
+    if isinstance(mixer, ShortConvolution):
+        return mixer.in_proj.out_features
+    return sum(each.out_features for each in mixer.inputs()) if isinstance(mixer, GatedDeltaNet) else 0
+
+
+def output_width(mixer: Mixer | None) -> int:
+    """What a mixer with a state gives its last matmul, for a token."""
+    if isinstance(mixer, ShortConvolution):
+        return mixer.channels
+    return mixer.num_value_heads * mixer.value_size if isinstance(mixer, GatedDeltaNet) else 0
+
+
+def _lines(floats: int) -> int:
+    return -(-floats // _LINE_FLOATS) * _LINE_FLOATS
+
+
+@dataclass(frozen=True, slots=True)
+class StateSizes:
+    """Bytes of the states of all layers.
+
+    Attributes:
+        layers: by their index.
+        most_uncertain: tokens of a row in one step that may be undone.
+    """
+
+    layers: dict[int, LayerState]
+    most_uncertain: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a row's live state, or of a snapshot, in all layers."""
+        return 4 * sum(layer.state for layer in self.layers.values())
+
+    @property
+    def replay_bytes(self) -> int:
+        """Bytes beside it, of a row's uncertain tokens in all layers."""
+        return 4 * self.most_uncertain * sum(layer.replay for layer in self.layers.values())
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.slot_bytes + self.replay_bytes
+
+
+def state_sizes(spec: ModelSpec, speculative_tokens: int) -> StateSizes:
+    """The sizes for rows with so many drafts; the last token before them may be computed again."""
+    return StateSizes(layer_states(spec), speculative_tokens + 1)
