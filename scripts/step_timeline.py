@@ -1,9 +1,7 @@
 """`Timeline`: where the time of the engine's thread goes in a step; `AnswerTimes`: how long grammars' questions take.
 
 Neither is for use outside measurements: a timeline puts itself around methods, and another process watches the memory
-that the grammars' processes share. As a script, it is time_grammar_steps.py with both:
-
-    python scripts/step_timeline.py tests/data/tokenizers/llama-bpe.gguf.xz --shape llama-1b --kinds plain,regex
+that the grammars' processes share. time_grammar_steps.py shows both, with --timeline and --questions.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import struct
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -121,13 +118,3 @@ def _watch(memory: MaskMemory, write: int) -> None:
     chosen = answers[:: max(1, len(answers) // _MOST_ANSWERS)]
     os.write(write, struct.pack(f"{len(chosen)}d", *chosen))
     os._exit(0)
-
-
-def main() -> int:
-    from time_grammar_steps import main as time_steps
-
-    return time_steps([*sys.argv[1:], "--timeline", "--questions"])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
