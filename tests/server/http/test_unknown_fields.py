@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from realizar.server.app import create_app
-from realizar.server.http.unknown_fields import IgnoredFields, without_unknown
+from realizar.server.http.fitted import fitted
+from realizar.server.http.unknown_fields import IgnoredFields
 from realizar.server.openai.records.chat import ChatCompletionRequest
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import PLAIN_TEMPLATE, ScriptedEngine, scripted_model
@@ -114,7 +115,7 @@ def test_what_is_known_and_wrong_is_still_refused() -> None:
 def test_schemas_keep_their_own_fields() -> None:
     """A tool's parameters are data: names in them are nobody's fields."""
     body = {"messages": [HI], "tools": [{**TOOL, "colour": 1}]}
-    pruned = without_unknown(copy.deepcopy(body), ChatCompletionRequest, IgnoredFields())
+    pruned = fitted(copy.deepcopy(body), ChatCompletionRequest, IgnoredFields())
     assert pruned == {"messages": [HI], "tools": [TOOL]}
 
 

@@ -13,9 +13,9 @@ from realizar.server.api import compute, settings_of
 from realizar.server.errors import ApiError, refused
 from realizar.server.http.body_json import parse_json, parsed_size
 from realizar.server.http.dialects import dialect_of
+from realizar.server.http.fitted import fitted
 from realizar.server.http.request_memory import FREE_BYTES, RequestLease, lease_of
-from realizar.server.http.unknown_fields import IGNORED, unknown_field, without_unknown
-from realizar.server.http.whole_numbers import with_whole_numbers
+from realizar.server.http.unknown_fields import IGNORED, unknown_field
 from realizar.server.settings import ServerSettings
 
 _DISCARDED = 4  # bodies up to this many times the limit are read to their end before they are refused
@@ -91,13 +91,11 @@ def convert(data: Any, record: type[R]) -> R:
     """
     if not isinstance(data, dict):
         raise refused("the body must be a JSON object", code="invalid_type")
-    ignored = IGNORED.get()
     try:
         try:
             return msgspec.convert(data, record)
         except msgspec.ValidationError:
-            known = data if ignored is None else without_unknown(data, record, ignored)
-            return msgspec.convert(with_whole_numbers(known, record), record)
+            return msgspec.convert(fitted(data, record, IGNORED.get()), record)
     except msgspec.ValidationError as error:
         raise _translated(str(error), record) from None
     except RecursionError:

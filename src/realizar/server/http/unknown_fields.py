@@ -9,9 +9,6 @@ from collections.abc import Collection
 from contextvars import ContextVar
 from typing import Any
 
-import msgspec
-from msgspec import inspect
-
 from realizar.server.errors import ApiError, refused
 
 _LOG = logging.getLogger(__name__)
@@ -41,7 +38,7 @@ IGNORED: ContextVar[IgnoredFields | None] = ContextVar("ignored_fields", default
 
 def unknown_field(path: str, name: str, known: Collection[str]) -> ApiError:
     """The 400 error of an unknown field, with the nearest known name."""
-    full = _full(path, name)
+    full = full_path(path, name)
     near = difflib.get_close_matches(name[:80], known, 1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return refused(f"Unrecognized request argument supplied: {full}{hint}", full, "unknown_parameter")
@@ -61,30 +58,9 @@ def known_only(path: str, given: dict[str, Any], known: Collection[str]) -> None
         raise unknown_field(path, unknown[0], known)
     for name in unknown:
         del given[name]
-        ignored.note(_full(path, name))
+        ignored.note(full_path(path, name))
 
 
-def without_unknown(data: Any, record: type[msgspec.Struct], ignored: IgnoredFields) -> Any:
-    """A parsed body without the fields that its record and the records in it do not know. It is changed in place."""
-    _prune("", data, inspect.type_info(record), ignored)
-    return data
-
-
-def _full(path: str, name: str) -> str:
+def full_path(path: str, name: str) -> str:
+    """The path of a field within the object at a path, as errors and the log name it."""
     return ascii(f"{path}.{name}" if path else name)[1:-1][:_MOST_NAMED]
-
-
-def _prune(path: str, data: Any, kind: inspect.Type, ignored: IgnoredFields) -> None:
-    if isinstance(kind, inspect.UnionType):
-        for each in kind.types:
-            _prune(path, data, each, ignored)
-    elif isinstance(kind, inspect.ListType) and isinstance(data, list):
-        for place, item in enumerate(data):
-            _prune(f"{path}[{place}]", item, kind.item_type, ignored)
-    elif isinstance(kind, inspect.StructType) and isinstance(data, dict):
-        fields = {field.encode_name: field.type for field in kind.fields}
-        for name in [name for name in data if name not in fields]:
-            del data[name]
-            ignored.note(_full(path, name))
-        for name, value in data.items():
-            _prune(f"{path}.{name}" if path else name, value, fields[name], ignored)
