@@ -175,13 +175,16 @@ def test_options_reach_the_engine() -> None:
     assert (made.repetition_penalty, made.presence_penalty, made.frequency_penalty) == (1.2, 0.5, 0.25)
     assert (made.mirostat, made.mirostat_tau, made.mirostat_eta, made.seed) == (2, 4.0, 0.2, 3)
     assert (made.max_tokens, made.stop) == (9, ("x", "y"))
-    for given in ({"repeat_last_n": 0, "repeat_penalty": 1.3, "num_predict": -2, "seed": -1}, {"num_predict": -1}):
+    whole_context = ({"repeat_last_n": 0, "repeat_penalty": 1.3, "num_predict": -2, "seed": -1}, {"num_predict": -1})
+    for given in (*whole_context, {"num_predict": 0}):
         assert post(engine, {**BODY, "options": given}).status_code == 200
         made = engine.asked[-1][1]
         assert (made.repetition_penalty, made.max_tokens, made.seed) == (1.0, None, None)
     assert post(engine, {**BODY, "options": {"num_predict": 200_000}}).status_code == 200
     prompt, made, _ = engine.asked[-1]
     assert len(prompt) + made.max_tokens == 100_000
+    assert post(engine, {**BODY, "options": {"top_p": 0, "top_k": 40}}).status_code == 200
+    assert engine.asked[-1][1].top_k == 1
 
 
 @pytest.mark.parametrize("reach", [64, 100_000, 200_000])
@@ -229,7 +232,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"options": {"temperature": -1}}, "options.temperature"),
     ({"options": {"temperature": "hot"}}, "options.temperature"),
     ({"options": {"temprature": 1}}, "options.temprature"),
-    ({"options": {"num_predict": 0}}, "options.num_predict"),
     ({"options": {"num_predict": -3}}, "options.num_predict"),
     ({"options": {"num_predict": 10**400}}, "options.num_predict"),
     ({"options": {"mirostat": 1}}, "options.mirostat"),

@@ -32,7 +32,7 @@ _PLAIN = {
 } | {"repeat_penalty": "repetition_penalty"}
 """Fields of `SamplingParams` by the names of the options that set them."""
 _PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-_WHOLE_CONTEXT = (-1, -2)
+_WHOLE_CONTEXT = (0, -1, -2)
 _USUAL_REACH = 64
 """Ollama's default of `repeat_last_n`. Clients that send all options send it; it changes as little as its absence."""
 
@@ -55,6 +55,9 @@ def read_options(api: Api, request: AnswerRequest) -> SamplingWishes:
     plain: dict[str, Any] = {
         ours: value for theirs, ours in _PLAIN.items() if (value := getattr(given, theirs)) is not None
     }
+    if plain.get("top_p") == 0:  # of Ollama's tokens the most probable one is left then
+        del plain["top_p"]
+        plain["top_k"] = 1
     if plain.get("seed") == -1:
         plain["seed"] = None
     _check_penalties(given, plain, api.model.default_sampling, api.max_tokens)
@@ -90,7 +93,7 @@ def _max_tokens(given: int | None) -> int | None:
     if given is None or given in _WHOLE_CONTEXT:
         return None
     if given < 1:
-        raise refused(f"options.num_predict must be above 0, or -1 or -2, not {given}", "options.num_predict")
+        raise refused(f"options.num_predict must be -2 or more, not {given}", "options.num_predict")
     return given
 
 

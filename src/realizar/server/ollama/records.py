@@ -11,7 +11,8 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of one request. Those that say how a model is loaded have no effect: the command that serves it says so.
 
     Attributes:
-        num_predict: tokens to generate; -1 and -2 are the rest of the context.
+        num_predict: tokens to generate; 0, -1 and -2 are the rest of the context.
+        top_p: 0 leaves the most probable token, as `top_k` of 1 does.
         repeat_last_n: tokens that penalties look back at: -1 for all, 0 for none; 64 is as if it were left out.
         num_ctx, num_keep, num_batch, num_gpu, main_gpu, num_thread, numa, low_vram, f16_kv, logits_all, vocab_only,
             use_mmap, use_mlock, embedding_only: without effect.
