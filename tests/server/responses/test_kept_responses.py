@@ -96,6 +96,58 @@ def test_a_conversation_goes_on_from_kept_responses(streamed: bool) -> None:
     assert third == second + "assistant:Seven.|user:So?|"
 
 
+def test_items_are_referred_to_by_their_ids() -> None:
+    engine = ScriptedEngine(deltas=("Hm.", CALL))
+    refusals: list[tuple[Any, str]] = [
+        ({"type": "item_reference", "id": "msg_x"}, "input[0].id"),
+        ({"type": "item_reference"}, "input[0].id"),
+        ({"type": "item_reference", "id": "msg_x", "role": "user"}, "input[0].role"),
+    ]
+
+    async def main(client: openai.AsyncOpenAI) -> None:
+        first = await client.responses.create(model="scripted", input="Go", tools=cast("Any", [TOOL]))
+        (question,) = (await client.responses.input_items.list(first.id)).data
+        thought, call = first.output
+        engine.deltas = ("</think>", "Seven.")
+        items: list[Any] = [
+            {"type": "item_reference", "id": question.id},
+            {"type": "item_reference", "id": thought.id},
+            {"id": call.id},
+            {"type": "function_call_output", "call_id": cast("Any", call).call_id, "output": "7"},
+        ]
+        second = await client.responses.create(model="scripted", input=items, tools=cast("Any", [TOOL]))
+        counted = await client.responses.input_tokens.count(model="scripted", input=items, tools=cast("Any", [TOOL]))
+        assert second.usage is not None
+        assert counted.input_tokens == second.usage.input_tokens
+        listed = await client.responses.input_items.list(second.id, order="asc")
+        assert [item.type for item in listed.data] == ["message", "reasoning", "function_call", "function_call_output"]
+        await client.responses.delete(first.id)
+        again: Any = [{"type": "item_reference", "id": question.id}]  # it is an item of the second response too
+        await client.responses.create(model="scripted", input=again)
+        for item, param in refusals:
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.responses.create(model="scripted", input=[item])
+            assert refused.value.param == param
+
+    async def other(client: openai.AsyncOpenAI) -> None:
+        known = [{"type": "item_reference", "id": ids[0]}]
+        with pytest.raises(openai.BadRequestError, match="there is no item"):
+            await client.responses.create(model="scripted", input=cast("Any", known))
+
+    ids: list[str] = []
+
+    async def one(client: openai.AsyncOpenAI) -> None:
+        ids.append((await client.responses.create(model="scripted", input="Go")).output[0].id or "")
+
+    talk(engine, KEEPING, main)
+    asked = [prompt.removesuffix("<think>").rpartition("<tool_call>")[2] for prompt in prompts(engine)]
+    assert asked[1].startswith("user:Go|assistant:[Hm.][{")
+    assert asked[1].endswith("|tool:7|")
+    assert asked[2] == "user:Go|"
+    settings = ServerSettings(api_keys=("k", "l"), max_stored_responses=3)
+    talk(ScriptedEngine(), settings, one, other, keys=("k", "l"))
+
+
 def test_without_a_store_nothing_is_kept_and_nothing_can_be_gone_on_from() -> None:
     async def main(client: openai.AsyncOpenAI) -> None:
         for wanted in ({}, {"store": True}, {"store": False}):

@@ -13,7 +13,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"background": True}, "background"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),
-    ({"truncation": "auto"}, "truncation"),
+    ({"truncation": "always"}, "truncation"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"service_tier": "flex"}, "service_tier"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

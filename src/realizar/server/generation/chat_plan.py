@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from realizar.errors import ContextLengthError
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.api import Api
 from realizar.server.errors import ApiError, about, refused, renaming, unsupported
 from realizar.server.generation.begun import begun_ids
 from realizar.server.generation.conversation import Conversation, text_of
+from realizar.server.generation.fit_turns import without_oldest
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority
 from realizar.server.generation.tools import ToolPlan
@@ -25,6 +27,7 @@ from realizar.tokenizer.templates.chat_template import ChatTemplate
 
 _PROMPT_END_TOKENS = 32
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_ROOM = 4  # where turns are dropped, the answer gets a quarter of the context, or what it may take if that is less
 _MAX_KWARGS_CHARACTERS = 64 << 10
 _RESERVED = ("messages", "tools", "add_generation_prompt", "self")  # the last is the template's own
 
@@ -44,6 +47,7 @@ class ChatPlan:
         names: the request's names of the engine's fields, for errors.
         reports_progress: True if the run tells how much of the prompt has been read.
         cut_by_context: True if the context ends the answer before the request's `max_tokens` do.
+        num_dropped: messages that the prompt leaves out for lack of room.
     """
 
     token_ids: tuple[int, ...]
@@ -56,6 +60,7 @@ class ChatPlan:
     names: Mapping[str, str]
     reports_progress: bool = False
     cut_by_context: bool = False
+    num_dropped: int = 0
 
     @property
     def may_reason(self) -> bool:
@@ -90,9 +95,11 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
     sampling = _sampling(api, conversation)
     template = _template(api, conversation)
     variables = _variables(conversation, template)
+    shown, num_messages = tools.shown, len(conversation.messages)
+    if conversation.drops_oldest:
+        conversation = _shortened(api, conversation, template, variables, stop)
     _check_sizes(api, conversation)
     stop.check()
-    shown = tools.shown
     answer_format = find_format(template.source(shown))  # renders the template once, so that its errors come first
     with about("messages"):
         if conversation.continues:
@@ -123,7 +130,29 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         names=_engine_names(conversation),
         reports_progress=conversation.reports_progress,
         cut_by_context=cut,
+        num_dropped=num_messages - len(conversation.messages),
     )
+
+
+def _shortened(
+    api: Api, conversation: Conversation, template: ChatTemplate, variables: Mapping[str, Any], stop: Stop
+) -> Conversation:
+    """The conversation without its oldest turns, if the answer would have too little of the context otherwise."""
+    room = min(conversation.wishes.max_tokens or api.max_tokens, api.max_tokens // _ROOM)
+
+    def fits(messages: list[Mapping[str, Any]]) -> bool:
+        stop.check()
+        given = replace(conversation, messages=[dict(each) for each in messages])
+        try:
+            _check_sizes(api, given)
+        except ContextLengthError:
+            return False
+        with about("messages"):
+            token_ids = template.encode(given.messages, given.tools.shown, given.add_prompt, **variables)
+        return len(token_ids) + room <= api.max_tokens
+
+    kept = without_oldest(conversation.messages, fits)
+    return replace(conversation, messages=[dict(each) for each in kept])
 
 
 def _engine_names(conversation: Conversation) -> Mapping[str, str]:

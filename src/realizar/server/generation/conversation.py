@@ -29,6 +29,7 @@ class Conversation:
         add_prompt: True to end the prompt where the answer begins.
         continues: the prompt ends within the last message, an assistant's with text, and the answer goes on with it.
         bounded_by_context: True if `max_tokens` may be more than the context leaves, which then ends the answer.
+        drops_oldest: True to drop the oldest turns of a conversation that leaves too little of the context.
         keep_last: cut the prompt to its last tokens; -1 is the length of the context, None cuts nothing.
         priority: the request's priority.
         cache_salt: keeps the cache of one tenant from another's.
@@ -47,6 +48,7 @@ class Conversation:
     add_prompt: bool = True
     continues: bool = False
     bounded_by_context: bool = False
+    drops_oldest: bool = False
     keep_last: int | None = None
     priority: int | None = None
     cache_salt: str | None = None

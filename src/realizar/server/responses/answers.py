@@ -64,7 +64,8 @@ class ResponseForm:
             "tools": msgspec.Raw(msgspec.json.encode(tools.shown)),
             "top_logprobs": request.top_logprobs or 0,
             "top_p": plan.sampling.top_p,
-            "truncation": "disabled",
+            "truncation": request.truncation or "disabled",
+            **({"dropped_messages": plan.num_dropped} if plan.num_dropped else {}),
         }
 
     def begun(self) -> dict[str, Any]:

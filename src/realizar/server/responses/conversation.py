@@ -37,7 +37,6 @@ _NEUTRAL: Mapping[str, tuple[_Check, str]] = {
     "moderation": (lambda value: False, "is not supported"),
     "prompt": (lambda value: False, "is not supported: the server keeps no prompt templates"),
     "service_tier": (lambda value: value in ("auto", "default"), "must be auto or default: the server has one tier"),
-    "truncation": (lambda value: value == "disabled", "must be disabled: the server cuts no conversation"),
 }
 """Fields that have no effect here: the check of a value that is accepted, and why others are not."""
 
@@ -63,6 +62,7 @@ def read_conversation(
         wishes=_wishes(request, structured),
         reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
         bounded_by_context=True,
+        drops_oldest=request.truncation == "auto",
         reports_progress=isinstance(request, ResponsesRequest)
         and check_progress(request.return_progress, stream=request.stream),
         names={
@@ -121,7 +121,8 @@ def _messages(request: InputTokensRequest, earlier: Sequence[dict[str, Any]]) ->
 
 def _wishes(request: InputTokensRequest, structured: StructuredOutput | None) -> SamplingWishes:
     if not isinstance(request, ResponsesRequest):
-        return SamplingWishes(plain={}, max_tokens=1, structured=structured)
+        # The room for an answer decides what is dropped: a count of what remains is that of an answer of any length.
+        return SamplingWishes(plain={}, max_tokens=None if request.truncation == "auto" else 1, structured=structured)
     wanted = includes(request, LOGPROBS)
     if request.top_logprobs and not wanted:
         raise refused(f"top_logprobs needs include to have {LOGPROBS}", "top_logprobs", "invalid_value")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ from realizar.server.responses.keeper import Keeper
 from realizar.server.responses.kept import owner_of, store_of
 from realizar.server.responses.output_items import ItemForm, OutputItems
 from realizar.server.responses.records import InputTokensRequest, ResponsesRequest
+from realizar.server.responses.references import responses_with, with_items
 from realizar.server.responses.store import StoredResponse
 from realizar.server.responses.stored_items import items_of
 from realizar.server.responses.stream import ResponseStreamer
@@ -46,15 +47,29 @@ class _Planned:
     item_form: ItemForm
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Kept responses that a request needs: those that it goes on from, and those of items that it refers to."""
+
+    chain: Sequence[StoredResponse]
+    referred: Mapping[str, StoredResponse]
+
+    @property
+    def responses(self) -> Collection[StoredResponse]:
+        """All of them, each once."""
+        return {each.id: each for each in (*self.chain, *self.referred.values())}.values()
+
+
 async def create_response(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of events."""
     record = await read_record(request, ResponsesRequest)
     api = await model_of(request, record.model)
-    store, chain = store_of(request), _chain(request, record)
-    planned = await compute(request, lambda stop: _planned(api, record, chain, stop), _size(request, chain))
+    store, kept = store_of(request), _kept(request, record)
+    planned = await compute(request, lambda stop: _planned(api, record, kept, stop), _size(request, kept))
     plan = planned.chat
     response_id = new_id("resp_")
-    note(request, model=api.model.name, prompt=len(plan.token_ids))
+    dropped = {"dropped": plan.num_dropped} if plan.num_dropped else {}
+    note(request, model=api.model.name, prompt=len(plan.token_ids), **dropped)
     run = ChatRun(api, plan, response_id, lease_of(request), counts_reasoning=True)
     keeper = None if store is None or record.store is False else Keeper(store, owner_of(request), record)
     form = ResponseForm(api, record, planned.tools, plan, response_id, stored=keeper is not None)
@@ -76,14 +91,20 @@ async def count_input_tokens(request: Request) -> Response:
     """Answer with the number of tokens of a prompt, as the chat template renders it."""
     record = await read_record(request, InputTokensRequest)
     api = await model_of(request, record.model)
-    chain = _chain(request, record)
-    planned = await compute(request, lambda stop: _planned(api, record, chain, stop), _size(request, chain))
+    kept = _kept(request, record)
+    planned = await compute(request, lambda stop: _planned(api, record, kept, stop), _size(request, kept))
     counted = {"object": "response.input_tokens", "input_tokens": len(planned.chat.token_ids)}
     return Response(msgspec.json.encode(counted), media_type="application/json")
 
 
+def _kept(request: Request, record: InputTokensRequest) -> _Kept:
+    """The kept responses that a request needs. Their memory counts as the request's."""
+    kept = _Kept(_chain(request, record), responses_with(record, store_of(request), owner_of(request)))
+    lease_of(request).take(sum(parsed_size(each.items) + parsed_size(each.response) for each in kept.responses))
+    return kept
+
+
 def _chain(request: Request, record: InputTokensRequest) -> list[StoredResponse]:
-    """The kept responses that a request goes on from. Their memory counts as the request's."""
     previous, store = record.previous_response_id, store_of(request)
     if previous is None:
         return []
@@ -91,19 +112,18 @@ def _chain(request: Request, record: InputTokensRequest) -> list[StoredResponse]
         raise unsupported(
             "previous_response_id", "is not supported: the server keeps no responses (--stored-responses turns it on)"
         )
-    chain = store.chain(previous, owner_of(request))
-    lease_of(request).take(sum(parsed_size(each.items) + parsed_size(each.response) for each in chain))
-    return chain
+    return store.chain(previous, owner_of(request))
 
 
-def _size(request: Request, chain: Sequence[StoredResponse]) -> int:
-    return lease_of(request).body_bytes + sum(each.num_bytes for each in chain)
+def _size(request: Request, kept: _Kept) -> int:
+    return lease_of(request).body_bytes + sum(each.num_bytes for each in kept.responses)
 
 
-def _planned(api: Api, record: InputTokensRequest, chain: Sequence[StoredResponse], stop: Stop) -> _Planned:
+def _planned(api: Api, record: InputTokensRequest, kept: _Kept, stop: Stop) -> _Planned:
     """Read a request and plan it. Not for the event loop."""
+    with_items(record, kept.referred)
     tools = read_tools(record.tools, record.tool_choice, parallel=record.parallel_tool_calls is not False)
-    plan = plan_chat(api, read_conversation(record, tools, items_of(chain, with_last_output=True)), stop)
+    plan = plan_chat(api, read_conversation(record, tools, items_of(kept.chain, with_last_output=True)), stop)
     if plan.sampling.logprobs is not None:
         api.names(as_ids=False).prepare()
     form = ItemForm(

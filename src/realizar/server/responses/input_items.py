@@ -158,8 +158,6 @@ class ItemReader:
 
 def _foreign(where: str, kind: Any) -> Exception:
     path = f"{where}.type"
-    if kind == "item_reference":
-        return unsupported(path, "'item_reference' is not supported: send the item itself")
     return unsupported(path, f"{ascii(kind)[:60]} is not supported: {', '.join(_FIELDS)} are")
 
 

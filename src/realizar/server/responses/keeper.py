@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from realizar.server.responses.records import ResponsesRequest
 from realizar.server.responses.store import ResponseStore, StoredResponse
 from realizar.server.responses.stored_items import kept_input
+
+_LONGEST_ID = 128  # characters; an item with a longer id of a client's own can't be referred to
+
+
+class _Output(msgspec.Struct):
+    """What is read of a response. Attributes: output: its items."""
+
+    output: list[dict[str, Any]]
+
+
+_OUTPUT = msgspec.json.Decoder(_Output)
 
 
 class Keeper:
@@ -17,6 +30,8 @@ class Keeper:
 
     def keep(self, response_id: str, response: bytes) -> None:
         """Keep a response, given as JSON."""
-        items = msgspec.json.encode(kept_input(self._request))
+        items = kept_input(self._request)
+        listed = (item["id"] for item in (*items, *_OUTPUT.decode(response).output))
+        ids = tuple(each for each in listed if isinstance(each, str) and len(each) <= _LONGEST_ID)
         previous = self._request.previous_response_id
-        self._store.keep(StoredResponse(response_id, self._owner, response, items, previous))
+        self._store.keep(StoredResponse(response_id, self._owner, response, msgspec.json.encode(items), previous, ids))

@@ -9,6 +9,8 @@ from realizar.server.errors import ApiError, refused
 
 _OVERHEAD_BYTES = 1024
 """Objects around the JSON of a response, rounded up."""
+_ID_BYTES = 200
+"""An item's id and its place in a table, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class StoredResponse:
         response: the response object, as JSON.
         items: the list of its own input items, as JSON.
         previous: the id of the response that it goes on from.
+        item_ids: ids of its own input items and of its output.
     """
 
     id: str
@@ -27,11 +30,12 @@ class StoredResponse:
     response: bytes
     items: bytes
     previous: str | None
+    item_ids: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
-        return len(self.response) + len(self.items) + _OVERHEAD_BYTES
+        return len(self.response) + len(self.items) + _OVERHEAD_BYTES + _ID_BYTES * len(self.item_ids)
 
 
 class ResponseStore:
@@ -46,6 +50,7 @@ class ResponseStore:
         self._max_responses, self._max_bytes = max_responses, max_bytes
         self._num_bytes = 0
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._of_items: dict[tuple[str, str], str] = {}  # the response of an item, by the client and the item's id
 
     def keep(self, stored: StoredResponse) -> None:
         """Keep a response; others are dropped for it."""
@@ -53,9 +58,9 @@ class ResponseStore:
             return
         self._responses[stored.id] = stored
         self._num_bytes += stored.num_bytes
+        self._of_items |= dict.fromkeys(((stored.owner, each) for each in stored.item_ids), stored.id)
         while len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes:
-            _, dropped = self._responses.popitem(last=False)
-            self._num_bytes -= dropped.num_bytes
+            self._drop(next(iter(self._responses)))
 
     def find(self, response_id: str, owner: str) -> StoredResponse:
         """The response of an id.
@@ -75,9 +80,22 @@ class ResponseStore:
         Raises:
             ApiError: as of `find`.
         """
-        found = self.find(response_id, owner)
-        self._num_bytes -= found.num_bytes
-        del self._responses[response_id]
+        self._drop(self.find(response_id, owner).id)
+
+    def with_item(self, item_id: str, owner: str) -> StoredResponse | None:
+        """The response that has an item, which counts as used; None if there is none for this client."""
+        found = self._of_items.get((owner, item_id))
+        if found is None:
+            return None
+        self._responses.move_to_end(found)
+        return self._responses[found]
+
+    def _drop(self, response_id: str) -> None:
+        dropped = self._responses.pop(response_id)
+        self._num_bytes -= dropped.num_bytes
+        for item_id in dropped.item_ids:
+            if self._of_items.get((dropped.owner, item_id)) == response_id:
+                del self._of_items[dropped.owner, item_id]
 
     def chain(self, response_id: str, owner: str) -> list[StoredResponse]:
         """A response and those that it goes on from, the first one first; all count as used.
