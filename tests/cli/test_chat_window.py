@@ -109,6 +109,11 @@ def test_the_meter_counts_what_the_model_sees(session: ChatSession, notices: lis
     assert session.meter == "0 of 40 tokens, 0 %"
 
 
+def test_the_meter_is_full_at_most(session: ChatSession) -> None:
+    session._messages += [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y" * CONTEXT}]
+    assert session.meter == "40 of 40 tokens, 100 %"
+
+
 def test_a_template_that_refuses_leaves_the_meter_empty(model: Model) -> None:
     def refuse(_messages: list[Message]) -> int:
         raise ChatTemplateError("no")

@@ -57,11 +57,17 @@ class ChatSession:
 
     @property
     def meter(self) -> str:
-        """How full the context is, such as `512 of 8,192 tokens, 6 %`; empty where that is not known."""
+        """How full the context is, such as `512 of 8,192 tokens, 6 %`; empty where that is not known.
+
+        An answer that filled the context is followed by the template's marks, which have no place there: it is full.
+        """
         if self.window is None:
             return ""
         used, length = self.window.used(self._system_messages(), self._messages), self.window.context_length
-        return "" if used is None else f"{used:,} of {length:,} tokens, {used / length:.0%}".replace("%", " %")
+        if used is None:
+            return ""
+        used = min(used, length)
+        return f"{used:,} of {length:,} tokens, {used / length:.0%}".replace("%", " %")
 
     @staticmethod
     def asks(line: str) -> bool:
