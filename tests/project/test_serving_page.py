@@ -52,6 +52,7 @@ def test_every_option_exists(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("serve", "plan", "bench-serve"):
         app([command, "--help"], result_action="return_value")
         known |= set(_OPTION.findall(capsys.readouterr().out))
-    named = set(_OPTION.findall(_PAGE)) - {"--help", "--profile", "--target"}  # the last two are docker's
+    of_docker = {"--profile", "--target", "--gpus"}
+    named = set(_OPTION.findall(_PAGE)) - {"--help"} - of_docker
     assert named - known == set()
     assert {option for _, _, option in _ROW.findall(_PAGE) if option} <= named
