@@ -18,6 +18,7 @@ from realizar.bench.shapes import SHAPES
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor
 from realizar.checkpoint.open import open_checkpoint
+from realizar.models.mixers import GatedDeltaNet
 from realizar.models.registry import build_spec
 from realizar.models.spec import Experts, FeedForward
 from realizar.quantization import QUANTIZED_TYPES, dequantize
@@ -33,6 +34,8 @@ PARAMETERS = {
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
     "gemma4-26b-a4b": 25_233_142_046,
+    "lfm2-1.2b": 1_170_340_608,
+    "lfm2-8b-a1b": 8_339_929_856 + 22 * 32,  # biases of the choice of experts are not counted there
 }
 # Tensors of Q4_K and of Q6_K in llama.cpp's Q4_K_M files of these models.
 MIX = {"llama-8b": (193, 33), "llama-1b": (96, 17), "qwen2.5-1.5b": (168, 29)}
@@ -95,7 +98,7 @@ def test_tensor_types_of_tiny(tmp_path: Path) -> None:
 def test_describes_a_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strict loading finds every tensor, in the shape it expects, and none besides."""
     small = dataclasses.replace(
-        SHAPES[name], num_layers=2, hidden_size=256, feed_forward_size=512, num_heads=4, num_kv_heads=2, vocab_size=64
+        SHAPES[name], num_layers=4, hidden_size=256, feed_forward_size=512, num_heads=4, num_kv_heads=2, vocab_size=64
     )
     if small.num_experts:
         small = dataclasses.replace(small, num_experts=4, experts_per_token=2, expert_size=512)
@@ -107,11 +110,12 @@ def test_describes_a_model(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert spec.architecture == small.architecture
     assert spec.tied == small.tied
     assert spec.context_length == small.context_length
-    attention = spec.layers[0].mixer
+    attention = spec.attentions()[0][1]
     assert (attention.head_size, attention.num_kv_heads) == (small.head_size, 2)
     assert (attention.q.bias is not None) == (small.architecture in ("qwen2", "gpt-oss"))
-    assert (attention.q_norm is not None) == (small.architecture in ("qwen3", "qwen3moe", "olmoe", "gemma4"))
-    part = spec.layers[1].feed_forward
+    assert (attention.q_norm is not None) == (small.architecture not in ("llama", "qwen2", "gpt-oss"))
+    assert (attention.gate is not None) == (small.architecture in ("qwen35", "qwen35moe"))
+    part = spec.layers[-1].feed_forward
     assert isinstance(part, Experts if small.num_experts else FeedForward)
 
 
@@ -123,6 +127,17 @@ def test_any_type(ggml_type: GGMLType, tmp_path: Path) -> None:
     tensor = open_checkpoint(path).tensors["blk.1.ffn_down.weight"]
     assert tensor.ggml_type is ggml_type
     assert dequantize(ggml_type, tensor.data, 256, 512).std() == pytest.approx(512**-0.5, rel=0.05)
+
+
+def test_mix_of_delta_nets(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    generate_gguf("tiny-delta", path, "q4_k_m")
+    types = {name: tensor.type_name for name, tensor in open_checkpoint(path).tensors.items()}
+    assert types["blk.0.attn_qkv.weight"] == "Q5_K"
+    assert types["blk.3.attn_q.weight"] == types["blk.0.ssm_alpha.weight"] == types["blk.0.ssm_out.weight"] == "Q4_K"
+    assert {types[f"blk.0.{name}"] for name in ("ssm_a", "ssm_conv1d.weight", "ssm_dt.bias")} == {"F32"}
+    mixers = [layer.mixer for layer in build_spec(open_checkpoint(path)).layers]
+    assert [isinstance(mixer, GatedDeltaNet) for mixer in mixers] == [True, True, True, False]
 
 
 def test_types_of_experts(tmp_path: Path) -> None:

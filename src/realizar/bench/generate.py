@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.bench.generate_gemma4 import EMBEDDING_STD, gemma4_keys, gemma4_layer, gemma4_rope_divisors
+from realizar.bench.generate_hybrids import CONVOLUTIONS, QWEN, hybrid_keys, hybrid_layer
 from realizar.bench.generate_routers import router_weights
 from realizar.bench.shapes import SHAPES, FileType, Shape
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
@@ -29,10 +30,10 @@ _MIXTURE_EMBEDDING_STD = 10.0
 """Of a mixture's embedding: tokens stay unlike each other, whatever attention adds to all of them alike, and so choose
 nearly as many experts as by chance."""
 _FILE_TYPE_IDS: dict[FileType, int] = {"f16": 1, "q8_0": 7, "q4_k_m": 15, "bf16": 32, "mxfp4": 38}
-_OF_SMALL_BLOCKS = {GGMLType.Q4_K: GGMLType.Q5_0, GGMLType.Q6_K: GGMLType.Q8_0}
+_OF_SMALL_BLOCKS = {GGMLType.Q4_K: GGMLType.Q5_0, GGMLType.Q5_K: GGMLType.Q5_1, GGMLType.Q6_K: GGMLType.Q8_0}
 _WHOLE_FILE: dict[FileType, GGMLType] = {"q8_0": GGMLType.Q8_0, "f16": GGMLType.F16, "bf16": GGMLType.BF16}
 
-
+_HYBRIDS = (*QWEN, *CONVOLUTIONS)
 _GPT_OSS_KEYS: dict[str, Any] = {
     "attention.sliding_window": 128,
     "rope.scaling.type": "yarn",
@@ -48,8 +49,8 @@ def generate_gguf(
 
     Args:
         shape_name: a key of `SHAPES`.
-        file_type: `q4_k_m` has llama.cpp's mix of Q4_K and Q6_K, with Q5_0 and Q8_0 where rows are no whole blocks, and
-            `mxfp4` has experts of MXFP4 and Q8_0 beside them, as gpt-oss is published; otherwise all
+        file_type: `q4_k_m` has llama.cpp's mix of Q4_K, Q5_K and Q6_K, with Q5_0, Q5_1 and Q8_0 where rows are no whole
+            blocks, and `mxfp4` has experts of MXFP4 and Q8_0 beside them, as gpt-oss is published; otherwise all
             matrices are of one type. Norms, biases and routers are float32.
         seed: equal seeds give equal files.
         skew: exponent of the Zipf law by which tokens prefer some experts; 0 prefers none. See `generate_routers`.
@@ -123,9 +124,11 @@ def _metadata(shape: Shape, name: str, file_type: FileType | GGMLType) -> dict[s
     }
     if shape.num_experts:
         metadata |= {f"{arch}.expert_count": shape.num_experts, f"{arch}.expert_used_count": shape.experts_per_token}
-    if arch in ("qwen3moe", "gpt-oss"):
+    if arch in ("qwen3moe", "gpt-oss", "qwen35moe", "lfm2moe"):
         metadata[f"{arch}.expert_feed_forward_length"] = shape.expert_size
     own = _GPT_OSS_KEYS if arch == "gpt-oss" else gemma4_keys(shape) if arch == "gemma4" else {}
+    if arch in _HYBRIDS:
+        own = hybrid_keys(shape)
     metadata |= {f"{arch}.{key}": value for key, value in own.items()}
     if not isinstance(file_type, GGMLType):
         metadata["general.file_type"] = _FILE_TYPE_IDS[file_type]
@@ -136,10 +139,11 @@ def _tensors(shape: Shape, file_type: FileType | GGMLType, seed: int, skew: floa
     """All tensors of the file, in llama.cpp's order."""
 
     def matrix(
-        name: str, *sizes: int, six_bits: bool = False, of_experts: bool = False, std: float | None = None
-    ) -> NewTensor:
+        name: str, *sizes: int, five_bits: bool = False, six_bits: bool = False, of_experts: bool = False,
+        std: float | None = None,
+    ) -> NewTensor:  # fmt: skip
         *outer, cols = sizes
-        ggml_type = _matrix_type(file_type, six_bits, of_experts)
+        ggml_type = _matrix_type(file_type, five_bits, six_bits, of_experts)
         if file_type == "q4_k_m" and cols % ggml_type.block_size:
             ggml_type = _OF_SMALL_BLOCKS[ggml_type]
         if cols % ggml_type.block_size:
@@ -167,9 +171,12 @@ def _tensors(shape: Shape, file_type: FileType | GGMLType, seed: int, skew: floa
         if shape.architecture == "gemma4":
             better = _gets_more_bits(index, shape.num_layers)
             yield from gemma4_layer(shape, index, matrix, vector, router, better)
+        elif shape.architecture in _HYBRIDS:
+            better = _gets_more_bits(index, shape.num_layers)
+            yield from hybrid_layer(shape, index, matrix, vector, router, better)
         else:
             yield from _layer(shape, index, matrix, vector, router)
-    yield vector("output_norm.weight", hidden, 1.0)
+    yield vector("token_embd_norm.weight" if shape.architecture in CONVOLUTIONS else "output_norm.weight", hidden, 1.0)
     if not shape.tied:
         yield matrix("output.weight", shape.vocab_size, hidden, six_bits=True)
 
@@ -226,13 +233,13 @@ def _gets_more_bits(layer: int, num_layers: int) -> bool:
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
 
-def _matrix_type(file_type: FileType | GGMLType, six_bits: bool, of_experts: bool) -> GGMLType:
+def _matrix_type(file_type: FileType | GGMLType, five_bits: bool, six_bits: bool, of_experts: bool) -> GGMLType:
     if isinstance(file_type, GGMLType):
         return file_type
     if file_type == "mxfp4":
         return GGMLType.MXFP4 if of_experts else GGMLType.Q8_0
     if file_type == "q4_k_m":
-        return GGMLType.Q6_K if six_bits else GGMLType.Q4_K
+        return GGMLType.Q6_K if six_bits else GGMLType.Q5_K if five_bits else GGMLType.Q4_K
     return _WHOLE_FILE[file_type]
 
 

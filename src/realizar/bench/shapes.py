@@ -17,9 +17,14 @@ class Shape:
             through.
         expert_size: between an expert's up and down projection.
         full_head_size, full_kv_heads: of layers without a window, where these differ.
+        key_heads, value_heads: of gated delta nets, which three of four layers are.
+        attention_layers: of models whose other layers are short convolutions. dense_layers: the first ones, before
+            those with experts.
     """
 
-    architecture: Literal["llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "gpt-oss", "gemma4"]
+    architecture: Literal[
+        "llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "gpt-oss", "gemma4", "qwen35", "qwen35moe", "lfm2", "lfm2moe"
+    ]
     num_layers: int
     hidden_size: int
     feed_forward_size: int
@@ -36,6 +41,10 @@ class Shape:
     expert_size: int = 0
     full_head_size: int = 0
     full_kv_heads: int = 0
+    key_heads: int = 0
+    value_heads: int = 0
+    attention_layers: tuple[int, ...] = ()
+    dense_layers: int = 0
 
 
 SHAPES: dict[str, Shape] = {
@@ -48,8 +57,27 @@ SHAPES: dict[str, Shape] = {
     "gpt-oss-20b": Shape("gpt-oss", 24, 2880, 2880, 64, 8, 64, 201088, False, 1.5e5, 1e-5, 131072, 32, 4, 2880),
     "gpt-oss-120b": Shape("gpt-oss", 36, 2880, 2880, 64, 8, 64, 201088, False, 1.5e5, 1e-5, 131072, 128, 4, 2880),
     "gemma4-26b-a4b": Shape("gemma4", 30, 2816, 2112, 16, 8, 256, 262144, True, 1e6, 1e-6, 262144, 128, 8, 704, 512, 2),
+    "qwen3.5-0.8b": Shape(
+        "qwen35", 24, 1024, 3584, 8, 2, 256, 248320, True, 1e7, 1e-6, 262144, key_heads=16, value_heads=16
+    ),
+    "qwen3.6-27b": Shape(
+        "qwen35", 64, 5120, 17408, 24, 4, 256, 248320, False, 1e7, 1e-6, 262144, key_heads=16, value_heads=48
+    ),
+    "qwen3.6-35b-a3b": Shape(
+        "qwen35moe", 40, 2048, 512, 16, 2, 256, 248320, False, 1e7, 1e-6, 262144, 256, 8, 512,
+        key_heads=16, value_heads=32,
+    ),
+    "lfm2-1.2b": Shape(
+        "lfm2", 16, 2048, 8192, 32, 8, 64, 65536, True, 1e6, 1e-5, 128000, attention_layers=(2, 5, 8, 10, 12, 14)
+    ),
+    "lfm2-8b-a1b": Shape(
+        "lfm2moe", 24, 2048, 7168, 32, 8, 64, 65536, True, 1e6, 1e-5, 128000, 32, 4, 1792,
+        attention_layers=(2, 6, 10, 14, 18, 21), dense_layers=2,
+    ),
     "tiny": Shape("llama", 2, 256, 512, 4, 2, 64, 512, False, 1e4, 1e-5, 2048),
     "tiny-moe": Shape("qwen3moe", 2, 256, 512, 4, 2, 64, 512, False, 1e6, 1e-6, 2048, 8, 2, 256),
-}
+    "tiny-delta": Shape("qwen35", 4, 256, 512, 2, 1, 128, 512, False, 1e7, 1e-6, 2048, key_heads=1, value_heads=2),
+    "tiny-convolution": Shape("lfm2", 3, 256, 512, 4, 2, 64, 512, True, 1e6, 1e-5, 2048, attention_layers=(1,)),
+}  # fmt: skip
 """Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-1.5B, Qwen3-0.6B, Qwen3-30B-A3B, OLMoE-1B-7B, gpt-oss-20b and -120b, Gemma 4
-26B-A4B, and two for tests."""
+26B-A4B, Qwen3.5-0.8B, Qwen3.6-27B and 35B-A3B, LFM2-1.2B and 8B-A1B, and four for tests."""
