@@ -62,7 +62,7 @@ struct Query { int slot, target, top_n, padding; };  // slot -1: nothing is want
 // Ids that stay: low <= (key, id) <= high, and (|distance - mean|, id) <= typical; `summed` where `sums` are theirs.
 struct Cut { u64 low, high, typical; float mean; int summed; };
 // Where a row's first truncation by mass or count ends. gather_ids lists the ids of the bins from `first` to before
-// `end` that are not among the bins from `kept` to before `kept_end`, which all stay: `extent` is 0, WHOLE, BIN or RING.
+// `end` that are not among the bins from `kept` to before `kept_end`, which all stay. `extent`: 0, WHOLE, BIN or RING.
 // `size`: how many, of which no more than ROOM are kept. `arrivals`: spans that are in the histogram.
 struct Near { int extent, size, first, end, kept, kept_end, arrivals; float mean; };
 
