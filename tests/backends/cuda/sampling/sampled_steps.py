@@ -16,7 +16,7 @@ from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.sampler import SCRATCH_BYTES_PER_ID, DeviceSampler
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
-from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens
+from realizar.backends.cuda.step import CUDAStep, PendingResult, WantedTokens, wanted_tokens
 from realizar.backends.cuda.workspace import LOGIT_BLOCK
 from realizar.batch import RowOutput, ScheduledRow, StepRows
 from realizar.sampling_params import SamplingParams
@@ -85,16 +85,13 @@ class SampledSteps:
         """The outputs of a step of decodes: rows of so many tokens, and their logits, float32 [rows, vocab]."""
         numbers, computed = np.array(rows), np.array(lengths, np.int32) - np.int32(1)
         columns = StepRows.of_decodes(numbers, numbers, computed, np.zeros(len(rows), np.int32))
-        arrays = self.space.arrays
-        arrays["selected_rows"].fill_(-1)
-        arrays["selected_rows"][: len(rows)] = torch.tensor(rows, dtype=torch.int32)
-        arrays["contexts"][: len(rows)] = torch.tensor(lengths, dtype=torch.int32)
         return self._run(ForwardInput(columns, computed, (), ()), logits, masks or {}, held)
 
     def _run(self, given: ForwardInput, logits: Any, masks: Any, held: Collection[int] = ()) -> list[RowOutput]:
         values = torch.as_tensor(logits).to(self.device)
         self._run_head(values)
-        self.space.arrays["ids"][: len(given.token_ids)] = torch.from_numpy(given.token_ids).to(self.device)
+        wanted = wanted_tokens(given)
+        self._send(given, wanted)
 
         def finish(step: CUDAStep) -> PendingResult:
             chosen = self.maker.make(step)
@@ -104,10 +101,20 @@ class SampledSteps:
                 torch.cuda.synchronize()
             return PendingResult(result, logprobs, {}, self.maker.errors)
 
-        step = CUDAStep(given, wanted_tokens(given), finish, self.maker.take_in, self.device)
+        step = CUDAStep(given, wanted, finish, self.maker.take_in, self.device)
         step.set_masks(masks)
         step.hold(held)
         return list(step.result().rows)
+
+    def _send(self, given: ForwardInput, wanted: WantedTokens) -> None:
+        """Write the step's arrays, as a runner does."""
+        arrays, columns = self.space.arrays, given.columns
+        chosen = np.where(columns.num_drafts > 0, -1, columns.numbers)[wanted.rows[: wanted.num_choices]]
+        arrays["selected_rows"].fill_(-1)
+        for name, values in (
+            ("ids", given.token_ids), ("selected_rows", chosen), ("contexts", columns.num_context_tokens),
+        ):  # fmt: skip
+            arrays[name][: len(values)] = torch.from_numpy(values.astype(np.int32)).to(self.device)
 
     def _run_head(self, values: torch.Tensor) -> None:
         """Write what the head's kernels leave: logits, the largest of each block, the largest of all."""

@@ -268,6 +268,39 @@ def test_graphs_choose_what_launches_do() -> None:
     assert len({flags & 39 for flags in replayed}) == 7  # sets of kernels
 
 
+def test_graphs_choose_in_steps_that_read_prompts_what_launches_do() -> None:
+    """Where all rows choose, whether they read a prompt or decode; launches where a prompt goes on."""
+    vocab, rows = 5003, 20
+    graphs, launches = SampledSteps(rows, vocab, graphs=True), SampledSteps(rows, vocab)
+    replayed: list[int] = []
+    found_graph = graphs.maker._graphs.find
+
+    def find(count: int, flags: int) -> Any:
+        replayed.append(count)
+        return found_graph(count, flags)
+
+    graphs.maker._graphs.find = find
+    kinds = [KINDS[name] for name in KINDS]
+    for number in range(6):
+        order = np.random.default_rng(number).permutation(rows).tolist()
+        for row in order:
+            for each in (graphs, launches):
+                each.open(row, SamplingParams(seed=row, **kinds[(row + 7 * number) % len(kinds)]), [1, 2, 3])
+        goes_on = order[0] if number % 3 == 2 else None
+        steps = [
+            scheduled_row(row, range(1, 1 + count), 3 - count, row != goes_on)
+            for row, count in zip(order, [2 + number % 2, 1, 3] * rows, strict=False)
+        ]
+        one, other = (
+            each.step(steps, random_logits(rows - (goes_on is not None), vocab, number)) for each in (graphs, launches)
+        )
+        assert one == other
+        for row in order:
+            for each in (graphs, launches):
+                each.maker.close(row)
+    assert replayed == [rows] * 4
+
+
 def test_graphs_choose_within_masks_what_launches_do() -> None:
     """Steps in which rows have masks or none, some are held, and steps between them without masks."""
     vocab, rows, words = 20_011, 24, 626

@@ -33,7 +33,7 @@ class NativeBuffers:
     Attributes:
         lines: float64 [selected, 3 + 2 * MOST_IN_GRAPH], the log-probabilities that graphs find.
         choices, queries: int32 [selected, fields], records of a step. drafted: the same of rows, in a step with drafts.
-        mask_places: int32 [selected], of a step of decodes: the place of each choice's mask, NO_MASK or HELD.
+        mask_places: int32 [selected], the place of each choice's mask in a step that graphs sample, NO_MASK or HELD.
         draft_table: int32 [rows, 1 + drafts], room for the choices that stand.
         tables: uint8, `Tables` of sampling/rows.cu.
     """

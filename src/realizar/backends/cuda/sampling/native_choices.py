@@ -58,10 +58,11 @@ class _Replayed:
 class NativeChoiceMaker:
     """A `StepSampler` on an NVIDIA card.
 
-    A step of plain greedy rows launches nothing: the head's kernel has chosen. A step of other decodes replays a graph,
-    for which everything is on the device but the masks of grammars and their places. Any other step sends records of
-    its choices, and launches what their kinds need, each kernel over all of them. Log-probabilities are a graph too, in
-    steps of any rows, whose records are sent where they are not those of the step before. No row can fail on the host.
+    A step of plain greedy rows launches nothing: the head's kernel has chosen. Any other step without drafts, all of
+    whose rows choose, replays a graph, for which everything is on the device but the places of grammars' masks. Where
+    there are drafts, or chunks of prompts that go on, it sends records of its choices, and launches what their kinds
+    need, each kernel over all of them. Log-probabilities are a graph too, in steps of any rows, whose records are sent
+    where they are not those of the step before. No row can fail on the host.
 
     Args:
         context_length: of a row.
@@ -115,7 +116,7 @@ class NativeChoiceMaker:
             numbers, positions = columns.numbers, columns.num_context_tokens
         else:
             numbers, positions = columns.numbers[wanted.choosing], columns.num_context_tokens[wanted.choosing]
-        if not columns.only_decodes or not self._replay(step, numbers, positions):
+        if len(numbers) < len(columns) or not self._replay(step, numbers, positions):
             none = np.zeros_like(numbers)
             count, flags = self._send_choices(step, numbers, none, positions, none)
             if count:
@@ -124,7 +125,7 @@ class NativeChoiceMaker:
         return made[:, None]
 
     def _replay(self, step: CUDAStep, numbers: Integers, positions: Integers) -> bool:
-        """Sample the decodes of a step by a graph; False where there is none."""
+        """Sample a step all of whose rows choose by a graph; False where there is none."""
         flags = self._rows.flags_of(numbers, positions)
         if step.masks:
             flags |= ADJUST
@@ -139,7 +140,7 @@ class NativeChoiceMaker:
         return True
 
     def _send_places(self, step: CUDAStep, numbers: Integers) -> bool:
-        """Send the place of each choice's mask in a step of decodes; False where a mask must be changed."""
+        """Send the place of each choice's mask for a graph; False where a mask must be changed."""
         rows, given = self._rows, step.masks
         if not given and not step.held:
             if self._has_places:
@@ -160,7 +161,7 @@ class NativeChoiceMaker:
         return True
 
     def _launch(self, count: int, flags: int) -> None:
-        """Start the kernels of a step of decodes; what is captured."""
+        """Start the kernels of a step all of whose rows choose; what is captured."""
         self._kernels.list_choices(self._buffers, count)
         self._sample(count, flags)
 

@@ -35,7 +35,7 @@ class SamplingKernels:
         self._kernels = {name: Kernel(cubin, name, size) for name, size in shared.items()}
 
     def list_choices(self, buffers: NativeBuffers, count: int) -> None:
-        """Write the records of a step of decodes, one for each of so many tokens with logits."""
+        """Write the records of a step all of whose rows choose, one for each of so many tokens with logits."""
         self._run("list_choices", (-(-count // 128), 1), 128, buffers.tables, buffers.choices, count)
 
     def adjust(self, buffers: NativeBuffers, count: int, *, repetitions: bool) -> None:
