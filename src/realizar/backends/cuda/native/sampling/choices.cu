@@ -1,5 +1,5 @@
-// The choices of a step all of whose rows choose, once each, made on the device: a captured sampler needs nothing of the
-// host but what a row sent when it opened, and the places of its masks.
+// The choices of a step all of whose rows choose, once each, made on the device: a captured sampler needs nothing of
+// the host but what a row sent when it opened, and the places of its masks.
 
 // Grid: blocks of 128 choices. A choice without a row, or of a plain greedy one, has no flags: other kernels pass it.
 extern "C" __global__ void __launch_bounds__(128) list_choices(const Tables* tables, Choice* choices, int count) {

@@ -66,7 +66,7 @@ struct Cut { u64 low, high, typical; float mean; int summed; };
 // `size`: how many, of which no more than ROOM are kept. `arrivals`: spans that are in the histogram.
 struct Near { int extent, size, first, end, kept, kept_end, arrivals; float mean; };
 
-// `mask_places`: the mask of each choice that list_choices makes, NO_MASK or HELD. `shared_masks` are the host's memory.
+// `mask_places`: the mask of each choice of list_choices, NO_MASK or HELD. `shared_masks`: in the host's memory.
 struct Tables {
   const float* logits; const float* tops; const int* top_ids;
   float* adjusted; float* adjusted_tops; int* adjusted_ids;
