@@ -117,6 +117,37 @@ def test_save_writes_what_was_said(session: ChatSession, tmp_path: Path) -> None
         say(session, f"/save {tmp_path}/nonesuch/chat.json")
 
 
+@pytest.mark.parametrize("line", ["/etc/hosts: what is it?", "/* a comment */\nint x;", "// x", "/clear\nis a command"])
+def test_paths_and_code_are_messages(session: ChatSession, model: Model, line: str) -> None:
+    say(session, line)
+    assert session.messages[-2] == {"role": "user", "content": line}
+
+
+@pytest.mark.parametrize("line", ["/exit", "/bye", "/quit"])
+def test_words_that_leave(session: ChatSession, line: str) -> None:
+    say(session, line)
+    assert session.finished
+
+
+def test_save_replaces_conversations_alone(session: ChatSession, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    for _ in range(2):
+        say(session, "Hello")
+        say(session, f"/save {path}")
+        assert json.loads(path.read_text())["messages"] == session.messages
+    notes = tmp_path / "notes.md"
+    notes.write_text("# Mine\n")
+    with pytest.raises(InvalidRequestError, match="is no conversation"):
+        say(session, f"/save {notes}")
+    assert notes.read_text() == "# Mine\n"
+
+
+def test_a_new_system_message_says_what_it_drops(session: ChatSession) -> None:
+    assert "starts over" not in say(session, "/system Be brief.")
+    say(session, "Hello")
+    assert "starts over" in say(session, "/system Be kind.")
+
+
 def test_undo_takes_turns_back(session: ChatSession, model: Model) -> None:
     session.system = "Be brief."
     say(session, "one")
@@ -206,7 +237,15 @@ def test_what_was_said_before_an_interruption_stays(session: ChatSession) -> Non
 
 @pytest.mark.parametrize(
     ("line", "asks"),
-    [("Hello", True), (" /retry", True), ("/retry now", True), ("/save x", False), ("/usr/bin", False), ("", False)],
+    [
+        ("Hello", True),
+        (" /retry", True),
+        ("/retry now", True),
+        ("/save x", False),
+        ("/usr/bin", True),
+        ("/hlep", False),
+        ("", False),
+    ],
 )
 def test_lines_that_the_model_answers(line: str, asks: bool) -> None:
     assert ChatSession.asks(line) is asks

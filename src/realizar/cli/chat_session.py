@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -20,11 +21,14 @@ HELP = """\
 /params [N=V]    show the sampling parameters, or set some: /params temperature=0.5 top_k=40
 /save FILE       write the conversation as JSON
 /load FILE       go on with a conversation that /save wrote
-/quit            leave (also Ctrl-D)
+/quit            leave (also /exit, /bye and Ctrl-D)
+A message whose first word is a path, or code such as //, is no command.
 A line that ends with a backslash goes on; so does one after Escape and Enter. Pasted lines are one message.
 Ctrl-C stops an answer."""
 
 _SHOWN_CHARACTERS = 60
+_COMMAND = re.compile(r"/(\w*)(?:[ \t]+(.*))?", re.DOTALL)
+_OTHER_NAMES = {"exit": "quit", "bye": "quit"}
 
 Answer = Callable[[list[Message], SamplingParams], Iterator[str]]
 
@@ -72,8 +76,8 @@ class ChatSession:
     @staticmethod
     def asks(line: str) -> bool:
         """True if the model answers a line."""
-        words = line.split(None, 1)
-        return bool(words) and (not words[0].startswith("/") or words[0] == "/retry")
+        command = _command_of(line)
+        return bool(line.strip()) and (command is None or command[0] == "retry")
 
     def handle(self, line: str) -> Iterator[str]:
         """Handle a line, and iterate the text to show: deltas of an answer, or a command's result.
@@ -84,16 +88,16 @@ class ChatSession:
         Raises:
             InvalidRequestError: the command is invalid; the conversation stays as it was.
         """
-        line = line.strip()
-        if line.startswith("/"):
-            name, _, rest = line[1:].partition(" ")
-            command = getattr(self, f"_command_{name}", None)
-            if command is None or not name.isalpha():
+        command = _command_of(line)
+        if command is not None:
+            name, rest = command
+            run = getattr(self, f"_command_{_OTHER_NAMES.get(name, name)}", None)
+            if run is None or not name.isalpha():
                 raise InvalidRequestError(f"/{name} is not a command; /help lists them")
-            yield from command(rest.strip())
-        elif line:
+            yield from run(rest)
+        elif line.strip():
             before = list(self._messages)
-            self._messages.append({"role": "user", "content": line})
+            self._messages.append({"role": "user", "content": line.strip()})
             yield from self._answer(before)
 
     def _answer(self, before: list[Message]) -> Iterator[str]:
@@ -130,8 +134,9 @@ class ChatSession:
 
     def _command_system(self, rest: str) -> Iterator[str]:
         self.system = rest or None
+        said = "system message set" if rest else "no system message"
+        yield f"({said}; the conversation starts over)" if self._messages else f"({said})"
         self._start_over()
-        yield "(system message set)" if rest else "(no system message)"
 
     def _command_retry(self, _rest: str) -> Iterator[str]:
         before = list(self._messages)
@@ -173,3 +178,9 @@ class ChatSession:
     def _command_quit(self, _rest: str) -> Iterator[str]:
         self.finished = True
         yield from ()
+
+
+def _command_of(line: str) -> tuple[str, str] | None:
+    """The name and the rest of a command; None for a message, such as a path, or pasted code that begins with `/*`."""
+    found = _COMMAND.fullmatch(line.strip())
+    return None if found is None else (found[1], (found[2] or "").strip())

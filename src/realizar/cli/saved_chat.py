@@ -20,14 +20,29 @@ _ROLES = ("system", "user", "assistant")
 def write_chat(name: str, messages: Sequence[Message]) -> None:
     """Write messages as a JSON object with the key `messages`.
 
+    A file that is there is replaced if it is a conversation.
+
     Raises:
-        InvalidRequestError: the file can't be written.
+        InvalidRequestError: the file can't be written, or is something else.
     """
+    _check_replaceable(name)
     text = json.dumps({"messages": list(messages)}, ensure_ascii=False, indent=1)
     try:
         Path(name).expanduser().write_text(text + "\n", encoding="utf-8", errors="replace")
     except (OSError, RuntimeError, ValueError) as error:
         raise InvalidRequestError(f"/save can't write {name}: {_reason(error)}") from error
+
+
+def _check_replaceable(name: str) -> None:
+    try:
+        size = Path(name).expanduser().stat().st_size
+    except (OSError, RuntimeError, ValueError):
+        return  # it is not there, or writing it says why that can't be done
+    if size:
+        try:
+            read_chat(name)
+        except InvalidRequestError:
+            raise InvalidRequestError(f"{name} is there and is no conversation; /save it to another file") from None
 
 
 def read_chat(name: str) -> tuple[str | None, list[Message]]:

@@ -100,6 +100,12 @@ def test_pasted_lines_are_one_message(tiny_path: Path, tmp_path: Path) -> None:
     assert list(history.load_history_strings())[-1] == "one\ntwo\nthree\\\n/quit four"
 
 
+def test_the_meter_leaves_a_message_that_is_complete(tiny_path: Path, tmp_path: Path) -> None:
+    shown = talk(tiny_path, tmp_path, b"/undo\r", b"/quit\r")
+    assert "> " + " " * 20 in shown  # the meter is at the right margin
+    assert re.search(r"> /undo[\r\n]+realizar: /undo needs", shown), shown
+
+
 def test_lines_go_on_and_keys_of_control_leave_lines(tiny_path: Path, tmp_path: Path) -> None:
     """Escape and Enter or a backslash begin another line; Ctrl-C drops what is typed, Ctrl-D quits."""
     shown = talk(

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
 from prompt_toolkit.history import History
 from prompt_toolkit.input import create_input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -91,13 +92,17 @@ class LineEditor:
         """Read a message.
 
         Args:
-            meter: a text at the right margin.
+            meter: a text at the right margin, until the message is complete.
             continued: the prompt is that of a message that goes on.
 
         Raises:
             EOFError: Ctrl-D. KeyboardInterrupt: Ctrl-C.
         """
-        return self._session.prompt(_CONTINUED if continued else _PROMPT, rprompt=meter or None)
+
+        def right() -> str:
+            return "" if get_app().is_done else meter
+
+        return self._session.prompt(_CONTINUED if continued else _PROMPT, rprompt=right)
 
 
 def _keys() -> KeyBindings:
