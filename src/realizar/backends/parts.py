@@ -55,6 +55,7 @@ _INPUTS: dict[type[Block], str] = {
     AttentionBlock: "qkv",
     SharedAttentionBlock: "q",
     ShortConvolutionBlock: "convolution inputs",
+    GatedDeltaNetBlock: "delta net inputs",
     FeedForwardBlock: "gate and up",
     ExpertsBlock: "router",
     InputGateBlock: "input gate",
@@ -63,6 +64,7 @@ _OUTPUTS: dict[type[Block], str] = {
     AttentionBlock: "output",
     SharedAttentionBlock: "output",
     ShortConvolutionBlock: "convolution output",
+    GatedDeltaNetBlock: "delta net output",
     FeedForwardBlock: "down",
     InputGateBlock: "input projection",
 }

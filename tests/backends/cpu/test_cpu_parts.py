@@ -75,6 +75,22 @@ RECIPES = {
         parts=("shared", "own_norms", "layer_norm"),
         weights="F32",
     ),
+    "delta-nets": Recipe(
+        windows=(None,) * 4,
+        recurrent=("delta", "delta", "convolution"),
+        parts=("output_gate", "qk_norm"),
+        weights="F32",
+    ),
+    "delta-nets-tiled": Recipe(
+        windows=(None,) * 3,
+        recurrent=("delta", None, "delta"),
+        key_heads=3,
+        value_heads=6,
+        key_size=16,
+        value_size=48,
+        parts=("tiled", "biases"),
+        weights="F32",
+    ),
     "output-gate-256": Recipe(
         256, 4, 2, windows=(None, None), parts=("output_gate", "qk_norm", "partial_rope", "biases"), weights="F32"
     ),

@@ -67,6 +67,17 @@ RECIPES = {
         length=3,
         parts=("qk_norm",),
     ),
+    "delta-nets-q8_0": Recipe(
+        256,
+        4,
+        2,
+        weights="Q8_0",
+        windows=(None,) * 3,
+        recurrent=("delta", None, "delta"),
+        key_size=64,
+        value_size=64,
+        parts=("output_gate", "qk_norm", "partial_rope"),
+    ),
     "bf16-64-gqa6": Recipe(64, 6, 1, weights="BF16", parts=("layer_norm", "ungated"), activation="gelu"),
 }
 

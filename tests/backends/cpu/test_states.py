@@ -24,6 +24,13 @@ RECIPES = {
         vocab_size=96, windows=(None,) * 3, recurrent=("convolution", None, "convolution"), length=3
     ),
     "long-convolutions": Recipe(vocab_size=96, windows=(None,) * 2, recurrent=("convolution",), length=9),
+    "delta-nets": Recipe(
+        vocab_size=96,
+        windows=(None,) * 3,
+        recurrent=("delta", None, "delta"),
+        weights="Q8_0",
+        parts=("output_gate", "tiled"),
+    ),
 }
 TOKENS = random_tokens(RECIPES["convolutions"], 40)
 

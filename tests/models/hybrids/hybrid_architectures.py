@@ -1,4 +1,4 @@
-"""Rows of models whose layers are mostly recurrent; see `architectures.py`. No backend runs them yet."""
+"""Rows of models whose layers are mostly recurrent; see `architectures.py`."""
 
 from __future__ import annotations
 
@@ -35,35 +35,37 @@ _EXPERTS: dict[str, Any] = {
 HYBRIDS: dict[str, Case] = {
     "qwen35": Case(
         "Qwen3_5", {**_LONG, **_DELTA, **_AXES, "layer_types": [*_LISTED, "linear_attention"]},
-        num_tokens=600, run_by=(),
+        num_tokens=600, run_by=("cpu",),
     ),
     "qwen35-two": Case(
         "Qwen3_5",
         {**_DELTA, "num_hidden_layers": 8, "linear_num_value_heads": 4, "tie_word_embeddings": True},
-        run_by=(),
+        run_by=("cpu",),
     ),
     "qwen35-uneven": Case(
         "Qwen3_5",
         {**_DELTA, "linear_key_head_dim": 8, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 3,
          "attention_bias": True, "full_attention_interval": 2},
-        forms=("safetensors",), run_by=(),
+        forms=("safetensors",), run_by=("cpu",),
     ),
     "qwen35-vision": Case(
         "Qwen3_5",
         {**_DELTA, **_AXES, "vision_config": {**QWEN3_VL["vision_config"], "deepstack_visual_indexes": []}},
-        run_by=(),
+        run_by=("cpu",),
     ),
     "qwen35moe": Case(
         "Qwen3_5Moe",
         {**_LONG, **_DELTA, **_AXES, **_EXPERTS, "layer_types": [*_LISTED, "linear_attention"],
          "linear_num_value_heads": 4},
-        num_tokens=600, run_by=(),
+        num_tokens=600, run_by=("cpu",),
     ),
-    "qwen3next": Case("Qwen3Next", {**_LONG, **_DELTA, **_EXPERTS, "num_hidden_layers": 8}, num_tokens=600, run_by=()),
+    "qwen3next": Case(
+        "Qwen3Next", {**_LONG, **_DELTA, **_EXPERTS, "num_hidden_layers": 8}, num_tokens=600, run_by=("cpu",)
+    ),
     "qwen3next-dense-layers": Case(
         "Qwen3Next",
         {**_DELTA, **_EXPERTS, "linear_num_value_heads": 4, "decoder_sparse_step": 2, "norm_topk_prob": False},
-        forms=("safetensors",), run_by=(),
+        forms=("safetensors",), run_by=("cpu",),
     ),
     "lfm2moe": Case(
         "Lfm2Moe",

@@ -21,6 +21,7 @@ from realizar.backends.cpu.kernels.normalize import NORMALIZE, norm_kind
 from realizar.backends.cpu.kernels.select import SELECT
 from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walkable
 from realizar.backends.cpu.records import Record, address
+from realizar.backends.cpu.state.sizes import input_columns
 from realizar.backends.cpu.weights.formats import GROUP
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.weights.pack import PackedMatrix
@@ -33,6 +34,7 @@ from realizar.backends.program import (
     Block,
     ExpertsBlock,
     FeedForwardBlock,
+    GatedDeltaNetBlock,
     InputGateBlock,
     Join,
     Program,
@@ -81,6 +83,8 @@ class Binder:
                 yield from self._shared_attention_block(block)
             case ShortConvolutionBlock():
                 yield from self._short_convolution_block(block)
+            case GatedDeltaNetBlock():
+                yield from self._gated_delta_net_block(block)
             case InputGateBlock():
                 yield from self._input_gate_block(block)
             case FeedForwardBlock():
@@ -121,6 +125,15 @@ class Binder:
         yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
         yield self._project(block.convolution.in_proj, "normed", "state inputs", inputs_part(block))
         yield self._states.short_convolution(block.convolution, block.layer)
+        yield from self._join(block.join, "attended", join_part(block))
+
+    def _gated_delta_net_block(self, block: GatedDeltaNetBlock) -> Iterator[BoundOperation]:
+        mixer, part = block.recurrence, inputs_part(block)
+        yield self._normalize("norm", block.inputs.norm, "hidden", "normed")
+        for linear, column in zip(mixer.inputs(), input_columns(mixer), strict=False):
+            is_last = linear is mixer.decay
+            yield self._project(linear, "normed", "state inputs", part, barrier=is_last, column=column)
+        yield from self._states.gated_delta_net(mixer, block.layer)
         yield from self._join(block.join, "attended", join_part(block))
 
     def _layer_inputs(self, inputs: LayerInputs) -> Iterator[BoundOperation]:
@@ -226,7 +239,7 @@ class Binder:
 
     def _project(
         self, linear: Linear, source: str, target: str, part: str, *, add_scale: float | None = None,
-        barrier: bool = True, terms: bool = False, together: int = 0, count: int = STEP_TOKENS,
+        barrier: bool = True, terms: bool = False, together: int = 0, count: int = STEP_TOKENS, column: int = 0,
     ) -> BoundOperation:  # fmt: skip
         """target = linear(source), or target += add_scale * linear(source).
 
@@ -234,13 +247,14 @@ class Binder:
             terms: whether the source is of two terms; see `AttentionBinder.two_terms`.
             together: from `_tiles_together`.
             count: field of the step that has the number of tokens.
+            column: of the target, where the result begins.
         """
         matrix, read, written = (
             self.weights.matrices[linear.weight], self.workspace.buffers[source], self.workspace.buffers[target],
         )  # fmt: skip
         shared: dict[str, int | float] = {
             "count_field": count,
-            "out": written.at,
+            "out": written.at + 4 * column,
             "out_stride": written.stride,
             "residual_scale": 1.0 if add_scale is None else float(add_scale),
             "bias": address(self.weights.vector(linear.bias)) if linear.bias is not None else 0,

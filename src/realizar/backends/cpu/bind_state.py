@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.backends.cpu.codegen.recurrence import head_lanes, run_columns
+from realizar.backends.cpu.instruction_set import InstructionSet
 from realizar.backends.cpu.kernel_library import KernelLibrary
+from realizar.backends.cpu.kernels.delta_net import DELTA_NET
 from realizar.backends.cpu.kernels.short_convolution import SHORT_CONVOLUTION
 from realizar.backends.cpu.operations import BoundOperation
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.state.memory import StateMemory
+from realizar.backends.cpu.state.sizes import convolution_floats, input_columns
+from realizar.backends.cpu.weights.formats import GROUP
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.weights.pack import PackedMatrix
 from realizar.backends.cpu.workspace import Workspace, written_records
-from realizar.models.mixers import ShortConvolution
+from realizar.errors import UnsupportedModelError
+from realizar.models.mixers import GatedDeltaNet, ShortConvolution
 
 
 @dataclass(frozen=True, slots=True)
 class StateBinder:
     """Binds mixers with a state, from the buffer `state inputs` to `attended`."""
 
+    instructions: InstructionSet
     kernels: KernelLibrary
     weights: Weights
     workspace: Workspace
@@ -36,6 +47,48 @@ class StateBinder:
             **written_records(written.records if quantised else None),
         })  # fmt: skip
         return BoundOperation("convolution", self.kernels.short_convolution, record)
+
+    def gated_delta_net(self, mixer: GatedDeltaNet, layer: int) -> Iterator[BoundOperation]:
+        """q, k, v, z, beta and decay of `state inputs` to the gated heads."""
+        record, lanes = self._delta_net_record(mixer, layer), self._head_lanes(mixer)
+        yield BoundOperation("convolution", self.kernels.mix(lanes), record)
+        recur = self.kernels.recur(lanes, run_columns(mixer.value_size, lanes))
+        yield BoundOperation("recurrence", recur, record)
+
+    def _head_lanes(self, mixer: GatedDeltaNet) -> int:
+        return head_lanes((mixer.key_size, mixer.value_size), self.instructions.lanes)
+
+    def _delta_net_record(self, mixer: GatedDeltaNet, layer: int) -> NDArray[np.int64]:
+        quantised = isinstance(self.weights.matrices[mixer.out.weight], PackedMatrix)
+        self._check_delta_net(mixer, layer, quantised)
+        read, mixed, written = (self.workspace.buffers[name] for name in ("state inputs", "convolved", "attended"))
+        columns, fields, scratch = input_columns(mixer), self._state_fields(layer), self.workspace.delta_scratch
+        return DELTA_NET.pack({
+            "step": address(self.workspace.step), "inputs": read.at, "inputs_stride": read.stride,
+            "gate_column": columns[3], "beta_column": columns[4], "decay_column": columns[5],
+            "key_heads": mixer.num_key_heads, "value_heads": mixer.num_value_heads, "key_size": mixer.key_size,
+            "value_size": mixer.value_size, "length": mixer.length, "tiled": int(mixer.tiled),
+            "taps": address(self.weights.taps(mixer.kernel)),
+            "decay_bias": address(self.weights.vector(mixer.decay_bias)),
+            "rate": address(self.weights.rates(mixer.rate, is_log=mixer.rate_is_log)), **fields,
+            "matrices": fields["states"] + 4 * convolution_floats(mixer), "mixed": mixed.at,
+            "mixed_stride": mixed.stride, "zeros": address(self.workspace.zeros),
+            "weight": address(self.weights.norm_weight(mixer.norm)), "eps": float(mixer.norm.eps),
+            "scratch": address(scratch), "scratch_bytes": int(scratch.strides[0]), "out": written.at,
+            "out_stride": written.stride, **written_records(written.records if quantised else None),
+        })  # fmt: skip
+
+    def _check_delta_net(self, mixer: GatedDeltaNet, layer: int, quantised: bool) -> None:
+        """Refuse heads that are no whole vectors or share a record of activations, and norms other than RMSNorm."""
+        whole, keys = GROUP if quantised else 4, mixer.num_key_heads * mixer.key_size
+        if not self._head_lanes(mixer) or mixer.value_size % whole or keys % self.instructions.lanes:
+            raise UnsupportedModelError(
+                f"layer {layer}: a gated delta net with {mixer.num_key_heads} key heads of {mixer.key_size} and value "
+                f"heads of {mixer.value_size}: the CPU backend takes key heads of a multiple of 4, together of "
+                f"{self.instructions.lanes}, and value heads of a multiple of {whole}"
+            )
+        if mixer.norm.kind != "rms" or mixer.norm.bias is not None:
+            raise UnsupportedModelError(f"layer {layer}: a gated delta net whose heads have another norm than RMSNorm")
 
     def _state_fields(self, layer: int) -> dict[str, int | float]:
         """The fields by which a kernel finds the rows of a step and their states."""

@@ -10,6 +10,7 @@ from realizar.backends.cpu.compile_events import on_compiling
 from realizar.backends.cpu.instruction_set import InstructionSet, index_of
 from realizar.backends.cpu.kernels.activate import make_activate
 from realizar.backends.cpu.kernels.attention import combine, make_attend
+from realizar.backends.cpu.kernels.delta_net import make_mix, make_recur
 from realizar.backends.cpu.kernels.expert_linear import (
     make_expert_activate,
     make_expert_float_linear,
@@ -59,6 +60,12 @@ class KernelLibrary:
 
     def activate(self, activation: str, gated: bool) -> int:
         return self._address("activate", make_activate, ACTIVATIONS.index(activation), int(gated))
+
+    def mix(self, lanes: int) -> int:
+        return self._address("delta net: mix", make_mix, lanes)
+
+    def recur(self, lanes: int, columns: int) -> int:
+        return self._address("delta net: recur", make_recur, lanes, columns)
 
     def expert_linear(self, weight_format: WeightFormat) -> int:
         return self._address("expert linear", make_expert_linear, self._isa, format_number(weight_format))

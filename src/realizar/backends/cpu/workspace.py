@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 
 from realizar.backends.cpu.codegen.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.kernels.attention import ROW_FIELDS
+from realizar.backends.cpu.kernels.delta_net import delta_scratch_bytes
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.routing import Routing, num_positions
-from realizar.backends.cpu.state.sizes import inputs_width, output_width
+from realizar.backends.cpu.state.sizes import convolved_width, inputs_width, output_width, state_sizes
 from realizar.backends.cpu.weights.formats import GROUP
 from realizar.backends.machine import memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import InvalidRequestError
+from realizar.models.mixers import GatedDeltaNet
 from realizar.models.spec import ModelSpec
 from realizar.sizes import format_bytes
 
@@ -97,6 +99,7 @@ def buffer_widths(spec: ModelSpec) -> dict[str, int]:
         widths["attention gate"] = query
     if mixers:
         widths["state inputs"] = max(inputs_width(mixer) for mixer in mixers)
+        widths["convolved"] = max(convolved_width(mixer) for mixer in mixers)
     if mixtures:
         widest = max(one.up.out_features for one in mixtures)
         widths |= {"scores": max(one.num_experts for one in mixtures), "routed": hidden}
@@ -145,9 +148,12 @@ class Workspace:
     """Buffers for a step's tokens and those whose logits are wanted; records in blocks of `block_tokens`.
 
     The buffer "routed" holds what experts read and, once they have read it, what they make of it. "layer rows" holds
-    the tokens' rows, and once these are part of "layer inputs" each layer's gate.
+    the tokens' rows, and once these are part of "layer inputs" each layer's gate. "convolved" has a place for each
+    token that is replayed too.
 
     Attributes:
+        zeros: float32, as many as a mixer with a state has inputs, never written.
+        delta_scratch: uint8 [threads, whole cache lines], of the kernels of delta nets.
         max_selected: tokens whose logits, or final hidden states, exist at once.
     """
 
@@ -159,6 +165,7 @@ class Workspace:
         self.block_tokens = block_tokens
         counts = dict.fromkeys(("selected", "logits"), max_selected)
         counts |= dict.fromkeys(ROUTED, num_positions(mixtures, max_tokens, block_tokens))
+        counts["convolved"] = max_tokens + max_rows * state_sizes(spec, config.speculative_tokens).most_uncertain
         self.buffers: dict[str, RowBuffer] = {}
         for name, width in buffer_widths(spec).items():
             tokens = counts.get(name, max_tokens)
@@ -168,6 +175,10 @@ class Workspace:
             records = RecordBuffer(tokens, padded // GROUP, block_tokens) if name in RECORDED else None
             terms = RecordBuffer(2 * tokens, padded // GROUP, block_tokens) if name == "normed" else None
             self.buffers[name] = RowBuffer(values, records, terms)  # type: ignore[arg-type]
+        self.zeros = aligned_zeros(max(inputs_width(layer.mixer) for layer in spec.layers), np.float32)
+        nets = [mixer for layer in spec.layers if isinstance(mixer := layer.mixer, GatedDeltaNet)]
+        stride = max((delta_scratch_bytes(net.key_size, net.value_size) for net in nets), default=0) // 64 * 64 + 64
+        self.delta_scratch = aligned_zeros(config.threads * stride, np.uint8).reshape(config.threads, stride)
         groups = len(spec.block_groups())
         self.step = aligned_zeros(8, np.int64)
         self.rows = aligned_zeros(max_rows * ROW_FIELDS, np.int64).reshape(max_rows, ROW_FIELDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Sequence
 from typing import Any, cast
@@ -10,24 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.cpu.kernels.kernel_calls import call, poisoned
-from realizar.backends.cpu.codegen.recurrence import run_columns
-from realizar.backends.cpu.instruction_set import index_of, select
+from realizar.backends.cpu.codegen.recurrence import head_lanes, run_columns
+from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.attention_record import STEP_ROWS
 from realizar.backends.cpu.kernels.delta_net import (
     DELTA_NET,
-    STATE_ROW_FIELDS,
     delta_scratch_bytes,
     make_mix,
     make_recur,
-    mixed_width,
 )
+from realizar.backends.cpu.state.rows import FIRST, IS_NEW, REPLAYED, SLOT, STATE_ROW_FIELDS, TOKENS, UNCERTAIN
+from realizar.backends.cpu.state.sizes import convolved_width
 from realizar.models.mixers import GatedDeltaNet
 from realizar.models.spec import Linear, ModelSpec, Norm
 from reference_model import ReferenceModel
 
 EPS = 1e-6
 MOST_UNCERTAIN = 4
-_KERNELS: dict[tuple[str, int, int], Any] = {}
+_KERNELS: dict[tuple[int, int], Any] = {}
 
 
 def delta_net(
@@ -82,28 +83,30 @@ def reference(
 
 
 class DeltaNetKernels:
-    """The kernels over a window and a state for each row.
+    """The kernels over a state and a replay buffer for each row.
 
     Args:
         threads: that share a step; they run one after the other.
-        instructions: name of an instruction set; the best that there is by default.
+        lanes: of a vector; as many as the heads and this processor have by default.
     """
 
     def __init__(
         self, part: GatedDeltaNet, vectors: dict[str, NDArray[np.float32]], *, rows: int = 1, threads: int = 1,
-        instructions: str | None = None,
+        lanes: int = 0,
     ) -> None:  # fmt: skip
         self.part, self.vectors, self.threads = part, vectors, threads
-        chosen = select(instructions)
-        self._columns = columns = run_columns(part.value_size, chosen.lanes)
-        key = chosen.name, columns, 0
-        if key not in _KERNELS:
-            _KERNELS[key] = make_mix(index_of(chosen.name)), make_recur(index_of(chosen.name), columns)
-        self._mix, self._recur = (kernel.address for kernel in _KERNELS[key])
-        padded = -(-part.num_value_heads // 32) * 32
-        self._places = np.cumsum([0, part.channels, padded, padded]).tolist()  # of q k v, beta, decay and z
-        self.window = poisoned(rows, part.length - 1 + MOST_UNCERTAIN, self._places[3])
-        self.state = poisoned(rows, part.num_value_heads, part.value_size // columns, part.key_size, columns)
+        lanes = lanes or head_lanes((part.key_size, part.value_size), select().lanes)
+        self._columns = columns = run_columns(part.value_size, lanes)
+        if (lanes, columns) not in _KERNELS:
+            _KERNELS[lanes, columns] = make_mix(lanes), make_recur(lanes, columns)
+        self._mix, self._recur = (kernel.address for kernel in _KERNELS[lanes, columns])
+        values, padded = part.num_value_heads * part.value_size, -(-part.num_value_heads // 32) * 32
+        self._places = np.cumsum([part.channels, values, padded, padded]).tolist()  # of z, beta, decay, and the end
+        self.replays = poisoned(rows, MOST_UNCERTAIN, part.channels + 2 * part.num_value_heads)
+        before, shape = (part.length - 1) * part.channels, (part.value_size // columns, part.key_size, columns)
+        self.slots = poisoned(rows, before + part.num_value_heads * math.prod(shape))
+        self._matrices = self.slots.ctypes.data + before * 4
+        self.state = self.slots[:, before:].reshape(rows, part.num_value_heads, *shape)
         self.base = [0] * rows
 
     def step(
@@ -115,37 +118,43 @@ class DeltaNetKernels:
             rows: slot, position of the first token, inputs of the tokens.
             uncertain: last tokens of each row.
         """
-        part, columns, tokens = self.part, np.zeros((len(rows), STATE_ROW_FIELDS), np.int64), 0
-        place = 0
+        part, fields, tokens, places = self.part, np.zeros((len(rows), STATE_ROW_FIELDS), np.int64), 0, 0
         for index, (slot, position, inputs) in enumerate(rows):
             replayed, unsure = position - self.base[slot] if position else 0, uncertain[index] if uncertain else 0
-            columns[index] = tokens, len(inputs), slot, position == 0, replayed, unsure, place
-            tokens, place = tokens + len(inputs), place + replayed + len(inputs)
+            row = {FIRST: tokens, TOKENS: len(inputs), SLOT: slot, IS_NEW: position == 0, REPLAYED: replayed}
+            for field, value in {**row, UNCERTAIN: unsure}.items():
+                fields[index, field] = value
+            tokens, places = tokens + len(inputs), places + replayed + len(inputs)
             self.base[slot] = position + len(inputs) - unsure
-        width = self._places[3] + part.num_value_heads * part.value_size
-        laid = poisoned(tokens, width)
-        for (first, *_), (_, _, inputs) in zip(columns, rows, strict=True):
+        laid = poisoned(tokens, self._places[3])
+        for (first, *_), (_, _, inputs) in zip(fields, rows, strict=True):
             self._lay(laid[first : first + len(inputs)], inputs)
         out = poisoned(tokens, part.num_value_heads * part.value_size)
-        width = mixed_width(part.num_key_heads, part.num_value_heads, part.key_size, part.value_size)
-        step, mixed = np.zeros(8, np.int64), poisoned(place, width)
-        step[STEP_ROWS] = len(rows)
+        self._run(fields, laid, places, out)
+        return out
+
+    def _run(
+        self, fields: NDArray[np.int64], inputs: NDArray[np.float32], places: int, out: NDArray[np.float32]
+    ) -> None:
+        part, step = self.part, np.zeros(8, np.int64)
+        step[STEP_ROWS] = len(fields)
+        mixed = poisoned(places, convolved_width(part))
         scratch = np.zeros((self.threads, delta_scratch_bytes(part.key_size, self._columns)), np.uint8)
+        zeros = np.zeros(part.channels, np.float32)
         taps = np.ascontiguousarray(self.vectors["kernel"].T)
-        zeros = np.zeros(self._places[3], np.float32)
         for kernel in (self._mix, self._recur):
             call(
-                kernel, DELTA_NET, self.threads, step=step, rows=columns, inputs=laid,
-                inputs_stride=laid.strides[0], beta_column=self._places[1], decay_column=self._places[2],
-                gate_column=self._places[3], window_width=self._places[3], key_heads=part.num_key_heads,
-                value_heads=part.num_value_heads, key_size=part.key_size, value_size=part.value_size,
-                length=part.length, tiled=int(part.tiled), taps=taps, decay_bias=self.vectors["decay_bias"],
-                rate=self.vectors["rate"], window=self.window, window_slot_bytes=self.window.strides[0],
-                state=self.state, state_slot_bytes=self.state.strides[0], mixed=mixed, mixed_stride=mixed.strides[0],
-                zeros=zeros, weight=self.vectors["norm"], eps=EPS, scratch=scratch, scratch_bytes=scratch.strides[0],
-                out=out, out_stride=out.strides[0], records=0, records_groups=0, records_width=1,
+                kernel, DELTA_NET, self.threads, step=step, rows=fields, inputs=inputs, inputs_stride=inputs.strides[0],
+                gate_column=self._places[0], beta_column=self._places[1], decay_column=self._places[2],
+                key_heads=part.num_key_heads, value_heads=part.num_value_heads, key_size=part.key_size,
+                value_size=part.value_size, length=part.length, tiled=int(part.tiled), taps=taps,
+                decay_bias=self.vectors["decay_bias"], rate=self.vectors["rate"], states=self.slots,
+                slot_bytes=self.slots.strides[0], matrices=self._matrices, replays=self.replays,
+                replay_bytes=self.replays.strides[0], token_bytes=self.replays.strides[1], mixed=mixed,
+                mixed_stride=mixed.strides[0], zeros=zeros, weight=self.vectors["norm"], eps=EPS, scratch=scratch,
+                scratch_bytes=scratch.strides[0], out=out, out_stride=out.strides[0], records=0, records_groups=0,
+                records_width=1,
             )  # fmt: skip
-        return out
 
     def whole_state(self, slot: int) -> NDArray[np.float32]:
         """float32 [value heads, key_size, value_size]."""
@@ -153,9 +162,7 @@ class DeltaNetKernels:
         return cast("NDArray[np.float32]", runs.reshape(self.part.num_value_heads, self.part.key_size, -1))
 
     def _lay(self, rows: NDArray[np.float32], inputs: NDArray[np.float32]) -> None:
-        part, starts = self.part, self._places
-        channels, values, heads = part.channels, part.num_value_heads * part.value_size, part.num_value_heads
-        rows[:, :channels] = inputs[:, :channels]
-        rows[:, starts[3] :] = inputs[:, channels : channels + values]
-        for start, column in ((starts[1], channels + values), (starts[2], channels + values + heads)):
-            rows[:, start : start + heads] = inputs[:, column : column + heads]
+        beta, decay, heads = self._places[1], self._places[2], self.part.num_value_heads
+        rows[:, :beta] = inputs[:, :beta]  # q k v z
+        rows[:, beta : beta + heads] = inputs[:, beta : beta + heads]
+        rows[:, decay : decay + heads] = inputs[:, beta + heads :]

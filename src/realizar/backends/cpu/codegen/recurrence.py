@@ -7,6 +7,7 @@ each column by itself, whatever else is computed beside it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from numba import types
@@ -14,7 +15,6 @@ from numba.extending import intrinsic
 
 from realizar.backends.cpu.codegen.emit import F32, I64, Value
 from realizar.backends.cpu.codegen.vector_math import VectorMath
-from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 
 MOST_VECTORS = 4  # of a run: two sums for each hide the latency of fma, and 64 columns of 128 floats fit a 48 KiB cache
 
@@ -27,33 +27,38 @@ def run_columns(value_size: int, lanes: int) -> int:
     return 0
 
 
-def _lanes_of(*constants: Any) -> int:
-    """Lanes of the instruction set, the first of some literal numbers; 0 where one is none."""
-    if not all(isinstance(constant, types.IntegerLiteral) for constant in constants):
-        return 0
-    return INSTRUCTION_SETS[constants[0].literal_value].lanes
+def head_lanes(sizes: Sequence[int], most: int) -> int:
+    """Lanes of a vector, at most so many, of which heads of these sizes have whole ones; 0 where there are none."""
+    return next((lanes for lanes in (16, 8, 4) if lanes <= most and not any(size % lanes for size in sizes)), 0)
+
+
+def _numbers(*constants: Any) -> list[int]:
+    """Literal numbers; none where one is no literal."""
+    found = [constant.literal_value for constant in constants if isinstance(constant, types.IntegerLiteral)]
+    return found if len(found) == len(constants) else []
 
 
 @intrinsic(prefer_literal=True)
 def convolve(
-    typing_context: Any, instruction_set: Any, sources: Any, length: Any, column: Any, count: Any, kernel: Any,
+    typing_context: Any, lanes: Any, sources: Any, length: Any, column: Any, count: Any, kernel: Any,
     kernel_stride: Any, out: Any,
 ) -> Any:  # fmt: skip
     """out = silu(sum over j < length of kernel[j] * source j), for `count` whole vectors of channels from `column` on.
 
     `sources` is the address of `length` int64, the addresses of the tokens' rows; kernel float32 [length, channels].
     """
-    lanes = _lanes_of(instruction_set)
-    if not lanes:
+    constants = _numbers(lanes)
+    if not constants:
         return None
+    (width,) = constants
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         sources, length, column, count, kernel, kernel_stride, out = arguments[1:]
-        e = VectorMath(builder, lanes)
+        e = VectorMath(builder, width)
         first = builder.mul(column, e.const(4))
 
         def vector(i: Value, carried: list[Value]) -> list[Value]:
-            offset = builder.add(first, builder.mul(i, e.const(4 * lanes)))
+            offset = builder.add(first, builder.mul(i, e.const(4 * width)))
 
             def tap(j: Value, sums: list[Value]) -> list[Value]:
                 row = e.load(e.scaled(sources, j, 8), I64, 8)
@@ -61,75 +66,76 @@ def convolve(
                 return [e.fma(weights, e.load(builder.add(row, offset), e.f32, 4), sums[0])]
 
             (total,) = e.loop(length, [e.const_f32(0.0)], tap)
-            e.store(e.silu(total), e.scaled(out, i, 4 * lanes))
+            e.store(e.silu(total), e.scaled(out, i, 4 * width))
             return carried
 
         e.loop(count, [], vector)
         return context.get_dummy_value()
 
-    return types.void(instruction_set, *[types.int64] * 7), codegen
+    return types.void(lanes, *[types.int64] * 7), codegen
 
 
 @intrinsic(prefer_literal=True)
-def dot(typing_context: Any, instruction_set: Any, first: Any, second: Any, count: Any) -> Any:
+def dot(typing_context: Any, lanes: Any, first: Any, second: Any, count: Any) -> Any:
     """The sum of the products of `count` whole vectors of float32 at two addresses."""
-    lanes = _lanes_of(instruction_set)
-    if not lanes:
+    constants = _numbers(lanes)
+    if not constants:
         return None
+    (width,) = constants
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         first, second, count = arguments[1:]
-        e = VectorMath(builder, lanes)
+        e = VectorMath(builder, width)
 
         def vector(i: Value, sums: list[Value]) -> list[Value]:
-            a, b = (e.load(e.scaled(at, i, 4 * lanes), e.f32, 4) for at in (first, second))
+            a, b = (e.load(e.scaled(at, i, 4 * width), e.f32, 4) for at in (first, second))
             return [e.fma(a, b, sums[0])]
 
         (total,) = e.loop(count, [e.const_f32(0.0)], vector)
         return e.reduce_add(total)
 
-    return types.float32(instruction_set, *[types.int64] * 3), codegen
+    return types.float32(lanes, *[types.int64] * 3), codegen
 
 
 @intrinsic(prefer_literal=True)
-def scale(typing_context: Any, instruction_set: Any, values: Any, count: Any, factor: Any) -> Any:
+def scale(typing_context: Any, lanes: Any, values: Any, count: Any, factor: Any) -> Any:
     """Multiply `count` whole vectors of float32 in place."""
-    lanes = _lanes_of(instruction_set)
-    if not lanes:
+    constants = _numbers(lanes)
+    if not constants:
         return None
+    (width,) = constants
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, count, factor = arguments[1:]
-        e = VectorMath(builder, lanes)
+        e = VectorMath(builder, width)
         spread = e.splat(factor)
 
         def vector(i: Value, carried: list[Value]) -> list[Value]:
-            at = e.scaled(values, i, 4 * lanes)
+            at = e.scaled(values, i, 4 * width)
             e.store(builder.fmul(e.load(at, e.f32, 4), spread), at)
             return carried
 
         e.loop(count, [], vector)
         return context.get_dummy_value()
 
-    return types.void(instruction_set, types.int64, types.int64, types.float32), codegen
+    return types.void(lanes, types.int64, types.int64, types.float32), codegen
 
 
 @intrinsic(prefer_literal=True)
-def gate_head(
-    typing_context: Any, instruction_set: Any, values: Any, count: Any, factor: Any, weight: Any, gate: Any
-) -> Any:
+def gate_head(typing_context: Any, lanes: Any, values: Any, count: Any, factor: Any, weight: Any, gate: Any) -> Any:
     """values = values * factor * weight * silu(gate), for `count` whole vectors of float32."""
-    lanes = _lanes_of(instruction_set)
-    if not lanes:
+    constants = _numbers(lanes)
+    if not constants:
         return None
+    (width,) = constants
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, count, factor, weight, gate = arguments[1:]
-        e = VectorMath(builder, lanes)
+        e = VectorMath(builder, width)
         spread = e.splat(factor)
 
         def vector(i: Value, carried: list[Value]) -> list[Value]:
-            at, scales, gates = (e.scaled(start, i, 4 * lanes) for start in (values, weight, gate))
+            at, scales, gates = (e.scaled(start, i, 4 * width) for start in (values, weight, gate))
             normed = builder.fmul(builder.fmul(e.load(at, e.f32, 4), spread), e.load(scales, e.f32, 4))
             e.store(builder.fmul(normed, e.silu(e.load(gates, e.f32, 4))), at)
             return carried
@@ -137,12 +143,12 @@ def gate_head(
         e.loop(count, [], vector)
         return context.get_dummy_value()
 
-    return types.void(instruction_set, types.int64, types.int64, types.float32, types.int64, types.int64), codegen
+    return types.void(lanes, types.int64, types.int64, types.float32, types.int64, types.int64), codegen
 
 
 @intrinsic(prefer_literal=True)
 def pass_over(
-    typing_context: Any, instruction_set: Any, columns: Any, updates: Any, reads: Any, source: Any, target: Any,
+    typing_context: Any, lanes: Any, columns: Any, updates: Any, reads: Any, source: Any, target: Any,
     rows: Any, earlier_key: Any, earlier_decay: Any, lacking: Any, key: Any, query: Any, value: Any, decay: Any,
     beta: Any, query_key: Any, out: Any,
 ) -> Any:  # fmt: skip
@@ -155,17 +161,17 @@ def pass_over(
 
     which is what the query reads from the state that this token's own update makes, `query_key` being query @ key.
     """
-    lanes = _lanes_of(instruction_set, columns, updates, reads)
-    if not lanes:
+    constants = _numbers(lanes, columns, updates, reads)
+    if not constants:
         return None
-    width, with_update, with_read = columns.literal_value // lanes, updates.literal_value, reads.literal_value
+    width, with_update, with_read = constants[1] // constants[0], constants[2], constants[3]
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, target, rows, earlier_key, earlier_decay, lacking, key, query, value, decay, beta, query_key, out = (
             arguments[4:]
         )
-        e = VectorMath(builder, lanes)
-        size = 4 * lanes
+        e = VectorMath(builder, constants[0])
+        size = 4 * constants[0]
         lacked = [e.load(e.at(lacking, v * size), e.f32, 4) for v in range(width)] if with_update else []
         faded = e.splat(earlier_decay)
 
@@ -195,6 +201,6 @@ def pass_over(
 
     address, number = types.int64, types.float32
     return types.void(
-        instruction_set, columns, updates, reads, address, address, address, address, number, address, address, address,
+        lanes, columns, updates, reads, address, address, address, address, number, address, address, address,
         address, number, number, number, address,
     ), codegen  # fmt: skip

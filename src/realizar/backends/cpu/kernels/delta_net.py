@@ -1,9 +1,9 @@
 """The gated delta net: what its matmuls give, through convolution and recurrence, to its gated heads.
 
 `mix` makes the convolved and normed heads of each token, `recur` reads and updates the states of the value heads after
-a barrier. The tokens of a row are those to be replayed, from its window, and those of the step. Both run each token by
-itself, in order, and sum in an order of their own: bits depend neither on chunks nor on the batch, the thread, or which
-tokens were uncertain.
+a barrier. The tokens of a row are those to be replayed and those of the step (`state/memory.py`). Both kernels compute
+each token by itself, in order, and sum in an order of their own: bits depend neither on chunks nor on the batch, the
+thread, or which tokens were uncertain.
 """
 
 from __future__ import annotations
@@ -15,45 +15,34 @@ import numpy as np
 from numba import cfunc, literally, types
 
 from realizar.backends.cpu.codegen.recurrence import convolve, dot, gate_head, pass_over, scale
-from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.attention_record import STEP_ROWS
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
-from realizar.backends.cpu.memory import clear, inner, load_f32, load_i64, read_f32, view, write_f32, write_i64
+from realizar.backends.cpu.memory import clear, inner, load_f32, load_i64, read_f32, view, write_f32
 from realizar.backends.cpu.records import Record
+from realizar.backends.cpu.state.rows import FIRST, IS_NEW, REPLAYED, SLOT, STATE_ROW_FIELDS, TOKENS, UNCERTAIN
 from realizar.backends.cpu.weights.formats import GROUP
 
-# Rows of a step, int64 [rows, STATE_ROW_FIELDS]: the first token of the step and how many there are; the slot of the
-# state; whether it begins from zeros; tokens of the window to be replayed before; how many of all these tokens, the
-# last ones, leave no trace in the state but in the window; and the place of the row's first token, replayed or not,
-# among those of all rows.
-STATE_ROW_FIELDS = 7
-_TOKEN, _TOKENS, _SLOT, _FRESH, _REPLAYED, _UNCERTAIN, _PLACE = range(STATE_ROW_FIELDS)
-
-# inputs float32 [tokens, ...]: q, k, v, then from these columns on beta, decay, and the gate; the first `window_width`
-# are kept. Of each slot, `slot_bytes` apart: window float32 [length - 1 + uncertain, window_width], which holds the
-# `length - 1` tokens before the state's last and those after it; state, runs of each value head (`codegen.recurrence`).
-# taps float32 [length, channels]. mixed float32 [places, channels + 2 * value heads + key heads]: q, k, v, beta,
-# decay, q @ k. zeros float32 [window_width]. scratch of each thread: `delta_scratch_bytes`. rate is below zero.
+# inputs float32 [tokens, ...]: q, k, v, then from these columns on the gate, beta and decay. `rows` is of
+# `state/rows.py`. `states`, `matrices` and `replays` are the layer's parts of slot 0 and of row 0: the last inputs of
+# the convolution, float32 [length - 1, channels]; runs of the state of each value head (`codegen/recurrence.py`); and
+# of each uncertain token, `token_bytes` apart, q, k, v, beta and decay. taps float32 [length, channels]. mixed float32
+# [tokens replayed and of the step, channels + 2 * value heads + key heads]: q, k, v, beta, decay, q @ k. zeros float32
+# [channels]. scratch of each thread: `delta_scratch_bytes`. rate is below zero.
 DELTA_NET = Record(
-    "step rows inputs inputs_stride beta_column decay_column gate_column window_width key_heads value_heads key_size "
-    "value_size length tiled taps decay_bias rate window window_slot_bytes state state_slot_bytes mixed "
-    "mixed_stride zeros weight eps scratch scratch_bytes out out_stride records records_groups records_width"
+    "step rows inputs inputs_stride gate_column beta_column decay_column key_heads value_heads key_size value_size "
+    "length tiled taps decay_bias rate states slot_bytes matrices replays replay_bytes token_bytes mixed mixed_stride "
+    "zeros weight eps scratch scratch_bytes out out_stride records records_groups records_width"
 )
 (
-    _STEP, _ROWS, _INPUTS, _INPUTS_STRIDE, _BETA, _DECAY, _GATE, _WINDOW_WIDTH, _KEY_HEADS, _VALUE_HEADS, _KEY_SIZE,
-    _VALUE_SIZE, _LENGTH, _TILED, _TAPS, _DECAY_BIAS, _RATE, _WINDOW, _WINDOW_SLOT_BYTES, _STATE, _STATE_SLOT_BYTES,
+    _STEP, _ROWS, _INPUTS, _INPUTS_STRIDE, _GATE, _BETA, _DECAY, _KEY_HEADS, _VALUE_HEADS, _KEY_SIZE, _VALUE_SIZE,
+    _LENGTH, _TILED, _TAPS, _DECAY_BIAS, _RATE, _STATES, _SLOT_BYTES, _MATRICES, _REPLAYS, _REPLAY_BYTES, _TOKEN_BYTES,
     _MIXED, _MIXED_STRIDE, _ZEROS, _WEIGHT, _EPS, _SCRATCH, _SCRATCH_BYTES, _OUT, _OUT_STRIDE, _RECORDS,
     _RECORDS_GROUPS, _RECORDS_WIDTH,
-) = range(33)  # fmt: skip
+) = range(34)  # fmt: skip
 
 _L2_EPS = np.float32(1e-6)
 _LINEAR_FROM = 30.0  # where softplus(x) is x
-
-
-def mixed_width(key_heads: int, value_heads: int, key_size: int, value_size: int) -> int:
-    """float32 of a token in `mixed`."""
-    return 2 * key_heads * key_size + value_heads * value_size + 2 * value_heads + key_heads
 
 
 def delta_scratch_bytes(key_size: int, columns: int) -> int:
@@ -62,119 +51,142 @@ def delta_scratch_bytes(key_size: int, columns: int) -> int:
 
 
 @inner
-def find_sources(arguments: int, row: int, token: int, sources: Any) -> None:
-    """The addresses of the inputs of the tokens that a row's `token` of the step sees; those replayed are below 0."""
-    length, stride = load_i64(arguments, _LENGTH), load_i64(arguments, _INPUTS_STRIDE)
-    own = load_i64(arguments, _INPUTS) + load_i64(row, _TOKEN) * stride
-    kept = load_i64(arguments, _WINDOW) + load_i64(row, _SLOT) * load_i64(arguments, _WINDOW_SLOT_BYTES)
-    row_bytes = 4 * load_i64(arguments, _WINDOW_WIDTH)
-    first = kept + (load_i64(row, _REPLAYED) + length - 1) * row_bytes
-    for j in range(length):
-        seen = token - (length - 1) + j
-        if seen >= 0:
-            at = own + seen * stride
-        elif load_i64(row, _FRESH) != 0:
-            at = load_i64(arguments, _ZEROS)
-        else:
-            at = first + seen * row_bytes
-        write_i64(sources.ctypes.data, j, at)
+def copy(source: int, target: int, count: int) -> None:
+    """Copy `count` float32. A plain loop: slice assignment is many times slower here."""
+    read, written = view(source, count, np.float32), view(target, count, np.float32)
+    for i in range(count):
+        written[i] = read[i]
 
 
 @inner
-def mix_key_head(instruction_set: int, lanes: int, arguments: int, sources: int, head: int, mixed: int) -> None:
+def tokens_of(row: int) -> int:
+    """Tokens of a row, those that are replayed before the step's among them; none where the step has none."""
+    tokens = load_i64(row, TOKENS)
+    return load_i64(row, REPLAYED) + tokens if tokens > 0 else 0
+
+
+@inner
+def all_tokens(rows: int, num_rows: int) -> int:
+    """Tokens of all rows."""
+    total = 0
+    for index in range(num_rows):
+        total += tokens_of(rows + index * STATE_ROW_FIELDS * 8)
+    return total
+
+
+@inner
+def channels_of(arguments: int) -> int:
+    """Features of q, k and v."""
+    keys = load_i64(arguments, _KEY_HEADS) * load_i64(arguments, _KEY_SIZE)
+    return 2 * keys + load_i64(arguments, _VALUE_HEADS) * load_i64(arguments, _VALUE_SIZE)
+
+
+@inner
+def source_of(arguments: int, row: int, token: int) -> int:
+    """Address of the q, k and v of a row's `token` of the step; those of earlier ones are replayed, kept, or zeros."""
+    slot, replayed = load_i64(row, SLOT), load_i64(row, REPLAYED)
+    if token >= 0:
+        return load_i64(arguments, _INPUTS) + (load_i64(row, FIRST) + token) * load_i64(arguments, _INPUTS_STRIDE)
+    if load_i64(row, IS_NEW) != 0:
+        return load_i64(arguments, _ZEROS)
+    if token >= -replayed:
+        kept = load_i64(arguments, _REPLAYS) + slot * load_i64(arguments, _REPLAY_BYTES)
+        return kept + (replayed + token) * load_i64(arguments, _TOKEN_BYTES)
+    place = load_i64(arguments, _LENGTH) - 1 + replayed + token
+    return load_i64(arguments, _STATES) + slot * load_i64(arguments, _SLOT_BYTES) + place * channels_of(arguments) * 4
+
+
+@inner
+def mix_key_head(lanes: int, arguments: int, sources: int, head: int, mixed: int) -> None:
     """The convolved q and k of a key head, divided by their lengths, and their product."""
-    _ = literally(instruction_set)
-    heads, size, values = (
-        load_i64(arguments, _KEY_HEADS), load_i64(arguments, _KEY_SIZE), load_i64(arguments, _VALUE_HEADS),
-    )  # fmt: skip
-    channels = 2 * heads * size + values * load_i64(arguments, _VALUE_SIZE)
+    _ = literally(lanes)
+    heads, size, channels = load_i64(arguments, _KEY_HEADS), load_i64(arguments, _KEY_SIZE), channels_of(arguments)
     length, taps, count = load_i64(arguments, _LENGTH), load_i64(arguments, _TAPS), size // lanes
     query, key = mixed + head * size * 4, mixed + (heads + head) * size * 4
-    convolve(instruction_set, sources, length, head * size, count, taps, channels * 4, query)
-    convolve(instruction_set, sources, length, (heads + head) * size, count, taps, channels * 4, key)
+    convolve(lanes, sources, length, head * size, count, taps, channels * 4, query)
+    convolve(lanes, sources, length, (heads + head) * size, count, taps, channels * 4, key)
     one = np.float32(1.0)
     root = np.sqrt(np.float32(size))
-    scale(instruction_set, query, count, one / (np.sqrt(dot(instruction_set, query, query, count) + _L2_EPS) * root))
-    scale(instruction_set, key, count, one / np.sqrt(dot(instruction_set, key, key, count) + _L2_EPS))
-    write_f32(mixed, channels + 2 * values + head, dot(instruction_set, query, key, count))
+    scale(lanes, query, count, one / (np.sqrt(dot(lanes, query, query, count) + _L2_EPS) * root))
+    scale(lanes, key, count, one / np.sqrt(dot(lanes, key, key, count) + _L2_EPS))
+    write_f32(mixed, channels + 2 * load_i64(arguments, _VALUE_HEADS) + head, dot(lanes, query, key, count))
 
 
 @inner
-def mix_value_head(
-    instruction_set: int, lanes: int, arguments: int, sources: int, own: int, head: int, mixed: int
-) -> None:
-    """The convolved v of a value head, its beta and its decay; `own` is the token's row of inputs."""
-    _ = literally(instruction_set)
-    heads, size = load_i64(arguments, _VALUE_HEADS), load_i64(arguments, _VALUE_SIZE)
-    keys = 2 * load_i64(arguments, _KEY_HEADS) * load_i64(arguments, _KEY_SIZE)
-    column, channels = keys + head * size, keys + heads * size
+def mix_value_head(lanes: int, arguments: int, sources: int, beta: int, decay: int, head: int, mixed: int) -> None:
+    """The convolved v of a value head, its beta and its decay, what these two are made of being at addresses."""
+    _ = literally(lanes)
+    heads, size, channels = load_i64(arguments, _VALUE_HEADS), load_i64(arguments, _VALUE_SIZE), channels_of(arguments)
+    column = channels - (heads - head) * size
     convolve(
-        instruction_set, sources, load_i64(arguments, _LENGTH), column, size // lanes, load_i64(arguments, _TAPS),
+        lanes, sources, load_i64(arguments, _LENGTH), column, size // lanes, load_i64(arguments, _TAPS),
         channels * 4, mixed + column * 4,
     )  # fmt: skip
-    beta = 1.0 / (1.0 + math.exp(-np.float64(read_f32(own, load_i64(arguments, _BETA) + head))))
-    shifted = np.float64(read_f32(own, load_i64(arguments, _DECAY) + head))
-    shifted += read_f32(load_i64(arguments, _DECAY_BIAS), head)
+    write_f32(mixed, channels + head, np.float32(1.0 / (1.0 + math.exp(-np.float64(read_f32(beta, head))))))
+    shifted = np.float64(read_f32(decay, head)) + read_f32(load_i64(arguments, _DECAY_BIAS), head)
     softplus = shifted if shifted > _LINEAR_FROM else math.log1p(math.exp(shifted))
-    write_f32(mixed, channels + head, np.float32(beta))
-    decay = math.exp(read_f32(load_i64(arguments, _RATE), head) * softplus)
-    write_f32(mixed, channels + heads + head, np.float32(decay))
+    kept = math.exp(read_f32(load_i64(arguments, _RATE), head) * softplus)
+    write_f32(mixed, channels + heads + head, np.float32(kept))
 
 
-def make_mix(instruction_set: int) -> Any:
+def make_mix(lanes: int) -> Any:
     """The kernel that writes `mixed`; units are (token, head), a token's key heads first."""
-    lanes = INSTRUCTION_SETS[instruction_set].lanes
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def mix(arguments: int, thread: int, threads: int) -> None:
         num_rows, rows = load_i64(load_i64(arguments, _STEP), STEP_ROWS), load_i64(arguments, _ROWS)
         key_heads, length = load_i64(arguments, _KEY_HEADS), load_i64(arguments, _LENGTH)
         per_token = key_heads + load_i64(arguments, _VALUE_HEADS)
+        heads, channels = load_i64(arguments, _VALUE_HEADS), channels_of(arguments)
         sources = np.empty(length, np.int64)
-        last = rows + (num_rows - 1) * STATE_ROW_FIELDS * 8
-        units = (load_i64(last, _PLACE) + load_i64(last, _REPLAYED) + load_i64(last, _TOKENS)) * per_token
+        units, place = all_tokens(rows, num_rows) * per_token, 0
         start, stop = units * thread // threads, units * (thread + 1) // threads
         for index in range(num_rows):
             row = rows + index * STATE_ROW_FIELDS * 8
-            place, replayed = load_i64(row, _PLACE), load_i64(row, _REPLAYED)
-            low = max(start, place * per_token)
-            high = min(stop, (place + replayed + load_i64(row, _TOKENS)) * per_token)
-            for unit in range(low, high):
+            first = place + load_i64(row, REPLAYED)
+            after = place + tokens_of(row)
+            for unit in range(max(start, place * per_token), min(stop, after * per_token)):
                 token, part = unit // per_token, unit % per_token
-                if part == 0 or unit == low:
-                    find_sources(arguments, row, token - place - replayed, sources)
+                if part == 0 or unit == start:
+                    for j in range(length):
+                        sources[j] = source_of(arguments, row, token - first - (length - 1) + j)
                 mixed = load_i64(arguments, _MIXED) + token * load_i64(arguments, _MIXED_STRIDE)
                 if part < key_heads:
-                    mix_key_head(instruction_set, lanes, arguments, sources.ctypes.data, part, mixed)
-                else:
-                    own = sources[length - 1]
-                    mix_value_head(instruction_set, lanes, arguments, sources.ctypes.data, own, part - key_heads, mixed)
+                    mix_key_head(lanes, arguments, sources.ctypes.data, part, mixed)
+                    continue
+                own = sources[length - 1]
+                beta, decay = own + channels * 4, own + (channels + heads) * 4
+                if token >= first:
+                    beta, decay = own + load_i64(arguments, _BETA) * 4, own + load_i64(arguments, _DECAY) * 4
+                mix_value_head(lanes, arguments, sources.ctypes.data, beta, decay, part - key_heads, mixed)
+            place = after
 
     return mix
 
 
 @inner
-def recur_run(instruction_set: int, columns: int, arguments: int, thread: int, row: int, head: int, run: int) -> None:
-    """All tokens of a row through one run of a value head's state; outputs of those of the step, before their norm."""
-    _ = literally(instruction_set), literally(columns)
+def recur_run(lanes: int, columns: int, arguments: int, thread: int, row: int, place: int, head: int, run: int) -> None:
+    """All tokens of a row through one run of a value head's state; outputs of those of the step, before their norm.
+
+    `place` is that of the row's first token in `mixed`.
+    """
+    _ = literally(lanes), literally(columns)
     key_heads, heads = load_i64(arguments, _KEY_HEADS), load_i64(arguments, _VALUE_HEADS)
     key_size, value_size = load_i64(arguments, _KEY_SIZE), load_i64(arguments, _VALUE_SIZE)
     key_head = head % key_heads if load_i64(arguments, _TILED) != 0 else head // (heads // key_heads)
-    column = head * value_size + run * columns
-    channels = 2 * key_heads * key_size + heads * value_size
-    state = load_i64(arguments, _STATE) + load_i64(row, _SLOT) * load_i64(arguments, _STATE_SLOT_BYTES)
-    state += (head * value_size + run * columns) * key_size * 4
+    column, channels = head * value_size + run * columns, channels_of(arguments)
+    state = load_i64(arguments, _MATRICES) + load_i64(row, SLOT) * load_i64(arguments, _SLOT_BYTES)
+    state += column * key_size * 4
     scratch = load_i64(arguments, _SCRATCH) + thread * load_i64(arguments, _SCRATCH_BYTES)
     lacking = scratch + columns * key_size * 4
     unread = lacking + columns * 4
-    if load_i64(row, _FRESH) != 0:
+    if load_i64(row, IS_NEW) != 0:
         clear(state, columns * key_size)
-    replayed = load_i64(row, _REPLAYED)
-    tokens = replayed + load_i64(row, _TOKENS)
-    certain = tokens - load_i64(row, _UNCERTAIN)
+    replayed, tokens = load_i64(row, REPLAYED), tokens_of(row)
+    certain = tokens - load_i64(row, UNCERTAIN)
     stride, out_stride = load_i64(arguments, _MIXED_STRIDE), load_i64(arguments, _OUT_STRIDE)
-    mixed = load_i64(arguments, _MIXED) + load_i64(row, _PLACE) * stride
-    output = load_i64(arguments, _OUT) + (load_i64(row, _TOKEN) - replayed) * out_stride + column * 4
+    mixed = load_i64(arguments, _MIXED) + place * stride
+    output = load_i64(arguments, _OUT) + (load_i64(row, FIRST) - replayed) * out_stride + column * 4
     source, key, decay = state, 0, np.float32(0.0)
     for token in range(tokens):
         earlier_key, earlier_decay = key, decay
@@ -186,39 +198,39 @@ def recur_run(instruction_set: int, columns: int, arguments: int, thread: int, r
         out = output + token * out_stride if token >= replayed else unread
         if token == 0:
             pass_over(
-                instruction_set, columns, 0, 1, source, source, key_size, key, decay, lacking, key, query, value,
+                lanes, columns, 0, 1, source, source, key_size, key, decay, lacking, key, query, value,
                 decay, beta, query_key, out,
             )  # fmt: skip
         else:
             target = state if token <= certain else scratch
             pass_over(
-                instruction_set, columns, 1, 1, source, target, key_size, earlier_key, earlier_decay, lacking, key,
+                lanes, columns, 1, 1, source, target, key_size, earlier_key, earlier_decay, lacking, key,
                 query, value, decay, beta, query_key, out,
             )  # fmt: skip
             source = target
         mixed += stride
-    if tokens > 0 and certain == tokens:
+    if certain == tokens:
         pass_over(
-            instruction_set, columns, 1, 0, state, state, key_size, key, decay, lacking, key, key, key, decay, decay,
+            lanes, columns, 1, 0, state, state, key_size, key, decay, lacking, key, key, key, decay, decay,
             decay, unread,
         )  # fmt: skip
 
 
 @inner
-def finish_head(instruction_set: int, lanes: int, arguments: int, row: int, head: int) -> None:
+def finish_head(lanes: int, arguments: int, row: int, head: int) -> None:
     """Norm and gate of a head's outputs of the step, and their records where a head is whole groups."""
-    _ = literally(instruction_set)
+    _ = literally(lanes)
     size, stride = load_i64(arguments, _VALUE_SIZE), load_i64(arguments, _OUT_STRIDE)
     records, weight = load_i64(arguments, _RECORDS), load_i64(arguments, _WEIGHT)
     groups, width = load_i64(arguments, _RECORDS_GROUPS), load_i64(arguments, _RECORDS_WIDTH)
-    first = load_i64(row, _TOKEN)
-    for token in range(first, first + load_i64(row, _TOKENS)):
+    first = load_i64(row, FIRST)
+    for token in range(first, first + load_i64(row, TOKENS)):
         values = load_i64(arguments, _OUT) + token * stride + head * size * 4
         gate = load_i64(arguments, _INPUTS) + token * load_i64(arguments, _INPUTS_STRIDE)
         gate += (load_i64(arguments, _GATE) + head * size) * 4
-        mean = dot(instruction_set, values, values, size // lanes) / np.float32(size)
+        mean = dot(lanes, values, values, size // lanes) / np.float32(size)
         factor = np.float32(1.0) / np.sqrt(mean + load_f32(arguments, _EPS))
-        gate_head(instruction_set, values, size // lanes, factor, weight, gate)
+        gate_head(lanes, values, size // lanes, factor, weight, gate)
         if records != 0:
             for group in range(size // GROUP):
                 place = head * (size // GROUP) + group
@@ -226,47 +238,49 @@ def finish_head(instruction_set: int, lanes: int, arguments: int, row: int, head
 
 
 @inner
-def slide_window(arguments: int, row: int, thread: int, threads: int) -> None:
-    """A thread's columns of a row's window: the tokens before the state's last, and the uncertain ones after it."""
-    width, stride = load_i64(arguments, _WINDOW_WIDTH), load_i64(arguments, _INPUTS_STRIDE)
-    before, replayed = load_i64(arguments, _LENGTH) - 1, load_i64(row, _REPLAYED)
-    start = width * thread // threads
-    count = width * (thread + 1) // threads - start
-    kept = load_i64(arguments, _WINDOW) + load_i64(row, _SLOT) * load_i64(arguments, _WINDOW_SLOT_BYTES) + start * 4
-    own = load_i64(arguments, _INPUTS) + load_i64(row, _TOKEN) * stride + start * 4
-    first = load_i64(row, _TOKENS) - load_i64(row, _UNCERTAIN) - before
-    for place in range(before + load_i64(row, _UNCERTAIN)):
-        token, target = first + place, view(kept + place * width * 4, count, np.float32)
-        if token < 0 and load_i64(row, _FRESH) != 0:
-            for i in range(count):
-                target[i] = 0.0
-            continue
-        at = own + token * stride if token >= 0 else kept + (replayed + before + token) * width * 4
-        source = view(at, count, np.float32)  # never an earlier place of the window than the target
-        for i in range(count):
-            target[i] = source[i]
+def keep_inputs(arguments: int, row: int, thread: int, threads: int) -> None:
+    """A thread's channels of what the row's next step reads: inputs before its state, and those of uncertain tokens.
+
+    The first come from the same place of the state or a later one, or from replayed tokens, which are written after.
+    """
+    channels, before, uncertain = channels_of(arguments), load_i64(arguments, _LENGTH) - 1, load_i64(row, UNCERTAIN)
+    start = channels * thread // threads
+    count = channels * (thread + 1) // threads - start
+    slot, end = load_i64(row, SLOT), load_i64(row, TOKENS) - uncertain
+    state = load_i64(arguments, _STATES) + slot * load_i64(arguments, _SLOT_BYTES)
+    for place in range(before):
+        copy(source_of(arguments, row, end - before + place) + start * 4, state + (place * channels + start) * 4, count)
+    replay = load_i64(arguments, _REPLAYS) + slot * load_i64(arguments, _REPLAY_BYTES)
+    for token in range(end, end + uncertain):
+        source = source_of(arguments, row, token)
+        copy(source + start * 4, replay + start * 4, count)
+        if thread == 0:
+            heads = load_i64(arguments, _VALUE_HEADS)
+            copy(source + load_i64(arguments, _BETA) * 4, replay + channels * 4, heads)
+            copy(source + load_i64(arguments, _DECAY) * 4, replay + (channels + heads) * 4, heads)
+        replay += load_i64(arguments, _TOKEN_BYTES)
 
 
-def make_recur(instruction_set: int, columns: int) -> Any:
+def make_recur(lanes: int, columns: int) -> Any:
     """The kernel that reads `mixed`. Units are (row, value head), shared by their tokens."""
-    lanes = INSTRUCTION_SETS[instruction_set].lanes
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def recur(arguments: int, thread: int, threads: int) -> None:
         num_rows, rows = load_i64(load_i64(arguments, _STEP), STEP_ROWS), load_i64(arguments, _ROWS)
         heads, runs = load_i64(arguments, _VALUE_HEADS), load_i64(arguments, _VALUE_SIZE) // columns
-        last = rows + (num_rows - 1) * STATE_ROW_FIELDS * 8
-        total = (load_i64(last, _PLACE) + load_i64(last, _REPLAYED) + load_i64(last, _TOKENS)) * heads
+        total, place = all_tokens(rows, num_rows) * heads, 0
         start, stop = total * thread // threads, total * (thread + 1) // threads
         for index in range(num_rows):
             row = rows + index * STATE_ROW_FIELDS * 8
-            tokens = load_i64(row, _REPLAYED) + load_i64(row, _TOKENS)
+            tokens = tokens_of(row)
+            if tokens == 0:
+                continue
             for head in range(heads):
-                at = load_i64(row, _PLACE) * heads + head * tokens
-                if start <= at < stop:
+                if start <= place * heads + head * tokens < stop:
                     for run in range(runs):
-                        recur_run(instruction_set, columns, arguments, thread, row, head, run)
-                    finish_head(instruction_set, lanes, arguments, row, head)
-            slide_window(arguments, row, thread, threads)
+                        recur_run(lanes, columns, arguments, thread, row, place, head, run)
+                    finish_head(lanes, arguments, row, head)
+            keep_inputs(arguments, row, thread, threads)
+            place += tokens
 
     return recur

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from realizar.backends.cpu.weights.formats import GROUP
 from realizar.models.mixers import GatedDeltaNet, ShortConvolution
 from realizar.models.spec import Mixer, ModelSpec
 
@@ -38,17 +39,42 @@ def layer_states(spec: ModelSpec) -> dict[int, LayerState]:
         elif isinstance(mixer, GatedDeltaNet):
             matrices = mixer.num_value_heads * mixer.key_size * mixer.value_size
             found[index] = LayerState(
-                _lines((mixer.length - 1) * mixer.channels) + _lines(matrices),
+                convolution_floats(mixer) + _lines(matrices),
                 _lines(mixer.channels + 2 * mixer.num_value_heads),
             )
     return found
+
+
+def convolution_floats(mixer: GatedDeltaNet) -> int:
+    """Float32 of a delta net's state before its matrices: the last inputs of the convolution, in whole cache lines."""
+    return _lines((mixer.length - 1) * mixer.channels)
+
+
+def input_columns(mixer: GatedDeltaNet) -> tuple[int, ...]:
+    """Where the outputs of each input matmul begin in a token's row, and where they end.
+
+    q, k and v lie side by side. The others begin at whole groups, as matmuls write whole tiles.
+    """
+    columns = [0, mixer.q.out_features, mixer.q.out_features + mixer.k.out_features]
+    end = mixer.channels
+    for linear in (mixer.z, mixer.beta, mixer.decay):
+        columns.append(-(-end // GROUP) * GROUP)
+        end = columns[-1] + linear.out_features
+    return (*columns, -(-end // GROUP) * GROUP)
 
 
 def inputs_width(mixer: Mixer | None) -> int:
     """Outputs of the matmuls with which a mixer with a state begins, for a token."""
     if isinstance(mixer, ShortConvolution):
         return mixer.in_proj.out_features
-    return sum(each.out_features for each in mixer.inputs()) if isinstance(mixer, GatedDeltaNet) else 0
+    return input_columns(mixer)[-1] if isinstance(mixer, GatedDeltaNet) else 0
+
+
+def convolved_width(mixer: Mixer | None) -> int:
+    """Float32 of a token between a delta net's convolution and its recurrence: q, k, v, beta, decay, and q @ k."""
+    if not isinstance(mixer, GatedDeltaNet):
+        return 0
+    return mixer.channels + 2 * mixer.num_value_heads + mixer.num_key_heads
 
 
 def output_width(mixer: Mixer | None) -> int:

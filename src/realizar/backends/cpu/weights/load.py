@@ -38,6 +38,7 @@ class Weights:
         self.matrices: dict[TensorName, Matrix] = {}
         self._halves: dict[TensorName, NDArray[np.float32]] = {}
         self._taps: dict[TensorName, NDArray[np.float32]] = {}
+        self._rates: dict[TensorName, NDArray[np.float32]] = {}
         self._expert_biases: dict[TensorName, NDArray[np.float32]] = {}
         self._vectors: dict[tuple[TensorName, float, float], NDArray[np.float32]] = {}
         self._embedding = EmbeddingRows(self._tensors.matrix(spec.embedding))
@@ -112,6 +113,14 @@ class Weights:
             self._taps[name] = aligned_zeros(kernel.size, np.float32).reshape(kernel.shape[::-1])  # type: ignore[assignment]
             self._taps[name][:] = kernel.T
         return self._taps[name]
+
+    def rates(self, name: TensorName, *, is_log: bool) -> NDArray[np.float32]:
+        """Rates of a recurrence, below zero; the tensor has the logarithms of their negatives where `is_log`."""
+        if not is_log:
+            return self.vector(name)
+        if name not in self._rates:
+            self._rates[name] = -np.exp(self.vector(name))
+        return self._rates[name]
 
     def half_of(self, name: TensorName) -> NDArray[np.float32]:
         """Half of a vector's values; kept alive here."""
