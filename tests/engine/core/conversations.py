@@ -1,4 +1,4 @@
-"""Random conversations over the scripted backend's vocabulary: turns, edits of early messages, branches, copies."""
+"""Random conversations with a core: turns, edits of early messages, branches, tenants, aborts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
-from scripted_backend import VOCAB_SIZE
+from realizar.engine.core.engine_core import EngineCore
+from realizar.outputs import TokenOutput
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
 
 END_OF_MESSAGE = 96
+_NUM_WORDS = 93  # ids of messages are below it
 _OPENING = (95, 94)  # the generation prompt
 
 
@@ -43,12 +47,12 @@ class Conversations:
     """Users who begin alike, go on, edit what they wrote, and branch off; the same seed gives the same.
 
     Args:
-        longest: tokens of a conversation at which its user begins another.
+        scale: tokens of the shortest message of several words; a conversation of 120 times as many is begun anew.
     """
 
-    def __init__(self, rng: random.Random, longest: int) -> None:
-        self._rng, self._longest = rng, longest
-        self._systems = [self._text(20, 40) for _ in range(3)]
+    def __init__(self, rng: random.Random, scale: int) -> None:
+        self._rng, self._scale = rng, scale
+        self._systems = [self._text(20 * scale, 40 * scale) for _ in range(3)]
         self._all: list[Conversation] = []
         self._numbers = itertools.count()
 
@@ -66,11 +70,78 @@ class Conversations:
                 del made.messages[rng.randrange(1, len(made.messages) + 1) :]
                 if rng.random() < 0.2:
                     made.salt = rng.choice([None, "a", "b"])
-        made.messages.append(self._text(1, 24))
-        if len(made.prompt()[0]) > self._longest:
+        made.messages.append(self._text(1, 24 * self._scale))
+        if len(made.prompt()[0]) > 120 * self._scale:
             del made.messages[1:-1]
         self._all.append(made)
         return made
 
     def _text(self, least: int, most: int) -> tuple[int, ...]:
-        return tuple(self._rng.randrange(VOCAB_SIZE - 4) for _ in range(self._rng.randint(least, most)))
+        return tuple(self._rng.randrange(_NUM_WORDS) for _ in range(self._rng.randint(least, most)))
+
+
+class Chat:
+    """Users in conversation with a core, which is audited after each step.
+
+    Attributes:
+        ended: every request that came to its end, with the outputs of each choice.
+        lost: requests that were aborted, or ended for lack of memory.
+
+    Args:
+        scale: of `Conversations`.
+        few_ids: answers have three ids, so that drafts come true.
+    """
+
+    def __init__(self, seed: int, core: EngineCore, scale: int = 1, *, few_ids: bool = False) -> None:
+        self.rng, self.core = random.Random(seed), core
+        self._bias = dict.fromkeys((3, 4, 5), 80.0) if few_ids else {}
+        self.users = Conversations(self.rng, scale)
+        self.open: dict[str, tuple[Request, Conversation]] = {}
+        self.ended: list[tuple[Request, list[list[TokenOutput]]]] = []
+        self.arrived = self.lost = 0
+        self._found: dict[tuple[str, int], list[TokenOutput]] = {}
+
+    def run(self, arrivals: int) -> None:
+        while self.arrived < arrivals or self.core.has_work:
+            while self.arrived < arrivals and len(self.open) < 6 and self.rng.random() < 0.6:
+                self._add()
+            if self.open and self.rng.random() < 0.01:
+                name = self.rng.choice(list(self.open))
+                self.core.abort(name)
+                del self.open[name]
+                self.lost += 1
+            for output in self.core.step():
+                self._take_in(output)
+            self.core.audit()
+
+    def _add(self) -> None:
+        rng = self.rng
+        talk = self.users.next()
+        prompt, marks = talk.prompt()
+        sampling = SamplingParams(
+            temperature=rng.choice([0.0, 1.0]), seed=rng.randrange(9), n=rng.choice([1, 1, 1, 2]),
+            logprobs=rng.choice([None, 2]), logit_bias=self._bias, prompt_logprobs=rng.choice([None] * 9 + [1]),
+        )  # fmt: skip
+        request = Request(
+            str(self.arrived), prompt, sampling, rng.randint(1, 24), cache_salt=talk.salt,
+            prompt_marks=marks if rng.random() < 0.8 else (),
+        )  # fmt: skip
+        self.core.add(request)
+        self.open[request.request_id] = request, talk
+        self.arrived += 1
+
+    def _take_in(self, output: TokenOutput) -> None:
+        name = output.request_id
+        if output.error is not None:
+            assert output.error.cause == "memory"
+            del self.open[name]
+            self.lost += 1
+        self._found.setdefault((name, output.choice), []).append(output)
+        if output.finish_reason is None or name not in self.open:
+            return
+        request, talk = self.open[name]
+        outputs = [self._found.get((name, choice), []) for choice in range(request.sampling.n)]
+        if all(each and each[-1].finish_reason for each in outputs):
+            talk.answered([token_id for output in outputs[0] for token_id in output.token_ids])
+            self.ended.append((request, outputs))
+            del self.open[name]

@@ -1,0 +1,116 @@
+"""Conversations with hybrids on the CPU: whatever is reused, texts and log-probabilities have a fresh one's bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.core.conversations import Chat
+from engine.core.core_runs import run, tokens
+from random_models import Recipe, random_model
+from realizar.backends.base import Capacity
+from realizar.backends.cpu.runner import CPUBackend
+from realizar.config import EngineConfig
+from realizar.engine.core.engine_core import EngineCore
+from realizar.outputs import TokenLogprobs, TokenOutput
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
+from realizar.scheduler.policy import Policy
+from resolving import resolved
+
+RECIPES = {
+    "convolutions": Recipe(
+        vocab_size=128, hidden_size=128, feed_forward_size=128, num_heads=2, num_kv_heads=1, length=3,
+        context_length=4096, windows=(None, None, None, 70), recurrent=("convolution", None, "convolution", None),
+    ),
+}  # fmt: skip
+
+
+class TightBackend(CPUBackend):
+    """Has fewer blocks and snapshots than there is memory for, so that all of them are given up again and again."""
+
+    def capacity(self) -> Capacity:
+        found = super().capacity()
+        assert found.num_snapshots >= 12
+        return replace(found, num_blocks=tuple(min(count, 30) for count in found.num_blocks), num_snapshots=12)
+
+
+def make_core(recipe: Recipe, backend: CPUBackend, *, steps_in_flight: int = 1, **options: Any) -> EngineCore:
+    spec, checkpoint = random_model(recipe)
+    config = EngineConfig(threads=1, max_step_tokens=96, kv_cache_bytes=64 << 20, **options)
+    settled = replace(resolved(spec, checkpoint, config), steps_in_flight=steps_in_flight)
+    backend.load(spec, checkpoint, settled)
+    return EngineCore(backend, spec, settled, policy=Policy(stretch=math.inf))
+
+
+def contents(outputs: Sequence[TokenOutput]) -> tuple[list[int], list[TokenLogprobs], list[TokenLogprobs]]:
+    """Tokens, their log-probabilities and those of the prompt."""
+    return (
+        tokens(list(outputs)),
+        [each for output in outputs for each in output.logprobs],
+        [each for output in outputs for each in output.prompt_logprobs],
+    )
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("drafts", "steps_in_flight"), [(0, 2), (3, 1)])
+def test_random_conversations(name: str, drafts: int, steps_in_flight: int) -> None:
+    """Edits, branches, tenants, a window, preemption, aborts, drafts, and blocks and snapshots too few for all."""
+    recipe, backend = RECIPES[name], TightBackend()
+    core = make_core(
+        recipe, backend, max_running=5, context_length=640, speculative_tokens=drafts, steps_in_flight=steps_in_flight
+    )
+    fresh = make_core(recipe, CPUBackend(), max_running=1, context_length=640, prefix_cache=False)
+    try:
+        chat = Chat(7 + drafts, core, scale=4, few_ids=drafts > 0)
+        chat.run(100)
+        assert len(chat.ended) + chat.lost == 100
+        for request, choices in chat.ended:
+            alone: list[list[TokenOutput]] = [[] for _ in choices]
+            fresh.add(request)
+            for output in run(fresh)[request.request_id]:
+                alone[output.choice].append(output)
+            assert [contents(each) for each in choices] == [contents(each) for each in alone]
+        snapshots, counts = core.snapshot_counts, core.counts
+        assert min(snapshots.restored, snapshots.dropped) > 30
+        assert counts.preemptions > 0
+        assert counts.prefix_cache_hits > counts.prefix_cache_queries / 4
+        assert counts.draft_tokens > counts.accepted_tokens > 20 or not drafts
+    finally:
+        core.close()
+        fresh.close()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_turn_computes_what_is_new(name: str) -> None:
+    """The next turn of a long conversation, and an edit of its fifth message (`scripts/time_scheduling.py`)."""
+    recipe = replace(RECIPES[name], windows=(None,) * 4)  # blocks of windows are few: they are given up sooner
+    core = make_core(recipe, CPUBackend(), max_running=1, context_length=4096)
+    fresh = make_core(recipe, CPUBackend(), max_running=1, context_length=4096, prefix_cache=False)
+    messages = [tuple((7 * place + 13 * index) % 90 for place in range(100)) for index in range(20)]
+    marks = tuple(range(100, 2001, 100))
+    talk = tuple(token_id for message in messages for token_id in message)
+
+    def cached(name: str, prompt: tuple[int, ...]) -> int:
+        """Tokens found in the cache; the answer is that of a fresh computation."""
+        request = Request(name, prompt, SamplingParams(temperature=0.0, logprobs=1), 8, prompt_marks=marks)
+        found = []
+        for each in (core, fresh):
+            each.add(request)
+            found.append(run(each)[name])
+        assert contents(found[0]) == contents(found[1])
+        return found[0][0].num_cached_tokens
+
+    try:
+        assert cached("cold", (*talk, 91)) == 0
+        assert cached("next", (*talk, 5, 6, 7, *talk[:60], 91)) == 1984  # of 2,000, in blocks of 32
+        edited = (*talk[:400], 92, *talk[401:], 91)
+        assert cached("edit", edited) == 288  # few enough snapshots leave one for two messages of so many
+        assert cached("edited again", (*talk[:400], 93, *talk[401:], 91)) == 384
+    finally:
+        core.close()
+        fresh.close()
