@@ -55,6 +55,11 @@ class ModelFacts:
     ranks: bool = False
     pooling: Pooling | None = None
 
+    @property
+    def are_known(self) -> bool:
+        """False where no file was read: such facts refuse no request."""
+        return self.format != _UNKNOWN
+
 
 def read_facts(checkpoint: Checkpoint, chat_template: str | None = None) -> ModelFacts:
     """Read the facts of a checkpoint.

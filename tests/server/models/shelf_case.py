@@ -130,10 +130,17 @@ class ScriptedLoader:
 
 
 def known(
-    name: str, size: int, *, device: str = "cpu", max_open: int = 100, asleep: int = 0, host: int = 0
+    name: str,
+    size: int,
+    *,
+    device: str = "cpu",
+    max_open: int = 100,
+    asleep: int = 0,
+    host: int = 0,
+    facts: ModelFacts | None = None,
 ) -> KnownModel:
     load = PlannedLoad(EngineConfig(), size, device, 512, max_open, host, asleep)
-    return KnownModel(name, f"/models/{name}.gguf", load, SamplingParams(), ModelFacts(), 1)
+    return KnownModel(name, f"/models/{name}.gguf", load, SamplingParams(), facts or ModelFacts(), 1)
 
 
 class Case:

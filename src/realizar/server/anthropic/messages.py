@@ -20,12 +20,13 @@ from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.models.models import model_of
+from realizar.server.models.needs import chats
 
 
 async def messages(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of events."""
     record = await read_record(request, MessagesRequest)
-    api = await model_of(request, record.model)
+    api = await model_of(request, record.model, need=chats())
     plan = await compute(request, lambda stop: plan_chat(api, read_conversation(record), stop))
     request_id = new_id("msg_")
     note(request, model=api.model.name, prompt=len(plan.token_ids))
@@ -44,7 +45,7 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """Answer with the number of tokens of a prompt, as the chat template renders it."""
     record = await read_record(request, CountTokensRequest)
-    api = await model_of(request, record.model)
+    api = await model_of(request, record.model, need=chats())
     plan = await compute(request, lambda stop: plan_chat(api, read_conversation(record), stop))
     return Response(msgspec.json.encode({"input_tokens": len(plan.token_ids)}), media_type="application/json")
 

@@ -10,7 +10,7 @@ from typing import Any
 from realizar.errors import ContextLengthError
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.api import Api
-from realizar.server.errors import ApiError, about, refused, renaming, unsupported
+from realizar.server.errors import about, refused, renaming, unsupported
 from realizar.server.generation.begun import begun_ids
 from realizar.server.generation.conversation import Conversation, text_of
 from realizar.server.generation.fit_turns import without_oldest
@@ -18,6 +18,7 @@ from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority
 from realizar.server.generation.tools import ToolPlan
 from realizar.server.generation.work import Stop
+from realizar.server.models.needs import no_template
 from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, find_format, opens_reasoning
 from realizar.tokenizer.parsers.grammar import call_grammar
@@ -213,12 +214,7 @@ def _template(api: Api, conversation: Conversation) -> ChatTemplate:
             raise unsupported("chat_template", "is not accepted: this server does not allow templates in requests")
         return ChatTemplate(api.model.tokenizer, conversation.template)
     if api.model.template is None:
-        raise ApiError(
-            400,
-            "the model has no chat template, so it can't chat: it may be a base model; use /v1/completions",
-            param="messages",
-            code="no_chat_template",
-        )
+        raise no_template()
     return api.model.template
 
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from realizar.engine.clients.async_engine import Embedding
 from realizar.request import Pooling
 from realizar.server.api import Api
-from realizar.server.errors import refused, renaming
+from realizar.server.errors import renaming
 from realizar.server.generation.merge import Admission
+from realizar.server.models.needs import embedding_pooling
 
 T = TypeVar("T")
 
@@ -42,14 +43,7 @@ def pooling_of(api: Api) -> Pooling:
     Raises:
         ApiError: 400; the model was not made for embeddings.
     """
-    pooling = api.settings.embeddings or api.engine.pooling
-    if pooling is None:
-        raise refused(
-            f"The model {api.model.name} was not made for embeddings; the option --embeddings serves them anyway",
-            "model",
-            "embeddings_not_supported",
-        )
-    return pooling
+    return embedding_pooling(api.model.name, api.engine.pooling, api.settings)
 
 
 async def embed_all(

@@ -11,10 +11,11 @@ from starlette.requests import Request
 from realizar.config import Device
 from realizar.engine.clients.async_engine import EngineState
 from realizar.sampling_params import SamplingParams
-from realizar.server.api import Api
+from realizar.server.api import Api, settings_of
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.metrics import MetricSamples
 from realizar.server.model_facts import ModelFacts
+from realizar.server.models.needs import Need, nothing
 from realizar.server.models.pulls import Pulls
 
 ModelState: TypeAlias = Literal["known", "loading", "ready", "finishing", "asleep", "failed"]
@@ -128,21 +129,26 @@ def models_of(request: Request) -> Models:
     return cast("Models", request.app.state.models)
 
 
-async def model_of(request: Request, name: str | None, keep_alive_s: float | None = None) -> Api:
+async def model_of(request: Request, name: str | None, keep_alive_s: float | None = None, need: Need = nothing) -> Api:
     """What a request works with to use the model of a name; the model is there until the request has ended.
 
     The request's body must have been read.
 
     Args:
         keep_alive_s: as in `Models.take`.
+        need: checked before the request waits for the model.
 
     Raises:
         ApiError, EngineUnavailableError, QueueFullError: as of `Models.wait`.
+        ApiError, ContextLengthError: the model has not what the request needs.
         ClientDisconnectedError: the client disconnected while it waited for the model.
     """
     models = models_of(request)
     lease = models.take(name, keep_alive_s)
     if lease is None:
+        status = models.find(name)
+        if status.facts.are_known:
+            need(status.names[0], status.facts, status.max_model_len, settings_of(request))
         lease = await unless_disconnected(request.receive, models.wait(name))
     request.scope["state"]["model_leases"].append(lease)
     return lease.api

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from realizar.server.api import compute
 from realizar.server.generation.chat_plan import plan_chat
 from realizar.server.http.body import read_record
+from realizar.server.models.needs import chats
 from realizar.server.ollama.answers import answer, loaded
 from realizar.server.ollama.conversation import read_chat, shows_thinking
 from realizar.server.ollama.names import model_for, unloads
@@ -41,7 +42,7 @@ async def chat(request: Request) -> Response:
     record = await read_record(request, ChatRequest)
     if not record.messages:
         return loaded(ChatForm(), record.model, unload=await unloads(request, record.model, record.keep_alive))
-    api = await model_for(request, record.model, record.keep_alive, clock)
+    api = await model_for(request, record.model, record.keep_alive, clock, chats())
     plan = await compute(request, lambda stop: plan_chat(api, read_chat(api, record), stop))
     return await answer(
         request,

@@ -17,6 +17,7 @@ from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
+from realizar.server.models.needs import embeds
 from realizar.server.ollama.names import model_for
 from realizar.server.ollama.records import EmbeddingsRequest, EmbedRequest
 from realizar.server.ollama.times import Clock
@@ -30,7 +31,7 @@ async def embed(request: Request) -> Response:
     """Embed texts. A request without any finds the model loaded."""
     clock = Clock()
     record = await read_record(request, EmbedRequest)
-    api = await model_for(request, record.model, record.keep_alive, clock)
+    api = await model_for(request, record.model, record.keep_alive, clock, embeds)
     texts = [record.input] if isinstance(record.input, str) else record.input
     size = api.engine.info.hidden_size
     if record.dimensions is not None and record.dimensions != size:
@@ -47,7 +48,7 @@ async def embed(request: Request) -> Response:
 async def embeddings(request: Request) -> Response:
     """Embed one text."""
     record = await read_record(request, EmbeddingsRequest)
-    api = await model_for(request, record.model, record.keep_alive, Clock())
+    api = await model_for(request, record.model, record.keep_alive, Clock(), embeds)
     units = await _embedded(request, api, [record.prompt] if record.prompt else [], "prompt", cut=True)
     body = await _encoded(request, units, b'{"embedding":', b"}") if units else b'{"embedding":[]}'
     return Response(bytes(body), media_type="application/json")

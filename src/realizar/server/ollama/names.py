@@ -7,6 +7,7 @@ from starlette.requests import Request
 from realizar.server.api import Api
 from realizar.server.errors import ApiError, refused
 from realizar.server.models.models import Models, ModelStatus, model_of, models_of
+from realizar.server.models.needs import Need, nothing
 from realizar.server.ollama.times import Clock, read_keep_alive
 
 _LATEST = ":latest"
@@ -50,19 +51,22 @@ def find_model(models: Models, name: str) -> tuple[str, ModelStatus]:
     )
 
 
-async def model_for(request: Request, name: str, keep_alive: float | str | None, clock: Clock) -> Api:
+async def model_for(
+    request: Request, name: str, keep_alive: float | str | None, clock: Clock, need: Need = nothing
+) -> Api:
     """What a request works with to use the model of a name; the model is there until the request has ended.
 
     Args:
         keep_alive: as in the request.
         clock: notes the wait for the model.
+        need: as of `model_of`.
 
     Raises:
         ApiError: as of `find_model`, `read_keep_alive` and `model_of`.
     """
     keep_alive_s = read_keep_alive(keep_alive)
     clock.asks()
-    api = await model_of(request, find_model(models_of(request), name)[0], keep_alive_s)
+    api = await model_of(request, find_model(models_of(request), name)[0], keep_alive_s, need)
     clock.loaded()
     return api
 

@@ -22,6 +22,7 @@ from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.models.models import model_of
+from realizar.server.models.needs import chats
 from realizar.server.openai.chat_stream import ChatStreamer, usage_of
 from realizar.server.openai.conversation import read_conversation
 from realizar.server.openai.logprobs import prompt_logprobs, write_chat
@@ -38,7 +39,9 @@ from realizar.server.openai.records.chat import ChatCompletionRequest
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, whole or as a stream."""
     record = await read_record(request, ChatCompletionRequest)
-    api = await model_of(request, record.model)
+    max_tokens = record.max_tokens if record.max_completion_tokens is None else record.max_completion_tokens
+    need = chats(max_tokens=max_tokens, own_template=record.chat_template is not None)
+    api = await model_of(request, record.model, need=need)
     plan = await compute(request, lambda stop: _planned(api, record, stop))
     request_id = new_id("chatcmpl-")
     note(request, model=api.model.name, prompt=len(plan.token_ids))

@@ -24,6 +24,7 @@ from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream, EventTemplate, encode_event
 from realizar.server.models.models import model_of
+from realizar.server.models.needs import completes
 from realizar.server.openai.completion_run import CompletionDelta, CompletionPlan, CompletionRun
 from realizar.server.openai.logprobs import (
     CompletionLogprobs,
@@ -44,7 +45,8 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's default for this endpoint
 async def completions(request: Request) -> Response:
     """Complete prompts, whole or as a stream."""
     record = await read_record(request, CompletionRequest)
-    api = await model_of(request, record.model)
+    given = None if record.truncate_prompt_tokens is not None else record.prompt
+    api = await model_of(request, record.model, need=completes(given, record.max_tokens))
     plan = await compute(request, lambda stop: plan_completions(api, record, stop))
     request_id = new_id("cmpl-")
     num_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)

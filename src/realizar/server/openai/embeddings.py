@@ -19,6 +19,7 @@ from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.models.models import model_of
+from realizar.server.models.needs import embeds
 from realizar.server.openai.records.answers import EmbeddingData, make_usage
 from realizar.server.openai.records.embedding import EmbeddingRequest
 from realizar.server.settings import Pooling
@@ -27,7 +28,7 @@ from realizar.server.settings import Pooling
 async def embeddings(request: Request) -> Response:
     """Embed texts or token ids."""
     record = await read_record(request, EmbeddingRequest)
-    api = await model_of(request, record.model)
+    api = await model_of(request, record.model, need=embeds)
     pooling = pooling_of(api)
     _check_fields(api, record)
     prompts = await compute(request, lambda stop: _tokenized(api, record, stop))

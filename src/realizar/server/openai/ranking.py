@@ -19,6 +19,7 @@ from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.models.models import model_of
+from realizar.server.models.needs import no_ranker, ranks
 from realizar.server.openai.records.answers import Usage, make_usage
 from realizar.server.openai.records.ranking import (
     Document,
@@ -35,7 +36,7 @@ from realizar.server.ranker import Ranker
 async def rerank(request: Request) -> Response:
     """Order documents by their scores."""
     record = await read_record(request, RerankRequest)
-    api = await model_of(request, record.model)
+    api = await model_of(request, record.model, need=ranks)
     if record.top_n is not None and record.top_n < 0:
         raise refused("top_n must be at least 0, which is all", "top_n", "invalid_value")
     texts = [each if isinstance(each, str) else each.text for each in record.documents]
@@ -54,7 +55,7 @@ async def rerank(request: Request) -> Response:
 async def score(request: Request) -> Response:
     """Scores of pairs, in their order."""
     record = await read_record(request, ScoreRequest)
-    api = await model_of(request, record.model)
+    api = await model_of(request, record.model, need=ranks)
     pairs = _pairs(record)
     name = "text_2[{}]" if isinstance(record.text_2, list) else "text_2"
     scored = await _score_all(request, api, pairs, name.format, first="text_1", second="text_2")
@@ -97,9 +98,7 @@ async def _score_all(
 
 def _ranker_of(api: Api) -> Ranker:
     if api.model.ranker is None:
-        raise refused(
-            f"The model {api.model.name} is not a reranker: it has no head for scores", "model", "ranking_not_supported"
-        )
+        raise no_ranker(api.model.name)
     return api.model.ranker
 
 

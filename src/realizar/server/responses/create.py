@@ -24,6 +24,7 @@ from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.models.models import model_of
+from realizar.server.models.needs import chats
 from realizar.server.responses.answers import ResponseForm, usage_of
 from realizar.server.responses.conversation import ENCRYPTED, includes, read_conversation, shows_summary
 from realizar.server.responses.keeper import Keeper
@@ -63,7 +64,7 @@ class _Kept:
 async def create_response(request: Request) -> Response:
     """Answer a conversation, whole or as a stream of events."""
     record = await read_record(request, ResponsesRequest)
-    api = await model_of(request, record.model)
+    api = await model_of(request, record.model, need=chats())
     store, kept = store_of(request), _kept(request, record)
     planned = await compute(request, lambda stop: _planned(api, record, kept, stop), _size(request, kept))
     plan = planned.chat
@@ -90,7 +91,7 @@ async def create_response(request: Request) -> Response:
 async def count_input_tokens(request: Request) -> Response:
     """Answer with the number of tokens of a prompt, as the chat template renders it."""
     record = await read_record(request, InputTokensRequest)
-    api = await model_of(request, record.model)
+    api = await model_of(request, record.model, need=chats())
     kept = _kept(request, record)
     planned = await compute(request, lambda stop: _planned(api, record, kept, stop), _size(request, kept))
     counted = {"object": "response.input_tokens", "input_tokens": len(planned.chat.token_ids)}
