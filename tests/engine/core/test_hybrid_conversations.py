@@ -27,6 +27,10 @@ RECIPES = {
         vocab_size=128, hidden_size=128, feed_forward_size=128, num_heads=2, num_kv_heads=1, length=3,
         context_length=4096, windows=(None, None, None, 70), recurrent=("convolution", None, "convolution", None),
     ),
+    "delta-nets": Recipe(
+        vocab_size=128, hidden_size=128, feed_forward_size=128, num_heads=2, num_kv_heads=1, parts=("output_gate",),
+        context_length=4096, windows=(None, None, None, 70), recurrent=("delta", "delta", None, None),
+    ),
 }  # fmt: skip
 
 
