@@ -76,6 +76,28 @@ def test_masks_of_a_table_are_read_where_they_lie_or_sent(address: int | None, p
     assert masks.tolist() == [-1] * 4
 
 
+def test_many_rows_that_share_masks_get_each_once() -> None:
+    """Where the table could be read too: 20 rows of 3 lines are sent 3, and 20 of 11 read theirs."""
+    room, read = torch.zeros((8, WORDS), dtype=torch.int32), list[int]()
+    table = np.random.default_rng(1).integers(0, 1 << 32, (32, WORDS), np.uint32)
+    maker: Any = SimpleNamespace(
+        _pinned=lambda shape: torch.empty(shape, dtype=torch.int32),
+        _buffers=SimpleNamespace(words=WORDS, masks=lambda count: room[:count], read_shared=read.append),
+        _rows=SimpleNamespace(kinds=np.zeros(24)),
+        _shared=SimpleNamespace(address=lambda of: 4096),
+    )
+    numbers, masks = np.arange(2, 22), np.full(20, -1)
+    lines = np.arange(20) % 3 + 7
+    NativeChoiceMaker._place_masks(maker, RowMasks(numbers, lines, table, {}), numbers, masks)
+    assert not read
+    assert np.array_equal(room[masks].numpy().view(np.uint32), table[lines])
+    assert sorted(set(masks.tolist())) == [0, 1, 2]
+    lines = np.arange(20) % 11 + 7
+    NativeChoiceMaker._place_masks(maker, RowMasks(numbers, lines, table, {}), numbers, masks)
+    assert read == [4096]
+    assert (masks - SHARED).tolist() == lines.tolist()
+
+
 def test_places_of_masks_for_a_graph() -> None:
     """Each choice's mask, or that its row is held; none are left for a later step without masks."""
     table, sent = np.zeros((32, WORDS), np.uint32), torch.full((4,), NO_MASK, dtype=torch.int32)

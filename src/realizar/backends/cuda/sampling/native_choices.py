@@ -28,6 +28,7 @@ from realizar.outputs import RowError
 _NO_ROW = -1  # in place of a row's number: it chose nothing, and keeps its state
 _NO_SLOT = -1  # of a query: it wants nothing
 _AS_CHOSEN = -1  # in place of a query's target
+_MANY = 16  # rows with masks from which on it is looked at how many lines they share
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
 Asked: TypeAlias = tuple[Integers, Integers, Integers]
@@ -290,7 +291,11 @@ class NativeChoiceMaker:
         self._buffers.masks(len(masked)).copy_(pinned, non_blocking=True)
 
     def _place_masks(self, given: RowMasks, numbers: Integers, masks: Integers) -> None:
-        """Write to `masks` where the masks of rows without drafts are: in their table, else they are sent."""
+        """Write to `masks` where the masks of rows without drafts are: in their table, or in what is sent of it.
+
+        Many rows that share lines read them from the device's memory: all of them over the bus would be several times
+        as much.
+        """
         place_of = np.full(len(self._rows.kinds), NO_MASK)
         place_of[given.numbers] = given.places
         places = place_of[numbers]
@@ -298,7 +303,8 @@ class NativeChoiceMaker:
         if not len(masked):
             return
         places = places[masked]
-        if (address := self._shared.address(given.table)) is not None:
+        address = self._shared.address(given.table)
+        if address is not None and (len(places) < _MANY or 2 * len(np.unique(places)) > len(places)):
             self._buffers.read_shared(address)
             masks[masked] = SHARED + places
             return
