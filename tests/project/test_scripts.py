@@ -40,8 +40,11 @@ def ends_of(*scripts: Path) -> dict[str, str]:
 
 
 def test_every_script_answers_help() -> None:
-    scripts = sorted(SCRIPTS.glob("*.py"))
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(SCRIPTS.glob("*.py"))}
+    scripts = [path for path, text in texts.items() if '__name__ == "__main__"' in text]
     assert len(scripts) > 8
+    for module in texts.keys() - set(scripts):  # it serves a script
+        assert any(f"from {module.stem} import" in texts[script] for script in scripts), module.name
     ends = ends_of(*scripts)
     lacking = {name: end for name, end in ends.items() if end.startswith("ModuleNotFoundError: No module named")}
     assert {name: end for name, end in ends.items() if end and name not in lacking} == {}

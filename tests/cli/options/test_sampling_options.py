@@ -20,6 +20,7 @@ NOT_OPTIONS = {
     "logit_bias",
     "logprobs",
     "prompt_logprobs",
+    "structured_begun",
     "stop_token_ids",
     "n",
     "structured",

@@ -82,7 +82,8 @@ def answer(engine: ScriptedEngine, **fields: Any) -> Response:
     for made in (whole, streamed):
         assert made.id.startswith("resp_")
         assert [item.id.partition("_")[0] for item in made.output] == [  # type: ignore[union-attr]
-            {"message": "msg", "reasoning": "rs", "function_call": "fc"}[item.type] for item in made.output
+            {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}[item.type]
+            for item in made.output
         ]
     return whole
 
@@ -96,13 +97,15 @@ def plain(response: Response) -> dict[str, Any]:
 def text_of(item: Any) -> str:
     if item.type == "function_call":
         return cast("str", item.arguments)
+    if item.type == "custom_tool_call":
+        return cast("str", item.input)
     parts = item.content or item.summary
     return "".join(part.text for part in parts)
 
 
 def items(response: Response) -> list[Any]:
     return [
-        (item.namespace, item.name, item.arguments) if item.type == "function_call" else text_of(item)
+        (item.namespace, item.name, text_of(item)) if item.type.endswith("_call") else text_of(item)
         for item in response.output
     ]
 

@@ -131,6 +131,7 @@ def _planned(api: Api, record: InputTokensRequest, kept: _Kept, stop: Stop) -> _
         as_summary=shows_summary(record),
         is_sealed=isinstance(record, ResponsesRequest) and includes(record, ENCRYPTED),
         namespaces=tools.namespaces,
+        custom=tools.custom,
     )
     return _Planned(tools, plan, form)
 

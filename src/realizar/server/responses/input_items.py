@@ -11,6 +11,7 @@ from typing import Any
 
 from realizar.server.errors import refused, unsupported
 from realizar.server.http.unknown_fields import known_only
+from realizar.server.responses.custom_calls import arguments_of
 from realizar.server.responses.reasoning import revealed
 from realizar.server.responses.tools import full_name
 
@@ -19,6 +20,8 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "message": (*_COMMON, "role", "content", "phase"),
     "function_call": (*_COMMON, "call_id", "name", "arguments", "namespace", "caller", "async", "created_by"),
     "function_call_output": (*_COMMON, "call_id", "output", "caller", "name", "namespace", "created_by"),
+    "custom_tool_call": (*_COMMON, "call_id", "name", "input", "namespace", "caller", "async", "created_by"),
+    "custom_tool_call_output": (*_COMMON, "call_id", "output", "caller", "name", "namespace", "created_by"),
     "reasoning": (*_COMMON, "summary", "content", "encrypted_content"),
 }
 _PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -93,7 +96,9 @@ class ItemReader:
                 self._read_message(where, item)
             case "function_call":
                 self._read_call(where, item)
-            case "function_call_output":
+            case "custom_tool_call":
+                self._read_custom_call(where, item)
+            case "function_call_output" | "custom_tool_call_output":
                 self._read_output(where, item)
             case _:
                 self._read_reasoning(where, item)
@@ -124,10 +129,16 @@ class ItemReader:
         self.add_text(role, "".join(texts) if role == "assistant" else "\n".join(texts))
 
     def _read_call(self, where: str, item: dict[str, Any]) -> None:
-        call_id, name = _required(where, item, "call_id"), _required(where, item, "name")
         arguments = item.get("arguments")
         if not isinstance(arguments, str):
             raise refused(f"{where}.arguments must be JSON text", f"{where}.arguments")
+        self._add_call(where, item, arguments)
+
+    def _read_custom_call(self, where: str, item: dict[str, Any]) -> None:
+        self._add_call(where, item, arguments_of(_required(where, item, "input", may_be_empty=True)))
+
+    def _add_call(self, where: str, item: dict[str, Any], arguments: str) -> None:
+        call_id, name = _required(where, item, "call_id"), _required(where, item, "name")
         if call_id in self._calls:
             raise refused(f"{where}.call_id is that of an earlier call", f"{where}.call_id", "invalid_value")
         self._calls[call_id] = False
@@ -137,7 +148,7 @@ class ItemReader:
     def _read_output(self, where: str, item: dict[str, Any]) -> None:
         call_id, output = _required(where, item, "call_id"), item.get("output")
         if call_id not in self._calls:
-            raise refused(f"{where}.call_id names no earlier function_call", f"{where}.call_id", "invalid_value")
+            raise refused(f"{where}.call_id names no earlier call", f"{where}.call_id", "invalid_value")
         if self._calls[call_id]:
             raise refused(f"{where}.call_id names a call that has its output", f"{where}.call_id", "invalid_value")
         self._calls[call_id] = True

@@ -9,12 +9,18 @@ from typing import Any, Literal
 import msgspec
 
 from realizar.server.api import new_id
+from realizar.server.responses.custom_calls import text_of
 from realizar.server.responses.reasoning import sealed
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 
-ItemKind = Literal["message", "reasoning", "function_call"]
+ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-_PREFIXES: Mapping[ItemKind, str] = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+_PREFIXES: Mapping[ItemKind, str] = {
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "custom_tool_call": "ctc_",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +31,13 @@ class ItemForm:
         as_summary: reasoning is a summary.
         is_sealed: reasoning is also given in `encrypted_content`.
         namespaces: the namespace and the name of functions that have one, by the names that the model writes.
+        custom: names of tools whose input is text.
     """
 
     as_summary: bool = False
     is_sealed: bool = False
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    custom: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +53,13 @@ class Item:
 
     @property
     def text(self) -> str:
-        return "".join(self.texts)
+        """Its text, or a call's arguments; of a custom call its input."""
+        text = "".join(self.texts)
+        return text_of(text) if self.kind == "custom_tool_call" else text
+
+    @property
+    def is_call(self) -> bool:
+        return self.kind in ("function_call", "custom_tool_call")
 
     def record(self, form: ItemForm, status: ItemStatus) -> dict[str, Any]:
         """The item as JSON; without its text while it is in progress."""
@@ -56,6 +70,8 @@ class Item:
                 return self._base(status, role="assistant", content=content)
             case "reasoning":
                 return self._reasoning(form, status)
+            case "custom_tool_call" if self.call is not None:
+                return self._base(status, call_id=self.call.id, name=self.call.name, input="" if begun else self.text)
             case _:
                 return self._call(form, status)
 
@@ -114,7 +130,7 @@ class OutputItems:
             case ReasoningDelta(text):
                 item = self._of("reasoning")
             case ToolCallDelta(arguments=text):
-                item = self._of("function_call", part)
+                item = self._of(self._kind_of(part), part)
         if text:
             item.texts.append(text)
         return item, text
@@ -129,6 +145,12 @@ class OutputItems:
         if ends and not is_whole:
             ends[-1] = "incomplete"
         return [item.record(self.form, status) for item, status in zip(self._items, ends, strict=True)]
+
+    def _kind_of(self, part: ToolCallDelta) -> ItemKind:
+        """The kind of a call; only its first delta has the name."""
+        if part.id:
+            return "custom_tool_call" if part.name in self.form.custom else "function_call"
+        return "function_call" if self.last is None else self.last.kind
 
     def _of(self, kind: ItemKind, call: ToolCallDelta | None = None) -> Item:
         last = self.last

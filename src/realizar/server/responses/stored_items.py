@@ -11,7 +11,14 @@ from realizar.server.api import new_id
 from realizar.server.responses.records import ResponsesRequest
 from realizar.server.responses.store import StoredResponse
 
-_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
+_PREFIXES = {
+    "message": "msg_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+    "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
+    "reasoning": "rs_",
+}
 
 
 def kept_input(request: ResponsesRequest) -> list[dict[str, Any]]:

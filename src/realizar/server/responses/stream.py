@@ -137,8 +137,10 @@ class ResponseStreamer:
                 yield self._of(item, "response.output_text.delta", content_index=0, delta=text, logprobs=written)
             case "reasoning":
                 yield self._reasoning(item, "delta", delta=text)
-            case _:
+            case "function_call":
                 yield self._of(item, "response.function_call_arguments.delta", delta=text)
+            case _:
+                pass  # the input of a custom call comes whole, out of its arguments
 
     def _begin(self, item: Item) -> Iterator[bytes]:
         self._open = item
@@ -146,7 +148,7 @@ class ResponseStreamer:
         if item.kind == "function_call":
             record["arguments"] = ""
         yield self._event("response.output_item.added", output_index=item.index, item=record)
-        if item.kind != "function_call":
+        if not item.is_call:
             yield self._bounds(item, "added", "")
 
     def _done(self, *, is_whole: bool) -> Iterator[bytes]:
@@ -161,9 +163,13 @@ class ResponseStreamer:
                 yield self._of(item, "response.output_text.done", content_index=0, text=text, logprobs=logprobs)
             case "reasoning":
                 yield self._reasoning(item, "done", text=text)
-            case _:
+            case "function_call":
                 yield self._of(item, "response.function_call_arguments.done", arguments=text)
-        if item.kind != "function_call":
+            case _:
+                if text:
+                    yield self._of(item, "response.custom_tool_call_input.delta", delta=text)
+                yield self._of(item, "response.custom_tool_call_input.done", input=text)
+        if not item.is_call:
             yield self._bounds(item, "done", text)
         record = item.record(self._items.form, "completed" if is_whole else "incomplete")
         yield self._event("response.output_item.done", output_index=item.index, item=record)

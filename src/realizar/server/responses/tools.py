@@ -14,6 +14,7 @@ from typing import Any
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
 from realizar.server.http.unknown_fields import known_only
+from realizar.server.responses.custom_calls import PARAMETERS
 
 _LOG = logging.getLogger(__name__)
 _SEPARATOR = "__"
@@ -21,6 +22,7 @@ _FUNCTION = (
     *("type", "name", "description", "parameters", "strict"),
     *("output_schema", "allowed_callers", "defer_loading", "async"),
 )
+_CUSTOM = ("type", "name", "description", "format", "allowed_callers", "defer_loading", "async")
 _NAMESPACE = ("type", "name", "description", "tools")
 _OWN_TOOLS = "the server runs no tools of its own"
 
@@ -32,11 +34,13 @@ class ResponseTools:
     Attributes:
         plan: what may be called, by the names that the template shows.
         namespaces: the namespace and the name of each function that has a namespace, by the name that is shown.
+        custom: names of tools whose input is text.
         shown: the tools as the response object repeats them.
     """
 
     plan: ToolPlan
     namespaces: Mapping[str, tuple[str, str]]
+    custom: frozenset[str]
     shown: Sequence[Mapping[str, Any]]
 
 
@@ -64,7 +68,9 @@ def read_tools(
         for each in found
         if each.namespace is not None
     }
-    return ResponseTools(_planned(tools, choice, parallel=parallel), namespaces, _repeated(given or ()))
+    custom = frozenset(each.name for each in found if each.is_custom)
+    plan = _planned(tools, custom, choice, parallel=parallel)
+    return ResponseTools(plan, namespaces, custom, _repeated(given or ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,7 @@ class _Function:
     namespace: str | None
     name: str
     converted: Mapping[str, Any]
+    is_custom: bool = False
 
 
 def _functions(given: Sequence[dict[str, Any]]) -> Iterator[_Function]:
@@ -82,6 +89,8 @@ def _functions(given: Sequence[dict[str, Any]]) -> Iterator[_Function]:
         kind = tool.get("type")
         if kind == "function":
             yield _function(path, tool)
+        elif kind == "custom":
+            yield _custom(path, tool)
         elif kind == "namespace":
             yield from _in_namespace(path, tool)
         elif kind == "web_search" and tool.get("external_web_access") is False:
@@ -138,7 +147,28 @@ def _function(path: str, tool: dict[str, Any], namespace: str | None = None) -> 
     return _Function(path, namespace, tool["name"], {"type": "function", "function": function})
 
 
-def _planned(tools: tuple[Mapping[str, Any], ...], choice: str | dict[str, Any] | None, *, parallel: bool) -> ToolPlan:
+def _custom(path: str, tool: dict[str, Any]) -> _Function:
+    """A custom tool as the strict function that stands for it."""
+    known_only(path, tool, _CUSTOM)
+    form = tool.get("format")
+    if form is not None:
+        if not isinstance(form, dict):
+            raise refused(f"{path}.format must be an object", f"{path}.format")
+        if form.get("type") != "text":
+            raise unsupported(f"{path}.format.type", "must be text: inputs follow no grammar")
+        known_only(f"{path}.format", form, ("type",))
+    given = {name: value for name, value in tool.items() if name != "format"}
+    made = _function(path, {**given, "type": "function", "parameters": PARAMETERS, "strict": True})
+    return _Function(path, None, made.name, made.converted, is_custom=True)
+
+
+def _planned(
+    tools: tuple[Mapping[str, Any], ...],
+    custom: frozenset[str],
+    choice: str | dict[str, Any] | None,
+    *,
+    parallel: bool,
+) -> ToolPlan:
     if choice is None or choice == "auto":
         return ToolPlan(tools, parallel=parallel)
     if choice == "none":
@@ -149,14 +179,16 @@ def _planned(tools: tuple[Mapping[str, Any], ...], choice: str | dict[str, Any] 
         return ToolPlan(tools, required=True, parallel=parallel)
     if isinstance(choice, str):
         raise refused("tool_choice must be none, auto, required or an object", "tool_choice", "invalid_value")
-    if choice.get("type") == "function":
-        return ToolPlan(tools, name=_named(tools, choice, "tool_choice")["function"]["name"], parallel=False)
+    if choice.get("type") in ("function", "custom"):
+        return ToolPlan(tools, name=_named(tools, custom, choice, "tool_choice")["function"]["name"], parallel=False)
     if choice.get("type") == "allowed_tools":
-        return _allowed(tools, choice, parallel=parallel)
-    raise unsupported("tool_choice.type", f"must be function or allowed_tools: {_OWN_TOOLS}")
+        return _allowed(tools, custom, choice, parallel=parallel)
+    raise unsupported("tool_choice.type", f"must be function, custom or allowed_tools: {_OWN_TOOLS}")
 
 
-def _allowed(tools: Sequence[Mapping[str, Any]], choice: dict[str, Any], *, parallel: bool) -> ToolPlan:
+def _allowed(
+    tools: Sequence[Mapping[str, Any]], custom: frozenset[str], choice: dict[str, Any], *, parallel: bool
+) -> ToolPlan:
     known_only("tool_choice", choice, ("type", "mode", "tools"))
     mode, allowed = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):
@@ -164,23 +196,24 @@ def _allowed(tools: Sequence[Mapping[str, Any]], choice: dict[str, Any], *, para
     if not isinstance(allowed, list) or not allowed:
         raise refused("tool_choice.tools must be a list that is not empty", "tool_choice.tools", "invalid_value")
     check_num_tools(allowed)
-    named = [_named(tools, each, f"tool_choice.tools[{place}]") for place, each in enumerate(allowed)]
+    named = [_named(tools, custom, each, f"tool_choice.tools[{place}]") for place, each in enumerate(allowed)]
     wanted = {tool["function"]["name"] for tool in named}
     kept = tuple(tool for tool in tools if tool["function"]["name"] in wanted)
     return ToolPlan(kept, required=mode == "required", parallel=parallel)
 
 
-def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str) -> Mapping[str, Any]:
-    if not isinstance(choice, dict) or choice.get("type") != "function":
-        raise unsupported(f"{path}.type", f"must be function: {_OWN_TOOLS}")
-    known_only(path, choice, ("type", "name", "namespace"))
+def _named(tools: Sequence[Mapping[str, Any]], custom: frozenset[str], choice: Any, path: str) -> Mapping[str, Any]:
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind not in ("function", "custom"):
+        raise unsupported(f"{path}.type", f"must be function or custom: {_OWN_TOOLS}")
+    known_only(path, choice, ("type", "name", "namespace") if kind == "function" else ("type", "name"))
     name, namespace = choice.get("name"), choice.get("namespace")
     if not isinstance(name, str):
         raise refused(f"{path}.name must be text", f"{path}.name")
     if not isinstance(namespace, str | None):
         raise refused(f"{path}.namespace must be text", f"{path}.namespace")
     for tool in tools:
-        if tool["function"]["name"] == full_name(namespace, name):
+        if tool["function"]["name"] == full_name(namespace, name) and (name in custom) == (kind == "custom"):
             return tool
     raise refused(f"{path} names the tool {name[:80]!a}, which is not in tools", f"{path}.name", "invalid_value")
 
