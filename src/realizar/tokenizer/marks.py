@@ -16,6 +16,8 @@ MINIMAX_CALLS, MINIMAX_CALLS_END = "<minimax:tool_call>", "</minimax:tool_call>"
 GLM_KEY, GLM_KEY_END, GLM_VALUE, GLM_VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 GEMMA_CHANNEL, GEMMA_CHANNEL_END = "<|channel>", "<channel|>"
+LFM2_CALLS, LFM2_CALLS_END = "<|tool_call_start|>", "<|tool_call_end|>"
+LFM2_TOOLS = ("<|tool_list_start|>", "List of tools: [")  # its templates ask for calls so, and may not write any
 RESPONSE, RESPONSE_END = "<response>", "</response>"
 HARMONY_START, HARMONY_CHANNEL, HARMONY_MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 HARMONY_CONSTRAIN, HARMONY_END, HARMONY_CALL, HARMONY_RETURN = "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"
@@ -64,6 +66,8 @@ MARKS = frozenset(
         GEMMA_CALL_END,
         GEMMA_QUOTE,
         GEMMA_CHANNEL,
+        LFM2_CALLS,
+        LFM2_CALLS_END,
         RESPONSE,
         RESPONSE_END,
         *(mark for marks in REASONING_MARKS for mark in (marks.start, marks.end)),

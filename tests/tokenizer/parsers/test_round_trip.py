@@ -85,6 +85,60 @@ TEMPLATES = {
 {%- endfor -%}{{- end ~ '[e~[' -}}{%- endif -%}
 {%- else -%}{{- ']~b]' ~ m.role ~ '\n' ~ m.content ~ '[e~[' ~ '\n' -}}{%- endif -%}
 {%- endfor -%}""",
+    "qwen3.5": """\
+{%- macro shown(content) -%}
+{%- if content is string %}{{ content }}
+{%- elif content is none or content is undefined %}{{ '' }}
+{%- else %}{% for part in content %}{% if 'text' in part %}{{ part.text }}{% endif %}{% endfor %}{% endif -%}
+{%- endmacro -%}
+{%- if tools and tools is iterable and tools is not mapping -%}
+{%- for tool in tools %}{{ tool | tojson }}{% endfor -%}
+{%- endif -%}
+{%- set ns = namespace(last=messages | length - 1) -%}
+{%- for m in messages[::-1] -%}
+{%- if m.role == 'user' %}{% set ns.last = messages | length - 1 - loop.index0 %}{% endif -%}
+{%- endfor -%}
+{%- for m in messages -%}
+{%- set content = shown(m.content) | trim -%}
+{%- if m.role == 'assistant' -%}
+{%- if loop.index0 > ns.last -%}
+    {{- '<|im_start|>assistant\n<think>\n' + m.reasoning_content | trim + '\n</think>\n\n' + content -}}
+{%- else %}{{ '<|im_start|>assistant\n' + content }}{% endif -%}
+{%- for call in m.tool_calls -%}
+    {%- if call.function is defined %}{% set call = call.function %}{% endif -%}
+    {{- ('\n\n' if loop.first and content else '\n') + '<tool_call>\n<function=' + call.name + '>\n' -}}
+    {%- for name, value in call.arguments | items -%}
+        {{- '<parameter=' + name + '>\n' -}}
+        {%- set is_list = value is sequence and value is not string -%}
+        {{- value | tojson | safe if value is mapping or is_list else value | string -}}
+        {{- '\n</parameter>\n' -}}
+    {%- endfor -%}
+    {{- '</function>\n</tool_call>' -}}
+{%- endfor -%}
+{%- else %}{{ '<|im_start|>' + m.role + '\n' + content }}{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n<think>\n' }}{%- endif -%}""",
+    "lfm2.5": """{%- macro of_value(value) -%}
+{%- if value is string %}{{ "'" + value + "'" }}{% elif value is mapping %}{{ value | tojson }}
+{%- else %}{{ value | string }}{% endif -%}
+{%- endmacro -%}
+{%- if tools %}{{ 'List of tools: [' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}]{% endif -%}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\n' -}}
+{%- if message.role == 'assistant' %}{% generation -%}
+{%- if message.thinking is defined %}{{ '<think>' + message.thinking + '</think>' }}{% endif -%}
+{{- message.content -}}
+{%- set ns = namespace(calls=[]) -%}
+{%- for call in message.tool_calls or [] -%}
+    {%- set given = namespace(parts=[]) -%}
+    {%- for key, value in call.function.arguments.items() -%}
+        {%- set given.parts = given.parts + [key + '=' + of_value(value)] -%}
+    {%- endfor -%}
+    {%- set ns.calls = ns.calls + [call.function.name + '(' + given.parts | join(', ') + ')'] -%}
+{%- endfor -%}
+{{- '<|tool_call_start|>[' + ns.calls | join(', ') + ']<|tool_call_end|>' -}}
+{%- endgeneration %}{% else %}{{ message.content }}{% endif -%}
+{%- endfor -%}""",
     "ernie": """\
 {%- if tools %}{{ tools | tojson }} in <tool_call></tool_call>{% endif -%}
 {%- for m in messages -%}

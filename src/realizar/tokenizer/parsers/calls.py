@@ -82,6 +82,7 @@ def read_arguments(
     name: str,
     ends: tuple[str, ...],
     pass_object: Callable[[Cursor, Give], Reading[None]] = pass_value,
+    opens: str = "{",
 ) -> Reading[None]:
     """Parse a call's arguments, an object, and emit them as they arrive.
 
@@ -90,12 +91,13 @@ def read_arguments(
 
     Args:
         pass_object: reads the object and gives its JSON; raises MismatchError, the cursor after what was given.
+        opens: the bracket that it begins with.
 
     Raises:
         MismatchError: the next text is not an object, or no tool has this name.
     """
     calls.check_name(name)
-    if (yield from cursor.peek()) != "{":
+    if (yield from cursor.peek()) != opens:
         raise MismatchError
     calls.open(name)
     cursor.undecided = False  # what has been emitted is not read again

@@ -19,6 +19,8 @@ from realizar.tokenizer.marks import (
     HARMONY_CHANNEL,
     HARMONY_MESSAGE,
     HERMES_CALL,
+    LFM2_CALLS,
+    LFM2_TOOLS,
     LLAMA_CALL,
     MINIMAX_CALLS,
     MISTRAL_ARGUMENTS,
@@ -33,6 +35,7 @@ from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.gemma import GEMMA
 from realizar.tokenizer.parsers.harmony import HARMONY, HarmonyParser
 from realizar.tokenizer.parsers.parser import AnswerParser
+from realizar.tokenizer.parsers.pythonic import PYTHONIC
 from realizar.tokenizer.parsers.styles import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
@@ -60,6 +63,8 @@ _STYLE_TEXTS = (
     (f"{GLM_KEY_END}{GLM_VALUE}", GLM_DENSE),
     (GLM_KEY, GLM),
     (GEMMA_CALL, GEMMA),
+    (LFM2_CALLS, PYTHONIC),
+    *((text, PYTHONIC) for text in LFM2_TOOLS),
     ("<parameter=", QWEN3_CODER),
     (HERMES_CALL, HERMES),
     (LLAMA_CALL, LLAMA),

@@ -41,6 +41,7 @@ StyleName = Literal[
     "minimax",
     "gemma4",
     "harmony",
+    "lfm2",
 ]
 Reader = Callable[[Cursor, Calls, str], Reading[None]]
 

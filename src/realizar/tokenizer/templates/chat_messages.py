@@ -36,6 +36,7 @@ class TemplateTraits:
         needs_argument_text: it shows arguments of tool calls correctly only as text.
         needs_tool_responses: it shows the results of calls in the message that made them, as `tool_responses`.
         reasoning_is_thinking: its messages have their reasoning in the field `thinking`.
+        one_beside_calls: beside calls such a message takes reasoning or content, and not both.
     """
 
     knows_developer: bool
@@ -45,6 +46,7 @@ class TemplateTraits:
     needs_argument_text: bool
     needs_tool_responses: bool
     reasoning_is_thinking: bool
+    one_beside_calls: bool
 
 
 def with_texts(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -92,17 +94,17 @@ def _adapt(message: dict[str, Any], traits: TemplateTraits) -> dict[str, Any]:
     elif content is None and not traits.takes_null:
         message["content"] = ""
     if traits.reasoning_is_thinking and "reasoning_content" in message:
-        _move_reasoning(message)
+        _move_reasoning(message, merges=traits.one_beside_calls)
     if calls := message.get("tool_calls"):
         message["tool_calls"] = [_with_arguments(call, as_text=traits.needs_argument_text) for call in calls]
     return message
 
 
-def _move_reasoning(message: dict[str, Any]) -> None:
-    """Put reasoning into the field `thinking`. Beside calls, content goes there too: the template takes only one."""
+def _move_reasoning(message: dict[str, Any], *, merges: bool) -> None:
+    """Put reasoning into the field `thinking`; if it `merges` them, content beside calls goes there too."""
     thinking = message.pop("reasoning_content")
     content = message.get("content")
-    if message.get("tool_calls") and isinstance(content, str) and content:
+    if merges and message.get("tool_calls") and isinstance(content, str) and content:
         thinking, message["content"] = f"{thinking}\n\n{content}" if thinking else content, ""
     if thinking:
         message["thinking"] = thinking
@@ -161,6 +163,7 @@ def find_traits(source: str, render: Callable[[Sequence[Message]], str]) -> Temp
         needs_text = key not in as_object and key in as_text and f"'{_NEEDLE}'" in as_object
         with_null = as_text if needs_text else as_object
         takes_null = bool(with_null) and "None" not in with_null
+    is_thinking = "message.thinking" in source and "reasoning_content" not in source
     return TemplateTraits(
         knows_developer="developer" in source,
         needs_parts=takes_parts and not text_shown,
@@ -168,8 +171,17 @@ def find_traits(source: str, render: Callable[[Sequence[Message]], str]) -> Temp
         takes_null=takes_null,
         needs_argument_text=needs_text,
         needs_tool_responses="tool_responses" in source and _shows_responses_alone(shown),
-        reasoning_is_thinking="message.thinking" in source and "reasoning_content" not in source,
+        reasoning_is_thinking=is_thinking,
+        one_beside_calls=is_thinking and not _shows_reasoning_and_content(shown),
     )
+
+
+def _shows_reasoning_and_content(shown: Callable[..., str]) -> bool:
+    """True if a template shows both of a message with a call."""
+    thinking, content = "needle5", "needle6"
+    call = {**_call({"x": "y"}), "thinking": thinking, "content": content}
+    text = shown({"role": "user", "content": "x"}, call)
+    return thinking in text and content in text
 
 
 def _shows_responses_alone(shown: Callable[..., str]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from realizar.errors import ChatTemplateError
+from realizar.tokenizer.marks import LFM2_TOOLS
 from realizar.tokenizer.templates.chat_messages import (
     Message,
     TemplateBoundsError,
@@ -18,6 +19,7 @@ from realizar.tokenizer.templates.chat_messages import (
 from realizar.tokenizer.templates.control_texts import ControlTextHider
 from realizar.tokenizer.templates.tool_prompts import (
     has_tool_messages,
+    spell_python_calls,
     spell_tool_messages,
     tools_as_system_text,
     with_first_user_text,
@@ -212,7 +214,8 @@ class _Compiled:
     ) -> str:
         checked = with_texts(messages)
         if "tool_calls" not in self._source and has_tool_messages(checked):
-            checked = spell_tool_messages(checked)
+            is_python = any(text in self._source for text in LFM2_TOOLS)
+            checked = (spell_python_calls if is_python else spell_tool_messages)(checked)
         if tools and not self.takes_tools:
             return self._render_with_tool_text(checked, tools, add_generation_prompt, variables)
         return self._render(adapt_messages(checked, self._traits), tools, add_generation_prompt, variables)

@@ -1,10 +1,13 @@
-"""Tools as text in the system message, for templates that do not show tools. Standard library only."""
+"""Tools and calls as text in messages, for templates that do not show them. Standard library only."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from realizar.tokenizer.marks import LFM2_CALLS, LFM2_CALLS_END
 
 _CALLING = """\
 To call a function, answer with nothing but a JSON object: {"name": "<its name>", "arguments": {<its arguments>}}
@@ -75,6 +78,32 @@ def spell_tool_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str,
             spelled.append(dict(message))
         follows_result = role == "tool"
     return spelled
+
+
+def spell_python_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Write calls as LFM2 does into the assistant's text. Results stay messages, which its templates show."""
+    spelled = []
+    for message in messages:
+        copy = dict(message)
+        if calls := copy.pop("tool_calls", None):
+            text = ", ".join(_python_call(call.get("function", call)) for call in calls)
+            copy["content"] = f"{_plain(copy.get('content'))}{LFM2_CALLS}[{text}]{LFM2_CALLS_END}"
+        spelled.append(copy)
+    return spelled
+
+
+def _python_call(function: Mapping[str, Any]) -> str:
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments)
+    if isinstance(arguments, Mapping):
+        arguments = ", ".join(f"{key}={_python_value(value)}" for key, value in arguments.items())
+    return f"{function.get('name', '')}({arguments})"
+
+
+def _python_value(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | Mapping) else str(value)
 
 
 def _spelled_calls(calls: Sequence[Mapping[str, Any]]) -> str:
