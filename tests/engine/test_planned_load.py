@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from realizar.backends.devices import ChosenDevice
+from realizar.backends.select import plan_memory, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.loading import load_core
-from realizar.engine.planned_load import plan_within
+from realizar.engine.planned_load import load_of, plan_within
 from realizar.engine.process.planning import plan_loads
 from realizar.errors import CapacityError, CheckpointError
 from tiny_model import write_tiny_model
@@ -79,3 +81,18 @@ def test_planning_in_another_process_is_the_same(path: Path, checkpoint: Checkpo
     with pytest.raises(Exception, match=r"wrong\.gguf: .*not a GGUF file") as caught:
         second.checked()
     assert not isinstance(caught.value, CheckpointError)  # over the pipe it is its base class, with the same text
+
+
+def test_a_load_on_a_gpu_says_what_it_takes_asleep(checkpoint: Checkpoint) -> None:
+    pytest.importorskip("torch", reason="the GPU's plan needs torch")
+    pytest.importorskip("triton", reason="the GPU's plan needs triton")
+    config = EngineConfig(device="cuda", context_length=512, kv_cache_bytes=1 << 26)
+    spec, resolved = resolve_model(checkpoint, config, ChosenDevice("cuda", 1, "a card"))
+    plan = plan_memory(spec, checkpoint, resolved, 8 << 30)
+    load = load_of(plan, config, resolved, spec.vocab_size)
+    assert load.device == "cuda:1"
+    assert load.num_bytes == plan.needed_bytes + load.asleep_bytes + (1 << 26)
+    assert plan.needed_bytes < load.host_bytes < plan.needed_bytes + load.asleep_bytes
+    assert plan.reserved_bytes < load.asleep_bytes
+    on_cpu, _ = plan_within(checkpoint, CPU, MEMORY)
+    assert (on_cpu.host_bytes, on_cpu.asleep_bytes) == (0, 0)

@@ -23,7 +23,7 @@ _TYPICAL_TOKENS = 1024
 _PROCESS_BYTES = 140 << 20  # of an engine on a CPU beside weights, workspace and cache: measured 87 MiB, or 128
 # where it compiles kernels.
 _BYTES_PER_WORD = 500  # of its vocabulary, for grammars: measured 400
-_CONTEXT_BYTES = 700 << 20  # of a GPU, for the driver's and torch's context of a process: an estimate
+_CONTEXT_BYTES = 700 << 20  # of a GPU, for the driver's and torch's context of a process; an H200 needs less
 
 
 class PlannedLoad(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ def plan_within(
         spec, resolved = resolve_model(checkpoint, replace(config, context_length=length), whole.chosen)
         plan = plan_memory(spec, checkpoint, resolved, memory_bytes)
         try:
-            load = _load_of(plan, config, resolved, spec.vocab_size)
+            load = load_of(plan, config, resolved, spec.vocab_size)
         except CapacityError:
             if config.context_length is not None or length // 2 < _SHORTEST_CONTEXT:
                 raise
@@ -84,7 +84,8 @@ def plan_within(
             return load, memory_bytes
 
 
-def _load_of(plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, vocab_size: int) -> PlannedLoad:
+def load_of(plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, vocab_size: int) -> PlannedLoad:
+    """The load of a plan. Raises CapacityError: the KV cache of one request does not fit."""
     on_gpu = plan.device == "cuda"
     process = _CONTEXT_BYTES if on_gpu else _PROCESS_BYTES + _BYTES_PER_WORD * vocab_size
     fixed = plan.needed_bytes + plan.reserved_bytes + process

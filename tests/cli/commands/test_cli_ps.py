@@ -7,8 +7,10 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
+import httpx
 import pytest
 
 from engine.process.served import Served, serving
@@ -47,6 +49,30 @@ def test_a_server_is_listed_while_it_runs(folder: Path, tiny_path: Path, realiza
         assert list(folder.iterdir()) == []
     assert listed(realizar) == []
     assert realizar("ps").stderr == "no server of yours is running\n"
+
+
+def test_several_models_are_listed_with_their_states_and_devices(
+    folder: Path, tiny_path: Path, tmp_path: Path, realizar: Callable[..., Any]
+) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    for name in ("one", "two"):
+        copyfile(tiny_path, models / f"{name}.gguf")
+    options = ("--context-length", "512", "--kv-cache-bytes", "4M", "--max-running", "4")
+    with serving("--model-folder", models, *options) as served:
+        url = served.wait_ready()
+        (server,) = listed(realizar)
+        assert (server["models"], server["model_states"], server["device"]) == (["one", "two"], ["known", "known"], "")
+        body = {"model": "one", "prompt": "Hi", "max_tokens": 1}
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=HANG_S).status_code == 200
+        (server,) = listed(realizar)
+        assert (server["model_states"], server["device"]) == (["ready", "known"], "cpu")
+        assert (server["state"], server["device_bytes"]) == ("ready", 0)
+        assert "one (ready), two (not loaded)" in realizar("ps").stdout
+        (loaded,) = httpx.get(f"{url}/api/ps", timeout=HANG_S).json()["models"]
+        assert (loaded["name"].partition(":")[0], loaded["state"], loaded["device"]) == ("one", "ready", "cpu")
+        shown = httpx.get(f"{url}/v1/models", timeout=HANG_S).json()["data"]
+        assert [each.get("device") for each in shown] == ["cpu", None]
 
 
 def test_a_killed_server_is_not_listed(folder: Path, tiny_path: Path, realizar: Callable[..., Any]) -> None:

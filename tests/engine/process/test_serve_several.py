@@ -115,6 +115,8 @@ def test_a_server_that_ends_while_it_loads_leaves_no_process(folder: Path, tmp_p
             "--keep-alive must be between 0 and 10+, not",
         ),
         (("--model", "{one}", "--memory", "1G"), "--memory is for several models"),
+        (("--model", "{one}", "--sleep-memory", "1G"), "--sleep-memory is for several models"),
+        (("--model", "{one}", "--model", "{two}", "--sleep-memory", "1G"), "--sleep-memory is for models on a GPU"),
         (("--model-folder", "/nowhere"), "/nowhere can't be read"),
         (("--model-folder", "{empty}"), "has no model"),
         ((), "serve needs a model"),
