@@ -88,6 +88,29 @@ def test_a_key_names_one_block_and_a_block_has_one_key() -> None:
         pool.register(second, b"c")
 
 
+def test_a_block_in_use_takes_the_key_of_a_cached_one() -> None:
+    """Both have the same contents, and the one that was used later is kept longer."""
+    pool = BlockPool(2)
+    first, second = pool.allocate(2)
+    pool.register(first, b"a")
+    pool.free([first])
+    pool.register(second, b"a")
+    assert pool.find(b"a") == second
+    assert pool.audit() == BlockCounts(free=1, used=1, total=2)
+    pool.free([second])
+    assert pool.audit() == BlockCounts(free=1, used=0, total=2, cached=1)
+
+
+def test_useless_blocks_go_before_all_others() -> None:
+    pool = BlockPool(4)
+    blocks = pool.allocate(4)
+    for block in blocks:
+        pool.register(block, bytes([block]))
+    pool.free(blocks[:2])
+    pool.free(blocks[2:], useless=True)
+    assert [pool.allocate(1)[0] for _ in range(4)] == [blocks[3], blocks[2], blocks[0], blocks[1]]
+
+
 def test_random_references_and_keys_against_a_model() -> None:
     """Ten thousand operations beside plain dictionaries of reference counts and keys, and a list of what is cached."""
     rng = random.Random(3)

@@ -207,3 +207,43 @@ def test_a_snapshot_goes_with_the_block_that_it_follows() -> None:
     cache.audit()
     assert cache.find_prefix(keys, TOKENS, 28).num_matched_tokens == 0
     assert cache.snapshot_counts.kept == 0
+
+
+def test_blocks_after_the_last_snapshot_go_first() -> None:
+    """A row's answer, which nothing can start after, gives way before what an earlier row left."""
+    cache, first, second = manager(num_blocks=16), BlockKeys(4, None), BlockKeys(4, "other")
+    compute(cache, first, 20, (20,))
+    compute(cache, second, 40, (8,))
+    cache.allocate(1, 0, 36)  # one block is free, and eight are of no use
+    cache.audit()
+    assert cache.find_prefix(first, TOKENS, 20).num_tokens == 20
+    assert cache.find_prefix(second, TOKENS, 40).num_tokens == 8
+    assert cache.snapshot_counts.dropped == 0
+
+
+def test_a_snapshot_keeps_the_block_that_its_row_computed() -> None:
+    """A row that computes an earlier row's answer again leaves it as lately used as the snapshot after it."""
+    cache, keys = manager(num_blocks=16), BlockKeys(4, None)
+    compute(cache, keys, 24, (8,))
+    prefix = cache.find_prefix(keys, TOKENS, 28)
+    assert (prefix.num_tokens, prefix.num_matched_tokens) == (8, 24)
+    cache.adopt(1, prefix)
+    cache.allocate(1, 8, 16)
+    cache.register(1, keys, TOKENS[:24], 24)
+    snapshot = cache.take_snapshot(keys, TOKENS, 24)
+    assert snapshot is not None
+    cache.finish_moves(StateMoves(taken=((1, snapshot),)))
+    assert cache.audit()[0].cached == 0
+    cache.free(1)
+    cache.allocate(2, 0, 40)
+    cache.audit()
+    assert cache.find_prefix(keys, TOKENS, 28).num_tokens == 24
+
+
+def test_a_row_that_adopted_a_prefix_and_computed_nothing_leaves_it() -> None:
+    cache, keys = manager(num_blocks=16), BlockKeys(4, None)
+    compute(cache, keys, 8, (8,))
+    cache.adopt(1, cache.find_prefix(keys, TOKENS, 28))
+    cache.free(1)
+    cache.audit()
+    assert cache.find_prefix(keys, TOKENS, 28).num_tokens == 8

@@ -77,8 +77,12 @@ class BlockPool:
                 del self._cached[block]
             self._ref_counts[block] += 1
 
-    def free(self, blocks: Iterable[int]) -> None:
-        """Drop a reference to each block; at 0, a block with a key is cached and any other is free."""
+    def free(self, blocks: Iterable[int], *, useless: bool = False) -> None:
+        """Drop a reference to each block; at 0, a block with a key is cached and any other is free.
+
+        Args:
+            useless: cached blocks of these count as the least recently used, the last one of all.
+        """
         for block in blocks:
             if self._ref_counts[block] == 0:
                 raise RuntimeError(f"KV block {block} is freed twice")
@@ -86,15 +90,27 @@ class BlockPool:
             if self._ref_counts[block] == 0:
                 if block in self._keys:
                     self._cached[block] = None
+                    if useless:
+                        self._cached.move_to_end(block, last=False)
                 else:
                     self._free.append(block)
 
     def register(self, block: int, key: bytes) -> None:
-        """Let a block in use be found by its key, unless another has that key, or the block has one."""
+        """Let a block in use be found by its key, unless another in use has that key, or the block has one.
+
+        A cached block that has the key is free: its contents are those of the block, which was used later.
+        """
         if self._ref_counts[block] == 0:
             raise RuntimeError(f"KV block {block} is not in use and can't get a key")
-        if key not in self._blocks and block not in self._keys:
-            self._keys[block], self._blocks[key] = key, block
+        if block in self._keys:
+            return
+        other = self._blocks.get(key)
+        if other is not None and other not in self._cached:
+            return
+        if other is not None:
+            del self._cached[other], self._keys[other]
+            self._free.append(other)
+        self._keys[block], self._blocks[key] = key, block
 
     def forget(self) -> None:
         """Take every block's key away: what was cached is free, and nothing is found any more."""

@@ -138,10 +138,15 @@ class GroupBlocks:
             return end
         return min(end, (self.first[row] + 1) * self.block_size + self.window)
 
-    def clear(self, row: int) -> None:
-        """Release all blocks of the row, the last first: in the cache a block is useless without those before it."""
+    def clear(self, row: int, useful: int) -> None:
+        """Release all blocks of the row, the last first: in the cache a block is useless without those before it.
+
+        Those from index `useful` on are of no use there, and are given up before any others.
+        """
         first, end = self.first[row], self.end[row]
-        self.pool.free(reversed(self.tables[row, first:end].tolist()))
+        useful = min(max(useful, first), end)
+        self.pool.free(self.tables[row, useful:end].tolist(), useless=True)
+        self.pool.free(reversed(self.tables[row, first:useful].tolist()))
         self.tables[row, first:end] = 0
         self._hold(row, 0, 0)
 

@@ -75,6 +75,7 @@ class KVCacheManager:
         self._snapshots = SnapshotPool(num_snapshots if has_state and prefix_cache else 0)
         on_evict = self._snapshots.drop if has_state else None
         self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row
+        self._names: list[Sequence[bytes]] = [()] * num_rows  # the keys of each row's full blocks
         self._steady_until = np.zeros(num_rows, np.int32)  # the least of the groups' positions, by row
         max_blocks = -(-context_length // block_size)
         self._groups = tuple(
@@ -175,7 +176,7 @@ class KVCacheManager:
         for index in range(start, end):
             for group in self._groups:
                 group.register(row, index, names[index])
-        self._num_registered[row] = end
+        self._num_registered[row], self._names[row] = end, names
 
     def forget(self) -> None:
         """Remove all registered blocks and snapshots from the prefix cache: they may never have been computed."""
@@ -232,10 +233,14 @@ class KVCacheManager:
         return self._steady_until[rows] - num_computed
 
     def free(self, row: int) -> None:
-        """Release all blocks of the row."""
+        """Release all blocks of the row. Those after the last snapshot are of no use to a model with a state."""
+        useful, names = int(self._num_registered[row]), self._names[row]
+        while self._has_state and useful and names and self._snapshots.find(names[useful - 1]) is None:
+            useful -= 1
         self._num_registered[row] = self._steady_until[row] = 0
+        self._names[row] = ()
         for group in self._groups:
-            group.clear(row)
+            group.clear(row, useful if self._has_state else group.end[row])
 
     def block_tables(self, rows: NDArray[np.intp], num_tokens: int) -> tuple[NDArray[np.int32], ...]:
         """Per cache group int32 [rows, blocks], copied, wide enough for the longest row's `num_tokens`."""
