@@ -6,10 +6,13 @@ import asyncio
 import random
 from typing import Any
 
+import httpx
 import pytest
 
 from realizar.errors import CapacityError, EngineDeadError, RealizarError
+from realizar.server.app import create_app_of
 from realizar.server.errors import ApiError
+from realizar.server.settings import ServerSettings
 from server.models.shelf_case import Case, run
 
 THREE = {"a": 10, "b": 10, "c": 10}
@@ -168,6 +171,24 @@ def test_the_idle_time_goes_on_in_sleep() -> None:
         assert case.state("a") == "asleep"
         assert case.shelf.find("a").unloads_s is not None
         await case.until("a", "known")
+        assert case.state("b") == "ready"
+
+    run(main, bound=12, host=30, asleep=1, **THREE)
+
+
+def test_a_client_may_unload_a_model_that_sleeps() -> None:
+    async def main(case: Case) -> None:
+        await case.use("a", "b")
+        transport = httpx.ASGITransport(create_app_of(case.shelf, ServerSettings()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            (first, second) = (await client.get("/api/ps")).json()["models"]
+            assert (first["state"], first["size"], first["size_vram"], first["device"]) == ("asleep", 10, 0, "cpu")
+            assert second["state"] == "ready"
+            answer = await client.post("/api/generate", json={"model": "a", "keep_alive": 0})
+            assert answer.json()["done_reason"] == "unload"
+        await case.until("a", "known")
+        assert case.loader.log == ["+a", "~a", "+b", "-a"]
+        case.shelf.end_sleep("b")  # it is awake
         assert case.state("b") == "ready"
 
     run(main, bound=12, host=30, asleep=1, **THREE)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from realizar.checkpoint.model_files import ModelFiles
 from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.process.child import ChildEnd, EngineChild, LivenessPolicy
-from realizar.engine.process.messages import Command, Event, Load, Ready
+from realizar.engine.process.messages import Command, Event, Load, Ready, Sleep, Wake
 from realizar.engine.process.transport import FrameError
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
 
@@ -26,7 +26,8 @@ class ProcessLink:
     If the first engine reports that it can't load, no other engine is started, because a broken model stays broken.
     After an engine was once ready, such a report is a fault of the model's files: another engine is started when they
     change, or after a delay. Every other end is a crash. Crashes while requests are open, or were just aborted, are
-    attributed to these requests and never end the server. Several other crashes in a row end it.
+    attributed to these requests and never end the server. Several other crashes in a row end it. An engine that ends
+    asleep is not replaced: another one would take memory that others have by now.
 
     Args:
         load: the model and its configuration.
@@ -49,7 +50,7 @@ class ProcessLink:
         self._command = tuple(command)
         self._child: EngineChild | None = None
         self._task: asyncio.Task[None] | None = None
-        self._was_ready = False
+        self._was_ready = self._is_asleep = False
         self._prefix = "" if label == "engine" else f"{label}: "
 
     async def start(self, listener: LinkListener) -> None:
@@ -62,6 +63,8 @@ class ProcessLink:
         Raises:
             InvalidRequestError: the command is too large to be sent.
         """
+        if isinstance(command, Sleep | Wake):
+            self._is_asleep = isinstance(command, Sleep)
         if self._child is None:
             return
         try:
@@ -92,7 +95,7 @@ class ProcessLink:
             deaths += 1
             crashes += not listener.may_be_to_blame and fault is None
             error: RealizarError | None = None
-            if end.reported and not self._was_ready:
+            if (end.reported and not self._was_ready) or self._is_asleep:
                 error = end.error
             elif crashes >= self._liveness.max_crashes:
                 error = _given_up(crashes, end.error)

@@ -73,6 +73,9 @@ class OneModel:
     async def wait(self, name: str | None) -> OneModel:
         return self.take(name)
 
+    def end_sleep(self, name: str) -> None:
+        """The model never sleeps."""
+
     def release(self) -> None:
         """The model stays."""
 

@@ -152,6 +152,14 @@ class ModelShelf:
                 model.waiters.remove(waiter)
                 self.settle()
 
+    def end_sleep(self, name: str) -> None:
+        """See `Models`."""
+        model = self._find(name)
+        if model.stage == "asleep" and not model.waiters:
+            log(model, "unloaded while it was asleep, for a client")
+            self._lives.close(model)
+            self.settle()
+
     async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
         """See `Models`."""
         models = list(self._models.values())
