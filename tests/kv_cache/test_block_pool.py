@@ -90,7 +90,7 @@ def test_a_key_names_one_block_and_a_block_has_one_key() -> None:
 
 def test_a_block_in_use_takes_the_key_of_a_cached_one() -> None:
     """Both have the same contents, and the one that was used later is kept longer."""
-    pool = BlockPool(2)
+    pool = BlockPool(2, moves_keys=True)
     first, second = pool.allocate(2)
     pool.register(first, b"a")
     pool.free([first])

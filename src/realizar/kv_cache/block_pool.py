@@ -27,10 +27,13 @@ class BlockPool:
 
     Args:
         on_evict: called with the key that a block loses so.
+        moves_keys: a block in use takes its key from an equal one that is cached, as it was used later.
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[bytes], None] | None = None) -> None:
-        self._num_blocks, self._on_evict = num_blocks, on_evict
+    def __init__(
+        self, num_blocks: int, on_evict: Callable[[bytes], None] | None = None, *, moves_keys: bool = False
+    ) -> None:
+        self._num_blocks, self._on_evict, self._moves_keys = num_blocks, on_evict, moves_keys
         self._free = list(range(num_blocks - 1, -1, -1))
         self._ref_counts = [0] * num_blocks
         self._keys: dict[int, bytes] = {}
@@ -96,16 +99,16 @@ class BlockPool:
                     self._free.append(block)
 
     def register(self, block: int, key: bytes) -> None:
-        """Let a block in use be found by its key, unless another in use has that key, or the block has one.
+        """Let a block in use be found by its key, unless it has one, or another block has that key and keeps it.
 
-        A cached block that has the key is free: its contents are those of the block, which was used later.
+        A cached block that loses its key is free.
         """
         if self._ref_counts[block] == 0:
             raise RuntimeError(f"KV block {block} is not in use and can't get a key")
         if block in self._keys:
             return
         other = self._blocks.get(key)
-        if other is not None and other not in self._cached:
+        if other is not None and not (self._moves_keys and other in self._cached):
             return
         if other is not None:
             del self._cached[other], self._keys[other]

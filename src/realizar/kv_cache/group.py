@@ -17,7 +17,7 @@ class GroupBlocks:
     `tables[row, j]` is the block of positions j * block_size and on, for `first[row] <= j < end[row]`, else 0.
 
     Args:
-        on_evict: as in `BlockPool`.
+        on_evict, moves_keys: as in `BlockPool`.
 
     Raises:
         UnsupportedModelError: the kind keeps no keys and values.
@@ -25,10 +25,10 @@ class GroupBlocks:
 
     def __init__(
         self, kind: CacheKind, num_blocks: int, block_size: int, num_rows: int, max_blocks: int,
-        on_evict: Callable[[bytes], None] | None = None,
+        on_evict: Callable[[bytes], None] | None = None, *, moves_keys: bool = False,
     ) -> None:  # fmt: skip
         self.window = attention_window(kind)
-        self.pool = BlockPool(num_blocks, on_evict)
+        self.pool = BlockPool(num_blocks, on_evict, moves_keys=moves_keys)
         self.block_size = block_size
         self.tables: NDArray[np.int32] = np.zeros((num_rows, max_blocks), np.int32)
         self.first = [0] * num_rows

@@ -79,7 +79,7 @@ class KVCacheManager:
         self._steady_until = np.zeros(num_rows, np.int32)  # the least of the groups' positions, by row
         max_blocks = -(-context_length // block_size)
         self._groups = tuple(
-            GroupBlocks(kind, count, block_size, num_rows, max_blocks, on_evict)
+            GroupBlocks(kind, count, block_size, num_rows, max_blocks, on_evict, moves_keys=has_state)
             for kind, count in zip(kinds, num_blocks, strict=True)
         )
 
