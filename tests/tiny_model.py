@@ -21,10 +21,10 @@ def byte_symbols() -> list[str]:
     return [symbols[byte] for byte in range(256)]
 
 
-def write_tiny_model(path: Path, template: str = _TEMPLATE, context: int = 2048) -> None:
-    """Id b is byte b, 256 ends an answer, those above spell themselves."""
+def write_tiny_model(path: Path, template: str = _TEMPLATE, context: int = 2048, shape: str = "tiny") -> None:
+    """Id b is byte b, 256 ends an answer, those above spell themselves. The shape has a vocabulary of 512."""
     weights = path.with_name(f"{path.stem}-weights.gguf")
-    generate_gguf("tiny", weights, GGMLType.Q4_0)
+    generate_gguf(shape, weights, GGMLType.Q4_0)
     checkpoint = open_checkpoint(weights)
     metadata = {
         **checkpoint.metadata,

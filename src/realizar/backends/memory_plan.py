@@ -34,13 +34,17 @@ class MemoryPlan:
         weight_bytes: of all matrices, packed. copy_bytes: of their copies in FP8, where those are asked for.
         token_weight_bytes: of those matrices that a token reads; None if it reads all.
         embedding_bytes: of the embedding, as stored.
-        workspace_bytes: of a step.
+        workspace_bytes: of a step, and of the states of all rows.
         reserved_bytes: kept free for sampling, partial sums and graphs. graph_bytes: of that, for graphs.
         kv_dtype: element type of the KV cache. kv_bytes_per_token: of a request's first tokens, in all layers.
-        kv_limit_bytes: what the KV cache takes: as configured, or by default; 0 where weights and workspace leave none.
+        kv_limit_bytes: what the KV cache takes, snapshots included: as configured, or by default; 0 where weights and
+            workspace leave none.
         kv_most_bytes: what it could take if configured so, without leaving too little to others; on a GPU the same.
         free_bytes: memory that was free when asked.
         contexts: powers of two up to the model's context, and that.
+        state_bytes: of the state of a row, and what replays its uncertain tokens, which `workspace_bytes` has for all
+            rows; 0 without states.
+        num_snapshots: of states, that the KV cache has room for beside its blocks. snapshot_bytes: of them all.
     """
 
     device: str
@@ -57,6 +61,9 @@ class MemoryPlan:
     kv_most_bytes: int | None = None
     reserved_bytes: int = 0
     graph_bytes: int = 0
+    state_bytes: int = 0
+    num_snapshots: int = 0
+    snapshot_bytes: int = 0
 
     @property
     def needed_bytes(self) -> int:

@@ -20,6 +20,7 @@ from realizar.state_moves import StateMoves
 from step_inputs import scheduled_row
 
 RECIPES = {
+    "delta": Recipe(vocab_size=96, windows=(None,) * 3, recurrent=("delta", None, "delta")),
     "convolutions": Recipe(
         vocab_size=96, windows=(None,) * 3, recurrent=("convolution", None, "convolution"), length=3
     ),

@@ -72,13 +72,13 @@ HYBRIDS: dict[str, Case] = {
         {"max_position_embeddings": 1024, "num_hidden_layers": 6, "num_dense_layers": 2, "num_experts": 6,
          "num_experts_per_tok": 3, "moe_intermediate_size": 48,
          "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention", "conv"]},
-        num_tokens=600, run_by=(),
+        num_tokens=600, run_by=("cpu",),
     ),
     "lfm2moe-plain": Case(
         "Lfm2Moe",
         {"num_dense_layers": 0, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
          "routed_scaling_factor": 1.5, "conv_bias": True, "use_expert_bias": False, "norm_topk_prob": False,
          "tie_word_embeddings": False, "layer_types": ["conv", "full_attention", "conv", "conv"]},
-        forms=("safetensors",), run_by=(),
+        forms=("safetensors",), run_by=("cpu",),
     ),
 }  # fmt: skip

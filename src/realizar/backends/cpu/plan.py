@@ -8,6 +8,7 @@ from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.sampling.record import scratch_bytes
 from realizar.backends.cpu.kv.memory import KVSizes, free_memory_bytes, kv_limit_bytes, most_kv_bytes
 from realizar.backends.cpu.load import PARTIAL_FLOATS, refuse_copies
+from realizar.backends.cpu.state.sizes import state_sizes
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.weights.pack import packed_bytes
 from realizar.backends.cpu.weights.pack_floats import packed_float_bytes
@@ -50,21 +51,29 @@ def plan_memory(
     routers = {experts.router.weight for _, experts in spec.mixtures()}
     sizes_of = {each.weight: _matrix_bytes(tensors, each, instructions.lanes, routers) for each in spec.matrices()}
     limit = kv_limit_bytes(spec, config, sizes[-1], free, machine)
+    states, num_snapshots = state_sizes(spec, config.speculative_tokens), sizes[-1].num_snapshots(limit)
+    blocks = limit - num_snapshots * states.slot_bytes
     return MemoryPlan(
         device="cpu",
         weight_bytes=sum(sizes_of.values()),
         token_weight_bytes=size_of_token(spec, sizes_of),
         embedding_bytes=tensors.size_bytes(spec.embedding)
         + (0 if spec.layer_inputs is None else tensors.size_bytes(spec.layer_inputs.table)),
-        workspace_bytes=workspace.size_bytes + 4 * PARTIAL_FLOATS + config.threads * scratch_bytes(spec.vocab_size),
+        workspace_bytes=workspace.size_bytes
+        + 4 * PARTIAL_FLOATS
+        + config.threads * scratch_bytes(spec.vocab_size)
+        + config.max_running * states.row_bytes,
         kv_dtype=sizes[0].dtype,
         kv_bytes_per_token=sum(sizes[0].block_bytes) / config.block_size,
         kv_limit_bytes=limit,
         kv_most_bytes=limit if config.kv_cache_bytes is not None else most_kv_bytes(free),
         free_bytes=free,
         contexts=tuple(
-            ContextPlan(each.context_length, each.request_bytes, limit // each.request_bytes) for each in sizes
+            ContextPlan(each.context_length, each.request_bytes, blocks // each.request_bytes) for each in sizes
         ),
+        state_bytes=states.row_bytes,
+        num_snapshots=num_snapshots,
+        snapshot_bytes=num_snapshots * states.slot_bytes,
     )
 
 

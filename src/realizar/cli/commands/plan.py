@@ -82,6 +82,7 @@ def _report(plan: MemoryPlan, file_bytes: int, config: ResolvedConfig, counts: P
         *experts,
         f"workspace    {format_bytes(plan.workspace_bytes)}{reserved}",
         f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",
+        *states_lines(plan),
         f"free memory  {format_bytes(plan.free_bytes)}{short}",
         "",
         f"{'context':>9}  {'KV cache of one':>15}  requests at once",
@@ -92,6 +93,16 @@ def _report(plan: MemoryPlan, file_bytes: int, config: ResolvedConfig, counts: P
             count += f" (room for {each.num_requests})"
         lines.append(f"{each.context_length:>9}  {format_bytes(each.request_bytes):>15}  {count}")
     return lines
+
+
+def states_lines(plan: MemoryPlan) -> list[str]:
+    """The line of a model whose layers have states."""
+    if not plan.state_bytes:
+        return []
+    snapshots = f"{plan.num_snapshots} snapshots of {format_bytes(plan.snapshot_bytes)} in the KV cache"
+    return [
+        f"states       {format_bytes(plan.state_bytes)} a row, {snapshots if plan.num_snapshots else 'no snapshots'}"
+    ]
 
 
 def check_fits(plan: MemoryPlan) -> None:

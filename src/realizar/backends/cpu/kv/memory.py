@@ -89,10 +89,6 @@ class KVSizes:
         most = min(int(limit_bytes * self.snapshot_share), limit_bytes - self.request_bytes)
         return max(most // self.snapshot_bytes, 0)
 
-    def num_requests(self, limit_bytes: int) -> int:
-        """Requests of the whole context whose blocks fit into `limit_bytes` beside the snapshots."""
-        return (limit_bytes - self.num_snapshots(limit_bytes) * self.snapshot_bytes) // self.request_bytes
-
     def num_blocks(self, limit_bytes: int, max_running: int) -> tuple[int, ...]:
         """Blocks of each group that fit into `limit_bytes` beside the snapshots, for at most `max_running` requests.
 
