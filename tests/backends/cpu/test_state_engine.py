@@ -221,7 +221,7 @@ def test_from_a_file_to_text(tmp_path: Path) -> None:
     prompts = ["x", "abcabcabcabc", "The quick brown fox jumps over the lazy dog. " * 4]
     sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     with LLM(path, threads=2, max_running=1) as llm:
-        alone = [llm.generate(prompt, sampling)[0].text for prompt in prompts]
+        alone = [llm.generate(prompt, sampling)[0].outputs[0].text for prompt in prompts]
     with LLM(path, threads=2, speculative_tokens=4, max_step_tokens=32) as llm:
-        assert [each.text for each in llm.generate(prompts, sampling)] == alone
+        assert [each.outputs[0].text for each in llm.generate(prompts, sampling)] == alone
     assert len(set(alone)) == 3
