@@ -22,7 +22,7 @@ RECIPE = Recipe(vocab_size=96)
 RECIPES = {
     "attention": RECIPE,
     "convolutions": replace(RECIPE, windows=(None, 40, None), recurrent=("convolution", None, "convolution"), length=3),
-    "delta-nets": replace(RECIPE, windows=(None, 40), recurrent=("delta",)),
+    "delta-nets": replace(RECIPE, windows=(None, 40), recurrent=("delta",), value_size=16),
 }
 MOST_DRAFTS = 9
 COUNT = 60  # with the prompt, past the window of 40

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from realizar.backends.cpu.codegen.recurrence import head_lanes, run_columns
 from realizar.backends.cpu.instruction_set import InstructionSet
 from realizar.backends.cpu.kernel_library import KernelLibrary
+from realizar.backends.cpu.kernels.attention_record import STEP_TOKENS
 from realizar.backends.cpu.kernels.delta_net import DELTA_NET
+from realizar.backends.cpu.kernels.normalize import NO_NORM, NORMALIZE
 from realizar.backends.cpu.kernels.short_convolution import SHORT_CONVOLUTION
 from realizar.backends.cpu.operations import BoundOperation
 from realizar.backends.cpu.records import address
@@ -50,17 +52,21 @@ class StateBinder:
 
     def gated_delta_net(self, mixer: GatedDeltaNet, layer: int) -> Iterator[BoundOperation]:
         """q, k, v, z, beta and decay of `state inputs` to the gated heads."""
-        record, lanes = self._delta_net_record(mixer, layer), self._head_lanes(mixer)
+        quantised = isinstance(self.weights.matrices[mixer.out.weight], PackedMatrix)
+        self._check_delta_net(mixer, layer, quantised)
+        by_head = quantised and mixer.value_size % GROUP == 0
+        record, lanes = self._delta_net_record(mixer, layer, by_head), self._head_lanes(mixer)
         yield BoundOperation("convolution", self.kernels.mix(lanes), record)
         recur = self.kernels.recur(lanes, run_columns(mixer.value_size, lanes))
         yield BoundOperation("recurrence", recur, record)
+        if quantised and not by_head:
+            yield BoundOperation("recurrence", self.kernels.normalize, self._quantise_record(mixer))
 
     def _head_lanes(self, mixer: GatedDeltaNet) -> int:
         return head_lanes((mixer.key_size, mixer.value_size), self.instructions.lanes)
 
-    def _delta_net_record(self, mixer: GatedDeltaNet, layer: int) -> NDArray[np.int64]:
-        quantised = isinstance(self.weights.matrices[mixer.out.weight], PackedMatrix)
-        self._check_delta_net(mixer, layer, quantised)
+    def _delta_net_record(self, mixer: GatedDeltaNet, layer: int, by_head: bool) -> NDArray[np.int64]:
+        """The record of both kernels, which quantise each head where they are whole groups, as `by_head` says."""
         read, mixed, written = (self.workspace.buffers[name] for name in ("state inputs", "convolved", "attended"))
         columns, fields, scratch = input_columns(mixer), self._state_fields(layer), self.workspace.delta_scratch
         return DELTA_NET.pack({
@@ -75,17 +81,27 @@ class StateBinder:
             "mixed_stride": mixed.stride, "zeros": address(self.workspace.zeros),
             "weight": address(self.weights.norm_weight(mixer.norm)), "eps": float(mixer.norm.eps),
             "scratch": address(scratch), "scratch_bytes": int(scratch.strides[0]), "out": written.at,
-            "out_stride": written.stride, **written_records(written.records if quantised else None),
+            "out_stride": written.stride, **written_records(written.records if by_head else None),
+        })  # fmt: skip
+
+    def _quantise_record(self, mixer: GatedDeltaNet) -> NDArray[np.int64]:
+        """To quantise the gated heads where groups of activations are of several."""
+        written, unused = self.workspace.buffers["attended"], dict.fromkeys(NORMALIZE.names, 0)
+        return NORMALIZE.pack({
+            **unused, "step": address(self.workspace.step), "count_field": STEP_TOKENS, "input": written.at,
+            "input_stride": written.stride, "width": mixer.num_value_heads * mixer.value_size, "kind": NO_NORM,
+            "out": written.at, "out_stride": written.stride, **written_records(written.records),
         })  # fmt: skip
 
     def _check_delta_net(self, mixer: GatedDeltaNet, layer: int, quantised: bool) -> None:
-        """Refuse heads that are no whole vectors or share a record of activations, and norms other than RMSNorm."""
-        whole, keys = GROUP if quantised else 4, mixer.num_key_heads * mixer.key_size
-        if not self._head_lanes(mixer) or mixer.value_size % whole or keys % self.instructions.lanes:
+        """Refuse heads that are no whole vectors, outputs that are no whole groups, and norms other than RMSNorm."""
+        keys, values = mixer.num_key_heads * mixer.key_size, mixer.num_value_heads * mixer.value_size
+        whole = GROUP if quantised else 4
+        if not self._head_lanes(mixer) or keys % self.instructions.lanes or values % whole:
             raise UnsupportedModelError(
-                f"layer {layer}: a gated delta net with {mixer.num_key_heads} key heads of {mixer.key_size} and value "
-                f"heads of {mixer.value_size}: the CPU backend takes key heads of a multiple of 4, together of "
-                f"{self.instructions.lanes}, and value heads of a multiple of {whole}"
+                f"layer {layer}: a gated delta net with {mixer.num_key_heads} key heads of {mixer.key_size} and "
+                f"{mixer.num_value_heads} value heads of {mixer.value_size}: the CPU backend takes heads of multiples "
+                f"of 4, the former together of {self.instructions.lanes}, the latter of {whole}"
             )
         if mixer.norm.kind != "rms" or mixer.norm.bias is not None:
             raise UnsupportedModelError(f"layer {layer}: a gated delta net whose heads have another norm than RMSNorm")
