@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from backends.cpu.cpu_rows import Part, forward_input, run_step
 from cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
+from realizar.backends.cpu.inspection.backend import InspectedCPUBackend
 from realizar.backends.cpu.state.memory import StateMemory
 from realizar.backends.cpu.state.sizes import LayerState, StateSizes
 from realizar.batch import StepRows
 from realizar.config import EngineConfig
 from realizar.state_moves import StateMoves
+from resolving import resolved
 from step_inputs import scheduled_row
 
 RECIPES = {
@@ -112,6 +114,18 @@ def test_a_step_of_a_row_that_has_gone_elsewhere_is_refused(runner: Runner) -> N
     step = forward_input(runner, [Part(0, TOKENS[9:10], 9, drafts=[1, 2])], 6)
     with pytest.raises(RuntimeError, match="a snapshot of row 0 is wanted, and 2 of its tokens are uncertain"):
         runner.backend.submit(replace(step, state_moves=StateMoves(taken=((0, 0),))))
+
+
+def test_a_step_that_is_measured_may_begin_anywhere(runner: Runner) -> None:
+    """And again at the same place; the backend that runs texts refuses it, as the test above says."""
+    inspected = InspectedCPUBackend()
+    spec, checkpoint = random_model(Recipe(vocab_size=96, windows=(None, None), recurrent=("convolution",), length=3))
+    inspected.load(spec, checkpoint, resolved(spec, checkpoint, runner.config))
+    step = forward_input(runner, [Part(0, TOKENS[:4], 20), Part(1, TOKENS[:4], 20)], 6)
+    step = replace(step, slot_mapping=step.slot_mapping[:1], block_tables=step.block_tables[:1])
+    for part in (*inspected.time_parts(step, 1), *inspected.time_parts(step, 1)):
+        assert part.seconds >= 0
+    inspected.shutdown()
 
 
 def test_every_layer_has_memory_of_its_own() -> None:
