@@ -123,7 +123,7 @@ CASES: dict[str, Case] = {
         },
         forms=("safetensors",),
     ),
-    "lfm2": Case("Lfm2", {"full_attn_idxs": [1, 3]}, run_by=("cpu",)),
+    "lfm2": Case("Lfm2", {"full_attn_idxs": [1, 3]}),
     "lfm2-biases": Case(
         "Lfm2",
         {
@@ -134,7 +134,6 @@ CASES: dict[str, Case] = {
             "tie_word_embeddings": False,
         },
         forms=("safetensors",),
-        run_by=("cpu",),
     ),
     "gemma2": Case(
         "Gemma2",

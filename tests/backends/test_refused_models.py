@@ -18,12 +18,12 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import UnsupportedModelError
-from realizar.models.spec import FeedForward
+from realizar.models.spec import Attention, FeedForward, QueryGrowth
 from resolving import resolved
 
 EMPTY = Checkpoint(Path("hybrid.gguf"), "gguf", {}, {})
 ON_CPU = "^hybrid: no layer has attention, which the CPU backend needs$"
-ON_CUDA = "^hybrid: layer 2 has a short convolution, which the CUDA backend does not run$"
+ON_CUDA = "^hybrid: layer 3 has queries that grow with the position, which the CUDA backend does not run$"
 
 
 def test_the_cpu_backend() -> None:
@@ -42,11 +42,16 @@ def test_the_cuda_backend() -> None:
     from realizar.backends.cuda.plan import plan_memory
     from realizar.backends.cuda.runner import CUDABackend
 
-    config = resolved(hybrid_spec(), None, EngineConfig(), "cuda")
+    spec = hybrid_spec()
+    mixer = spec.layers[3].mixer
+    assert isinstance(mixer, Attention)
+    grown = replace(spec.layers[3], mixer=replace(mixer, query_growth=QueryGrowth(0.1, 8)))
+    spec = replace(spec, layers=(*spec.layers[:3], grown, *spec.layers[4:]))
+    config = resolved(spec, None, EngineConfig(), "cuda")
     with pytest.raises(UnsupportedModelError, match=ON_CUDA):
-        CUDABackend(device=interpreter_device()).load(hybrid_spec(), EMPTY, config)
+        CUDABackend(device=interpreter_device()).load(spec, EMPTY, config)
     with pytest.raises(UnsupportedModelError, match=ON_CUDA):
-        plan_memory(hybrid_spec(), EMPTY, config, 1 << 40)
+        plan_memory(spec, EMPTY, config, 1 << 40)
 
 
 def test_auto_is_the_cpu_for_what_it_alone_runs(

@@ -13,6 +13,8 @@ from realizar.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
 _NEARLY = 0.99  # whole blocks do not fill a size to the last byte
+_SNAPSHOT_TOKENS = 256  # of the cache, for each of which there is a snapshot at most
+_SNAPSHOT_SHARE = 0.5  # of the cache's bytes, at most
 
 
 def blocks_per_request(groups: Iterable[CacheGroup], config: ResolvedConfig) -> list[int]:
@@ -29,6 +31,30 @@ def blocks_per_request(groups: Iterable[CacheGroup], config: ResolvedConfig) -> 
             tokens = min(tokens, window + config.max_step_tokens + size)
         counts.append(-(-tokens // size) + 1)
     return counts
+
+
+def snapshots_within(limit_bytes: int, request_bytes: int, snapshot_bytes: int, token_bytes: float) -> int:
+    """Snapshots of states within the cache's limit, of which the blocks of one request take their part first.
+
+    A sequence goes on from a snapshot and the blocks before it. One for each 256 tokens is more than conversations have
+    messages, and of small states that is little: 5 % of LFM2's cache. A large state is that of as many tokens as a
+    message has (of Qwen3.5-0.8B, 1,600), so that snapshots for all of them would be the larger part; half is the most.
+
+    Args:
+        request_bytes: of a request of the whole context. snapshot_bytes: 0 where none is kept.
+        token_bytes: of one token's keys and values.
+    """
+    if not snapshot_bytes:
+        return 0
+    most = min(int(limit_bytes * snapshot_share(snapshot_bytes, token_bytes)), limit_bytes - request_bytes)
+    return max(most // snapshot_bytes, 0)
+
+
+def snapshot_share(snapshot_bytes: int, token_bytes: float) -> float:
+    """The share of the cache's bytes that snapshots take, as `snapshots_within` explains it."""
+    if not snapshot_bytes:
+        return 0.0
+    return min(snapshot_bytes / (snapshot_bytes + token_bytes * _SNAPSHOT_TOKENS), _SNAPSHOT_SHARE)
 
 
 def check_one_fits(request_bytes: int, limit_bytes: int, context_length: int) -> None:

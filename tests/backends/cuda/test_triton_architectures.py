@@ -20,14 +20,14 @@ from realizar.config import EngineConfig
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        *((name, "gguf") for name in ("smollm3", "minimax-m2", "glm4moe", "gemma4", "gemma4-moe")),
+        *((name, "gguf") for name in ("smollm3", "minimax-m2", "glm4moe", "gemma4", "gemma4-moe", "lfm2", "qwen35")),
         ("gpt-oss", "safetensors"),
         pytest.param("gpt-oss", "gguf", marks=pytest.mark.full),
     ],
 )
 def test_architectures(name: str, form: Form, tmp_path: Path) -> None:
-    """A chunk and one token: through a layer without rope and the one after it, through routers of sigmoids, and
-    through experts whose gate and up alternate in a file."""
+    """A chunk and one token: through a layer without rope and the one after it, through routers of sigmoids,
+    through experts whose gate and up alternate in a file, and through layers with a state."""
     built = build_case(name, tmp_path, form)
     config = EngineConfig(threads=1, max_running=1, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64)
     runner = load_gpu_runner(built.path, config, 64)

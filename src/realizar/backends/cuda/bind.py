@@ -19,11 +19,22 @@ from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.merging import Merger
 from realizar.backends.cuda.matmul.residual import Residual
 from realizar.backends.cuda.norms import Branch, Consumer, Folded, NormBinder
+from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
 from realizar.backends.parts import block_name, inputs_part, join_part
-from realizar.backends.program import AttentionBlock, Block, ExpertsBlock, FeedForwardBlock, Join, Program, Tail
+from realizar.backends.program import (
+    AttentionBlock,
+    Block,
+    ExpertsBlock,
+    FeedForwardBlock,
+    GatedDeltaNetBlock,
+    Join,
+    Program,
+    ShortConvolutionBlock,
+    Tail,
+)
 from realizar.errors import UnsupportedModelError
 from realizar.models.spec import FeedForward, ModelSpec
 
@@ -35,10 +46,10 @@ class Binder:
 
     def __init__(
         self, spec: ModelSpec, weights: Weights, workspace: Workspace, attention: AttentionBinder, merger: Merger,
-        experts: ExpertsBinder,
+        experts: ExpertsBinder, recurrences: RecurrenceBinder,
     ) -> None:  # fmt: skip
         self._spec, self._weights, self._space, self._experts = spec, weights, workspace, experts
-        self._attention, self._merger = attention, merger
+        self._attention, self._merger, self._recurrences = attention, merger, recurrences
         self._norms = NormBinder(spec, weights, workspace)
         self._beside = BesideBinder(weights, workspace, merger, self._norms, experts)
         self._mixtures = {experts.router.weight: experts for _, experts in spec.mixtures()}
@@ -72,7 +83,7 @@ class Binder:
         if isinstance(block, ExpertsBlock):
             yield from self._mixture(block, before)
             return
-        if not isinstance(block, AttentionBlock | FeedForwardBlock):
+        if not isinstance(block, AttentionBlock | FeedForwardBlock | GatedDeltaNetBlock | ShortConvolutionBlock):
             raise UnsupportedModelError(f"layer {block.layer}: the CUDA backend has no kernels for {block_name(block)}")
         assert block.join.linear is not None
         inputs, output = self._merger.merge(block.inputs.linears), self._merger.merge((block.join.linear,))
@@ -84,6 +95,8 @@ class Binder:
         yield Launch(inputs_part(block), run, inputs.weight_bytes)
         if isinstance(block, AttentionBlock):
             yield from self._attention.bind(block, inputs, output)
+        elif isinstance(block, GatedDeltaNetBlock | ShortConvolutionBlock):
+            yield from self._recurrences.bind(block, inputs, output)
         else:
             yield Launch("activation", self._activate(block.feed_forward, inputs, output))
         residual = self._norms.bind_residual_add(branch, self._next_consumer(block.join))

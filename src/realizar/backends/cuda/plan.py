@@ -19,6 +19,8 @@ from realizar.backends.cuda.layouts.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.matmul.experts import expert_floats
 from realizar.backends.cuda.matmul.fp8_copies import copy_bytes, is_copied
 from realizar.backends.cuda.matmul.grouped_tiles import step_tiles
+from realizar.backends.cuda.recurrences.bind import scan_scratch
+from realizar.backends.cuda.recurrences.memory import slot_bytes
 from realizar.backends.cuda.sampling import native_buffers
 from realizar.backends.cuda.sampling.native_graphs import num_graphs
 from realizar.backends.cuda.shapes import chunk_shapes, row_counts, step_sizes
@@ -65,11 +67,12 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     compute = compute_type(kv_dtype, is_gpu=True)
     sizes = step_sizes(spec, config, tile_tokens(spec, compute))
     parts = config.max_running * fixed_parts(config.context_length) if config.batch_invariant else MAX_PARTS
-    workspace = Workspace(spec, sizes, device, compute, parts).size_bytes
+    workspace = Workspace(spec, sizes, device, compute, parts)
+    workspace_bytes = workspace.size_bytes + _recurrence_bytes(spec, config, workspace)
     copies = _copy_bytes(program, layouts) if config.fp8_copies else 0
     graphs = graph_bytes(len(spec.layers), sizes) if config.graphs else 0
     reserved = _sampling_bytes(spec, config, sizes) + _estimated_bytes(spec, sizes) + graphs
-    limit = kv_limit_bytes(config, max(free - weight_bytes - copies - embedding - workspace - reserved, 0))
+    limit = kv_limit_bytes(config, max(free - weight_bytes - copies - embedding - workspace_bytes - reserved, 0))
     alone = replace(config, max_running=1, kv_cache_bytes=_EVERYTHING)
     caches = {
         length: KVMemory(spec, replace(alone, context_length=length), device)
@@ -80,7 +83,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
         device="cuda",
         weight_bytes=weight_bytes,
         embedding_bytes=embedding,
-        workspace_bytes=workspace,
+        workspace_bytes=workspace_bytes,
         kv_dtype=kv_dtype,
         kv_bytes_per_token=two_blocks.size_bytes / (2 * config.block_size),
         kv_limit_bytes=limit,
@@ -93,6 +96,12 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
         reserved_bytes=reserved,
         graph_bytes=graphs,
     )
+
+
+def _recurrence_bytes(spec: ModelSpec, config: ResolvedConfig, workspace: Workspace) -> int:
+    """Bytes of the states of all rows, and of what the kernels of a recurrence hand on."""
+    scratch = () if config.batch_invariant else scan_scratch(spec, workspace)
+    return config.max_running * slot_bytes(spec, config) + sum(4 * tensor.numel() for tensor in scratch)
 
 
 def _places(experts: Experts, tokens: int) -> int:

@@ -92,4 +92,5 @@ def step_sizes(spec: ModelSpec, config: ResolvedConfig, tile_tokens: int) -> Ste
         groups=len(spec.block_groups()),
         blocks=config.max_blocks,
         tile_tokens=tile_tokens,
+        recurrences=bool(spec.state_layers()),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,6 +19,8 @@ Integers: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
 _HEADER = 16  # place 0: blocks per row of the block tables; 1: tokens of the step, without padding
 _FETCHED = 1024  # numbers of a block
+SCAN_TILE = 64  # tokens of a tile of `kernels.delta_scan`
+ROW_FIELDS = 8  # numbers of a row; see `kernels.delta_net`
 _RING = 3  # host copies: two steps in flight, and the one being filled
 
 
@@ -30,6 +32,7 @@ class StepSizes:
         tokens, rows: of a step. selected: tokens whose logits are computed at once. tiles: of `attend_chunk`.
         groups: cache groups. blocks: of one row.
         tile_tokens: tokens of a tile.
+        recurrences: true if layers have states.
     """
 
     tokens: int
@@ -39,6 +42,7 @@ class StepSizes:
     groups: int
     blocks: int
     tile_tokens: int
+    recurrences: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,16 @@ class StepShape:
     long: bool = False
 
 
+FillRecurrences: TypeAlias = Callable[[dict[str, NDArray[np.int32]], ForwardInput, StepShape], None]
+"""Fills the arrays that layers with states read."""
+
+
 class StepArrays:
-    """The arrays on the device, as views of one buffer of int32, and their host copies."""
+    """The arrays on the device, as views of one buffer of int32, and their host copies.
+
+    Attributes:
+        fill_recurrences: of a model whose layers have states.
+    """
 
     def __init__(self, sizes: StepSizes, device: DeviceProfile) -> None:
         self.sizes, self._device = sizes, device
@@ -67,7 +79,8 @@ class StepArrays:
             "header": _HEADER, "ids": sizes.tokens, "token_rows": sizes.tokens, "positions": sizes.tokens,
             "slots": sizes.groups * sizes.tokens, "starts": sizes.rows, "counts": sizes.rows, "contexts": sizes.rows,
             "decodes": 4 * sizes.rows, "tile_rows": sizes.tiles, "tile_firsts": sizes.tiles, "selected": sizes.selected,
-            "selected_rows": sizes.selected, "tables": sizes.groups * sizes.rows * sizes.blocks,
+            "selected_rows": sizes.selected, **recurrence_counts(sizes),
+            "tables": sizes.groups * sizes.rows * sizes.blocks,
         }  # fmt: skip
         self._places: dict[str, slice] = {}
         at = 0
@@ -79,6 +92,7 @@ class StepArrays:
         self._views = [{name: host.numpy()[place] for name, place in self._places.items()} for host in self._host]
         self._copied: list[torch.cuda.Event | None] = [None] * _RING
         self._next = 0
+        self.fill_recurrences: FillRecurrences | None = None
         self._start_copy(self._host[0], 1)  # compiles it
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -92,7 +106,7 @@ class StepArrays:
     def clear(self) -> None:
         """Write the arrays of an empty step on the device: no row, no slot."""
         self._buffer.zero_()
-        for name in ("slots", "decodes", "tile_rows", "selected_rows"):
+        for name in ("slots", "decodes", "tile_rows", "selected_rows", *recurrence_counts(self.sizes)):
             self[name].fill_(-1)
 
     def send(
@@ -160,6 +174,8 @@ class StepArrays:
         put("tile_firsts", [first for _, first in tiles], shape.tiles, 0)
         put("selected", selected, self.sizes.selected, 0)
         put("selected_rows", selected_rows, self.sizes.selected, -1)
+        if self.fill_recurrences is not None:
+            self.fill_recurrences(views, step, shape)
         return self._fill_tables(views, step)
 
     def _fill_decodes(self, views: dict[str, NDArray[np.int32]], step: ForwardInput, padded: int) -> None:
@@ -189,6 +205,17 @@ class StepArrays:
             part[:, : table.shape[1]] = table[:, :stride]
             end = first + table.shape[0] * stride
         return self._places["tables"].start + end
+
+
+def recurrence_counts(sizes: StepSizes) -> dict[str, int]:
+    """Lengths of the arrays that layers with states read; see `recurrences.rows`."""
+    if not sizes.recurrences:
+        return {}
+    tiles = sizes.tokens // SCAN_TILE + sizes.rows
+    return {
+        "recurring": ROW_FIELDS * sizes.rows, "scanned": sizes.rows, "scan_rows": tiles, "scan_firsts": tiles,
+        "token_slots": sizes.tokens, "token_offsets": sizes.tokens, "ring_slots": sizes.tokens,
+    }  # fmt: skip
 
 
 def count_decodes(step: ForwardInput) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from realizar.backends.supported import Feature, Supported
-from realizar.cache_kinds import FullCache, WindowCache
+from realizar.cache_kinds import FullCache, StateCache, WindowCache
+from realizar.models.mixers import GatedDeltaNet, ShortConvolution
 from realizar.models.spec import Attention, Experts, FeedForward
 
 SUPPORTED = Supported(
     "the CUDA backend",
-    frozenset({Attention}),
+    frozenset({Attention, GatedDeltaNet, ShortConvolution}),
     frozenset({FeedForward, Experts}),
-    frozenset({FullCache, WindowCache}),
+    frozenset({FullCache, WindowCache, StateCache}),
     frozenset(
         {
             Feature.ROUTER_BIAS,
@@ -21,6 +22,7 @@ SUPPORTED = Supported(
             Feature.EXPERT_GROUPS,
             Feature.SHARED_EXPERT,
             Feature.VALUE_NORM,
+            Feature.OUTPUT_GATE,
             Feature.OUTPUT_SCALE,
             Feature.EXPERT_SCALES,
             Feature.EXPERT_NORMS,

@@ -9,6 +9,7 @@ from realizar.backends.cuda.kernel_sizes import norm_square_parts
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers
 from realizar.backends.cuda.matmul.residual import epilogue_square_parts
 from realizar.backends.cuda.step_arrays import StepArrays, StepSizes
+from realizar.models.mixers import GatedDeltaNet
 from realizar.models.spec import ModelSpec
 
 _DEPENDENT_TOKENS = 256
@@ -30,6 +31,8 @@ class Workspace:
         where = device.torch_device
         attentions = [attention for _, attention in spec.attentions()]
         width = max(a.num_heads * a.head_size for a in attentions)
+        nets = (layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet))
+        widest = max((width, *(net.num_value_heads * net.value_size for net in nets)))
         heads = max(a.num_heads for a in attentions)
         self.arrays = StepArrays(sizes, device)
         self.activations = ActivationBuffers(sizes.tokens, where)
@@ -44,7 +47,7 @@ class Workspace:
             (min(sizes.tokens, _MATVEC_TOKENS), epilogue_square_parts(spec.hidden_size)), device=where
         )
         self.query = torch.zeros((sizes.tokens, width), dtype=compute, device=where)
-        self.attended = torch.zeros((sizes.tokens, width), device=where)
+        self.attended = torch.zeros((sizes.tokens, widest), device=where)
         self.partial_sums = torch.zeros(1, device=where)
         self.attention_parts = torch.zeros(attention_parts * width, device=where)
         self.attention_state = torch.zeros(attention_parts * heads * 2, device=where)

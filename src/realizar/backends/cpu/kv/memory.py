@@ -9,7 +9,13 @@ import numpy as np
 from realizar.backends.cpu.kv.layout import BLOCK_MULTIPLE, KVLayout
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.state.sizes import state_sizes
-from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, log_size
+from realizar.backends.kv_blocks import (
+    blocks_per_request,
+    check_one_fits,
+    log_size,
+    snapshot_share,
+    snapshots_within,
+)
 from realizar.backends.machine import memory_bytes, read_machine
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import CapacityError, InvalidRequestError
@@ -19,8 +25,6 @@ from realizar.sizes import format_bytes
 _FREE_MEMORY_SHARE = 0.4
 _WHOLE_REQUESTS = 4  # of the whole context, that the cache has room for by default, if they are
 _WHOLE_TOKENS = 1 << 16  # no more tokens than these together; one of them always has room
-_SNAPSHOT_TOKENS = 256  # of the cache, for each of which there is a snapshot at most
-_SNAPSHOT_SHARE = 0.5  # of the cache's bytes, at most
 
 
 def free_memory_bytes() -> int:
@@ -69,25 +73,18 @@ class KVSizes:
         return sum(count * size for count, size in zip(self.blocks_per_request, self.block_bytes, strict=True))
 
     @property
-    def snapshot_share(self) -> float:
-        """The share of the cache's bytes that snapshots take.
+    def token_bytes(self) -> float:
+        """Bytes of one token's keys and values, in all layers."""
+        return sum(self.block_bytes) / self.block_size
 
-        A sequence goes on from a snapshot and the blocks before it. One for each 256 tokens is more than conversations
-        have messages, and of small states that is little: 5 % of LFM2's cache. A large state is that of as many tokens
-        as a message has (of Qwen3.5-0.8B, 1,600), so that snapshots for all of them would be the larger part; half is
-        the most.
-        """
-        if not self.snapshot_bytes:
-            return 0.0
-        blocks = sum(self.block_bytes) * _SNAPSHOT_TOKENS / self.block_size
-        return min(self.snapshot_bytes / (self.snapshot_bytes + blocks), _SNAPSHOT_SHARE)
+    @property
+    def snapshot_share(self) -> float:
+        """The share of the cache's bytes that snapshots take."""
+        return snapshot_share(self.snapshot_bytes, self.token_bytes)
 
     def num_snapshots(self, limit_bytes: int) -> int:
         """Snapshots within `limit_bytes`, of which the blocks of one request take their part first."""
-        if not self.snapshot_bytes:
-            return 0
-        most = min(int(limit_bytes * self.snapshot_share), limit_bytes - self.request_bytes)
-        return max(most // self.snapshot_bytes, 0)
+        return snapshots_within(limit_bytes, self.request_bytes, self.snapshot_bytes, self.token_bytes)
 
     def num_blocks(self, limit_bytes: int, max_running: int) -> tuple[int, ...]:
         """Blocks of each group that fit into `limit_bytes` beside the snapshots, for at most `max_running` requests.

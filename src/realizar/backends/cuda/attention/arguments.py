@@ -26,6 +26,11 @@ def columns(attention: Attention) -> tuple[int, int]:
     return queries, queries + keys
 
 
+def gate_column(attention: Attention) -> int:
+    """The first column of the output gate in the output of the QKV matmul."""
+    return columns(attention)[1] + attention.num_kv_heads * attention.head_size
+
+
 def _is_summed(attention: Attention) -> bool:
     """True if a norm over all heads of a token has summed the matmul's splits into the first, and added its bias."""
     return attention.qk_norm_axis == "token"
@@ -99,6 +104,8 @@ class AttentionArguments:
 
         Kernels of decodes alone write all formats, and beside chunks none; with `batch_invariant` all write halves.
         """
+        if attention.gate is not None:
+            return None
         formats, width = consumer.input_formats(shape.tokens), attention.num_heads * attention.head_size
         group = width // attention.num_kv_heads
         own = formats[0].kind in ("int8", "half")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from realizar.backends.cuda.device import DeviceProfile, free_bytes
-from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, log_size
+from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, log_size, snapshots_within
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import CapacityError
 from realizar.models.spec import Attention, ModelSpec
@@ -38,16 +38,20 @@ class KVMemory:
 
     Attributes:
         layers: keys and values by index of the layer.
+        num_snapshots: of states, within the cache's limit. `size_bytes` does not count them.
 
     Args:
         reserved: bytes of the device that must stay free beside the cache.
+        snapshot_bytes: of a snapshot of states; 0 where none is kept.
 
     Raises:
         CapacityError: not even one request fits, what is configured does not, or the block size is no power of two
             from 16 on.
     """
 
-    def __init__(self, spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, reserved: int = 0) -> None:
+    def __init__(
+        self, spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, reserved: int = 0, snapshot_bytes: int = 0
+    ) -> None:
         size = config.block_size
         if size < 16 or size & (size - 1):
             raise CapacityError(f"block_size must be a power of two and at least 16 on a GPU, not {size}")
@@ -63,10 +67,12 @@ class KVMemory:
         free = free_bytes(device)
         limit = kv_limit_bytes(config, max(free - reserved, 0))
         check_one_fits(request_bytes, limit, config.context_length)
+        self.num_snapshots = snapshots_within(limit, request_bytes, snapshot_bytes, sum(block_bytes) / size)
+        limit -= self.num_snapshots * snapshot_bytes
         share = min(float(config.max_running), limit / request_bytes)
         self.num_blocks = tuple(int(count * share) for count in per_request)
         taken = sum(count * each for count, each in zip(self.num_blocks, block_bytes, strict=True))
-        if device.is_gpu and taken > free:
+        if device.is_gpu and taken + self.num_snapshots * snapshot_bytes > free:
             raise CapacityError(
                 f"the KV cache needs {format_bytes(taken)}, but {format_bytes(free)} of the GPU are free"
             )

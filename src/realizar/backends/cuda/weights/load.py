@@ -119,6 +119,15 @@ class Weights:
         """float32 values, on the host."""
         return self._tensors.vector(name)
 
+    def matrix(self, name: TensorName) -> torch.Tensor:
+        """float32 [rows, columns] of a small matrix that no matmul reads: a convolution's."""
+        key = name, 0.0, 1.0
+        if key not in self._vectors:
+            with naming(name):
+                values = self._tensors.matrix(name).dequantize()
+                self._vectors[key] = self._send(values.reshape(-1), self._stores.get(name)).view(values.shape)
+        return self._vectors[key]
+
     def norm_weight(self, norm: Norm) -> torch.Tensor:
         return self.vector(norm.weight, norm.weight_offset, norm.weight_scale)
 

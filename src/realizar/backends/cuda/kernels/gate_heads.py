@@ -1,0 +1,85 @@
+"""The output gates of attention and of gated delta nets: heads become the input of the output projection."""
+
+import triton
+import triton.language as tl
+
+from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.reduce import load_sum
+from realizar.backends.cuda.kernels.store_inputs import store_block, store_values
+
+
+@triton.jit
+def gated(
+    source, source_at, partials, splits_stride, token_at, bias, gate_at, norm_weight, eps, width, first,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The columns from `first` on: the source times sigmoid(gate), or with NORM its normed heads times silu(gate)."""
+    columns = first + tl.arange(0, BLOCK)
+    inside = columns < width
+    x = tl.load(source + source_at + columns, mask=inside, other=0.0)
+    gate = load_sum(partials, bias, token_at, gate_at + columns, inside, splits_stride, SPLITS, BIAS)
+    factor = 1.0 / (1.0 + tl.exp(-gate))
+    if NORM:
+        heads = tl.reshape(x, [BLOCK // HEAD, HEAD])
+        scale = 1.0 / tl.sqrt(tl.sum(heads * heads, axis=1) / HEAD + eps)
+        x = tl.reshape(heads * scale[:, None], [BLOCK]) * tl.load(norm_weight + columns % HEAD)
+        factor = factor * gate
+    return tl.where(inside, x * factor, 0.0)
+
+
+@triton.jit
+def gate_heads(
+    source, source_stride, partials, splits_stride, token_stride, bias, gate_at, norm_weight, eps, width, values,
+    value_stride, value_scale, codes, terms, token_tops, token_arrivals,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, HEAD: tl.constexpr, FORMAT: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Gate heads and store them in a matmul's format. Grid: tokens, blocks of columns; for FP8 one block.
+
+    source: float32 [tokens, width]. The gate lies in the partial sums from column `gate_at` on. With NORM, whole heads
+    of HEAD columns lie in a block.
+    """
+    begin(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * BLOCK
+    source_at, at = token * source_stride, token * token_stride
+    x = gated(
+        source, source_at, partials, splits_stride, at, bias, gate_at, norm_weight, eps, width, first, SPLITS, BIAS,
+        NORM, HEAD, BLOCK,
+    )  # fmt: skip
+    factor = store_block(
+        x, token, first, width, values, value_stride, value_scale, codes, terms, token_tops, token_arrivals, FORMAT,
+        BLOCK_TOKENS, CHUNKS, BLOCK,
+    )  # fmt: skip
+    if factor != 1.0:
+        for block in tl.range(0, tl.num_programs(1)):
+            first = block * BLOCK
+            x = gated(
+                source, source_at, partials, splits_stride, at, bias, gate_at, norm_weight, eps, width, first, SPLITS,
+                BIAS, NORM, HEAD, BLOCK,
+            )  # fmt: skip
+            x = x / factor
+            store_values(
+                x, token, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK
+            )
+
+
+@triton.jit
+def keep_inputs(
+    partials, splits_stride, token_stride, bias, slots, rings, channels, gate_width,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, WIDTH: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy a token's inputs to its ring. Grid: tokens, blocks of columns.
+
+    slots: int32 [tokens], slot * RING + place in it, -1 for tokens that are not kept. The first `channels` columns and
+    those after the `gate_width` columns that follow them lie side by side in a ring.
+    """
+    begin(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    if slot >= 0:
+        columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = columns < WIDTH
+        stored = columns + tl.where(columns < channels, 0, gate_width)
+        x = load_sum(partials, bias, token * token_stride, stored, inside, splits_stride, SPLITS, BIAS)
+        tl.store(rings + slot.to(tl.int64) * WIDTH + columns, x, mask=inside)

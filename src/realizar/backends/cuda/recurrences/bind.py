@@ -1,0 +1,231 @@
+"""Gated delta nets and short convolutions, bound to kernels and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from realizar.backends.cuda.kernel_sizes import whole_width, width_in_blocks
+from realizar.backends.cuda.kernels.delta_net import recur
+from realizar.backends.cuda.kernels.delta_scan import scan_inputs, scan_prepare, scan_states
+from realizar.backends.cuda.kernels.gate_heads import gate_heads, keep_inputs
+from realizar.backends.cuda.kernels.short_convolution import convolve, keep_gated
+from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.matmul.linears import MergedLinear
+from realizar.backends.cuda.recurrences.memory import StateMemory, recurrent_layers, ring_width
+from realizar.backends.cuda.recurrences.shapes import num_recurring, num_tiles
+from realizar.backends.cuda.step_arrays import SCAN_TILE, StepShape
+from realizar.backends.cuda.weights.load import Weights
+from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.program import GatedDeltaNetBlock, ShortConvolutionBlock
+from realizar.models.mixers import GatedDeltaNet
+from realizar.models.spec import ModelSpec
+
+_COLUMNS, _WARPS = 64, 2  # of a head's state, in one program of `recur`: measured, of 8 to 128 and 1 to 8 the fastest
+_SCANNED_COLUMNS = 32  # in one of `scan_states`
+_KEPT = 256  # columns that one program copies to a ring
+_INPUT_TOKENS = 16  # of a tile, that one program of `scan_inputs` takes
+
+
+@dataclass(frozen=True, slots=True)
+class _Vectors:
+    """The vectors of a gated delta net: float32, `rate` below zero."""
+
+    kernel: torch.Tensor
+    decay_bias: torch.Tensor
+    rate: torch.Tensor
+    norm: torch.Tensor
+
+    @property
+    def of_inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.kernel, self.decay_bias, self.rate
+
+
+class RecurrenceBinder:
+    """Binds the operations between a recurrence's input matmuls and its output projection.
+
+    Attributes:
+        scans: chunks go through matrix units; else token by token, with one order of all sums.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, workspace: Workspace, memory: StateMemory, *, scans: bool
+    ) -> None:  # fmt: skip
+        self._weights, self._space, self._memory, self.scans = weights, workspace, memory, scans
+        self._none = torch.zeros(1, device=workspace.hidden.device)
+        # tf32 is as exact as a cache of two bytes a number asks for: 1e-3 of a layer's output.
+        precision = "tf32x3" if workspace.query.dtype == torch.float32 else "tf32"
+        self._options: dict[str, Any] = {"PRECISION": precision, "num_warps": 4, "num_stages": 1}
+        self._scratch = scan_scratch(spec, workspace) if scans else ()
+
+    def bind(
+        self, block: GatedDeltaNetBlock | ShortConvolutionBlock, linear: MergedLinear, consumer: MergedLinear
+    ) -> Iterator[Launch]:
+        """The launches of one block: `linear` computes its inputs, `consumer` reads the result."""
+        if isinstance(block, ShortConvolutionBlock):
+            yield Launch("convolution", self._convolve(block, linear, consumer))
+            yield Launch("convolution state", self._keep_gated(block, linear))
+            return
+        net = block.recurrence
+        vectors = self._vectors(net)
+        yield Launch("recurrence", self._recur(block, vectors, linear))
+        if self.scans:
+            yield Launch("recurrence", self._scan(block, vectors, linear))
+        yield Launch("recurrence output", self._gate(net, vectors, linear, consumer))
+        yield Launch("recurrence inputs", self._keep_inputs(block, linear))
+
+    def _vectors(self, net: GatedDeltaNet) -> _Vectors:
+        rate = self._weights.vector(net.rate)
+        return _Vectors(
+            self._weights.matrix(net.kernel),
+            self._weights.vector(net.decay_bias),
+            -torch.exp(rate) if net.rate_is_log else rate,
+            self._weights.norm_weight(net.norm),
+        )
+
+    def _sums(self, linear: MergedLinear, tokens: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments and constants with which kernels read the sums of a matmul."""
+        splits = linear.splits(tokens)
+        partials = self._space.partials(splits, tokens, linear.width)
+        bias = self._none if linear.bias is None else linear.bias
+        constants = {"SPLITS": splits, "BIAS": linear.bias is not None, **self._space.launching(tokens)}
+        return (partials, partials.stride(0), partials.stride(1), bias), constants
+
+    def _sizes(self, net: GatedDeltaNet) -> dict[str, Any]:
+        return {
+            "KEY_HEADS": net.num_key_heads, "VALUE_HEADS": net.num_value_heads, "KEY": net.key_size,
+            "VALUE": net.value_size, "LENGTH": net.length, "RING": self._memory.ring,
+            "WIDTH": ring_width(net), "TILED": net.tiled,
+        }  # fmt: skip
+
+    def _recur(
+        self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear
+    ) -> Callable[[StepShape], None]:  # fmt: skip
+        net, space, memory = block.recurrence, self._space, self._memory
+        columns = min(_COLUMNS, net.value_size)
+        sizes, scale = self._sizes(net), float(net.key_size**-0.5)
+        rings, states = memory.rings[block.layer], memory.states[block.layer]
+
+        def run(shape: StepShape) -> None:
+            sums, constants = self._sums(linear, shape.tokens)
+            recur[(num_recurring(shape, space.arrays.sizes), net.num_value_heads, net.value_size // columns)](
+                *sums, rings, *vectors.of_inputs, states, space.arrays["recurring"], space.attended,
+                space.attended.stride(0), scale, BLOCK=columns, num_warps=_WARPS, **sizes, **constants,
+            )  # fmt: skip
+
+        return run
+
+    def _scan(
+        self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear
+    ) -> Callable[[StepShape], None]:  # fmt: skip
+        net, space, memory = block.recurrence, self._space, self._memory
+        arrays, columns = space.arrays, min(_SCANNED_COLUMNS, net.value_size)
+        inputs, scale = self._sizes(net), float(net.key_size**-0.5)
+        del inputs["TILED"]
+        heads_of = {name: inputs[name] for name in ("KEY_HEADS", "VALUE_HEADS", "KEY", "VALUE")}
+        rings, states = memory.rings[block.layer], memory.states[block.layer]
+
+        def run(shape: StepShape) -> None:
+            if not shape.tiles:
+                return
+            sums, constants = self._sums(linear, shape.tokens)
+            table, tiles = arrays["recurring"], (arrays["scan_rows"], arrays["scan_firsts"])
+            count, mixed = num_tiles(shape, arrays.sizes), self._scratch[0]
+            heads = 2 * net.num_key_heads + net.num_value_heads
+            scan_inputs[(count, heads, SCAN_TILE // _INPUT_TOKENS)](
+                *sums, rings, vectors.kernel, table, *tiles, mixed, scale, TOKENS=_INPUT_TOKENS, **inputs, **constants
+            )
+            scan_prepare[(count, net.num_value_heads)](
+                *sums, vectors.decay_bias, vectors.rate, table, *tiles, *self._scratch, TILED=net.tiled, **heads_of,
+                **constants, **self._options,
+            )  # fmt: skip
+            rows = num_recurring(shape, arrays.sizes)
+            scan_states[(rows, net.num_value_heads, net.value_size // columns)](
+                table, arrays["scanned"], *self._scratch[1:], states, space.attended, space.attended.stride(0),
+                VALUE_HEADS=net.num_value_heads, KEY=net.key_size, VALUE=net.value_size, BLOCK=columns,
+                **space.launching(shape.tokens), **self._options,
+            )  # fmt: skip
+
+        return run
+
+    def _gate(
+        self, net: GatedDeltaNet, vectors: _Vectors, linear: MergedLinear, consumer: MergedLinear
+    ) -> Callable[[StepShape], None]:
+        space, width = self._space, net.num_value_heads * net.value_size
+
+        def run(shape: StepShape) -> None:
+            sums, constants = self._sums(linear, shape.tokens)
+            for input_format in consumer.input_formats(shape.tokens):
+                target = space.activations.get(input_format, width)
+                cut = whole_width(width) if input_format.kind == "fp8" else width_in_blocks(width)
+                gate_heads[(shape.tokens, cut.blocks)](
+                    space.attended, space.attended.stride(0), *sums, net.channels, vectors.norm, float(net.norm.eps),
+                    width, *target.pointers(), *space.token_state, NORM=True, HEAD=net.value_size, BLOCK=cut.block,
+                    num_warps=cut.warps, **target.constants(), **constants,
+                )  # fmt: skip
+
+        return run
+
+    def _keep_inputs(self, block: GatedDeltaNetBlock, linear: MergedLinear) -> Callable[[StepShape], None]:
+        net, arrays, rings = block.recurrence, self._space.arrays, self._memory.rings[block.layer]
+        width = ring_width(net)
+
+        def run(shape: StepShape) -> None:
+            sums, constants = self._sums(linear, shape.tokens)
+            keep_inputs[(shape.tokens, -(-width // _KEPT))](
+                *sums, arrays["ring_slots"], rings, net.channels, net.num_value_heads * net.value_size, WIDTH=width,
+                BLOCK=_KEPT, **constants,
+            )  # fmt: skip
+
+        return run
+
+    def _convolve(
+        self, block: ShortConvolutionBlock, linear: MergedLinear, consumer: MergedLinear
+    ) -> Callable[[StepShape], None]:
+        part, space = block.convolution, self._space
+        arrays, rings, ring = space.arrays, self._memory.rings[block.layer], self._memory.ring
+        kernel = self._weights.matrix(part.kernel)
+        bias = self._none if part.bias is None else self._weights.vector(part.bias)
+        width = part.channels
+
+        def run(shape: StepShape) -> None:
+            sums, constants = self._sums(linear, shape.tokens)
+            for input_format in consumer.input_formats(shape.tokens):
+                target = space.activations.get(input_format, width)
+                cut = whole_width(width) if input_format.kind == "fp8" else width_in_blocks(width)
+                convolve[(shape.tokens, cut.blocks)](
+                    *sums, rings, arrays["token_slots"], arrays["token_offsets"], arrays["positions"], kernel, bias,
+                    width, *target.pointers(), *space.token_state, KERNEL_BIAS=part.bias is not None,
+                    LENGTH=part.length, RING=ring, BLOCK=cut.block, num_warps=cut.warps, **target.constants(),
+                    **constants,
+                )  # fmt: skip
+
+        return run
+
+    def _keep_gated(self, block: ShortConvolutionBlock, linear: MergedLinear) -> Callable[[StepShape], None]:
+        width, arrays, rings = block.convolution.channels, self._space.arrays, self._memory.rings[block.layer]
+
+        def run(shape: StepShape) -> None:
+            sums, constants = self._sums(linear, shape.tokens)
+            keep_gated[(shape.tokens, -(-width // _KEPT))](
+                *sums, arrays["ring_slots"], rings, width, BLOCK=_KEPT, **constants
+            )
+
+        return run
+
+
+def scan_scratch(spec: ModelSpec, space: Workspace) -> tuple[torch.Tensor, ...]:
+    """The arrays that `scan_prepare` hands to `scan_states`, large enough for every layer."""
+    nets = [mixer for mixer in recurrent_layers(spec).values() if isinstance(mixer, GatedDeltaNet)]
+    if not nets:
+        return ()
+    tokens, where = space.arrays.sizes.tokens, space.hidden.device
+    keys = max(net.num_value_heads * net.key_size for net in nets)
+    values = max(net.num_value_heads * net.value_size for net in nets)
+    heads = max(net.num_value_heads for net in nets)
+    channels = max(net.channels for net in nets)
+    sizes = channels, values, keys, keys, keys, heads * SCAN_TILE, heads
+    return tuple(torch.zeros(tokens * size, device=where) for size in sizes)  # fmt: skip

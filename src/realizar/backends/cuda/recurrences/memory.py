@@ -1,0 +1,86 @@
+"""`StateMemory`: the states of rows on the device, and the rings of their last inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from realizar.backends.resolved_config import ResolvedConfig
+from realizar.models.mixers import GatedDeltaNet, ShortConvolution
+from realizar.models.spec import ModelSpec
+
+Recurrent = GatedDeltaNet | ShortConvolution
+
+
+def recurrent_layers(spec: ModelSpec) -> dict[int, Recurrent]:
+    """Layers whose mixer has a state, by their index."""
+    mixers = ((index, layer.mixer) for index, layer in enumerate(spec.layers))
+    return {index: mixer for index, mixer in mixers if isinstance(mixer, GatedDeltaNet | ShortConvolution)}
+
+
+def ring_tokens(spec: ModelSpec, config: ResolvedConfig) -> int:
+    """Tokens whose inputs a ring keeps, a power of two: those that a convolution sees, and all that may be undone."""
+    longest = max((mixer.length for mixer in recurrent_layers(spec).values()), default=1)
+    return 1 << (longest - 1 + config.speculative_tokens).bit_length()
+
+
+def ring_width(mixer: Recurrent) -> int:
+    """Numbers that a ring keeps of a token."""
+    if isinstance(mixer, ShortConvolution):
+        return mixer.channels
+    return mixer.channels + 2 * mixer.num_value_heads
+
+
+def state_floats(mixer: Recurrent) -> int:
+    """float32 of a layer's state, beside its ring."""
+    if isinstance(mixer, ShortConvolution):
+        return 0
+    return mixer.num_value_heads * mixer.key_size * mixer.value_size
+
+
+def slot_bytes(spec: ModelSpec, config: ResolvedConfig) -> int:
+    """Bytes of a row's state, or of a snapshot, in all layers."""
+    ring = ring_tokens(spec, config)
+    return 4 * sum(state_floats(mixer) + ring * ring_width(mixer) for mixer in recurrent_layers(spec).values())
+
+
+class StateMemory:
+    """A slot for each row and each snapshot: row r has slot r, and snapshot s has slot `rows + s`.
+
+    Attributes:
+        states: of each layer float32 [slots, value heads, key size, value size]; empty for a convolution.
+        rings: of each layer float32 [slots, ring, width]: what each of a sequence's last tokens brought.
+        ring: tokens of a ring, a power of two.
+    """
+
+    def __init__(self, spec: ModelSpec, config: ResolvedConfig, device: torch.device, num_snapshots: int = 0) -> None:
+        self.num_snapshots, self.ring = num_snapshots, ring_tokens(spec, config)
+        self._rows, slots = config.max_running, config.max_running + num_snapshots
+        self.states: dict[int, torch.Tensor] = {}
+        self.rings: dict[int, torch.Tensor] = {}
+        for layer, mixer in recurrent_layers(spec).items():
+            shape: tuple[int, ...] = (0,)
+            if isinstance(mixer, GatedDeltaNet):
+                shape = slots, mixer.num_value_heads, mixer.key_size, mixer.value_size
+            self.states[layer] = torch.zeros(shape, device=device)
+            self.rings[layer] = torch.zeros((slots, self.ring, ring_width(mixer)), device=device)
+
+    def restore(self, moves: Iterable[tuple[int, int]]) -> None:
+        """Start copies of snapshots to rows: pairs (row, snapshot)."""
+        self._copy([(self._rows + snapshot, row) for row, snapshot in moves])
+
+    def take(self, moves: Iterable[tuple[int, int]]) -> None:
+        """Start copies of rows' states to snapshots: pairs (row, snapshot)."""
+        self._copy([(row, self._rows + snapshot) for row, snapshot in moves])
+
+    @property
+    def size_bytes(self) -> int:
+        tensors = (*self.states.values(), *self.rings.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def _copy(self, moves: list[tuple[int, int]]) -> None:
+        for source, target in moves:
+            for tensor in (*self.states.values(), *self.rings.values()):
+                if tensor.numel():
+                    tensor[target].copy_(tensor[source])

@@ -1,0 +1,66 @@
+"""Checks of the kernels of gated delta nets, on the CPU under the interpreter and on a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from backends.cuda.recurrences.delta_cases import Net
+from backends.cuda.recurrences.delta_launches import Kernels, Row
+
+GROUPED, TILED, SHORT = Net(2, 4, 16, 32), Net(1, 3, 32, 16, tiled=True), Net(2, 2, 16, 16, length=3)
+WIDE = Net(16, 32, 128, 128, tiled=True)
+
+
+def close(found: np.ndarray, expected: np.ndarray, limit: float = 2e-5) -> None:
+    assert np.isfinite(found).all()
+    assert np.abs(found - expected).max() <= limit * np.abs(expected).max()
+
+
+def check_decodes(net: Net, device: str, splits: int) -> None:
+    """Each row goes on from its own state; what is uncertain is computed again from the ring, or overwritten."""
+    kernels = Kernels(net, device, splits=splits)
+    inputs = {slot: net.inputs(20, slot) for slot in (3, 1)}
+    expected = {slot: net.run(each)[0] for slot, each in inputs.items()}
+    known = {3: 0, 1: 0}  # tokens that the state has seen
+    done = {3: 0, 1: 0}
+    for counts, uncertain, refused in (((3, 1), 0, 0), ((4, 3), 2, 1), ((1, 2), 1, 1), ((2, 1), 0, 0)):
+        rows = []
+        for slot, count in zip(inputs, counts, strict=True):
+            part = inputs[slot][done[slot] : done[slot] + count]
+            rows.append(Row(slot, part, done[slot], done[slot] - known[slot], uncertain))
+        for row, found in zip(rows, kernels.step(rows), strict=True):
+            close(found, expected[row.slot][row.position : row.position + len(row.inputs)])
+            known[row.slot] = row.position + len(row.inputs) - uncertain
+            done[row.slot] = row.position + len(row.inputs) - refused
+        for slot in known:
+            close(kernels.states[slot].cpu().numpy(), net.run(inputs[slot][: known[slot]])[1])
+    assert torch.isnan(kernels.states[0]).all()  # nobody's
+
+
+def check_scans(net: Net, device: str, sizes: tuple[int, int], uncertain: int, limit: float = 2e-5) -> None:
+    """A long chunk beside a short one, then another, whose last token may be uncertain and computed again."""
+    kernels = Kernels(net, device, "tf32" if device == "cuda" else "ieee")
+    long, short = net.inputs(sum(sizes) + 2, 1), net.inputs(4, 2)
+    done = 0
+    for size, left in zip(sizes, (0, uncertain), strict=True):
+        row = Row(2, long[done : done + size], done, uncertain=left, scanned=True)
+        decode = Row(0, short[: size % 3 + 1], 0)
+        first, second = kernels.step([decode, row])
+        close(second, net.run(long[: done + size])[0][done:], limit)
+        close(first, net.run(decode.inputs)[0])
+        done += size
+        close(kernels.states[2].cpu().numpy(), net.run(long[: done - left])[1], limit)
+    if uncertain:
+        (found,) = kernels.step([Row(2, long[done - 1 : done + 2], done - 1)])
+        close(found, net.run(long[: done + 2])[0][done - 1 :], limit)
+
+
+def check_alike(device: str, limit: float) -> None:
+    """Keys that are all alike: powers of such links would be beyond all bounds."""
+    net = Net(1, 1, 16, 16)
+    inputs = np.repeat(net.inputs(1, 5), 130, axis=0)
+    inputs[:, -2] = 8.0  # betas near 1
+    inputs[:, -1] = -20.0  # decays near 1
+    (found,) = Kernels(net, device, "tf32" if device == "cuda" else "ieee").step([Row(0, inputs, 0, scanned=True)])
+    close(found, net.run(inputs)[0], limit)

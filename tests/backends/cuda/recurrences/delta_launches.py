@@ -1,0 +1,150 @@
+"""The kernels of gated delta nets over the rows of a step, on the CPU under the interpreter or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from backends.cuda.recurrences.delta_cases import Net
+from realizar.backends.cuda.kernels.delta_net import recur
+from realizar.backends.cuda.kernels.delta_scan import TILE, scan_inputs, scan_prepare, scan_states
+from realizar.backends.cuda.kernels.gate_heads import keep_inputs
+
+RING = 16
+
+
+@dataclass
+class Row:
+    """A row of a step; `position` tokens come before its inputs."""
+
+    slot: int
+    inputs: NDArray[Any]
+    position: int
+    replay: int = 0
+    uncertain: int = 0
+    scanned: bool = False
+
+
+class Kernels:
+    """States and rings of a net, and its kernels.
+
+    Attributes:
+        launches: those of the last step, by the names of their kernels.
+    """
+
+    def __init__(
+        self, net: Net, device: str, precision: str = "ieee", splits: int = 1, slots: int = 5, columns: int = 32,
+        warps: int = 4,
+    ) -> None:  # fmt: skip
+        self.net, self.device, self.splits = net, device, splits
+        self.columns, self.warps = min(columns, net.value), warps
+        self.options = {"PRECISION": precision, "num_stages": 1}
+        self.states = torch.full((slots, net.value_heads, net.key, net.value), float("nan"), device=device)
+        self.ring_width = net.channels + 2 * net.value_heads
+        self.rings = torch.full((slots, RING, self.ring_width), float("nan"), device=device)
+        self.vectors = [torch.from_numpy(each).to(device) for each in net.vectors()]
+        self.launches: dict[str, Callable[[], object]] = {}
+
+    def step(self, rows: list[Row]) -> list[NDArray[np.float32]]:
+        """Outputs of each row."""
+        counts = [len(row.inputs) for row in rows]
+        starts = np.cumsum([0, *counts])
+        partials = self._split(np.concatenate([row.inputs for row in rows]).astype(np.float32))
+        output = self._empty(partials.shape[1], self.net.value_heads * self.net.value)
+        sums = (partials, partials.stride(0), partials.stride(1), partials)
+        table = self._table(rows, starts)
+        self.launches = {"recur": lambda: self._recur(sums, table, output)}
+        if any(row.scanned for row in rows):
+            self.launches |= self._scans(rows, sums, table, output)
+        slots = self._ring_slots(rows, starts)
+        self.launches["keep_inputs"] = lambda: self._keep(sums, slots)
+        for run in self.launches.values():
+            run()
+        found = output.cpu().numpy()
+        return [found[start : start + count] for start, count in zip(starts, counts, strict=False)]
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.full(shape, float("nan"), device=self.device)
+
+    def _integers(self, values: object) -> torch.Tensor:
+        return torch.tensor(np.asarray(values), dtype=torch.int32, device=self.device)
+
+    @property
+    def _sizes(self) -> dict[str, Any]:
+        net = self.net
+        return {
+            "SPLITS": self.splits, "BIAS": False, "KEY_HEADS": net.key_heads, "VALUE_HEADS": net.value_heads,
+            "KEY": net.key, "VALUE": net.value, "DEPENDENT": False,
+        }  # fmt: skip
+
+    @property
+    def _ring(self) -> dict[str, Any]:
+        return {"LENGTH": self.net.length, "RING": RING, "WIDTH": self.ring_width}
+
+    def _table(self, rows: list[Row], starts: NDArray[np.int64]) -> torch.Tensor:
+        table = np.full((len(rows) + 1, 8), -1, np.int32)  # the last is padding
+        for index, row in enumerate(rows):
+            count = len(row.inputs)
+            fields = row.slot, starts[index], count, row.replay, count - row.uncertain, row.position, row.scanned
+            table[index, :7] = fields
+        return self._integers(table)
+
+    def _ring_slots(self, rows: list[Row], starts: NDArray[np.int64]) -> torch.Tensor:
+        slots = np.full(starts[-1], -1, np.int32)
+        for index, row in enumerate(rows):
+            for offset in range(max(len(row.inputs) - RING, 0), len(row.inputs)):
+                slots[starts[index] + offset] = row.slot * RING + (row.position + offset) % RING
+        return self._integers(slots)
+
+    def _recur(self, sums: tuple[Any, ...], table: torch.Tensor, output: torch.Tensor) -> None:
+        net = self.net
+        recur[(len(table), net.value_heads, net.value // self.columns)](
+            *sums, self.rings, *self.vectors, self.states, table, output, output.stride(0), float(net.key**-0.5),
+            BLOCK=self.columns, TILED=net.tiled, num_warps=self.warps, **self._ring, **self._sizes,
+        )  # fmt: skip
+
+    def _scans(
+        self, rows: list[Row], sums: tuple[Any, ...], table: torch.Tensor, output: torch.Tensor
+    ) -> dict[str, Callable[[], object]]:
+        net, tokens, sizes = self.net, len(output), self._sizes
+        found = [
+            (i, first) for i, row in enumerate(rows) if row.scanned for first in range(0, len(row.inputs), TILE.value)
+        ]
+        tiles = [self._integers(each) for each in zip(*found, (-1, 0), strict=True)]
+        scanned = self._integers([*(index for index, row in enumerate(rows) if row.scanned), -1])
+        kernel, decay_bias, rate = self.vectors
+        mixed, key, heads = self._empty(tokens, net.channels), net.value_heads * net.key, net.value_heads
+        widths = heads * net.value, key, key, key, heads * TILE.value, heads
+        made = [self._empty(tokens, width) for width in widths]
+        inputs, block = 2 * net.key_heads + heads, min(32, net.value)
+        of_states = {name: sizes[name] for name in ("VALUE_HEADS", "KEY", "VALUE", "DEPENDENT")}
+        count = len(tiles[0])
+        return {
+            "scan_inputs": lambda: scan_inputs[(count, inputs, TILE.value // 16)](
+                *sums, self.rings, kernel, table, *tiles, mixed, float(net.key**-0.5), TOKENS=16, **self._ring, **sizes
+            ),
+            "scan_prepare": lambda: scan_prepare[(count, heads)](
+                *sums, decay_bias, rate, table, *tiles, mixed, *made, TILED=net.tiled, **sizes, **self.options
+            ),
+            "scan_states": lambda: scan_states[(len(scanned), heads, net.value // block)](
+                table, scanned, *made, self.states, output, output.stride(0), BLOCK=block, **of_states, **self.options
+            ),
+        }  # fmt: skip
+
+    def _keep(self, sums: tuple[Any, ...], slots: torch.Tensor) -> None:
+        gates = self.net.value_heads * self.net.value
+        keep_inputs[(len(slots), -(-self.ring_width // 256))](
+            *sums, slots, self.rings, self.net.channels, gates, SPLITS=self.splits, BIAS=False, WIDTH=self.ring_width,
+            DEPENDENT=False, BLOCK=256,
+        )  # fmt: skip
+
+    def _split(self, inputs: NDArray[np.float32]) -> torch.Tensor:
+        """float32 [splits, tokens, width] that add up to the inputs."""
+        parts = [np.random.default_rng(i).standard_normal(inputs.shape) for i in range(self.splits - 1)]
+        parts.append(inputs - sum(parts) if parts else inputs)
+        return torch.from_numpy(np.stack(parts).astype(np.float32)).to(self.device)

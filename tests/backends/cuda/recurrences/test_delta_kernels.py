@@ -1,0 +1,33 @@
+"""The kernels of gated delta nets, interpreted, beside their twin in float64."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+
+from backends.cuda.recurrences.delta_cases import Net  # noqa: E402
+from backends.cuda.recurrences.delta_checks import (  # noqa: E402
+    SHORT,
+    TILED,
+    check_alike,
+    check_decodes,
+    check_scans,
+)
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted only where there is no GPU")
+
+
+@pytest.mark.parametrize(("net", "splits"), [(TILED, 2), (SHORT, 1)])
+def test_rows_of_decodes_and_drafts(net: Net, splits: int) -> None:
+    check_decodes(net, "cpu", splits)
+
+
+@pytest.mark.parametrize(("net", "sizes", "uncertain"), [(TILED, (70, 17), 0), (SHORT, (17, 65), 1)])
+def test_scanned_rows_beside_decodes(net: Net, sizes: tuple[int, int], uncertain: int) -> None:
+    check_scans(net, "cpu", sizes, uncertain)
+
+
+def test_keys_that_are_all_alike_do_not_grow() -> None:
+    check_alike("cpu", 1e-4)
