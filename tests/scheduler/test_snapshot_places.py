@@ -13,18 +13,32 @@ from realizar.scheduler.snapshot_places import MOST_OF_A_REQUEST, SnapshotPlaces
 
 
 def places(
-    num_tokens: int, marks: tuple[int, ...] = (), *, cached: int = 0, matched: int = 0, num_snapshots: int = 64
+    num_tokens: int,
+    marks: tuple[int, ...] = (),
+    *,
+    cached: int = 0,
+    matched: int = 0,
+    num_snapshots: int = 64,
+    is_shared: bool = False,
 ) -> tuple[int, ...]:
     """With blocks of 16, a context of 8,192 and steps of 512 tokens: gaps of 64 and an interval of 512."""
     chooser = SnapshotPlaces(num_snapshots, 16, 8192, 512)
-    return chooser.of_prompt(num_tokens, marks, Prefix(cached, (), None, max(cached, matched)))
+    prefix = Prefix(cached, (), None, max(cached, matched))
+    return chooser.of_prompt(num_tokens, marks, prefix, is_shared=is_shared)
 
 
-def test_a_prompt_without_marks_has_one_near_its_end() -> None:
-    assert places(100) == (96,)
-    assert places(97) == (96,)
-    assert places(96) == (80,)
-    assert places(16) == ()
+def test_a_prompt_of_several_choices_has_a_place_near_its_end() -> None:
+    assert places(100, is_shared=True) == (96,)
+    assert places(97, is_shared=True) == (96,)
+    assert places(96, is_shared=True) == (80,)
+    assert places(16, is_shared=True) == ()
+
+
+def test_a_prompt_without_messages_has_places_once_it_is_seen_again() -> None:
+    assert places(500) == ()
+    assert places(500, matched=496) == (496,)
+    assert places(500, cached=496) == ()
+    assert places(1200) == (512, 1024)
 
 
 def test_the_last_place_is_before_the_generation_prompt() -> None:

@@ -74,9 +74,9 @@ def test_requests_that_begin_alike_compute_the_beginning_once() -> None:
     scheduler.add(shared("a", (50, 51, 52, 53)))
     scheduler.add(shared("b", (60, 61, 62, 63)))
     scheduler.add(request("c", (80, 81, 82), 4))
-    assert shape(run(scheduler)) == [(0, 0, 12, False), (1, 0, 2, False)]
+    assert shape(run(scheduler)) == [(0, 0, 12, False), (1, 0, 3, True)]
     second = run(scheduler)
-    assert {(row, start) for row, start, _, _ in shape(second)} == {(0, 12), (1, 2), (2, 12)}
+    assert {(row, start) for row, start, _, _ in shape(second)} == {(0, 12), (1, 3), (2, 12)}
     assert second.state_moves.restored == ((2, 0),)
 
 
@@ -100,8 +100,8 @@ def test_choices_compute_the_prompt_once() -> None:
 
 def test_a_preempted_sequence_starts_again_from_a_snapshot() -> None:
     scheduler = scheduler_with_states(num_blocks=19)
-    scheduler.add(request("a", 17, 4))
-    scheduler.add(request("b", 17, 20))
+    scheduler.add(request("a", 17, 4, marks=(16,)))
+    scheduler.add(request("b", 17, 20, marks=(16,)))
     batches = []
     while scheduler.has_work:
         batches.append(run(scheduler))

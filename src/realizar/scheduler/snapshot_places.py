@@ -2,7 +2,8 @@
 
 A snapshot pays where another prompt is likely to part from this one: at the end of a message, since conversations are
 edited, branched and continued there; before the generation prompt, since templates drop earlier reasoning; and where
-two prompts were seen to part. Messages may be long, so that some places lie between.
+two prompts were seen to part. Messages may be long, so that some places lie between. Of a prompt without messages that
+nothing shares yet, the end is no place: a step would be spent on each prompt that never comes again.
 """
 
 from __future__ import annotations
@@ -38,24 +39,27 @@ class SnapshotPlaces:
         self._gap = self._up(max_step_tokens // _CUTS_OF_A_STEP)
         self._interval = self._up(max(-(-context_length // max(self._most, 1)), max_step_tokens))
 
-    def of_prompt(self, num_tokens: int, marks: Iterable[int], prefix: Prefix) -> tuple[int, ...]:
+    def of_prompt(
+        self, num_tokens: int, marks: Iterable[int], prefix: Prefix, *, is_shared: bool = False
+    ) -> tuple[int, ...]:
         """Numbers of tokens, ascending, after each of which a snapshot is to be taken.
 
         Args:
             num_tokens: of the prompt; its last one is always computed with the choice after it.
             marks: numbers of tokens after which a message ends; others are ignored.
             prefix: what was found of the prompt.
+            is_shared: several choices start from the prompt.
         """
+        if not self._most:
+            return ()
         end = (num_tokens - 1) // self._size * self._size
         ends = sorted({min(mark, end) // self._size * self._size for mark in marks if 0 < mark <= num_tokens})
         ends = [place for place in ends if place]
         # After the last message there is a generation prompt, or a text that no mark ends.
         last = ends[-1] if ends and end - ends[-1] < self._gap else end
         parted = min(prefix.num_matched_tokens, end)
-        wanted = [last, parted, *ends[:1]]
+        wanted = [*([last] if ends or is_shared else ()), parted, *ends[:1]]
         fixed = [place for place in dict.fromkeys(wanted) if place > prefix.num_tokens][: self._most]
-        if not fixed:
-            return ()
         between = range(self._interval, end, self._interval)
         gap = self._gap
         while len(places := _spread(fixed, (ends, between), prefix.num_tokens, gap)) > self._most:

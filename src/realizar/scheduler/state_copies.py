@@ -29,7 +29,9 @@ class StateCopies:
         if prefix.snapshot is not None:
             plan.restored[sequence] = prefix.snapshot
         request = sequence.request
-        places = self._places.of_prompt(request.num_prompt_tokens, request.prompt_marks, prefix)
+        places = self._places.of_prompt(
+            request.num_prompt_tokens, request.prompt_marks, prefix, is_shared=request.sampling.n > 1
+        )
         sequence.places = tuple(
             place for place in places if not self._cache.has_snapshot(sequence.keys, sequence.token_ids, place)
         )

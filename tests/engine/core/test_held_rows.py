@@ -94,7 +94,6 @@ def test_states_of_held_rows_are_the_same(late: LateService, held: list[int], op
     check_mixed(core, num_ids=4, has_state=True)
     assert len(held) > 10
     assert core.counts.preemptions > 0
-    assert core.snapshot_counts.taken > 0
     core.close()
 
 
