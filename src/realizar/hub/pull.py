@@ -16,6 +16,7 @@ from realizar.hub.progress import Announce, Progress, RemoteFile, ignore_files, 
 
 RECORD_FILE = "pulled.json"
 """A file in a model's folder: the name, path and files of a model from Hugging Face."""
+_LONGEST_NAME = 500  # characters: a repository of 96, with a revision and a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,10 @@ def network_name(name: str) -> str:
     """The name by which a model that comes from the network is listed. A path is none.
 
     Raises:
-        HubError: it is neither a short name nor one of Hugging Face.
+        HubError: it is neither a short name nor one of Hugging Face, or longer than a process's argument may be.
     """
+    if len(name) > _LONGEST_NAME:
+        raise HubError(f"{name[:200]}... has {len(name)} characters, more than a name of {_LONGEST_NAME}")
     return name.lower() if name.lower() in BUILTIN_MODELS else str(_repository(name))
 
 
