@@ -78,12 +78,12 @@ def main(name: str) -> int:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     lines = _Lines()
     try:
-        path = pull_by_name(name, lines.progress, lines.files)
+        last, status = {"path": str(pull_by_name(name, lines.progress, lines.files))}, 0
     except RealizarError as error:
-        lines.write(error=str(error))
-        return 1
-    lines.write(path=str(path))
-    return 0
+        last, status = {"error": str(error)}, 1
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # who has read the last line ends this process, and nothing is left
+    lines.write(**last)
+    return status
 
 
 if __name__ == "__main__":

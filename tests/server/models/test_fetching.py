@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,3 +90,15 @@ def test_one_that_is_given_up_leaves_no_process(hub: Endpoint) -> None:
     hub.held.clear()
     path = asyncio.run(fetch_in_process("user/m:Q8_0", lambda event: None))
     assert path.read_bytes() == WEIGHTS
+
+
+def test_a_process_that_is_ended_on_its_way_out_says_nothing() -> None:
+    code = (
+        "import atexit, os, signal\n"
+        "from realizar.hub.pull_process import main\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "main('/etc/passwd')"
+    )
+    ended = subprocess.run((sys.executable, "-c", code), capture_output=True, check=False, timeout=HANG_S)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGTERM, b"")
+    assert "neither a file" in json.loads(ended.stdout)["error"]
