@@ -54,6 +54,25 @@ def test_what_has_one_turn_stays(messages: list[dict[str, Any]]) -> None:
     assert without_oldest(messages, lambda _: False) == messages
 
 
+def test_a_turn_does_not_begin_between_a_call_and_its_output() -> None:
+    calls = [{"id": name} for name in ("a", "b", "never")]
+    messages = [
+        {"role": "user", "content": "0"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "user", "content": "1"},
+        {"role": "tool", "tool_call_id": "a", "content": ""},
+        {"role": "user", "content": "2"},
+        {"role": "tool", "tool_call_id": "b", "content": ""},
+        {"role": "user", "content": "3"},
+    ]
+    assert without_oldest(messages, lambda _: False) == messages[-1:]
+    assert without_oldest(messages[:-1], lambda _: False) == messages[:-1]
+    outputs = (3, 5)
+    assert without_oldest([messages[place] for place in range(6) if place not in outputs], lambda _: False) == [
+        messages[4]
+    ]
+
+
 class SmallEngine(ScriptedEngine):
     """An engine with a short context."""
 

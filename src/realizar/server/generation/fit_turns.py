@@ -16,7 +16,7 @@ Messages = Sequence[Mapping[str, Any]]
 def without_oldest(messages: Messages, fits: Callable[[list[Mapping[str, Any]]], bool]) -> list[Mapping[str, Any]]:
     """The messages that fit: those of the system at the beginning, and the last turns.
 
-    A turn begins with a message of the user's, so that calls stay with their outputs.
+    A turn begins with a message of the user's, behind the outputs of all calls before it: calls stay with theirs.
 
     Args:
         fits: True if a prompt of these messages fits. It is called a few times, as the logarithm of their number.
@@ -25,8 +25,7 @@ def without_oldest(messages: Messages, fits: Callable[[list[Mapping[str, Any]]],
         All messages if they fit; the last turn alone if nothing does.
     """
     num_system = next((place for place, each in enumerate(messages) if each["role"] not in _SYSTEM), len(messages))
-    turns = [place for place in range(num_system + 1, len(messages)) if messages[place]["role"] == "user"]
-    starts = [num_system, *turns]
+    starts = [num_system, *_turns(messages, num_system + 1)]
 
     def shown(first: int) -> list[Mapping[str, Any]]:
         return [*messages[:num_system], *messages[starts[first] :]]
@@ -35,3 +34,15 @@ def without_oldest(messages: Messages, fits: Callable[[list[Mapping[str, Any]]],
         return list(messages)
     dropped = bisect.bisect_left(range(1, len(starts)), True, key=lambda first: fits(shown(first))) + 1
     return shown(min(-(-dropped // _STEP) * _STEP, len(starts) - 1))
+
+
+def _turns(messages: Messages, first: int) -> list[int]:
+    """Places of the user's messages from `first` on that lie between no call and its output."""
+    outputs = {each.get("tool_call_id"): place for place, each in enumerate(messages) if each["role"] == "tool"}
+    turns, last_output = list[int](), -1
+    for place, each in enumerate(messages):
+        if place >= first and each["role"] == "user" and place > last_output:
+            turns.append(place)
+        for call in each.get("tool_calls", ()):
+            last_output = max(last_output, outputs.get(call["id"], -1))
+    return turns
