@@ -148,6 +148,22 @@ def test_items_are_referred_to_by_their_ids() -> None:
     talk(ScriptedEngine(), settings, one, other, keys=("k", "l"))
 
 
+def test_an_item_is_referred_to_once() -> None:
+    engine = ScriptedEngine()
+
+    async def main(client: openai.AsyncOpenAI) -> None:
+        long: Any = [{"role": "user", "id": "long", "content": "long " * 100}]
+        await client.responses.create(model="scripted", input=long)
+        reference: Any = {"type": "item_reference", "id": "long"}
+        for ask in (client.responses.create, client.responses.input_tokens.count):
+            with pytest.raises(openai.BadRequestError, match="'long' is there already") as refused:
+                await ask(model="scripted", input=[reference, {"role": "user", "content": "Go"}, {"id": "long"}])
+            assert (refused.value.param, refused.value.code) == ("input[2].id", "duplicate_item")
+
+    talk(engine, KEEPING, main)
+    assert len(prompts(engine)) == 1
+
+
 def test_without_a_store_nothing_is_kept_and_nothing_can_be_gone_on_from() -> None:
     async def main(client: openai.AsyncOpenAI) -> None:
         for wanted in ({}, {"store": True}, {"store": False}):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from realizar.server.errors import refused, unsupported
@@ -18,7 +18,8 @@ def responses_with(record: InputTokensRequest, store: ResponseStore | None, owne
     """The kept responses of the items that a request refers to, by the items' ids.
 
     Raises:
-        ApiError: 400; an item is not there, or the server keeps none.
+        ApiError: 400; an item is not there or is meant twice, or the server keeps none. References to one item would
+            make a small request as large as a client likes.
     """
     found: dict[str, StoredResponse] = {}
     given = record.input
@@ -34,6 +35,8 @@ def responses_with(record: InputTokensRequest, store: ResponseStore | None, owne
             raise unsupported(
                 f"{where}.type", f"'{_KIND}' is not supported: the server keeps no responses (--stored-responses does)"
             )
+        if item_id in found:
+            raise refused(f"{where}.id: the item {item_id[:100]!a} is there already", f"{where}.id", "duplicate_item")
         stored = store.with_item(item_id, owner)
         if stored is None:
             raise refused(f"{where}.id: there is no item {item_id[:100]!a}", f"{where}.id", "item_not_found")
@@ -45,13 +48,11 @@ def with_items(record: InputTokensRequest, found: Mapping[str, StoredResponse]) 
     """Replace the references of a request by their items, in place. Args: found: of `responses_with`."""
     if not found or not isinstance(record.input, list):
         return
-    responses: dict[str, Sequence[dict[str, Any]]] = {
-        stored.id: items_of([stored], with_last_output=True) for stored in found.values()
+    items_by_response = {
+        stored.id: {item["id"]: item for item in items_of([stored], with_last_output=True)}
+        for stored in {each.id: each for each in found.values()}.values()
     }
-    items = {
-        item_id: next(item for item in responses[stored.id] if item["id"] == item_id)
-        for item_id, stored in found.items()
-    }
+    items = {item_id: items_by_response[stored.id][item_id] for item_id, stored in found.items()}
     record.input[:] = [dict(items[item["id"]]) if _is_reference(item) else item for item in record.input]
 
 
