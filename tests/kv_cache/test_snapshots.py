@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.block_keys import BlockKeys
+from realizar.kv_cache.group import GroupBlocks
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.kv_cache.snapshots import SnapshotCounts, SnapshotPool
 from realizar.state_moves import StateMoves
@@ -247,3 +248,26 @@ def test_a_row_that_adopted_a_prefix_and_computed_nothing_leaves_it() -> None:
     cache.free(1)
     cache.audit()
     assert cache.find_prefix(keys, TOKENS, 28).num_tokens == 8
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 6)], ids=str)
+def test_few_ends_of_blocks_are_looked_at(windows: tuple[int | None, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences that wait are looked up before every step, perhaps hundreds of them with very long prompts."""
+    cache, keys, asked = manager(windows), BlockKeys(4, None), list[int]()
+    compute(cache, keys, 40, (8,))
+    first_needed = GroupBlocks.first_needed
+
+    def count(group: GroupBlocks, num_tokens: int) -> int:
+        asked.append(num_tokens)
+        return first_needed(group, num_tokens)
+
+    monkeypatch.setattr(GroupBlocks, "first_needed", count)
+    prefix = cache.find_prefix(keys, TOKENS, 40)
+    assert (prefix.num_tokens, prefix.num_matched_tokens) == (8, 40)
+    assert set(asked) == {40, 8}
+    asked.clear()
+    other = TOKENS.copy()
+    other[4] += 1
+    prefix = cache.find_prefix(BlockKeys(4, None), other, 40)
+    assert (prefix.num_tokens, prefix.num_matched_tokens) == (0, 4)
+    assert set(asked) <= {4, 0}

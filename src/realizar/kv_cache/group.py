@@ -77,10 +77,16 @@ class GroupBlocks:
         return wanted + self.num_growing <= self.pool.num_available
 
     def runs(self, keys: Sequence[bytes]) -> list[int]:
-        """The number of consecutive cached blocks just before each block j, 0 <= j <= len(keys)."""
+        """The number of consecutive cached blocks just before each block j, 0 <= j <= len(keys).
+
+        Where every token sees all blocks before it, the list ends at the first block that is missing.
+        """
         runs = [0]
         for key in keys:
-            runs.append(0 if self.pool.find(key) is None else runs[-1] + 1)
+            is_cached = self.pool.find(key) is not None
+            if not is_cached and self.window is None:
+                break
+            runs.append(runs[-1] + 1 if is_cached else 0)
         return runs
 
     def cached_prefix(self, keys: Sequence[bytes]) -> tuple[int, ...]:

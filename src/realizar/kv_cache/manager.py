@@ -5,7 +5,7 @@ A model whose layers have a state goes on from cached blocks only where a snapsh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,9 +128,10 @@ class KVCacheManager:
             return Prefix(0, tuple(() for _ in self._groups))
         wanted = keys.of(token_ids)[:most]
         runs = [group.runs(wanted) for group in self._groups]
-        matched = end = self._last_end(runs, most)
-        while self._has_state and end and self._snapshots.find(wanted[end - 1]) is None:
-            end = self._last_end(runs, end - 1)
+        matched = end = self._first_usable(runs, range(min(map(len, runs)) - 1, 0, -1))
+        if self._has_state:
+            find, ends = self._snapshots.find, range(matched, 0, -1)
+            end = self._first_usable(runs, (each for each in ends if find(wanted[each - 1]) is not None))
         return Prefix(
             end * self._block_size,
             tuple(group.cached_prefix(wanted[:end]) for group in self._groups),
@@ -138,19 +139,17 @@ class KVCacheManager:
             matched * self._block_size,
         )
 
-    def _last_end(self, runs: Sequence[Sequence[int]], most: int) -> int:
-        """The most blocks, up to `most`, after which all blocks that the next token sees are cached.
+    def _first_usable(self, runs: Sequence[Sequence[int]], ends: Iterable[int]) -> int:
+        """The first of some numbers of blocks after which all blocks that the next token sees are cached, or 0.
 
         Args:
-            runs: per cache group, the cached blocks just before each block.
+            runs: per cache group, of `GroupBlocks.runs`.
         """
-        end = most
-        while any(
-            run[end] < end - group.first_needed(end * self._block_size)
-            for run, group in zip(runs, self._groups, strict=True)
-        ):
-            end -= 1
-        return end
+        for end in ends:
+            groups = zip(runs, self._groups, strict=True)
+            if all(run[end] >= end - group.first_needed(end * self._block_size) for run, group in groups):
+                return end
+        return 0
 
     def adopt(self, row: int, prefix: Prefix) -> None:
         """Let an empty row start from a prefix found just now."""
