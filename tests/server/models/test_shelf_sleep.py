@@ -176,6 +176,21 @@ def test_the_idle_time_goes_on_in_sleep() -> None:
     run(main, bound=12, host=30, asleep=1, **THREE)
 
 
+def test_the_idle_time_may_end_while_a_model_falls_asleep() -> None:
+    async def main(case: Case) -> None:
+        (await case.lease("a", keep_alive_s=0.01)).release()
+        case.loader.held.add("a")
+        other = case.ask("b")
+        await asyncio.sleep(0.05)
+        assert case.state("a") == "finishing"
+        case.loader.let_go("a")
+        (await other).release()
+        await case.until("a", "known")
+        assert case.loader.log == ["+a", "~a", "-a", "+b"]
+
+    run(main, bound=12, host=30, asleep=1, **THREE)
+
+
 def test_a_client_may_unload_a_model_that_sleeps() -> None:
     async def main(case: Case) -> None:
         await case.use("a", "b")

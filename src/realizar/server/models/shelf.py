@@ -228,6 +228,10 @@ class ModelShelf:
         """Do what is to be done for the requests that wait."""
         if self._state == "dead":
             return
+        now_s = asyncio.get_running_loop().time()
+        for model in self._models.values():
+            if model.stage == "asleep" and model.unloads_s is not None and model.unloads_s <= now_s:
+                self._end_idle_time(model)  # its time was over while it fell asleep
         while True:
             decision = decide(list(self._models.values()), self._pools, self.host_bytes)
             for model in self._models.values():
@@ -316,9 +320,12 @@ class ModelShelf:
         loop = asyncio.get_running_loop()
         due_s = model.unloads_s = loop.time() + delay_s
 
-        def unload() -> None:
+        def end() -> None:
             if model.unloads_s == due_s and model.stage in ("ready", "asleep") and model.num_leases == 0:
-                log(model, f"unloaded after {delay_s:g} s without a request")
-                self._lives.close(model)
+                self._end_idle_time(model)
 
-        loop.call_later(delay_s, unload)
+        loop.call_later(delay_s, end)
+
+    def _end_idle_time(self, model: ShelvedModel) -> None:
+        log(model, "unloaded: its time without a request is over")
+        self._lives.close(model)
