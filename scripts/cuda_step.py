@@ -12,6 +12,7 @@ import sys
 
 from cuda_bench import decodes, random_checkpoint
 
+from realizar.backends.cuda.inspection.backend import InspectedCUDABackend
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.tuning.replay import median_ms
 from realizar.backends.select import resolve_model
@@ -52,7 +53,7 @@ def main() -> int:
         device="cuda", max_running=max(counts), max_step_tokens=512, context_length=arguments.context + 64,
         kv_cache_dtype=arguments.kv_cache_dtype, prefix_cache=False,
     )  # fmt: skip
-    backend = CUDABackend()
+    backend = InspectedCUDABackend()
     spec, resolved = resolve_model(checkpoint, config)
     backend.load(spec, checkpoint, resolved)
     for rows in counts:

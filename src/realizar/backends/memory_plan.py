@@ -80,7 +80,7 @@ class MemoryPlan:
         if self.needed_bytes > self.free_bytes:
             raise CapacityError(
                 f"the model does not fit: weights and workspace take {format_bytes(self.needed_bytes)},"
-                f" and {format_bytes(self.free_bytes)} are free"
+                f" and {format_bytes(self.free_bytes)} are free{self._of_states}"
             )
 
     def check_one_fits(self) -> None:
@@ -105,7 +105,15 @@ class MemoryPlan:
             raise CapacityError(
                 f"the model does not fit: {weights} of weights, {work} to work in, and a KV cache of {request} for one"
                 f" request of {longest.context_length} tokens, with {free} free; lower the context length"
+                f"{self._of_states}"
             )
+
+    @property
+    def _of_states(self) -> str:
+        """How to have fewer states of rows, where there are any: the end of an error's line."""
+        if not self.state_bytes:
+            return ""
+        return f"; each row that may run takes {format_bytes(self.state_bytes)} for its state: lower max_running"
 
 
 def planned_lengths(context_length: int) -> list[int]:

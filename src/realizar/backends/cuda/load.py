@@ -29,7 +29,7 @@ from realizar.backends.cuda.matmul.merging import Merger
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.routing import RouterKernels
 from realizar.backends.cuda.plan import plan_memory
-from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
+from realizar.backends.cuda.recurrences.bind import RecurrenceBinder, scan_scratch
 from realizar.backends.cuda.recurrences.memory import StateMemory, slot_bytes
 from realizar.backends.cuda.recurrences.rows import RecurringRows
 from realizar.backends.cuda.sampling import native_buffers
@@ -65,7 +65,7 @@ class LoadedModel:
         spec, config: the model, and the configuration that it was loaded with.
         weights: packed. copy_bytes: of their FP8 copies, which are held by the matmuls.
         space: buffers and arrays of a step.
-        kv: the KV cache. states: of layers that keep one.
+        kv: the KV cache. states: of layers that keep one. recurring: how far each row's state is.
         sampler: the rows' parameters and states.
         attention: chooses the launches of attention by the shape of a step.
         graphs: launches of a step, captured or one by one.
@@ -81,6 +81,7 @@ class LoadedModel:
     space: Workspace
     kv: KVMemory
     states: StateMemory
+    recurring: RecurringRows
     sampler: StepSampler
     attention: AttentionBinder
     graphs: GraphRunner
@@ -176,9 +177,9 @@ def load_model(
     with memory.kept():
         parts = _load_parts(spec, checkpoint, config, device, progress)
     with memory.emptied():
+        scratch = () if config.batch_invariant else scan_scratch(spec, parts.space)
         state = slot_bytes(spec, config)
-        reserved = parts.reserved_bytes + config.max_running * state
-        kv = KVMemory(spec, config, device, reserved, state if config.prefix_cache else 0)
+        kv = KVMemory(spec, config, device, parts.reserved_bytes, state)
         states = StateMemory(spec, config, device.torch_device, kv.num_snapshots)
     weights, space, matmuls = parts.weights, parts.space, parts.matmuls
     with memory.kept():
@@ -188,10 +189,12 @@ def load_model(
         routers = None if matmuls.kernels is None else RouterKernels(matmuls.kernels)
         shared = SharedBinder(weights, space, parts.merger)
         experts = ExpertsBinder(weights, space, parts.experts, routers, parts.grouped, shared)
-        recurrences = RecurrenceBinder(spec, weights, space, states, scans=not config.batch_invariant)
+        recurrences = RecurrenceBinder(weights, space, states, scratch)
+        recurring = RecurringRows(
+            space.arrays.sizes, states.ring, 1 + config.speculative_tokens, scans=not config.batch_invariant
+        )
         if states.rings:
-            rows = RecurringRows(space.arrays.sizes, states.ring, scans=recurrences.scans)
-            space.arrays.fill_recurrences = rows.fill
+            space.arrays.fill_recurrences = recurring.fill
         binder = Binder(spec, weights, space, attention, parts.merger, experts, recurrences)
         program = parts.program
         graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), space, device)
@@ -204,8 +207,8 @@ def load_model(
     if device.is_gpu:
         _capture(space, graphs, finisher, decodes, config.graphs, progress)
     return LoadedModel(
-        spec, config, weights, parts.copy_bytes, space, kv, states, parts.sampler, attention, graphs, finisher,
-        parts.experts.experts_read, load_s=time.perf_counter() - start_s,
+        spec, config, weights, parts.copy_bytes, space, kv, states, recurring, parts.sampler, attention, graphs,
+        finisher, parts.experts.experts_read, load_s=time.perf_counter() - start_s,
     )  # fmt: skip
 
 

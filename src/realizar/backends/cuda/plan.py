@@ -28,6 +28,7 @@ from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.weights.experts import packed_bytes, packs_floats
 from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.kv_blocks import snapshots_within
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
 from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
@@ -79,22 +80,31 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
         for length in planned_lengths(config.context_length)
     }
     two_blocks = KVMemory(spec, replace(alone, context_length=config.block_size), device)  # a block, and one spare
+    token_bytes = two_blocks.size_bytes / (2 * config.block_size)
+    state = slot_bytes(spec, config)
+    snapshots = snapshots_within(
+        limit, caches[config.context_length].size_bytes, state if config.prefix_cache else 0, token_bytes
+    )
+    blocks = limit - snapshots * state
     return MemoryPlan(
         device="cuda",
         weight_bytes=weight_bytes,
         embedding_bytes=embedding,
         workspace_bytes=workspace_bytes,
         kv_dtype=kv_dtype,
-        kv_bytes_per_token=two_blocks.size_bytes / (2 * config.block_size),
+        kv_bytes_per_token=token_bytes,
         kv_limit_bytes=limit,
         free_bytes=free,
         contexts=tuple(
-            ContextPlan(length, cache.size_bytes, limit // cache.size_bytes) for length, cache in caches.items()
+            ContextPlan(length, cache.size_bytes, blocks // cache.size_bytes) for length, cache in caches.items()
         ),
         copy_bytes=copies,
         token_weight_bytes=size_of_token(spec, matrices),
         reserved_bytes=reserved,
         graph_bytes=graphs,
+        state_bytes=state,
+        num_snapshots=snapshots,
+        snapshot_bytes=snapshots * state,
     )
 
 

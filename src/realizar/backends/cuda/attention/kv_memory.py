@@ -33,6 +33,21 @@ def kv_limit_bytes(config: ResolvedConfig, free: int) -> int:
     return config.kv_cache_bytes or int(free * _FREE_MEMORY_SHARE)
 
 
+def _free_beside_states(free: int, max_running: int, state_bytes: int) -> int:
+    """Bytes that the states of all rows leave free.
+
+    Raises:
+        CapacityError: they leave none.
+    """
+    states = max_running * state_bytes
+    if states > free:
+        raise CapacityError(
+            f"the states of {max_running} rows take {format_bytes(states)}, but {format_bytes(free)} of the GPU are"
+            f" free: lower max_running; each takes {format_bytes(state_bytes)}"
+        )
+    return free - states
+
+
 class KVMemory:
     """Blocks of every layer with attention.
 
@@ -42,15 +57,15 @@ class KVMemory:
 
     Args:
         reserved: bytes of the device that must stay free beside the cache.
-        snapshot_bytes: of a snapshot of states; 0 where none is kept.
+        state_bytes: of a row's state, and of a snapshot; 0 for models without. Those of all rows lie beside the cache.
 
     Raises:
-        CapacityError: not even one request fits, what is configured does not, or the block size is no power of two
-            from 16 on.
+        CapacityError: not even one request fits, what is configured does not, or the states of all rows, or the block
+            size is no power of two from 16 on.
     """
 
     def __init__(
-        self, spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, reserved: int = 0, snapshot_bytes: int = 0
+        self, spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, reserved: int = 0, state_bytes: int = 0
     ) -> None:
         size = config.block_size
         if size < 16 or size & (size - 1):
@@ -64,7 +79,8 @@ class KVMemory:
         attentions = dict(spec.attentions())
         block_bytes = [sum(self._block_bytes(attentions[layer]) for layer in group.layers) for group in groups]
         request_bytes = sum(count * each for count, each in zip(per_request, block_bytes, strict=True))
-        free = free_bytes(device)
+        free = _free_beside_states(free_bytes(device), config.max_running, state_bytes)
+        snapshot_bytes = state_bytes if config.prefix_cache else 0
         limit = kv_limit_bytes(config, max(free - reserved, 0))
         check_one_fits(request_bytes, limit, config.context_length)
         self.num_snapshots = snapshots_within(limit, request_bytes, snapshot_bytes, sum(block_bytes) / size)
@@ -72,7 +88,8 @@ class KVMemory:
         share = min(float(config.max_running), limit / request_bytes)
         self.num_blocks = tuple(int(count * share) for count in per_request)
         taken = sum(count * each for count, each in zip(self.num_blocks, block_bytes, strict=True))
-        if device.is_gpu and taken + self.num_snapshots * snapshot_bytes > free:
+        taken += self.num_snapshots * snapshot_bytes
+        if device.is_gpu and taken > free:
             raise CapacityError(
                 f"the KV cache needs {format_bytes(taken)}, but {format_bytes(free)} of the GPU are free"
             )
@@ -81,7 +98,7 @@ class KVMemory:
             for layer, attention in attentions.items()
         }
         if device.is_gpu:
-            log_size(config, self.size_bytes, free)
+            log_size(config, taken, free)
 
     def group_of(self, layer: int) -> int:
         """Index of the cache group that a layer belongs to."""

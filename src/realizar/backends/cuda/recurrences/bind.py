@@ -47,19 +47,19 @@ class _Vectors:
 class RecurrenceBinder:
     """Binds the operations between a recurrence's input matmuls and its output projection.
 
-    Attributes:
-        scans: chunks go through matrix units; else token by token, with one order of all sums.
+    Args:
+        scratch: of `scan_scratch`, with which chunks go through matrix units; empty for chunks token by token, with one
+            order of all sums.
     """
 
     def __init__(
-        self, spec: ModelSpec, weights: Weights, workspace: Workspace, memory: StateMemory, *, scans: bool
-    ) -> None:  # fmt: skip
-        self._weights, self._space, self._memory, self.scans = weights, workspace, memory, scans
+        self, weights: Weights, workspace: Workspace, memory: StateMemory, scratch: tuple[torch.Tensor, ...]
+    ) -> None:
+        self._weights, self._space, self._memory, self._scratch = weights, workspace, memory, scratch
         self._none = torch.zeros(1, device=workspace.hidden.device)
         # tf32 is as exact as a cache of two bytes a number asks for: 1e-3 of a layer's output.
         precision = "tf32x3" if workspace.query.dtype == torch.float32 else "tf32"
         self._options: dict[str, Any] = {"PRECISION": precision, "num_warps": 4, "num_stages": 1}
-        self._scratch = scan_scratch(spec, workspace) if scans else ()
 
     def bind(
         self, block: GatedDeltaNetBlock | ShortConvolutionBlock, linear: MergedLinear, consumer: MergedLinear
@@ -72,7 +72,7 @@ class RecurrenceBinder:
         net = block.recurrence
         vectors = self._vectors(net)
         yield Launch("recurrence", self._recur(block, vectors, linear))
-        if self.scans:
+        if self._scratch:
             yield Launch("recurrence", self._scan(block, vectors, linear))
         yield Launch("recurrence output", self._gate(net, vectors, linear, consumer))
         yield Launch("recurrence inputs", self._keep_inputs(block, linear))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,44 +11,84 @@ from numpy.typing import NDArray
 from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.recurrences.shapes import num_recurring, num_tiles
 from realizar.backends.cuda.step_arrays import ROW_FIELDS, SCAN_TILE, StepShape, StepSizes
+from realizar.batch import StepRows
 
 _FEW = 16  # tokens of a chunk that the recurrence takes one by one, at most
 
 Views = dict[str, NDArray[np.int32]]
 
 
+class _Rows(NamedTuple):
+    """Rows of a step that have tokens in it: their numbers, first tokens, tokens, positions and uncertain tokens."""
+
+    numbers: NDArray[np.intp]
+    starts: NDArray[np.int32]
+    counts: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    uncertain: NDArray[np.int32]
+
+
 class RecurringRows:
     """Knows after each submitted step how many tokens each row's state has seen.
 
     Args:
-        sizes: of the largest step. ring: tokens of a ring.
+        sizes: of the largest step. ring: tokens of a ring. most_uncertain: tokens of a row that a step may undo.
         scans: chunks of more than a few tokens go through `scan_states`; else all go token by token, in one order.
     """
 
-    def __init__(self, sizes: StepSizes, ring: int, *, scans: bool) -> None:
-        self._sizes, self._ring, self._scans = sizes, ring, scans
+    def __init__(self, sizes: StepSizes, ring: int, most_uncertain: int, *, scans: bool) -> None:
+        self._sizes, self._ring, self._most_uncertain, self._scans = sizes, ring, most_uncertain, scans
         self._seen = np.zeros(sizes.rows, np.int32)
+        self._kept = np.zeros(sizes.rows, np.int32)  # tokens after those, whose inputs the ring has
 
     def fill(self, views: Views, step: ForwardInput, shape: StepShape) -> None:
-        """Fill a step's arrays, and note what its rows' states will have seen."""
+        """Fill a step's arrays, and note what its rows' states will have seen.
+
+        Raises:
+            RuntimeError: a row goes on from a position that neither its state nor its ring has, or more of its tokens
+                are uncertain than it has, or than a ring keeps.
+        """
         columns, num_rows = step.columns, num_recurring(shape, self._sizes)
-        numbers, positions, counts = columns.numbers, columns.num_computed_tokens, columns.num_tokens
-        restored = [row for row, _ in step.state_moves.restored]
-        self._seen[restored] = -1
-        seen = self._seen[numbers]
-        seen = np.where(seen < 0, positions, np.where(positions == 0, np.int32(0), seen))
-        certain = counts - columns.num_uncertain
-        scanned = (counts > _FEW) & (positions == seen) & self._scans
+        self._take_restored(step)
+        rows = _rows_with_tokens(columns)
+        numbers, _, counts, positions, uncertain = rows
+        replayed = np.where(positions == 0, np.int32(0), positions - self._seen[numbers])
+        wrong = (replayed < 0) | (replayed > self._kept[numbers])
+        wrong |= (uncertain > counts) | (uncertain > self._most_uncertain)
+        if wrong.any():
+            self._refuse(rows, int(wrong.argmax()))
+        certain = counts - uncertain
+        scanned = (counts > _FEW) & (replayed == 0) & self._scans
         table = views["recurring"].reshape(-1, ROW_FIELDS)
         size = len(numbers)
-        fields = numbers, columns.starts[:-1], counts, positions - seen, certain, positions, scanned
+        fields = numbers, rows.starts, counts, replayed, certain, positions, scanned
         for place, field in enumerate(fields):
             table[:size, place] = field
         table[size:num_rows] = -1
-        self._seen[numbers] = positions + certain
+        self._seen[numbers], self._kept[numbers] = positions + certain, uncertain
         self._fill_tokens(views, step, shape.tokens)
-        rows = scanned.nonzero()[0].tolist()
-        _fill_tiles(views, rows, counts, num_rows, num_tiles(shape, self._sizes) if shape.tiles else 0)
+        tiled = scanned.nonzero()[0].tolist()
+        _fill_tiles(views, tiled, counts, num_rows, num_tiles(shape, self._sizes) if shape.tiles else 0)
+
+    def assume(self, step: ForwardInput) -> None:
+        """Let the rows of a step begin where it says, whatever their states are: steps are repeated to be measured."""
+        self._seen[step.columns.numbers], self._kept[step.columns.numbers] = step.columns.num_computed_tokens, 0
+
+    def _take_restored(self, step: ForwardInput) -> None:
+        """Rows that begin from a snapshot have a state where the step begins them."""
+        if step.state_moves.restored:
+            begins = np.isin(step.columns.numbers, [row for row, _ in step.state_moves.restored])
+            numbers = step.columns.numbers[begins]
+            self._seen[numbers], self._kept[numbers] = step.columns.num_computed_tokens[begins], 0
+
+    def _refuse(self, rows: _Rows, index: int) -> None:
+        """Raise the error of a row whose state can't be where its tokens begin."""
+        number = rows.numbers[index]
+        raise RuntimeError(
+            f"row {number} goes on at {rows.positions[index]} with {rows.counts[index]} tokens,"
+            f" {rows.uncertain[index]} uncertain, and its state has {self._seen[number]} and {self._kept[number]}"
+            " after it"
+        )
 
     def _fill_tokens(self, views: Views, step: ForwardInput, num_tokens: int) -> None:
         """Fill in each token's row, its place among the row's, and where a ring keeps it, of those that it keeps."""
@@ -66,6 +107,16 @@ class RecurringRows:
         ):
             views[name][:tokens] = values
             views[name][tokens:num_tokens] = nothing
+
+
+def _rows_with_tokens(columns: StepRows) -> _Rows:
+    """Rows without a token have no place in a grid, whose size the shape of a step gives."""
+    counts = columns.num_tokens
+    rows = _Rows(columns.numbers, columns.starts[:-1], counts, columns.num_computed_tokens, columns.num_uncertain)
+    if columns.only_decodes or counts.all():
+        return rows
+    has = counts > 0
+    return _Rows(rows.numbers[has], rows.starts[has], counts[has], rows.positions[has], rows.uncertain[has])
 
 
 def _fill_tiles(

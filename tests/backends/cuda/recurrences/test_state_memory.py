@@ -1,0 +1,95 @@
+"""The memory of states in a plan and in a load, and steps of models with states that are measured again and again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+pytest.importorskip("triton", reason="the GPU backend needs triton")
+
+from backends.cuda.cuda_runs import GPURunner  # noqa: E402
+from random_models import Recipe, random_model  # noqa: E402
+from realizar.backends.cuda.attention.kv_memory import KVMemory  # noqa: E402
+from realizar.backends.cuda.device import DeviceProfile, interpreter_device  # noqa: E402
+from realizar.backends.cuda.inspection.backend import InspectedCUDABackend  # noqa: E402
+from realizar.backends.cuda.plan import plan_memory  # noqa: E402
+from realizar.backends.cuda.recurrences.memory import slot_bytes  # noqa: E402
+from realizar.cli.commands.plan import states_lines  # noqa: E402
+from realizar.config import EngineConfig  # noqa: E402
+from realizar.errors import CapacityError  # noqa: E402
+from resolving import resolved  # noqa: E402
+from step_inputs import scheduled_row, step_input  # noqa: E402
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted only where there is no GPU")
+
+RECIPE = Recipe(
+    32, 2, 1, hidden_size=64, feed_forward_size=96, vocab_size=48, weights="F32", windows=(None,) * 2,
+    recurrent=("delta",), value_heads=4, key_size=16, value_size=16,
+)  # fmt: skip
+CONFIG = EngineConfig(
+    threads=1, max_running=3, max_step_tokens=32, context_length=256, speculative_tokens=2, kv_cache_bytes=1 << 20
+)
+CHANNELS = (2 + 2 + 4) * 16
+SLOT = 4 * (4 * 16 * 16 + 8 * (CHANNELS + 2 * 4))  # a ring of 8 tokens: three before, and three that may be undone
+
+
+def test_a_plan_says_what_a_load_takes() -> None:
+    spec, checkpoint = random_model(RECIPE)
+    plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"), 1 << 30)
+    runner = GPURunner(spec, checkpoint, CONFIG)
+    states, kv = runner.backend.model.states, runner.backend.model.kv
+    assert plan.state_bytes == SLOT
+    assert plan.num_snapshots == runner.capacity.num_snapshots > 0
+    assert plan.snapshot_bytes == plan.num_snapshots * SLOT
+    assert states.size_bytes == 3 * SLOT + plan.snapshot_bytes
+    assert kv.size_bytes + plan.snapshot_bytes <= plan.kv_limit_bytes == 1 << 20
+    longest = plan.contexts[-1]
+    assert longest.num_requests == (plan.kv_limit_bytes - plan.snapshot_bytes) // longest.request_bytes
+    assert "snapshots of" in states_lines(plan)[0]
+    runner.close()
+    none = replace(resolved(spec, checkpoint, CONFIG, "cuda"), prefix_cache=False)
+    assert plan_memory(spec, checkpoint, none, 1 << 30).num_snapshots == 0
+
+
+def test_states_that_do_not_fit_are_named() -> None:
+    """Neither the context nor the cache is at fault."""
+    spec, checkpoint = random_model(replace(RECIPE, key_size=64, value_size=64))
+    config = replace(resolved(spec, checkpoint, CONFIG, "cuda"), max_running=20_000)
+    with pytest.raises(CapacityError, match=r"^the states of 20000 rows take .* free: lower max_running; each takes"):
+        KVMemory(spec, config, interpreter_device(), 0, slot_bytes(spec, config))
+    plan = plan_memory(spec, checkpoint, config, 1 << 30)
+    for check in (plan.check_weights_fit, plan.check_one_fits):
+        with pytest.raises(CapacityError, match=r"for its state: lower max_running$"):
+            check()
+
+
+def test_a_configured_cache_leaves_room_for_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that alone would fit is refused where the states of all rows do not fit beside it."""
+    spec, checkpoint = random_model(RECIPE)
+    config = resolved(spec, checkpoint, CONFIG, "cuda")
+    module = "realizar.backends.cuda.attention.kv_memory.free_bytes"
+    device, state = interpreter_device(), slot_bytes(spec, config)
+    taken = KVMemory(spec, config, device, 0, 0).size_bytes
+    monkeypatch.setattr(DeviceProfile, "is_gpu", True)
+    monkeypatch.setattr(module, lambda _device: taken + (1 << 19))
+    KVMemory(spec, config, device, 0, state)
+    monkeypatch.setattr(module, lambda _device: taken + 3 * state - (1 << 16))
+    with pytest.raises(CapacityError, match="the KV cache needs"):
+        KVMemory(spec, config, device, 0, state)
+
+
+def test_measured_steps_begin_where_they_say() -> None:
+    """Each repetition of a decode at any position applies one token, and none of those before it."""
+    spec, checkpoint = random_model(RECIPE)
+    backend = InspectedCUDABackend(device=interpreter_device())
+    backend.load(spec, checkpoint, resolved(spec, checkpoint, CONFIG, "cuda"))
+    step = step_input([scheduled_row(1, [3], 40)], [np.array([40], np.int32)], [np.arange(3, dtype=np.int32)[None]])
+    for _ in range(2):
+        backend.submit(step).result()
+        backend.launches(step)
+        row = backend.model.space.arrays["recurring"][:7].tolist()
+        assert row == [1, 0, 1, 0, 1, 40, 0], "slot, start, count, nothing to replay, certain, position, not scanned"
+    backend.shutdown()
