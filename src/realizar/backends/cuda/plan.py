@@ -61,8 +61,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     program, tensors = build_program(spec), WeightTensors(spec, checkpoint)
     layouts = {linear.weight: tensors.layout(linear.weight) for linear in spec.linears()}
     matrices = _matrix_sizes(spec, layouts, tensors)
-    weight_bytes = sum(matrices.values())
-    embedding = tensors.size_bytes(spec.embedding)
+    weight_bytes, embedding = sum(matrices.values()), tensors.size_bytes(spec.embedding)
     kv_dtype = config.kv_dtype
     device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, _EVERYTHING)
     compute = compute_type(kv_dtype, is_gpu=True)
@@ -82,9 +81,8 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     two_blocks = KVMemory(spec, replace(alone, context_length=config.block_size), device)  # a block, and one spare
     token_bytes = two_blocks.size_bytes / (2 * config.block_size)
     state = slot_bytes(spec, config)
-    snapshots = snapshots_within(
-        limit, caches[config.context_length].size_bytes, state if config.prefix_cache else 0, token_bytes
-    )
+    kept = state if config.prefix_cache else 0
+    snapshots = snapshots_within(limit, caches[config.context_length].size_bytes, kept, token_bytes)
     blocks = limit - snapshots * state
     return MemoryPlan(
         device="cuda",

@@ -50,6 +50,30 @@ RECIPES = {  # by element type of the cache, but for heads of 512, whose cache i
         parts=("qk_norm", "value_norm", "k_is_v", "post_norms", "output_scale"),
     ),
     "f32": Recipe(96, 4, 4, weights="F32", parts=("token_norm", "ungated"), activation="gelu"),
+    "states": Recipe(
+        128,
+        8,
+        2,
+        weights="Q4_K",
+        windows=(None,) * 4,
+        parts=("output_gate", "biases", "tiled"),
+        recurrent=("delta", "convolution", None, "delta"),
+        value_heads=4,
+        key_size=128,
+        value_size=128,
+    ),
+    "float-states": Recipe(
+        64,
+        4,
+        2,
+        weights="F32",
+        windows=(None,) * 3,
+        parts=("output_gate", "token_norm"),
+        recurrent=("delta", None, "convolution"),
+        key_size=128,
+        value_size=128,
+        length=3,
+    ),
 }
 FORMATS = (None, InputFormat("int8"), InputFormat("half", 8), InputFormat("half", 64), InputFormat("fp8"))
 
@@ -116,7 +140,7 @@ def run_backend(recipes: Sequence[str] = tuple(RECIPES), formats: int = len(FORM
                 activation_format is not None and activation_format.kind == "half" and "biases" not in recipe.parts
             )
             linears.MergedLinear.interleaved = property(lambda self, by_turns=by_turns: by_turns)
-            kv_dtype: Any = {"f32": "auto", "wide": "bf16"}.get(kv, kv)
+            kv_dtype: Any = {"f32": "auto", "wide": "bf16", "states": "f16", "float-states": "auto"}.get(kv, kv)
             config = EngineConfig(max_running=4, max_step_tokens=32, kv_cache_dtype=kv_dtype, context_length=256)
             made = GPURunner(*random_model(recipe), config)
             ids = random_tokens(recipe, 40)
