@@ -209,6 +209,25 @@ def test_a_client_may_unload_a_model_that_sleeps() -> None:
     run(main, bound=12, host=30, asleep=1, **THREE)
 
 
+def test_a_client_may_unload_a_model_that_falls_asleep() -> None:
+    async def main(case: Case) -> None:
+        await case.use("a")
+        case.loader.held.add("a")
+        other = case.ask("b")
+        await case.settled()
+        transport = httpx.ASGITransport(create_app_of(case.shelf, ServerSettings()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            answer = await client.post("/api/generate", json={"model": "a", "keep_alive": 0})
+            assert answer.json()["done_reason"] == "unload"
+        assert case.state("a") == "finishing"
+        case.loader.let_go("a")
+        (await other).release()
+        await case.until("a", "known")
+        assert case.loader.log == ["+a", "~a", "-a", "+b"]
+
+    run(main, bound=12, host=30, asleep=1, **THREE)
+
+
 @pytest.mark.parametrize("stage", ["asleep", "falling asleep", "waking"])
 def test_the_server_ends_whatever_a_model_does(stage: str) -> None:
     async def main(case: Case) -> None:

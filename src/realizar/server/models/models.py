@@ -121,7 +121,7 @@ class Models(Protocol):
         """The lease of a model, when it is the request's turn. Errors are those of `take`, and of a full queue."""
 
     def end_sleep(self, name: str) -> None:
-        """Unload a model if it is asleep and no request waits for it."""
+        """Unload a model if it is asleep, or falls asleep, and no request waits for it."""
 
     async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
         """The metrics of the whole server in Prometheus' text format; `others` are those of no model."""

@@ -155,10 +155,14 @@ class ModelShelf:
     def end_sleep(self, name: str) -> None:
         """See `Models`."""
         model = self._find(name)
-        if model.stage == "asleep" and not model.waiters:
+        if model.waiters:
+            return
+        if model.stage == "asleep":
             log(model, "unloaded while it was asleep, for a client")
             self._lives.close(model)
             self.settle()
+        elif model.stage == "sleeping":
+            model.unloads_s = asyncio.get_running_loop().time()
 
     async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
         """See `Models`."""

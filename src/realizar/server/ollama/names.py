@@ -85,6 +85,6 @@ async def unloads(request: Request, name: str, keep_alive: float | str | None) -
     if not unload or status.state in ("ready", "loading"):
         api = await model_for(request, found, keep_alive, Clock())
         _ = api.engine.info  # raises while a server's only model is being loaded
-    elif status.state == "asleep":
+    elif status.state in ("finishing", "asleep"):
         models.end_sleep(found)
     return unload
