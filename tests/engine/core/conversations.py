@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from realizar.engine.core.engine_core import EngineCore
 from realizar.outputs import TokenOutput
 from realizar.request import Request
-from realizar.sampling_params import SamplingParams
+from realizar.sampling_params import SamplingParams, StructuredOutput
 
 END_OF_MESSAGE = 96
 _NUM_WORDS = 93  # ids of messages are below it
@@ -90,10 +90,14 @@ class Chat:
     Args:
         scale: of `Conversations`.
         few_ids: answers have three ids, so that drafts come true.
+        grammar: that half of the answers follow, and the id that ends them.
     """
 
-    def __init__(self, seed: int, core: EngineCore, scale: int = 1, *, few_ids: bool = False) -> None:
-        self.rng, self.core = random.Random(seed), core
+    def __init__(
+        self, seed: int, core: EngineCore, scale: int = 1, *, few_ids: bool = False,
+        grammar: tuple[StructuredOutput, int] | None = None,
+    ) -> None:  # fmt: skip
+        self.rng, self.core, self._grammar = random.Random(seed), core, grammar
         self._bias = dict.fromkeys((3, 4, 5), 80.0) if few_ids else {}
         self.users = Conversations(self.rng, scale)
         self.open: dict[str, tuple[Request, Conversation]] = {}
@@ -122,6 +126,9 @@ class Chat:
             temperature=rng.choice([0.0, 1.0]), seed=rng.randrange(9), n=rng.choice([1, 1, 1, 2]),
             logprobs=rng.choice([None, 2]), logit_bias=self._bias, prompt_logprobs=rng.choice([None] * 9 + [1]),
         )  # fmt: skip
+        if self._grammar is not None and rng.random() < 0.5:
+            structured, end = self._grammar
+            sampling = replace(sampling, structured=structured, stop_token_ids=(end,), logit_bias={})
         request = Request(
             str(self.arrived), prompt, sampling, rng.randint(1, 24), cache_salt=talk.salt,
             prompt_marks=marks if rng.random() < 0.8 else (),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +12,22 @@ import pytest
 
 from engine.core.conversations import Chat
 from engine.core.core_runs import run, tokens
+from engine.core.late_service import LateService
 from random_models import Recipe, random_model
 from realizar.backends.base import Capacity
-from realizar.backends.cpu.runner import CPUBackend
+from realizar.backends.cpu.operations import BoundProgram
+from realizar.backends.cpu.runner import CPUBackend, CPUStep
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.core.patience import Patience
+from realizar.errors import CapacityError
 from realizar.outputs import TokenLogprobs, TokenOutput
 from realizar.request import Request
-from realizar.sampling_params import SamplingParams
+from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.scheduler.policy import Policy
 from resolving import resolved
+from scripted_backend import VOCAB_SIZE
+from structured.grammar_engines import END
 
 RECIPES = {
     "convolutions": Recipe(
@@ -34,6 +41,9 @@ RECIPES = {
 }  # fmt: skip
 
 
+GRAMMAR = StructuredOutput("regex", "[a-z]{3,20}")
+
+
 class TightBackend(CPUBackend):
     """Has fewer blocks and snapshots than there is memory for, so that all of them are given up again and again."""
 
@@ -43,12 +53,31 @@ class TightBackend(CPUBackend):
         return replace(found, num_blocks=tuple(min(count, 30) for count in found.num_blocks), num_snapshots=12)
 
 
-def make_core(recipe: Recipe, backend: CPUBackend, *, steps_in_flight: int = 1, **options: Any) -> EngineCore:
+class FailingBackend(TightBackend):
+    """Has no memory for a step now and then, some of which have computed everything by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng, self.num_failed, self.fails = random.Random(5), 0, False
+
+    def walk(self, program: BoundProgram) -> None:
+        fails = self.fails and program is self.model.body and self.rng.random() < 0.015
+        if not fails or self.rng.random() < 0.5:
+            super().walk(program)
+        if fails:
+            self.num_failed += 1
+            raise CapacityError("no step today")
+
+
+def make_core(
+    recipe: Recipe, backend: CPUBackend, *, steps_in_flight: int = 1, service: LateService | None = None, **options: Any
+) -> EngineCore:
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(threads=1, max_step_tokens=96, kv_cache_bytes=64 << 20, **options)
     settled = replace(resolved(spec, checkpoint, config), steps_in_flight=steps_in_flight)
     backend.load(spec, checkpoint, settled)
-    return EngineCore(backend, spec, settled, policy=Policy(stretch=math.inf))
+    grammars = None if service is None else lambda: service
+    return EngineCore(backend, spec, settled, policy=Policy(stretch=math.inf), new_grammars=grammars)
 
 
 def contents(outputs: Sequence[TokenOutput]) -> tuple[list[int], list[TokenLogprobs], list[TokenLogprobs]]:
@@ -58,6 +87,16 @@ def contents(outputs: Sequence[TokenOutput]) -> tuple[list[int], list[TokenLogpr
         [each for output in outputs for each in output.logprobs],
         [each for output in outputs for each in output.prompt_logprobs],
     )
+
+
+def compare(chat: Chat, fresh: EngineCore) -> None:
+    """Every answer of a chat is that of a fresh computation."""
+    for request, choices in chat.ended:
+        alone: list[list[TokenOutput]] = [[] for _ in choices]
+        fresh.add(request)
+        for output in run(fresh)[request.request_id]:
+            alone[output.choice].append(output)
+        assert [contents(each) for each in choices] == [contents(each) for each in alone]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -73,17 +112,55 @@ def test_random_conversations(name: str, drafts: int, steps_in_flight: int) -> N
         chat = Chat(7 + drafts, core, scale=4, few_ids=drafts > 0)
         chat.run(100)
         assert len(chat.ended) + chat.lost == 100
-        for request, choices in chat.ended:
-            alone: list[list[TokenOutput]] = [[] for _ in choices]
-            fresh.add(request)
-            for output in run(fresh)[request.request_id]:
-                alone[output.choice].append(output)
-            assert [contents(each) for each in choices] == [contents(each) for each in alone]
+        compare(chat, fresh)
         snapshots, counts = core.snapshot_counts, core.counts
         assert min(snapshots.restored, snapshots.dropped) > 30
         assert counts.preemptions > 0
         assert counts.prefix_cache_hits > counts.prefix_cache_queries / 4
         assert counts.draft_tokens > counts.accepted_tokens > 20 or not drafts
+    finally:
+        core.close()
+        fresh.close()
+
+
+@pytest.fixture
+def services() -> Iterator[tuple[LateService, LateService]]:
+    made = LateService(), LateService()
+    yield made
+    for each in made:
+        each.end()
+
+
+@pytest.mark.parametrize(("name", "drafts", "steps_in_flight"), [("convolutions", 3, 2), ("delta-nets", 0, 2)])
+def test_late_masks_and_steps_without_memory(
+    name: str, drafts: int, steps_in_flight: int, services: tuple[LateService, LateService],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Rows that are held, and rows that start again in others, beside snapshots that are taken and given up."""
+    monkeypatch.setattr(Patience, "left_s", lambda *_: 0.0)
+    services[0].lateness = lambda row: (row.slot * 7 + len(row.output) * 3) % 5
+    held, hold = [0], CPUStep.hold
+
+    def count(self: CPUStep, rows: Collection[int]) -> None:
+        held[0] += len(rows)
+        hold(self, rows)
+
+    monkeypatch.setattr(CPUStep, "hold", count)
+    recipe, backend = replace(RECIPES[name], vocab_size=VOCAB_SIZE), FailingBackend()
+    core = make_core(
+        recipe, backend, max_running=5, context_length=640, speculative_tokens=drafts, steps_in_flight=steps_in_flight,
+        service=services[0],
+    )  # fmt: skip
+    fresh = make_core(recipe, CPUBackend(), max_running=1, context_length=640, prefix_cache=False, service=services[1])
+    try:
+        backend.fails = True
+        chat = Chat(11, core, scale=4, grammar=(GRAMMAR, END))
+        chat.run(50)
+        compare(chat, fresh)
+        assert len(chat.ended) > 25
+        assert backend.num_failed > 5
+        assert held[0] > 50
+        assert core.snapshot_counts.restored > 5
     finally:
         core.close()
         fresh.close()
