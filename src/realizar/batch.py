@@ -121,7 +121,7 @@ class StepRows:
         samples: bool [rows], true where a choice is wanted after the last token, and before each draft.
         num_drafts: int32 [rows], how many of the row's last tokens are speculated.
         num_uncertain: int32 [rows], how many of the row's last tokens may be refused or computed again: its drafts, and
-            one more where a row may be held. Only for models with a state, which is to be as it was before them.
+            one more where a row may be held. A model with a state keeps the state before them; others ignore it.
         logprob_queries: by index of the row, where there are any.
         pooling: the hidden state wanted, by index of the row, where one is.
         only_decodes: each row computes one token without drafts and chooses after it, and nothing else is wanted.

@@ -1,4 +1,4 @@
-"""The number of KV cache blocks that a request takes, on any backend."""
+"""Parts of the KV cache, on any backend: blocks that a request takes, and the share of snapshots of states."""
 
 from __future__ import annotations
 

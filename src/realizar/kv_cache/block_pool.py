@@ -84,7 +84,7 @@ class BlockPool:
         """Drop a reference to each block; at 0, a block with a key is cached and any other is free.
 
         Args:
-            useless: cached blocks of these count as the least recently used, the last one of all.
+            useless: those that are cached then are given up before all others, the last of them first.
         """
         for block in blocks:
             if self._ref_counts[block] == 0:

@@ -27,7 +27,8 @@ class Prefix:
         num_tokens: a multiple of the block size.
         blocks: per cache group, those that the next token sees.
         snapshot: of the state after these tokens; None where there are none, or the model has no state.
-        num_matched_tokens: tokens whose blocks were found, at least as many.
+        num_matched_tokens: tokens whose blocks were found; more than `num_tokens` where the last snapshot is before
+            their end.
     """
 
     num_tokens: int
