@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from realizar.backends.cpu.supported import SUPPORTED
+from realizar.backends.cpu.supported import SUPPORTED as ON_CPU
+from realizar.backends.cuda.supported import SUPPORTED as ON_CUDA
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
@@ -38,7 +39,7 @@ _KEYS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 REASON = "lfm2: layers 0, 2 have a short convolution, which the {} backend does not run"
-EDGE_REASON = "gemma4: layers 0, 1, 2 have inputs of their own, which the {} backend does not run"
+EDGE_REASON = "gemma4: layers 0, 1, 2 have inputs of their own, which the CUDA backend does not run"
 
 
 def _write_model(path: Path, architecture: str) -> None:
@@ -74,21 +75,22 @@ def _write_model(path: Path, architecture: str) -> None:
 
 @pytest.fixture
 def unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that no backend runs, where the CPU's runs no convolutions."""
+    """A file that no backend runs, where none runs convolutions."""
     path = tmp_path / "lfm2.gguf"
     _write_model(path, "lfm2")
-    without = replace(SUPPORTED, mixers=SUPPORTED.mixers - {ShortConvolution})
-    for module in ("supported", "runner", "plan"):
-        monkeypatch.setattr(f"realizar.backends.cpu.{module}.SUPPORTED", without)
+    for module in ("cpu.supported", "cpu.runner", "cpu.plan", "cuda.supported"):
+        supported = ON_CUDA if module.startswith("cuda") else ON_CPU
+        without = replace(supported, mixers=supported.mixers - {ShortConvolution})
+        monkeypatch.setattr(f"realizar.backends.{module}.SUPPORTED", without)
     return path
 
 
-@pytest.fixture(params=["lfm2", "gemma4"])
-def not_on_gpu(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
+@pytest.fixture
+def not_on_gpu(tmp_path: Path) -> tuple[Path, str]:
     """A file that no GPU runs, and why."""
-    path = tmp_path / f"{request.param}.gguf"
-    _write_model(path, request.param)
-    return path, {"lfm2": REASON.format("CUDA"), "gemma4": EDGE_REASON.format("CUDA")}[request.param]
+    path = tmp_path / "gemma4.gguf"
+    _write_model(path, "gemma4")
+    return path, EDGE_REASON
 
 
 @pytest.mark.parametrize(
