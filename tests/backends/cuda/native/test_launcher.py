@@ -26,7 +26,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     names = ("CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeID", "CUlaunchAttributeValue")
     fake = SimpleNamespace(cuLaunchKernelEx=launch, **{name: getattr(driver, name) for name in names})
-    monkeypatch.setattr(launcher, "_driver", lambda: fake)
+    monkeypatch.setattr(launcher, "driver_module", lambda: fake)
     monkeypatch.setattr(launcher, "_function", lambda _cubin, name: name)
     return calls
 
