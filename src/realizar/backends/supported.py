@@ -37,7 +37,7 @@ class Feature(Enum):
     EXPERT_NORMS = "experts beside a dense feed-forward, each with norms"
     VALUE_NORM = "norms of values"
     OUTPUT_GATE = "attention with an output gate"
-    UNEVEN_DELTA_NET = "a gated delta net whose heads have no power of two from 16 to 256 features"
+    UNEVEN_DELTA_NET = "a gated delta net whose heads have no power of two from 16 to 128 features"
     INPUT_GATE = "inputs of their own"
     OUTPUT_SCALE = "factors of their outputs"
 
@@ -116,8 +116,8 @@ def _features(layer: Layer) -> Iterator[Feature]:
 
 
 def _is_even(size: int) -> bool:
-    """True for a power of two from 16 to 256."""
-    return 16 <= size <= 256 and not size & (size - 1)
+    """True for a power of two from 16 to 128: of wider ones a tile fits in no card's shared memory."""
+    return 16 <= size <= 128 and not size & (size - 1)
 
 
 def _listed(layers: Iterable[int]) -> str:
