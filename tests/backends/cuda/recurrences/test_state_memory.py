@@ -17,9 +17,10 @@ from realizar.backends.cuda.device import DeviceProfile, interpreter_device  # n
 from realizar.backends.cuda.inspection.backend import InspectedCUDABackend  # noqa: E402
 from realizar.backends.cuda.plan import plan_memory  # noqa: E402
 from realizar.backends.cuda.recurrences.memory import slot_bytes  # noqa: E402
+from realizar.backends.cuda.supported import SUPPORTED  # noqa: E402
 from realizar.cli.commands.plan import states_lines  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
-from realizar.errors import CapacityError  # noqa: E402
+from realizar.errors import CapacityError, UnsupportedModelError  # noqa: E402
 from resolving import resolved  # noqa: E402
 from step_inputs import scheduled_row, step_input  # noqa: E402
 
@@ -79,6 +80,15 @@ def test_a_configured_cache_leaves_room_for_states(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, lambda _device: taken + 3 * state - (1 << 16))
     with pytest.raises(CapacityError, match="the KV cache needs"):
         KVMemory(spec, config, device, 0, state)
+
+
+@pytest.mark.parametrize("part", ["key_size", "value_size"])
+def test_wide_heads_are_refused(part: str) -> None:
+    """A tile of heads of 256 in float32 takes 262 kB of shared memory on a card of 9.0, which has 227."""
+    sizes = {"key_size": 128, "value_size": 128}
+    SUPPORTED.check(random_model(replace(RECIPE, **sizes))[0])
+    with pytest.raises(UnsupportedModelError, match="no power of two from 16 to 128"):
+        SUPPORTED.check(random_model(replace(RECIPE, **{**sizes, part: 256}))[0])
 
 
 def test_measured_steps_begin_where_they_say() -> None:
