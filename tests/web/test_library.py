@@ -96,6 +96,7 @@ def test_export_and_import(echo: ScriptedApi, page: Any, browser: Any, tmp_path:
     other.click("#open-chats")
     bring(other, one, "1 chat was imported.")
     bring(other, every, "1 chat was imported. 1 chat was here already.")
+    other.wait_for_function("() => document.querySelectorAll('#chat-list .chat-open').length === 2")
     assert sorted(titles(other)) == ["about Tides and <b>moons</b>", "cooking"]
     assert sorted(each["content"] for each in stored(other)[1]) == sorted(each["content"] for each in stored(page)[1])
     other.click(".chat-open:has-text('Tides')")

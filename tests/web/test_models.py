@@ -54,10 +54,10 @@ def test_the_states_follow_the_answers(echo: ScriptedApi, page: Any) -> None:
     echo.script = loading
     ask(page, "one")
     page.wait_for_selector(".assistant .body:has-text('once upon')")
-    page.wait_for_function("document.querySelector('#models').selectedOptions[0].text === 'other-2b'")
+    page.wait_for_function("() => document.querySelector('#models').selectedOptions[0].text === 'other-2b'")
     echo.more = [("other-2b", "failed")]
     page.click("#stop")
-    page.wait_for_function("document.querySelector('#models').selectedOptions[0].text === 'other-2b (failed)'")
+    page.wait_for_function("() => document.querySelector('#models').selectedOptions[0].text === 'other-2b (failed)'")
     width = page.evaluate("document.querySelector('#models').offsetWidth")
     page.evaluate("document.querySelector('#models').style.maxWidth = 'none'")
     assert page.evaluate("document.querySelector('#models').offsetWidth") == width, "no bound cuts its text"

@@ -165,7 +165,7 @@ def test_the_end_stays_in_sight_as_the_field_grows(api: ScriptedApi, page: Any) 
     ask(page, "Go")
     finished(page)
     gap = "(({ scrollHeight, scrollTop, clientHeight }) => scrollHeight - scrollTop - clientHeight)"
-    at_end = f"{gap}(document.querySelector('#scroller')) < 2"
+    at_end = f"() => {gap}(document.querySelector('#scroller')) < 2"
     page.wait_for_function(at_end)
     page.fill("#prompt", "many\nlines\n" * 5)
     page.wait_for_function(at_end)
