@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
+
+from realizar.tokenizer.parsers.cursor import Cursor, Give, Reading, pass_until
 
 ALL_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 STRING = frozenset({"string"})
@@ -102,6 +104,14 @@ def value_text(text: str, types: frozenset[str]) -> str:
     if name != "string" and (name in types or (name == "number" and types & {"integer"} and value.is_integer())):
         return stripped
     return f'"{string_text(text)}"'
+
+
+def pass_bare_value(cursor: Cursor, ends: Sequence[str], give: Give) -> Reading[None]:
+    """Pass a value without quotes on as JSON, up to one of `ends`; a text that the answer's end cuts stays open."""
+    texts: list[str] = []
+    ended = not (yield from pass_until(cursor, ends, texts.append))
+    text = value_text("".join(texts).strip(), ALL_TYPES)
+    give(text.removesuffix('"') if ended else text)
 
 
 def _refuse(name: str) -> NoReturn:

@@ -156,6 +156,22 @@ class Cursor:
                 raise MismatchError
 
 
+def read_whole(cursor: Cursor, reading: Reading[T]) -> Reading[T]:
+    """What `reading` gives, which begins where the cursor is. Text that does not match stays unread.
+
+    Raises:
+        MismatchError: the text does not match.
+    """
+    cursor.begin(cursor.position)
+    try:
+        return (yield from reading)
+    except MismatchError:
+        cursor.position = cursor.saved
+        raise
+    finally:
+        cursor.undecided = False
+
+
 def pass_until(cursor: Cursor, literals: Sequence[str], give: Give) -> Reading[str]:
     """Pass text on as it arrives, up to the first of some literals, which stays unread; empty at the text's end.
 

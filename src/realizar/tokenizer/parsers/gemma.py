@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from realizar.tokenizer.marks import GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE
-from realizar.tokenizer.parsers.argument_types import ALL_TYPES, string_text, value_text
+from realizar.tokenizer.parsers.argument_types import pass_bare_value, string_text
 from realizar.tokenizer.parsers.calls import Calls, read_arguments
-from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until
+from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until, read_whole
 from realizar.tokenizer.parsers.gemma_grammar import GemmaRules
 from realizar.tokenizer.parsers.json_text import pass_string, read_string
 from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
@@ -70,17 +70,9 @@ def _pass_value(cursor: Cursor, give: Give) -> Reading[None]:
 
 def _pass_key(cursor: Cursor, give: Give, closer: str) -> Reading[None]:
     """Read a key and its colon, within an object. A malformed key stays unread."""
-    if closer != "}":
-        return
-    cursor.begin(cursor.position)
-    try:
-        key = yield from _read_key(cursor)
-    except MismatchError:
-        cursor.position = cursor.saved
-        raise
-    finally:
-        cursor.undecided = False
-    give(f'"{string_text(key)}": ')
+    if closer == "}":
+        key = yield from read_whole(cursor, _read_key(cursor))
+        give(f'"{string_text(key)}": ')
 
 
 def _read_key(cursor: Cursor) -> Reading[str]:
@@ -106,10 +98,7 @@ def _pass_scalar(cursor: Cursor, give: Give) -> Reading[None]:
     if (yield from cursor.peek()) == '"':
         yield from pass_string(cursor, give)
         return
-    texts: list[str] = []
-    ended = not (yield from pass_until(cursor, _BARE_ENDS, texts.append))
-    text = value_text("".join(texts).strip(), ALL_TYPES)
-    give(text.removesuffix('"') if ended else text)
+    yield from pass_bare_value(cursor, _BARE_ENDS, give)
 
 
 GEMMA = ToolStyle(

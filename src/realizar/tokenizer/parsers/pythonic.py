@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from realizar.tokenizer.marks import LFM2_CALLS, LFM2_CALLS_END
-from realizar.tokenizer.parsers.argument_types import ALL_TYPES, string_text, value_text
+from realizar.tokenizer.parsers.argument_types import pass_bare_value, string_text
 from realizar.tokenizer.parsers.calls import Calls, read_arguments
-from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until
+from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until, read_whole
 from realizar.tokenizer.parsers.pythonic_grammar import PythonicRules
 from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
 
@@ -51,7 +51,7 @@ def _pass_arguments(cursor: Cursor, give: Give) -> Reading[None]:
         if (yield from cursor.optional(")")):
             give("}")
             return
-        key = yield from _read_key(cursor, "=")
+        key = yield from read_whole(cursor, _read_key(cursor, "="))
         give(f'{separator}"{string_text(key)}": ')
         yield from _pass_value(cursor, give)
         yield from cursor.space()
@@ -97,29 +97,25 @@ def _pass_value(cursor: Cursor, give: Give) -> Reading[None]:
 
 
 def _pass_key(cursor: Cursor, give: Give, closer: str, separator: str) -> Reading[None]:
-    """Read a key and its colon within a mapping, and nothing elsewhere; a separator is given before it."""
+    """Read a key and its colon within a mapping, and nothing elsewhere; a separator is given before it.
+
+    A malformed key stays unread.
+    """
     if closer != "}":
         give(separator)
         return
-    key = yield from _read_key(cursor, ":")
+    key = yield from read_whole(cursor, _read_key(cursor, ":"))
     give(f'{separator}"{string_text(key)}": ')
 
 
 def _read_key(cursor: Cursor, end: str) -> Reading[str]:
-    """Read a key and what ends it. A malformed key stays unread."""
-    cursor.begin(cursor.position)
-    try:
-        quote = yield from cursor.one_of(("'", '"'))
-        key = (yield from cursor.until(quote, _KEY_LIMIT)) if quote else (yield from cursor.match(_KEY))
-        yield from cursor.space()
-        yield from cursor.expect(end)
-        if not key:
-            raise MismatchError
-    except MismatchError:
-        cursor.position = cursor.saved
-        raise
-    finally:
-        cursor.undecided = False
+    """Read a key and what ends it."""
+    quote = yield from cursor.one_of(("'", '"'))
+    key = (yield from cursor.until(quote, _KEY_LIMIT)) if quote else (yield from cursor.match(_KEY))
+    yield from cursor.space()
+    yield from cursor.expect(end)
+    if not key:
+        raise MismatchError
     return key
 
 
@@ -128,10 +124,7 @@ def _pass_scalar(cursor: Cursor, give: Give) -> Reading[None]:
     if quote:
         yield from _pass_text(cursor, give, quote)
         return
-    texts: list[str] = []
-    ended = not (yield from pass_until(cursor, _BARE_ENDS, texts.append))
-    text = value_text("".join(texts).strip(), ALL_TYPES)
-    give(text.removesuffix('"') if ended else text)
+    yield from pass_bare_value(cursor, _BARE_ENDS, give)
 
 
 def _pass_text(cursor: Cursor, give: Give, quote: str) -> Reading[None]:
