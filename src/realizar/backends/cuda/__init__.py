@@ -9,7 +9,7 @@ A model is loaded once and stepped many times. Read in this order:
    list of launches (`launch.py`) over the buffers of `workspace.py`. `kernel_sizes.py` has the tiles, warps and splits
    of the Triton kernels.
 4. `matmul/`, `attention/`: the two kinds of operations that take nearly all of a step's time.
-   `recurrences/`: layers with a state, and its memory.
+   `recurrences/`: layers with a state, and its memory. Both gate their heads by `attention/output_gate.py`.
 5. `graphs.py`, `capture.py`: the list of launches is run, or replayed from CUDA graphs captured at load.
 6. `step.py`, `finish.py`, `host_copies.py`, `sampling/`: a submitted step, its tokens, and its drafts.
 7. `weights/`, `layouts/`: how weights are packed at load, and how they and activations lie in memory.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from realizar.backends.cuda.attention.arguments import AttentionArguments, columns, gate_column
 from realizar.backends.cuda.attention.decode import BoundDecode, DecodeBinder
 from realizar.backends.cuda.attention.kv_memory import KVMemory
+from realizar.backends.cuda.attention.output_gate import start_gate
 from realizar.backends.cuda.attention.parts import PartBinder
 from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.device import DeviceProfile
@@ -20,7 +21,6 @@ from realizar.backends.cuda.kernel_sizes import (
 )
 from realizar.backends.cuda.kernels.activate import convert
 from realizar.backends.cuda.kernels.attend import attend_chunk
-from realizar.backends.cuda.kernels.gate_heads import gate_heads
 from realizar.backends.cuda.kernels.normalize import normalize_partials
 from realizar.backends.cuda.kernels.rotate import rotate
 from realizar.backends.cuda.launch import Launch
@@ -146,24 +146,10 @@ class AttentionBinder:
 
     def _gate(self, attention: Attention, linear: MergedLinear, consumer: MergedLinear) -> Callable[[StepShape], None]:
         """Multiply attention results by their output gates, in the format that the output projection reads."""
-        space, width, none = self._space, attention.num_heads * attention.head_size, self._arguments.none
-
-        def run(shape: StepShape) -> None:
-            summed = attention.qk_norm_axis == "token"  # the norm of all heads has summed the gate, too
-            splits, has_bias = linear.splits(shape.tokens), linear.bias is not None and not summed
-            partials = space.partials(splits, shape.tokens, linear.width)
-            for input_format in consumer.input_formats(shape.tokens):
-                target = space.activations.get(input_format, width)
-                cut = whole_width(width) if input_format.kind == "fp8" else width_in_blocks(width)
-                gate_heads[(shape.tokens, cut.blocks)](
-                    space.attended, space.attended.stride(0), partials, partials.stride(0), partials.stride(1),
-                    none if linear.bias is None else linear.bias, gate_column(attention), none, 0.0, width,
-                    *target.pointers(), *space.token_state, SPLITS=1 if summed else splits, BIAS=has_bias, NORM=False,
-                    HEAD=attention.head_size, BLOCK=cut.block, num_warps=cut.warps, **target.constants(),
-                    **space.launching(shape.tokens),
-                )  # fmt: skip
-
-        return run
+        gate_at, summed = gate_column(attention), attention.qk_norm_axis == "token"  # its norm sums the gate, too
+        return lambda shape: start_gate(
+            self._space, shape.tokens, linear, gate_at, attention.head_size, consumer, summed=summed
+        )
 
     def _convert(self, attention: Attention, consumer: MergedLinear) -> Callable[[StepShape], None]:
         """Convert float32 attention results to the format that the output projection reads."""

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from realizar.backends.cuda.attention.output_gate import start_gate
 from realizar.backends.cuda.kernel_sizes import whole_width, width_in_blocks
 from realizar.backends.cuda.kernels.delta_net import recur
 from realizar.backends.cuda.kernels.delta_scan import scan_inputs, scan_prepare, scan_states
-from realizar.backends.cuda.kernels.gate_heads import gate_heads, keep_inputs
+from realizar.backends.cuda.kernels.gate_heads import keep_inputs
 from realizar.backends.cuda.kernels.short_convolution import convolve, keep_gated
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.matmul.linears import MergedLinear
@@ -101,9 +102,7 @@ class RecurrenceBinder:
             "WIDTH": ring_width(net), "TILED": net.tiled,
         }  # fmt: skip
 
-    def _recur(
-        self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear
-    ) -> Callable[[StepShape], None]:  # fmt: skip
+    def _recur(self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear) -> Callable[[StepShape], None]:
         net, space, memory = block.recurrence, self._space, self._memory
         columns = min(_COLUMNS, net.value_size)
         sizes, scale = self._sizes(net), float(net.key_size**-0.5)
@@ -118,9 +117,7 @@ class RecurrenceBinder:
 
         return run
 
-    def _scan(
-        self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear
-    ) -> Callable[[StepShape], None]:  # fmt: skip
+    def _scan(self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear) -> Callable[[StepShape], None]:
         net, space, memory = block.recurrence, self._space, self._memory
         arrays, columns = space.arrays, min(_SCANNED_COLUMNS, net.value_size)
         inputs, scale = self._sizes(net), float(net.key_size**-0.5)
@@ -154,20 +151,8 @@ class RecurrenceBinder:
     def _gate(
         self, net: GatedDeltaNet, vectors: _Vectors, linear: MergedLinear, consumer: MergedLinear
     ) -> Callable[[StepShape], None]:
-        space, width = self._space, net.num_value_heads * net.value_size
-
-        def run(shape: StepShape) -> None:
-            sums, constants = self._sums(linear, shape.tokens)
-            for input_format in consumer.input_formats(shape.tokens):
-                target = space.activations.get(input_format, width)
-                cut = whole_width(width) if input_format.kind == "fp8" else width_in_blocks(width)
-                gate_heads[(shape.tokens, cut.blocks)](
-                    space.attended, space.attended.stride(0), *sums, net.channels, vectors.norm, float(net.norm.eps),
-                    width, *target.pointers(), *space.token_state, NORM=True, HEAD=net.value_size, BLOCK=cut.block,
-                    num_warps=cut.warps, **target.constants(), **constants,
-                )  # fmt: skip
-
-        return run
+        norm = vectors.norm, float(net.norm.eps)
+        return lambda shape: start_gate(self._space, shape.tokens, linear, net.channels, net.value_size, consumer, norm)
 
     def _keep_inputs(self, block: GatedDeltaNetBlock, linear: MergedLinear) -> Callable[[StepShape], None]:
         net, arrays, rings = block.recurrence, self._space.arrays, self._memory.rings[block.layer]
@@ -228,4 +213,4 @@ def scan_scratch(spec: ModelSpec, space: Workspace) -> tuple[torch.Tensor, ...]:
     heads = max(net.num_value_heads for net in nets)
     channels = max(net.channels for net in nets)
     sizes = channels, values, keys, keys, keys, heads * SCAN_TILE, heads
-    return tuple(torch.zeros(tokens * size, device=where) for size in sizes)  # fmt: skip
+    return tuple(torch.zeros(tokens * size, device=where) for size in sizes)
