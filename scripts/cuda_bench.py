@@ -1,8 +1,8 @@
 """Times decode and prefill of a generated model on a GPU, through the engine, beside llama.cpp's figures on an H200.
 
 The model has the shapes and types of a real one and random weights, made in memory: layers' matrices of one shape and
-type have the same bytes. Of a mixture the number of experts that a layer read stands beside chance. Before timing, a
-step's graph is compared with its launches one by one, bit for bit.
+type have the same bytes. Rows of a mixture get random tokens, and the number of experts that a layer read stands beside
+chance; other rows are greedy. Before timing, a step's graph is compared with its launches one by one, bit for bit.
 
     python scripts/cuda_bench.py --shape llama-8b --batches 1,8,16,64,256 --prefill 2048
     python scripts/cuda_bench.py --shape llama-1b --batches 64,256 --prefill 0 --sampled
@@ -30,7 +30,7 @@ from realizar.backends.cuda.step import CUDAStep
 from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow, ScheduledRow, StepOutput, StepRows
 from realizar.bench import generate
-from realizar.bench.measure import GREEDY, measure
+from realizar.bench.measure import measure, next_tokens
 from realizar.bench.shapes import SHAPES
 from realizar.bench.throughput import by_chance
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
@@ -129,7 +129,7 @@ def timed_results(waits: list[float]) -> Iterator[None]:
         CUDAStep.result = result  # type: ignore[method-assign]
 
 
-def profile(core: EngineCore, batch: int, prompt: int, gen: int, sampling: SamplingParams = GREEDY) -> None:
+def profile(core: EngineCore, batch: int, prompt: int, gen: int, sampling: SamplingParams) -> None:
     """Device time by kernel over some steps, of decodes alone where any are asked for, and how long the host waited.
 
     `exposed` is from the end of all kernels before it to its own end.
@@ -223,12 +223,13 @@ def main() -> int:
     results: dict[str, float] = {}
     peer, target = PEER.get(arguments.shape, {}), TARGET.get(arguments.shape, {})
     print(f"{'work':>12} {'tok/s':>10} {'ms/step':>9} {'llama.cpp':>10} {'target':>8}")
-    for batch, sampling in itertools.product(batches, (GREEDY, SAMPLED) if arguments.sampled else (GREEDY,)):
+    for batch, is_sampled in itertools.product(batches, (False, True) if arguments.sampled else (False,)):
+        sampling = SAMPLED if is_sampled else next_tokens(spec, batch)
         prompt = arguments.context or (1 if batch == 1 else 128)
         best, experts = decode_rate(core, batch, prompt, sampling)
-        label = f"decode {batch}" if sampling is GREEDY else f"sampled {batch}"
+        label = f"sampled {batch}" if is_sampled else f"decode {batch}"
         results[label] = best
-        shown = f"{peer.get(batch, math.nan):10.0f} {target.get(batch, math.nan):8.0f}" if sampling is GREEDY else ""
+        shown = f"{peer.get(batch, math.nan):10.0f} {target.get(batch, math.nan):8.0f}" if not is_sampled else ""
         print(f"{label:>12} {best:10.0f} {1e3 * batch / best:9.3f} {shown}{experts}", flush=True)
         if arguments.profile:
             profile(core, batch, prompt, 32, sampling)
@@ -240,7 +241,7 @@ def main() -> int:
         shown = f"{peer.get('prefill', math.nan):10.0f} {target.get('prefill', math.nan):8.0f}"
         print(f"{'prefill':>12} {best:10.0f} {1e3 * arguments.prefill / best:9.3f} {shown}", flush=True)
         if arguments.profile:
-            profile(core, 1, arguments.prefill, 1)
+            profile(core, 1, arguments.prefill, 1, next_tokens(spec, 1))
     if arguments.json:
         arguments.json.write_text(json.dumps(results))
     core.close()

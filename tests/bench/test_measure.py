@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from realizar.bench.measure import measure
+from realizar.bench.generate import generated_header
+from realizar.bench.measure import GREEDY, RANDOM, measure, next_tokens
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError
+from realizar.models.registry import build_spec
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy
 from resolving import new_core
@@ -45,6 +47,12 @@ def test_rows_are_sampled_as_asked_each_with_a_seed_of_its_own() -> None:
         measure(make_core(backend), batch=3, prompt_tokens=16, gen_tokens=2, seed=seed, sampling=sampling)
     assert {(each.temperature, each.top_p) for each in opened} == {(0.8, 0.95)}
     assert len({each.seed for each in opened}) == 6
+
+
+def test_rows_of_a_mixture_get_random_tokens() -> None:
+    dense, mixture = (build_spec(generated_header(shape)) for shape in ("tiny", "tiny-moe"))
+    assert [next_tokens(mixture, batch) for batch in (1, 2, 64)] == [GREEDY, RANDOM, RANDOM]
+    assert next_tokens(dense, 64) == GREEDY
 
 
 def test_prefill_alone() -> None:

@@ -252,7 +252,7 @@ def _random_matrix(
     ggml_type: GGMLType, out_features: int, cols: int, state: list[int], std: float
 ) -> NDArray[np.uint8]:
     """Random weights; a standard deviation of cols ** -0.5 keeps the size of a vector that they multiply."""
-    return random_blocks(ggml_type, out_features, cols, np.random.default_rng(state), std)
+    return random_blocks(ggml_type, out_features, cols, np.random.default_rng(state), std, centred=True)
 
 
 def _random_vector(size: int, mean: float, state: list[int]) -> NDArray[np.float32]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError, InvalidRequestError
+from realizar.models.spec import ModelSpec
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 
@@ -42,17 +43,29 @@ class PhaseTimes:
 
 
 GREEDY = SamplingParams(temperature=0.0)
+RANDOM = SamplingParams(temperature=100.0)
+"""The highest temperature: ids of the vocabulary are nearly as likely."""
+
+
+def next_tokens(spec: ModelSpec, batch: int) -> SamplingParams:
+    """How rows choose where speed alone is asked for.
+
+    Greedy rows of random weights come to repeat tokens, and rows with the same token read the same experts: fewer than
+    rows with texts of their own. So rows of a mixture get random tokens, but for a row alone, which reads as many
+    experts whatever its token is.
+    """
+    return RANDOM if batch > 1 and spec.mixtures() else GREEDY
 
 
 def measure(
     core: EngineCore, *, batch: int, prompt_tokens: int, gen_tokens: int, seed: int = 0,
-    sampling: SamplingParams = GREEDY,
+    sampling: SamplingParams | None = None,
 ) -> PhaseTimes:  # fmt: skip
     """Time the two phases apart; `core` is idle and was made with `Policy("prefill")`.
 
     Args:
         seed: of the prompts' tokens and, with each row's number, of its choices.
-        sampling: of all rows.
+        sampling: of all rows; None takes that of `next_tokens`.
 
     Raises:
         InvalidRequestError: `batch` or `prompt_tokens` below 1, or `gen_tokens` below 0.
@@ -62,13 +75,13 @@ def measure(
     for name, value, least in (("batch", batch, 1), ("prompt_tokens", prompt_tokens, 1), ("gen_tokens", gen_tokens, 0)):
         if value < least:
             raise InvalidRequestError(f"{name} must be at least {least}, not {value}", name)
-    rng = random.Random(seed)
+    rng, chosen_by = random.Random(seed), sampling or next_tokens(core.spec, batch)
     names = [f"row {row}" for row in range(batch)]
     salt = secrets.token_hex(16)  # no run finds what another has computed
     try:
         for row, name in enumerate(names):
             prompt = tuple(rng.randrange(core.spec.vocab_size) for _ in range(prompt_tokens))
-            own = replace(sampling, seed=seed * batch + row)
+            own = replace(chosen_by, seed=seed * batch + row)
             core.add(Request(name, prompt, own, max_tokens=gen_tokens + 1, cache_salt=salt))
         return _run(core, batch, prompt_tokens, gen_tokens)
     finally:

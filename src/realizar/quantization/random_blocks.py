@@ -39,7 +39,7 @@ _FLOAT_RUN = 1 << 22
 
 
 def random_blocks(
-    ggml_type: GGMLType, out_features: int, cols: int, rng: np.random.Generator, std: float
+    ggml_type: GGMLType, out_features: int, cols: int, rng: np.random.Generator, std: float, *, centred: bool = False
 ) -> NDArray[np.uint8]:
     """A random matrix in its file format: uint8 [size in bytes].
 
@@ -48,12 +48,17 @@ def random_blocks(
         out_features, cols: its shape; `cols` is a whole number of blocks.
         rng: where the randomness comes from; equal states give equal bytes.
         std: the weights' standard deviation, met within some percent where the type's float scale can be that small.
+        centred: the small minima of K-quants are those that give each sub-block a mean near zero, as real weights have
+            it. Where all codes are random, a matrix multiplies the sums of its sub-blocks' inputs several times as much
+            as all else, so that vectors come to be much alike.
     """
     if ggml_type in FLOAT_TYPES:
         return _random_floats(ggml_type, out_features * cols, rng, std)
     size = out_features * (cols // ggml_type.block_size) * ggml_type.type_size
     blocks = _random_bytes(size, rng).reshape(-1, ggml_type.type_size)
-    scale = std / _unit_deviation(ggml_type)
+    if centred:
+        _pair_minima(ggml_type, blocks)
+    scale = std / _unit_deviation(ggml_type, centred)
     if ggml_type is GGMLType.MXFP4:
         blocks[:, 0] = _nearby_bytes(np.full(len(blocks), scale), half_e8m0()[:255], rng)
     elif ggml_type is GGMLType.NVFP4:
@@ -88,10 +93,12 @@ def _random_floats(ggml_type: GGMLType, size: int, rng: np.random.Generator, std
 
 
 @lru_cache
-def _unit_deviation(ggml_type: GGMLType) -> float:
+def _unit_deviation(ggml_type: GGMLType, centred: bool) -> float:
     """Root mean square of random weights of a type under a float scale of 1, from a sample."""
     size = _SAMPLE_WEIGHTS // ggml_type.block_size * ggml_type.type_size
     blocks = _random_bytes(size, np.random.default_rng(0)).reshape(-1, ggml_type.type_size)
+    if centred:
+        _pair_minima(ggml_type, blocks)
     if ggml_type is GGMLType.MXFP4:
         blocks[:, 0] = 128
     elif ggml_type is GGMLType.NVFP4:
@@ -100,6 +107,15 @@ def _unit_deviation(ggml_type: GGMLType) -> float:
         _write_half_scales(ggml_type, blocks, np.ones(len(blocks)))
     weights = dequantize(ggml_type, blocks.reshape(-1), 1, _SAMPLE_WEIGHTS)
     return float(np.sqrt(np.mean(np.square(weights, dtype=np.float64))))
+
+
+def _pair_minima(ggml_type: GGMLType, blocks: Bytes) -> None:
+    """Give each sub-block's small minimum the code of its small scale, in blocks uint8 [n, type_size]."""
+    if ggml_type in (GGMLType.Q4_K, GGMLType.Q5_K):
+        blocks[:, 8:12] = blocks[:, 4:8]  # of sub-blocks 0 to 3, and the upper bits of 4 to 7
+        blocks[:, 12:16] = (blocks[:, 12:16] & np.uint8(15)) * np.uint8(17)
+    elif ggml_type is GGMLType.Q2_K:
+        blocks[:, :16] = (blocks[:, :16] & np.uint8(15)) * np.uint8(17)
 
 
 def _write_half_scales(ggml_type: GGMLType, blocks: Bytes, scales: NDArray[np.float64]) -> None:
