@@ -12,6 +12,7 @@ import pytest
 
 from realizar.cli.main import app, run_app
 from realizar.server.metrics import _GAUGES_OF_A_GPU
+from realizar.server.models.shelf_metrics import shelf_samples
 from server_thread import RunningServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -38,9 +39,12 @@ def test_dashboard_and_alerts_name_metrics_that_a_server_has(server: RunningServ
     text = httpx.get(f"{server.url}/metrics").text
     present = set(re.findall(r"^([\w:]+)(?:{| )", text, re.MULTILINE))
     present |= {f"realizar:{stem}" for stem, _, _ in _GAUGES_OF_A_GPU}
+    of_several = {f"{each.name}_total" if each.kind == "counter" else each.name for each in shelf_samples(())}
+    present |= of_several
     named = {name for expression in _expressions() for name in _METRIC.findall(expression)}
     assert len(named) > 20
     assert named - present == set()
+    assert of_several <= named
 
 
 def test_variables_are_options_of_serve() -> None:

@@ -156,6 +156,7 @@ class Sleeps(Protocol):
         Raises:
             UnsupportedModelError: the model was not loaded for it.
             CapacityError, KernelError: the host's memory does not suffice; the model is awake as before.
+            DeviceLostError: the same, but its memory could not be taken again.
         """
 
     def wake(self) -> Transfer:

@@ -31,6 +31,7 @@ class FakeDriver:
         self.log: list[str] = []
         self._next = 1 << 20
         self._started: list[tuple[str, int, int, int]] = []
+        self._marks = 0
 
     def reserve(self, size_bytes: int) -> int:
         address, self._next = self._next, self._next + size_bytes + PAGE
@@ -52,7 +53,10 @@ class FakeDriver:
         return address
 
     def unmap(self, address: int, size_bytes: int, handle: object) -> None:
-        assert not self._started, "memory is taken away while it is copied"
+        on_the_way = [
+            start for _, start, _, size in self._started if start < address + size_bytes and address < start + size
+        ]
+        assert not on_the_way, "memory is taken away while it is copied"
         assert handle == address
         assert self.memory.pop(address).size == size_bytes
 
@@ -67,8 +71,24 @@ class FakeDriver:
         self._check_pinned(host_address, size_bytes)
         self._started.append(("load", address, host_address, size_bytes))
 
+    def mark(self) -> object:
+        self._marks += 1
+        self._started.append(("mark", self._marks, 0, 0))
+        return self._marks
+
+    def wait(self, event: object) -> None:
+        number = next(at for at, (kind, mark, _, _) in enumerate(self._started) if (kind, mark) == ("mark", event))
+        self._do(self._started[:number])
+        del self._started[: number + 1]
+
     def synchronize(self) -> None:
-        for kind, address, host_address, size in self._started:
+        self._do(self._started)
+        self._started.clear()
+
+    def _do(self, started: list[tuple[str, int, int, int]]) -> None:
+        for kind, address, host_address, size in started:
+            if kind == "mark":
+                continue
             device = self._range(address, size)
             if kind == "zero":
                 device[:] = 0
@@ -76,7 +96,6 @@ class FakeDriver:
             host = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(host_address))
             target, source = (host, device) if kind == "save" else (device, host)
             target[:] = source
-        self._started.clear()
 
     def pin(self, host_address: int, size_bytes: int) -> None:
         self._fail("pin")

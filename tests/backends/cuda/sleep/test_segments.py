@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from backends.cuda.sleep.fake_driver import PAGE, FakeDriver
 from realizar.backends.cuda.sleep.segments import Segments
-from realizar.errors import CapacityError, KernelError
+from realizar.errors import CapacityError, DeviceLostError, KernelError
 
 CHUNK = 4 * PAGE
 
@@ -91,6 +91,60 @@ def test_a_host_without_room_leaves_the_model_awake() -> None:
     with pytest.raises(CapacityError, match="the host has no"):
         huge.sleep()
     assert segments.sleep() == 10 * PAGE
+
+
+def test_memory_is_freed_behind_its_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is freed at the end would be cleared while another model is copied."""
+    driver = FakeDriver()
+    segments = Segments(driver, CHUNK)
+    filled(driver, segments, [3 * PAGE] * 20)
+    segments.allocate(50 * PAGE, keeps=False)
+    held, real = list[int](), driver.copy_to_host
+
+    def copy(host_address: int, address: int, size_bytes: int) -> None:
+        held.append(segments.device_bytes // PAGE)
+        real(host_address, address, size_bytes)
+
+    monkeypatch.setattr(driver, "copy_to_host", copy)
+    segments.sleep()
+    assert held[0] == 60  # the cache has gone already
+    assert held == sorted(held, reverse=True)
+    assert held[-1] <= 5 * 3
+
+
+class PinFailsLate(FakeDriver):
+    """Pins two chunks, then no more."""
+
+    def pin(self, host_address: int, size_bytes: int) -> None:
+        if len(self.pinned) == 2:
+            raise KernelError("pin: CUDA_ERROR_OUT_OF_MEMORY")
+        super().pin(host_address, size_bytes)
+
+
+def test_a_host_that_pins_no_more_halfway_leaves_the_model_awake() -> None:
+    driver = PinFailsLate()
+    segments = Segments(driver, CHUNK)
+    contents = filled(driver, segments, [PAGE] * 12)
+    cache = segments.allocate(2 * PAGE, keeps=False)
+    for _ in range(2):
+        with pytest.raises(KernelError, match="pin"):
+            segments.sleep()
+        check(driver, contents)
+        assert not driver.read(cache, 2 * PAGE).any()
+        assert (segments.device_bytes, driver.pinned, segments.host_bytes) == (14 * PAGE, {}, 0)
+
+
+def test_a_model_that_can_neither_sleep_nor_stay_awake_is_lost() -> None:
+    driver = PinFailsLate()
+    segments = Segments(driver, CHUNK)
+    addresses = list(filled(driver, segments, [PAGE] * 12))
+    driver.fails.add("map")
+    with pytest.raises(DeviceLostError, match=r"weights are lost: pin: .*, and then map"):
+        segments.sleep()
+    for address in addresses:
+        segments.free(address)
+    segments.close()
+    assert (driver.memory, driver.reserved, driver.pinned) == ({}, {}, {})
 
 
 def test_a_gpu_without_room_leaves_the_model_asleep_and_takes_nothing() -> None:

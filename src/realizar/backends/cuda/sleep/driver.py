@@ -43,6 +43,12 @@ class SleepDriver(Protocol):
     def copy_to_device(self, address: int, host_address: int, size_bytes: int) -> None:
         """Start a copy from pinned memory."""
 
+    def mark(self) -> object:
+        """An event behind all that was started, to wait for once."""
+
+    def wait(self, event: object) -> None:
+        """Wait until all that was started before `mark` gave the event is done."""
+
     def synchronize(self) -> None:
         """Wait for all that was started, and for every kernel."""
 
@@ -117,6 +123,18 @@ class CUDADriver:
         """See `SleepDriver`."""
         stream = self._stream.cuda_stream
         checked(self._driver.cuMemcpyHtoDAsync(address, host_address, size_bytes, stream), "copying to the GPU")
+
+    def mark(self) -> object:
+        """See `SleepDriver`."""
+        driver = self._driver
+        event = checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING), "making an event")
+        checked(driver.cuEventRecord(event, self._stream.cuda_stream), "recording an event")
+        return event
+
+    def wait(self, event: Any) -> None:
+        """See `SleepDriver`."""
+        checked(self._driver.cuEventSynchronize(event), "waiting for a copy")
+        checked(self._driver.cuEventDestroy(event), "freeing an event")
 
     def synchronize(self) -> None:
         """See `SleepDriver`."""

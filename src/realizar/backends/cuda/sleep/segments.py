@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from realizar.backends.cuda.sleep.driver import SleepDriver
 from realizar.backends.cuda.sleep.host_memory import CHUNK_BYTES, HostMemory
-from realizar.errors import CapacityError, KernelError
+from realizar.errors import DeviceLostError, KernelError
+
+_COPIES_AHEAD = 4
+"""Copies that are on their way before memory is freed behind the first of them: the bus is never idle."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,9 +87,12 @@ class Segments:
     def sleep(self) -> int:
         """Copy what is kept to the host, and free all memory on the GPU; returns the bytes copied.
 
+        Memory is freed behind its copy: the driver clears what is freed, which slows another model's copies down.
+
         Raises:
             CapacityError: the host has too little memory; the contents are still on the GPU.
             KernelError: the driver pins no more of it; the same holds.
+            DeviceLostError: the same, but they are not.
         """
         if self._asleep is not None:
             raise RuntimeError("the model is asleep already")
@@ -93,13 +100,13 @@ class Segments:
         there.sort(key=lambda each: not each.keeps)
         size = sum(each.size_bytes for each in there if each.keeps)
         self._driver.synchronize()
+        self._prepare_host(size)
         try:
-            self._save(there, size)
-        except (CapacityError, KernelError):
+            self._save(there)
+        except KernelError as error:
+            self._bring_back(there, error)
             self._forget_host()
             raise
-        for each in there:
-            self._unmap(each)
         self._asleep = there
         return size
 
@@ -111,42 +118,77 @@ class Segments:
         """
         if self._asleep is None:
             raise RuntimeError("the model is not asleep")
-        offset = 0
-        try:
-            for each in self._asleep:  # the next segment is mapped while the one before is copied
-                each.handle = self._driver.map(each.address, each.size_bytes)
-                if not each.keeps:
-                    self._driver.zero(each.address, each.size_bytes)
-                    continue
-                for part in self._host_memory().parts(offset, each.size_bytes):
-                    self._driver.copy_to_device(each.address + part.start, part.address, part.size_bytes)
-                offset += each.size_bytes
-            self._driver.synchronize()
-        except BaseException:
-            with suppress(KernelError):
-                self._driver.synchronize()
-            for each in self._asleep:
-                self._unmap(each)
-            raise
+        self._restore(self._asleep)
+        copied = sum(each.size_bytes for each in self._asleep if each.keeps)
         self._asleep = None
-        return offset
+        return copied
 
     def close(self) -> None:
         """Give the host's memory back; segments are freed by `free`."""
         self._forget_host()
 
-    def _save(self, segments: Iterable[Segment], size: int) -> None:
+    def _prepare_host(self, size: int) -> None:
         if self._host is not None and self._host.size_bytes != size:
             self._forget_host()
         if self._host is None and size:
             self._host = HostMemory(self._driver, size, self._chunk_bytes)
-        offset = 0
+
+    def _save(self, segments: Iterable[Segment]) -> None:
+        """Copy what is kept, and free everything: what is not kept first, the rest behind its copies."""
+        offset, on_the_way = 0, deque[tuple[Segment, object]]()
         for each in segments:
-            if each.keeps:
-                for part in self._host_memory().parts(offset, each.size_bytes):
-                    self._driver.copy_to_host(part.address, each.address + part.start, part.size_bytes)
-                offset += each.size_bytes
-        self._driver.synchronize()
+            if not each.keeps:
+                self._unmap(each)
+        for each in segments:
+            if not each.keeps:
+                continue
+            for part in self._host_memory().parts(offset, each.size_bytes):
+                self._driver.copy_to_host(part.address, each.address + part.start, part.size_bytes)
+            offset += each.size_bytes
+            on_the_way.append((each, self._driver.mark()))
+            if len(on_the_way) > _COPIES_AHEAD:
+                self._unmap_copied(*on_the_way.popleft())
+        while on_the_way:
+            self._unmap_copied(*on_the_way.popleft())
+
+    def _unmap_copied(self, segment: Segment, mark: object) -> None:
+        self._driver.wait(mark)
+        self._unmap(segment)
+
+    def _restore(self, segments: Iterable[Segment]) -> None:
+        """Map those segments that have no memory, with what was kept. Where that fails they have none as before."""
+        offset, mapped = 0, list[Segment]()
+        try:
+            for each in segments:  # the next segment is mapped while the one before is copied
+                start, offset = offset, offset + (each.size_bytes if each.keeps else 0)
+                if each.handle is not None:
+                    continue
+                each.handle = self._driver.map(each.address, each.size_bytes)
+                mapped.append(each)
+                if not each.keeps:
+                    self._driver.zero(each.address, each.size_bytes)
+                    continue
+                for part in self._host_memory().parts(start, each.size_bytes):
+                    self._driver.copy_to_device(each.address + part.start, part.address, part.size_bytes)
+            self._driver.synchronize()
+        except BaseException:
+            with suppress(KernelError):
+                self._driver.synchronize()
+            for each in mapped:
+                self._unmap(each)
+            raise
+
+    def _bring_back(self, segments: Iterable[Segment], error: KernelError) -> None:
+        """Undo a half of `_save`.
+
+        Raises:
+            DeviceLostError: the GPU has no memory for it any more.
+        """
+        try:
+            self._driver.synchronize()
+            self._restore(segments)
+        except KernelError as second:
+            raise DeviceLostError(f"weights are lost: {error}, and then {second}") from second
 
     def _host_memory(self) -> HostMemory:
         if self._host is None:
