@@ -61,6 +61,7 @@ class ScriptedEngine:
         num_cached: tokens of every prompt that were in the cache.
         logprobs: of every token, where they are asked for.
         num_asked: requests so far. num_closed: streams that were closed before their end.
+        num_cleared: times that the cache was cleared.
     """
 
     deltas: Sequence[str | RealizarError | None] = ("Hel", "lo")
@@ -73,6 +74,7 @@ class ScriptedEngine:
     asked: list[tuple[tuple[int, ...], SamplingParams, dict[str, Any]]] = field(default_factory=list)
     num_asked: int = 0
     num_closed: int = 0
+    num_cleared: int = 0
 
     @property
     def info(self) -> ScriptedInfo:
@@ -84,6 +86,10 @@ class ScriptedEngine:
 
     async def stats(self) -> EngineStats:
         return EngineStats(num_running=2, num_blocks=4, num_used_blocks=1, prefix_cache_hits=3, prompt_tokens=9)
+
+    async def clear_cache(self) -> None:
+        _ = self.info
+        self.num_cleared += 1
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str, **options: Any

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from realizar.scheduler.policy import Policy
+
 _ALONE_S = 0.05  # a step of prompts alone: a request that comes waits for the steps in flight
 _ALONE_TOKENS = 2048  # which it may have however long they take: with fewer a GPU is not busy
 _FREE_SHARE = 4  # a tile that lacks no more than this part of it takes no longer when it is full
@@ -164,6 +166,13 @@ class Pace:
         if known:
             return known[min(known)].seconds
         return None if self._token_alone is None else _FIRST_CHUNK_FACTOR * self._token_alone.seconds
+
+
+def pace_of(policy: Policy, tile_tokens: int, step_sizes: tuple[int, ...]) -> Pace | None:
+    """The bound of prompts beside decodes; None where only throughput counts. Arguments as of `Pace`."""
+    if not math.isfinite(policy.stretch):
+        return None
+    return Pace(policy.stretch, tile_tokens, policy.least_step_s, step_sizes)
 
 
 def _distance(position: int) -> int:

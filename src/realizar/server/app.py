@@ -17,6 +17,7 @@ from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.server import health
 from realizar.server.anthropic.routes import ANTHROPIC
 from realizar.server.api import make_api
+from realizar.server.clear_cache import reset_prefix_cache
 from realizar.server.errors import ApiError, to_api_error
 from realizar.server.figures import ServerFigures
 from realizar.server.generation.work import WorkPool
@@ -49,6 +50,7 @@ COMMON_ROUTES = (
     ApiRoute("/health", health.health, "Alive."),
     ApiRoute("/ready", health.ready, "Ready to take requests."),
     ApiRoute("/metrics", health.metrics, "Figures for Prometheus."),
+    ApiRoute("/reset_prefix_cache", reset_prefix_cache, "Forget all cached prompts.", verb="POST"),
     ApiRoute("/version", health.version, "The program's version."),
     ApiRoute("/openapi.json", openapi, "This description."),
 )

@@ -22,6 +22,7 @@ class ServerSettings:
         allow_request_templates: True if a request may bring its own chat template.
         ignore_unknown_fields: True if fields that nothing knows are left out of requests, and not refused.
         allow_request_priority: True if a request may have a priority other than 0, and so overtake others.
+        allow_cache_clearing: True if a request may clear the prefix cache, which is all clients'.
         max_body_bytes: size of a request's body.
         request_memory_bytes: memory that large requests (over 32 KiB) may hold together, from their first byte to the
             end of their answer; a client may have half of it.
@@ -53,6 +54,7 @@ class ServerSettings:
     allow_request_templates: bool = False
     ignore_unknown_fields: bool = False
     allow_request_priority: bool = False
+    allow_cache_clearing: bool = False
     max_body_bytes: int = 8 << 20
     request_memory_bytes: int = 96 << 20
     body_timeout_s: float = 30.0

@@ -30,13 +30,14 @@ from engine.process.served import (
 )
 
 KEY = "a-key-of-two-processes"
+CLEARS = ("--allow-cache-clearing",)
 
 
 @pytest.fixture(scope="module")
 def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One server for the tests that leave it as it was: 4 run, 4 wait."""
     hold = tmp_path_factory.mktemp("hold")
-    with serving(tiny, "--max-running", "4", "--max-queued", "4", "--api-processes", "2", hold=hold) as served:
+    with serving(tiny, "--max-running", "4", "--max-queued", "4", "--api-processes", "2", *CLEARS, hold=hold) as served:
         served.wait_ready()
         wait_until(lambda: len(api_pids(served)) == 2)
         yield served
@@ -94,6 +95,23 @@ def test_both_processes_answer_alike_and_count_together(server: Served) -> None:
             assert f'realizar:generation_tokens_total{{model_name="tiny"}} {before[0] + 64}' in text
             assert sum(finished(url, text).values()) == before[1] + 4
             assert client.get("/health").json() == client.get("/ready").json() | {"status": "ok"}
+
+
+def test_either_process_clears_the_cache_of_both(server: Served) -> None:
+    """The engine is in neither of them."""
+    url = server.wait_ready()
+    body = {**SHORT, "prompt": "Once upon a time there was a cache. " * 12, "max_tokens": 1}
+
+    def cached(client: httpx.Client) -> int:
+        usage = client.post("/v1/completions", json=body).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    with ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=url, timeout=HANG_S)) for _ in range(4)]
+        assert all([cached(client) for client in clients][1:])
+        for client in clients:
+            assert client.post("/reset_prefix_cache").json() == {"models": ["tiny"]}
+            assert [cached(each) > 0 for each in (client, *clients)] == [False, True, True, True, True]
 
 
 def finished(url: str, text: str | None = None) -> Counter[str]:

@@ -17,6 +17,8 @@ from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
+    CacheCleared,
+    ClearCache,
     Command,
     EngineInfo,
     Outputs,
@@ -239,6 +241,28 @@ def test_requests_are_refused_while_no_engine_runs() -> None:
         scene.link.listener.lost(EngineDeadError("dead"), restarting=True)
         await scene.add(scene.one, "a", accept=False)
         assert "being loaded" in str(scene.refusals(scene.one)[0])
+
+    play(main)
+
+
+def test_a_process_that_clears_the_cache_hears_when_it_is_done() -> None:
+    """Another process hears nothing, and one whose engine is not there is told so."""
+
+    async def main(scene: Scene) -> None:
+        scene.one._on_message(scene.one, ClearCache(7))
+        await turns()
+        (sent,) = (command for command in scene.link.sent if isinstance(command, ClearCache))
+        assert not scene.one.all_of(CacheCleared)
+        scene.link.listener.handle(CacheCleared(sent.ticket))
+        await turns()
+        assert scene.one.all_of(CacheCleared) == [CacheCleared(7)]
+        scene.link.listener.lost(EngineDeadError("gone"), restarting=True)
+        scene.two._on_message(scene.two, ClearCache(8))
+        await turns()
+        (refused,) = scene.two.all_of(CacheCleared)
+        assert refused.ticket == 8
+        assert refused.error is not None
+        assert "being loaded" in refused.error.message
 
     play(main)
 

@@ -46,6 +46,7 @@ class ServerOptions:
         allow_request_templates: accept chat templates in requests.
         unknown_fields: what becomes of requests' fields that nothing knows; ignore leaves them out and logs each once.
         allow_request_priority: accept priority in requests (-100 to 100, lower is sooner); clients may overtake others.
+        allow_cache_clearing: let clients clear the prefix cache of all, by POST /reset_prefix_cache.
         open_metrics: answer /metrics without a key.
         no_web_page: turn off the chat page at /.
         max_body_bytes: maximum size of a request's body, such as 8M.
@@ -76,6 +77,7 @@ class ServerOptions:
     allow_request_templates: bool = False
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     allow_request_priority: bool = False
+    allow_cache_clearing: bool = False
     open_metrics: bool = False
     no_web_page: bool = False
     max_body_bytes: Size = 8 << 20
@@ -121,6 +123,7 @@ class ServerOptions:
             allow_request_templates=self.allow_request_templates,
             ignore_unknown_fields=self.unknown_fields == "ignore",
             allow_request_priority=self.allow_request_priority,
+            allow_cache_clearing=self.allow_cache_clearing,
             tls_certificate=certificate,
             tls_key=key,
             trusted_proxies=self.trusted_proxy,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -19,8 +18,6 @@ from realizar.engine.clients.prepare import prepare_request
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Accepted,
-    AskAudit,
-    AskStats,
     EngineInfo,
     Event,
     Loading,
@@ -43,8 +40,6 @@ from realizar.request import Pooling, Request
 from realizar.sampling_params import SamplingParams
 
 EngineState: TypeAlias = Literal["starting", "ready", "draining", "dead"]
-
-_STATS_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +86,7 @@ class AsyncEngine:
         self._info: EngineInfo | None = None
         self._error: RealizarError | None = None
         self._numbers = itertools.count()
-        self._asked = EngineQuestions()
+        self._asked = EngineQuestions(link.send)
         self._last_stats = self._earlier_stats = EngineStats()
         self.pooling = pooling
         self.loading: Loading | None = None
@@ -246,10 +241,7 @@ class AsyncEngine:
         The last known figures are returned while no engine runs, and while a long step delays the engine's answer.
         """
         if self._state in ("ready", "draining"):
-            ticket, answer = self._asked.stats.ask()
-            self._link.send(AskStats(ticket))
-            with suppress(TimeoutError, EngineDeadError):
-                self._last_stats = await asyncio.wait_for(answer, _STATS_PATIENCE_S)
+            self._last_stats = await self._asked.stats() or self._last_stats
         return self._last_stats.plus(self._earlier_stats)
 
     async def audit(self) -> str | None:
@@ -258,21 +250,30 @@ class AsyncEngine:
         Raises:
             EngineDeadError: no engine runs.
         """
-        link = self._running_link()
-        ticket, answer = self._asked.audits.ask()
-        link.send(AskAudit(ticket))
-        return await answer
+        self._check_running()
+        return await self._asked.audit()
+
+    async def clear_cache(self) -> None:
+        """Have the prefix cache forget all that it holds; requests that run keep what they have.
+
+        Raises:
+            EngineUnavailableError, EngineDeadError: no engine runs.
+        """
+        self._check_running()
+        await self._asked.clear_cache()
 
     async def sleep(self) -> Transfer:
         """Have an idle engine give its device's memory back; requests are refused until `wake`.
 
         Raises EngineDeadError where no engine runs, and other errors where the engine is awake as before.
         """
-        return await self._asked.transfer(Sleep, self._running_link().send)
+        self._check_running()
+        return await self._asked.transfer(Sleep)
 
     async def wake(self) -> Transfer:
         """Have the engine take its device's memory again. Raises as `sleep`; it then is asleep as before."""
-        return await self._asked.transfer(Wake, self._running_link().send)
+        self._check_running()
+        return await self._asked.transfer(Wake)
 
     async def drain(self) -> None:
         """Refuse new requests and wait for the open ones."""
@@ -371,10 +372,9 @@ class AsyncEngine:
             **fields,
         )
 
-    def _running_link(self) -> EngineLink:
+    def _check_running(self) -> None:
         if self._state not in ("ready", "draining"):
             self._refuse()
-        return self._link
 
     def _check_room(self, num_choices: int) -> None:
         if self._state != "ready":

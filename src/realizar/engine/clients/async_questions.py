@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from realizar.backends.base import Transfer
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
+    AskAudit,
+    AskStats,
     AuditAnswer,
+    CacheCleared,
+    ClearCache,
     Command,
     Event,
     Sleep,
@@ -19,9 +24,10 @@ from realizar.engine.process.messages import (
     Wake,
     restore_error,
 )
-from realizar.errors import RealizarError
+from realizar.errors import EngineDeadError, RealizarError
 
 _Answer = TypeVar("_Answer")
+_STATS_PATIENCE_S = 1.0
 
 
 class Questions(Generic[_Answer]):
@@ -52,17 +58,41 @@ class Questions(Generic[_Answer]):
 
 
 class EngineQuestions:
-    """All that is asked of an engine beside requests. Attributes: stats, audits, transfers: by kind."""
+    """All that is asked of an engine beside requests. Args: send: passes a command on to the engine."""
 
-    def __init__(self) -> None:
-        self.stats: Questions[EngineStats] = Questions()
-        self.audits: Questions[str | None] = Questions()
-        self.transfers: Questions[TransferAnswer] = Questions()
+    def __init__(self, send: Callable[[Command], None]) -> None:
+        self._send = send
+        self._stats: Questions[EngineStats] = Questions()
+        self._audits: Questions[str | None] = Questions()
+        self._transfers: Questions[TransferAnswer] = Questions()
+        self._clearings: Questions[CacheCleared] = Questions()
 
-    async def transfer(self, command: type[Sleep | Wake], send: Callable[[Command], None]) -> Transfer:
+    async def stats(self) -> EngineStats | None:
+        """The engine's figures; None where it is lost, or a long step delays its answer."""
+        ticket, answer = self._stats.ask()
+        self._send(AskStats(ticket))
+        with suppress(TimeoutError, EngineDeadError):
+            return await asyncio.wait_for(answer, _STATS_PATIENCE_S)
+        return None
+
+    async def audit(self) -> str | None:
+        """The finding of the engine's audit, or None."""
+        ticket, answer = self._audits.ask()
+        self._send(AskAudit(ticket))
+        return await answer
+
+    async def clear_cache(self) -> None:
+        """Have the prefix cache forget all that it holds. Raises what the engine refuses it with."""
+        ticket, answer = self._clearings.ask()
+        self._send(ClearCache(ticket))
+        given = await answer
+        if given.error is not None:
+            raise restore_error(given.error)
+
+    async def transfer(self, command: type[Sleep | Wake]) -> Transfer:
         """Ask for a transfer. Raises what the engine refuses it with."""
-        ticket, answer = self.transfers.ask()
-        send(command(ticket))
+        ticket, answer = self._transfers.ask()
+        self._send(command(ticket))
         given = await answer
         if given.transfer is None:
             raise RealizarError("the engine gave no reason") if given.error is None else restore_error(given.error)
@@ -71,14 +101,15 @@ class EngineQuestions:
     def answer(self, event: Event) -> None:
         """Resolve a question with an event that answers one; others pass."""
         if isinstance(event, StatsAnswer):
-            self.stats.answer(event.ticket, event.stats)
+            self._stats.answer(event.ticket, event.stats)
         elif isinstance(event, AuditAnswer):
-            self.audits.answer(event.ticket, event.fault)
+            self._audits.answer(event.ticket, event.fault)
         elif isinstance(event, TransferAnswer):
-            self.transfers.answer(event.ticket, event)
+            self._transfers.answer(event.ticket, event)
+        elif isinstance(event, CacheCleared):
+            self._clearings.answer(event.ticket, event)
 
     def fail(self, error: RealizarError) -> None:
         """End all open questions with an error."""
-        self.stats.fail(error)
-        self.audits.fail(error)
-        self.transfers.fail(error)
+        for each in (self._stats, self._audits, self._transfers, self._clearings):
+            each.fail(error)

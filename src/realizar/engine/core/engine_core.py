@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,7 +25,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.scheduler.counts import SchedulerCounts
 from realizar.scheduler.drafting import Drafting
 from realizar.scheduler.drafts import Drafter, prompt_lookup
-from realizar.scheduler.pace import Pace
+from realizar.scheduler.pace import pace_of
 from realizar.scheduler.policy import Policy
 from realizar.scheduler.scheduler import Scheduler
 from realizar.structured.workers.service import GrammarService
@@ -89,7 +88,7 @@ class EngineCore:
             context_length=capacity.context_length,
             max_queued=config.max_queued,
             policy=policy,
-            pace=_pace(policy, config.tile_tokens, capacity.step_sizes),
+            pace=pace_of(policy, config.tile_tokens, capacity.step_sizes),
             drafting=Drafting(drafter or prompt_lookup(config), config.speculative_tokens, spec.vocab_size),
         )
 
@@ -245,6 +244,10 @@ class EngineCore:
         if not self._scheduler.has_work and any(group.used for group in counts):
             raise RuntimeError("no sequence is open and KV blocks are in use")
 
+    def clear_cache(self) -> None:
+        """Let nothing that was computed by now be found again; open requests keep the blocks that they have."""
+        self._cache.forget()
+
     def sleep(self) -> Transfer:
         """Give the device's memory back; the prefix cache loses what it holds. See `Sleeper` for errors."""
         self._check_alive()
@@ -391,10 +394,3 @@ class EngineCore:
     def _die(self, reason: str) -> None:
         self._death = reason
         self._in_flight.clear()
-
-
-def _pace(policy: Policy, tile_tokens: int, step_sizes: tuple[int, ...]) -> Pace | None:
-    """The bound of prompts beside decodes; None where only throughput counts."""
-    if not math.isfinite(policy.stretch):
-        return None
-    return Pace(policy.stretch, tile_tokens, policy.least_step_s, step_sizes)

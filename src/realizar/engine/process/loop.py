@@ -22,6 +22,8 @@ from realizar.engine.process.messages import (
     AskAudit,
     AskStats,
     AuditAnswer,
+    CacheCleared,
+    ClearCache,
     Command,
     EngineInfo,
     Event,
@@ -218,6 +220,9 @@ class EngineLoop:
             self._report(StatsAnswer(command.ticket, self._stats(core)))
         elif isinstance(command, AskAudit):
             self._report(AuditAnswer(command.ticket, _audit(core)))
+        elif isinstance(command, ClearCache):
+            core.clear_cache()
+            self._report(CacheCleared(command.ticket))
         elif isinstance(command, Sleep | Wake):
             self._report(_transfer(core, command))
 

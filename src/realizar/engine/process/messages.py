@@ -102,6 +102,12 @@ class Wake(msgspec.Struct, frozen=True, tag="wake"):
     ticket: int
 
 
+class ClearCache(msgspec.Struct, frozen=True, tag="clear_cache"):
+    """Have the prefix cache forget all that it holds. The answer is `CacheCleared` with the same ticket."""
+
+    ticket: int
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Ask for a sign of life. The answer is `Pong` with the same ticket, at once, even in the middle of a step."""
 
@@ -112,7 +118,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the engine; open requests get no more outputs."""
 
 
-Command: TypeAlias = Load | Add | Abort | AskStats | AskAudit | Sleep | Wake | Ping | Shutdown
+Command: TypeAlias = Load | Add | Abort | AskStats | AskAudit | Sleep | Wake | ClearCache | Ping | Shutdown
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -167,6 +173,13 @@ class TransferAnswer(msgspec.Struct, frozen=True, tag="transfer"):
     error: ErrorRecord | None = None
 
 
+class CacheCleared(msgspec.Struct, frozen=True, tag="cache_cleared"):
+    """Nothing that was computed before is found any more. `error`: why it could not be done."""
+
+    ticket: int
+    error: ErrorRecord | None = None
+
+
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
     """`step_s`: seconds since the running step began, 0 between steps."""
 
@@ -206,6 +219,7 @@ Event: TypeAlias = (
     | StatsAnswer
     | AuditAnswer
     | TransferAnswer
+    | CacheCleared
     | Pong
     | Failed
 )

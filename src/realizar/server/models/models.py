@@ -120,6 +120,13 @@ class Models(Protocol):
     async def wait(self, name: str | None) -> ModelLease:
         """The lease of a model, when it is the request's turn. Errors are those of `take`, and of a full queue."""
 
+    def running(self, name: str | None = None) -> Sequence[Api]:
+        """What works with each model whose engine is ready; only that of a name, if one is given.
+
+        Raises:
+            ApiError: 404 model_not_found; the model is not served.
+        """
+
     def end_sleep(self, name: str) -> None:
         """Unload a model if it is asleep, or falls asleep, and no request waits for it."""
 

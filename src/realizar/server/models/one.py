@@ -73,6 +73,10 @@ class OneModel:
     async def wait(self, name: str | None) -> OneModel:
         return self.take(name)
 
+    def running(self, name: str | None = None) -> Sequence[Api]:
+        self.take(name)
+        return (self.api,) if self.state in ("ready", "draining") else ()
+
     def end_sleep(self, name: str) -> None:
         """The model never sleeps."""
 

@@ -17,6 +17,7 @@ from realizar.engine.clients.async_engine import EngineState
 from realizar.engine.clients.async_link import closed_error
 from realizar.engine.process.messages import Loading
 from realizar.errors import QueueFullError, RealizarError
+from realizar.server.api import Api
 from realizar.server.metrics import Metrics, MetricSamples, add_samples, exposition_of
 from realizar.server.models.lives import EngineLives, Loader, log
 from realizar.server.models.models import ModelLease, ModelStatus
@@ -151,6 +152,12 @@ class ModelShelf:
             if waiter in model.waiters:
                 model.waiters.remove(waiter)
                 self.settle()
+
+    def running(self, name: str | None = None) -> Sequence[Api]:
+        """See `Models`. The cache of a model that is asleep is empty."""
+        wanted = self._models.values() if name is None else (self._find(name),)
+        found = [each.running.api for each in wanted if each.running is not None]
+        return [api for api in found if api.engine.state == "ready"]
 
     def end_sleep(self, name: str) -> None:
         """See `Models`."""

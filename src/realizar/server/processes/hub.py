@@ -25,6 +25,8 @@ from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
+    CacheCleared,
+    ClearCache,
     Loading,
     Outputs,
     PromptRead,
@@ -223,6 +225,8 @@ class Hub:
                 entry = self._open.get(request_id)
                 if entry is not None and entry.process is process:
                     self._abort(request_id, choice)
+            case ClearCache(ticket):
+                self._spawn(lambda: self._clear_cache(process, ticket))
             case ConnectionsClosed(count):
                 process.num_connections -= count
             case Started():
@@ -262,6 +266,17 @@ class Hub:
             self._close(request_id)
         elif self._engine is not None:
             self._engine.end_choice(request_id, choice)
+
+    async def _clear_cache(self, process: ApiProcess, ticket: int) -> None:
+        """Have the engine's prefix cache forget what it holds, and tell the process that asked."""
+        try:
+            if self._engine is None:
+                raise EngineDeadError("the engine was not started")
+            await self._engine.clear_cache()
+        except RealizarError as error:
+            process.send(CacheCleared(ticket, record_error(error)))
+        else:
+            process.send(CacheCleared(ticket))
 
     def _close(self, request_id: str) -> None:
         """End a request that nobody waits for any more."""

@@ -10,7 +10,7 @@ from typing import cast
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.clients.async_questions import Questions
-from realizar.engine.process.messages import Abort, Add, Command, restore_error
+from realizar.engine.process.messages import Abort, Add, ClearCache, Command, restore_error
 from realizar.engine.process.transport import FrameError, FrameReader, encode_frame
 from realizar.errors import InvalidRequestError
 from realizar.server.metrics import Metrics, MetricSamples
@@ -59,7 +59,7 @@ class HubLink(asyncio.Protocol):
         Raises:
             InvalidRequestError: the command is too large to be sent.
         """
-        if isinstance(command, Add | Abort):
+        if isinstance(command, Add | Abort | ClearCache):
             try:
                 self.report(command)
             except FrameError as error:

@@ -13,6 +13,8 @@ from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
+    CacheCleared,
+    ClearCache,
     ErrorRecord,
     Loading,
     Outputs,
@@ -91,6 +93,7 @@ ToProcess: TypeAlias = (
     | Refused
     | PromptRead
     | Outputs
+    | CacheCleared
     | EngineLost
     | EngineBlocked
     | Drain
@@ -123,4 +126,4 @@ class AskExposition(msgspec.Struct, frozen=True, tag="ask_exposition"):
     ticket: int
 
 
-FromProcess: TypeAlias = Add | Abort | Started | ConnectionsClosed | Samples | AskExposition
+FromProcess: TypeAlias = Add | Abort | ClearCache | Started | ConnectionsClosed | Samples | AskExposition
