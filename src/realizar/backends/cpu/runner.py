@@ -31,6 +31,7 @@ from realizar.backends.row_faults import finite_vector
 from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, OpenedRow, RowOutput, ScheduledRow, StepOutput, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import RealizarError, StepError
+from realizar.logprob_columns import StepEntry
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec
 from realizar.outputs import RowError
@@ -217,22 +218,24 @@ class CPUBackend:
             self._last[columns.numbers] = sampler.choices[:, 0]
             if not sampler.wants_logprobs:
                 return StepOutput(columns.numbers, sampler.choices)
-        else:
-            chosen = sampler.made.nonzero()[0]
-            self._last[columns.numbers[chosen]] = sampler.choices[chosen, sampler.made[chosen] - 1]
+            listed = (rows.logprobs[columns.numbers] >= 0).nonzero()[0]
+            return StepOutput(columns.numbers, sampler.choices, {}, sampler.single_logprobs(listed))
+        chosen = sampler.made.nonzero()[0]
+        self._last[columns.numbers[chosen]] = sampler.choices[chosen, sampler.made[chosen] - 1]
         by_themselves = {*sampler.faulty.tolist(), *columns.logprob_queries, *columns.pooling}
         others: dict[int, RowOutput] = {}
+        logprobs: dict[int, StepEntry] = {}
         if sampler.wants_logprobs:
             have_logprobs = (rows.logprobs[columns.numbers] >= 0) & (sampler.made > 0)
             alone = have_logprobs & (sampler.made == 1)
             alone[list(by_themselves)] = False
             by_themselves |= set((have_logprobs & ~alone).nonzero()[0].tolist())
-            others = _with_logprobs(sampler, columns, alone.nonzero()[0])
+            logprobs = sampler.single_logprobs(alone.nonzero()[0])
         for index in sorted(by_themselves):
             others[index] = self._output(sampler, columns, index)
             if others[index].error is not None:
                 sampler.choices[index] = NO_CHOICE
-        return StepOutput(columns.numbers, sampler.choices, others)
+        return StepOutput(columns.numbers, sampler.choices, others, logprobs)
 
     def _logits(self, tokens: Tokens) -> NDArray[np.float32]:
         self._run_selected(self.model.tail, tokens)
@@ -290,11 +293,3 @@ class CPUBackend:
         model, self._model, self._pending = self._model, None, None
         if model is not None:
             model.close()
-
-
-def _with_logprobs(sampler: StepSampler, columns: StepRows, indices: NDArray[np.intp]) -> dict[int, RowOutput]:
-    """The outputs of rows that have one choice and its log-probability, and nothing else."""
-    entries = sampler.single_logprobs(indices)
-    numbers, token_ids = columns.numbers[indices].tolist(), sampler.choices[indices, 0].tolist()
-    rows = zip(indices.tolist(), numbers, token_ids, strict=True)
-    return {index: RowOutput(number, (token_id,), entries[index]) for index, number, token_id in rows}

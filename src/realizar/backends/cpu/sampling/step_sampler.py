@@ -143,11 +143,13 @@ class StepSampler:
     def single_logprobs(self, indices: Integers) -> dict[int, StepEntry]:
         """Log-probabilities of rows that have made one choice and ask for them, in columns by the length of lists."""
         step, entries = self._step, dict[int, StepEntry]()
-        of_row = np.zeros(len(self._columns), np.intp)
-        of_row[step.owners[step.queries == ALL]] = (step.queries == ALL).nonzero()[0]
-        runs = of_row[indices]
+        runs = indices
+        if self._decodes is None:  # of decodes each row's run has its index
+            of_row = np.zeros(len(self._columns), np.intp)
+            of_row[step.owners[step.queries == ALL]] = (step.queries == ALL).nonzero()[0]
+            runs = of_row[indices]
         top_n = step.runs[runs, record.RUN_TOP_N]
-        for count in np.unique(top_n).tolist():
+        for count in set(top_n.tolist()):
             places = (top_n == count).nonzero()[0]
             columns = self._lines(runs[places], 1)
             for place, index in enumerate(indices[places].tolist()):
@@ -195,4 +197,6 @@ class StepSampler:
         step, top_n = self._step, int(self._step.runs[runs[0], record.RUN_TOP_N])
         ids = step.ids[step.ids_at[runs][:, None] + np.arange(count * (2 + top_n))].reshape(-1, 2 + top_n)
         values = step.values[step.values_at[runs][:, None] + np.arange(count * (1 + top_n))]
-        return LogprobColumns(1 + top_n, np.delete(ids, 1, axis=1).tobytes(), values.tobytes(), ids[:, 1].tobytes())
+        listed = np.empty((len(ids), 1 + top_n), np.int32)
+        listed[:, 0], listed[:, 1:] = ids[:, 0], ids[:, 2:]
+        return LogprobColumns(1 + top_n, listed.tobytes(), values.tobytes(), ids[:, 1].tobytes())
