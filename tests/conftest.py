@@ -26,15 +26,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--no-skips", action="store_true", help="fail on a skip for lack of torch, transformers or Chromium"
     )
+    parser.addoption(
+        "--first-cases", action="store_true", help="run the first case alone of each test, as for compute-sanitizer"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--first-cases"):
+        _keep_first_cases(config, items)
     if config.getoption("--full"):
         return
     skip = pytest.mark.skip(reason="part of the wider matrix: --full")
     for item in items:
         if item.get_closest_marker("full"):
             item.add_marker(skip)
+
+
+def _keep_first_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
+    first: dict[tuple[Path, str], pytest.Item] = {}
+    for item in items:
+        first.setdefault((item.path, getattr(item, "originalname", item.name)), item)
+    kept = {id(item) for item in first.values()}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = first.values()
 
 
 def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
