@@ -10,6 +10,7 @@ import pytest
 
 from engine.process.served import HANG_S, serving
 from hub.fake_hub import fake_hub
+from realizar.cli.server_records import running_servers, servers_folder
 from realizar.hub.folders import user_cache
 
 OPTIONS = ("--context-length", "512", "--kv-cache-bytes", "4M", "--max-running", "4")
@@ -22,15 +23,18 @@ def test_a_client_pulls_asks_and_finds_it_again(tiny: Path, tmp_path: Path, monk
         for variable, value in hub.variables(tmp_path).items():
             monkeypatch.setenv(variable, value)
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         user_cache().mkdir(parents=True)
         (user_cache() / "kernels").symlink_to(kernels)
         with serving("--allow-pull", *OPTIONS) as server, ollama.Client(server.wait_ready(), timeout=HANG_S) as client:
             assert client.list().models == []
+            assert [each.models for each in running_servers(servers_folder())] == [[]]
             with pytest.raises(ollama.ResponseError, match="does not exist on the endpoint"):
                 list(client.pull("user/gone", stream=True))
             *_, before, end = client.pull(NAME, stream=True)
             assert (before.status, end.status) == ("writing manifest", "success")
             assert [model.model for model in client.list().models] == ["user/tiny:latest"]
+            assert [each.models for each in running_servers(servers_folder())] == [["user/tiny"]]  # of `realizar ps`
             assert client.generate(NAME, "Once", options={"num_predict": 3}).eval_count == 3
         with serving("--allow-pull", *OPTIONS) as server:
             url = server.wait_ready()

@@ -84,6 +84,8 @@ def test_any_host(hosts: tuple[str, ...]) -> None:
 
 
 HOST = "Host: localhost:8000"
+OLD_BROWSER = "Mozilla/5.0 (X11; Linux x86_64; rv:60.0) Gecko/20100101 Firefox/60.0"
+"""It sends a form's POST without `Origin`, and knows no `Sec-Fetch-Site`."""
 
 
 def test_pages_of_other_origins() -> None:
@@ -180,6 +182,8 @@ def test_ollamas_clients_need_not_say_what_a_body_is(kind: str) -> None:
     cases += [
         (call("POST", "/api/chat", *said, own), 415, "Content-Type: application/json"),
         (call("POST", "/api/chat", *said, "Sec-Fetch-Site: same-origin"), 415, "Content-Type: application/json"),
+        (call("POST", "/api/chat", *said, f"User-Agent: {OLD_BROWSER}"), 415, "Content-Type: application/json"),
+        (call("POST", "/api/chat", *said, "User-Agent: curl/8.5.0"), 400, "Unrecognized request argument"),
         (call("POST", "/api/chat", *said, foreign), 403, "--cors-origin"),
         (call("POST", "/api/chat", *said, "Sec-Fetch-Site: cross-site"), 403, "--cors-origin"),
     ]

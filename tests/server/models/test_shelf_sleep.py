@@ -191,6 +191,52 @@ def test_the_idle_time_may_end_while_a_model_falls_asleep() -> None:
     run(main, bound=12, host=30, asleep=1, **THREE)
 
 
+def test_a_model_that_made_room_after_its_last_request_has_its_idle_time() -> None:
+    async def main(case: Case) -> None:
+        lease = await case.lease("a", keep_alive_s=0.05)
+        other = case.ask("b")
+        await case.settled()
+        assert case.state("a") == "finishing"
+        lease.release()
+        (await other).release()
+        assert case.state("a") == "asleep"
+        assert case.shelf.find("a").unloads_s is not None
+        await case.until("a", "known")
+        assert case.loader.log == ["+a", "~a", "+b", "-a"]
+
+    run(main, bound=12, host=30, asleep=1, **THREE)
+
+
+def test_a_model_without_idle_time_is_unloaded_rather_than_put_to_sleep() -> None:
+    async def main(case: Case) -> None:
+        lease = await case.lease("a", keep_alive_s=0)
+        other = case.ask("b")
+        await case.settled()
+        lease.release()
+        (await other).release()
+        assert case.loader.log == ["+a", "-a", "+b"]
+
+    run(main, bound=12, host=30, asleep=1, **THREE)
+
+
+def test_a_client_may_unload_a_model_that_makes_room_when_its_requests_have_ended() -> None:
+    async def main(case: Case) -> None:
+        lease = await case.lease("a")
+        other = case.ask("b")
+        await case.settled()
+        transport = httpx.ASGITransport(create_app_of(case.shelf, ServerSettings()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            answer = await client.post("/api/generate", json={"model": "a", "keep_alive": 0})
+            assert answer.json()["done_reason"] == "unload"
+        await case.settled()
+        assert (case.state("a"), case.loader.log) == ("finishing", ["+a"])
+        lease.release()
+        (await other).release()
+        assert case.loader.log == ["+a", "-a", "+b"]
+
+    run(main, bound=12, host=30, asleep=1, **THREE)
+
+
 def test_a_client_may_unload_a_model_that_sleeps() -> None:
     async def main(case: Case) -> None:
         await case.use("a", "b")

@@ -51,7 +51,7 @@ def _row(server: ServerRecord, here: str, now_s: float) -> tuple[str, ...]:
         device += f", {format_bytes(server.device_bytes)} there"
     cells = (
         str(server.pid),
-        ", ".join(_named(server)),
+        ", ".join(_named(server)) or "-",
         server.url,
         server.state,
         device,

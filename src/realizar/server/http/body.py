@@ -154,8 +154,13 @@ def _check_headers(request: Request) -> None:
 
 
 def _may_have_any_type(request: Request) -> bool:
-    """True where the dialect takes bodies of any type, and no page sent this one: browsers' POSTs have an `Origin`."""
-    from_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
+    """True where the dialect takes bodies of any type, and no page sent this one.
+
+    Browsers' POSTs have an `Origin`. Old ones leave it out of a form's, and then their name tells: each begins so.
+    """
+    headers = request.headers
+    from_browser = "origin" in headers or "sec-fetch-site" in headers
+    from_browser |= headers.get("user-agent", "").lower().startswith("mozilla/")
     return not from_browser and dialect_of(request.scope).takes_any_type
 
 

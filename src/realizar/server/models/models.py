@@ -128,7 +128,7 @@ class Models(Protocol):
         """
 
     def end_sleep(self, name: str) -> None:
-        """Unload a model if it is asleep, or falls asleep, and no request waits for it."""
+        """Unload a model if it is asleep, or makes room, and no request waits for it; those that use it end first."""
 
     async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
         """The metrics of the whole server in Prometheus' text format; `others` are those of no model."""

@@ -155,7 +155,9 @@ def _gain(model: ShelvedModel, way: Way) -> int:
 
 
 def _way_of(model: ShelvedModel, *, may_sleep: bool) -> Way:
-    return "sleep" if may_sleep and model.stage == "ready" and model.can_sleep else "unload"
+    """One that is unloaded right after its last request does not sleep before."""
+    sleeps = may_sleep and model.stage == "ready" and model.can_sleep and model.keep_alive_s != 0
+    return "sleep" if sleeps else "unload"
 
 
 def _order(model: ShelvedModel) -> tuple[int, bool, int]:

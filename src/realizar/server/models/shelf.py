@@ -170,6 +170,9 @@ class ModelShelf:
             self.settle()
         elif model.stage == "sleeping":
             model.unloads_s = asyncio.get_running_loop().time()
+        elif model.stage == "ready" and model.is_wanted_away:
+            model.keep_alive_s = 0.0
+            self.settle()
 
     async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
         """See `Models`."""
@@ -318,10 +321,9 @@ class ModelShelf:
             return
         model.last_used = next(self._numbers)
         if running.num_leases == 0 and model.stage == "ready":
+            self._begin_idle_time(model)  # which goes on in sleep
             if model.is_wanted_away:
                 self.settle()
-            else:
-                self._begin_idle_time(model)
 
     def _begin_idle_time(self, model: ShelvedModel) -> None:
         """Have a model that nobody uses unloaded when its idle time is over, if it has one."""
