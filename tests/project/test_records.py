@@ -19,7 +19,6 @@ WIRE = (
 WHOLE = {
     ("Summary", "total_tokens_per_s"): "`bench-serve --json` writes every field",
     ("BlockCounts", "cached"): "an audit compares two counts",
-    ("Route", "replica"): "for callers of the router, none of which is in the package yet",
 }
 _BUILTIN = {name for kind in (str, bytes, list, dict, set, tuple, int, Path) for name in dir(kind)}
 

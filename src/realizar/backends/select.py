@@ -82,6 +82,7 @@ def gpu_facts() -> tuple[list[dict[str, Any]], str | None]:
             "memory_bytes": card.memory_bytes,
             "free_bytes": free_memory(card.index) if card.fault is None else None,
             "fault": card.fault,
+            "bus_id": card.bus_id,
         }
         for card in cards
     ], reason

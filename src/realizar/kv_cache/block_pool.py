@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from realizar.errors import CapacityError
+from realizar.kv_cache.key_changes import KeyLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,9 @@ class BlockPool:
     Args:
         on_evict: called with the key that a block loses so.
         moves_keys: a block in use takes its key from an equal one that is cached, as it was used later.
+
+    Attributes:
+        log: notes the keys that can be found; None notes none.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class BlockPool:
         self._keys: dict[int, bytes] = {}
         self._blocks: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # with no reference, least recently used first
+        self.log: KeyLog | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -114,6 +119,8 @@ class BlockPool:
             del self._cached[other], self._keys[other]
             self._free.append(other)
         self._keys[block], self._blocks[key] = key, block
+        if self.log is not None:
+            self.log.add(key)
 
     def forget(self) -> None:
         """Take every block's key away: what was cached is free, and nothing is found any more."""
@@ -121,6 +128,13 @@ class BlockPool:
         self._blocks.clear()
         self._free.extend(reversed(self._cached))
         self._cached.clear()
+        if self.log is not None:
+            self.log.clear()
+
+    @property
+    def keys(self) -> Collection[bytes]:
+        """The keys that can be found."""
+        return self._blocks.keys()
 
     def find(self, key: bytes) -> int | None:
         """The block with this key, in use or cached."""
@@ -152,6 +166,8 @@ class BlockPool:
         block, _ = self._cached.popitem(last=False)
         key = self._keys.pop(block)
         del self._blocks[key]
+        if self.log is not None:
+            self.log.drop(key)
         if self._on_evict is not None:
             self._on_evict(key)
         return block

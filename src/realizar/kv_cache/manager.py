@@ -15,6 +15,7 @@ from realizar.cache_kinds import CacheKind
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.group import GroupBlocks
+from realizar.kv_cache.key_changes import CacheChanges, KeyWatch
 from realizar.kv_cache.snapshots import SnapshotCounts, SnapshotPool
 from realizar.state_moves import StateMoves
 
@@ -78,6 +79,7 @@ class KVCacheManager:
         self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row
         self._names: list[Sequence[bytes]] = [()] * num_rows  # the keys of each row's full blocks
         self._steady_until = np.zeros(num_rows, np.int32)  # the least of the groups' positions, by row
+        self._watch: KeyWatch | None = None
         max_blocks = -(-context_length // block_size)
         self._groups = tuple(
             GroupBlocks(kind, count, block_size, num_rows, max_blocks, on_evict, moves_keys=has_state)
@@ -183,6 +185,27 @@ class KVCacheManager:
         for group in self._groups:
             group.pool.forget()
         self._snapshots.forget()
+
+    def watch_keys(self) -> None:
+        """Note changes of what can be found from now on, beginning with all that is held.
+
+        Keys of full attention stand for blocks. A sequence can go on only after those that have a snapshot of a state
+        too, or the last block of a window.
+        """
+        if not self._prefix_cache or not self._groups:
+            return
+        whole = [group.pool for group in self._groups if group.window is None]
+        windows = [group.pool for group in self._groups if group.window is not None]
+        blocks, *_ = whole or windows
+        ends = self._snapshots if self._has_state else windows[0] if whole and windows else None
+        self._watch = KeyWatch(blocks.keys, None if ends is None else ends.keys)
+        blocks.log = self._watch.blocks
+        if ends is not None:
+            ends.log = self._watch.ends
+
+    def take_key_changes(self) -> CacheChanges | None:
+        """The changes since the last call; None where there are none, or they are not noted."""
+        return None if self._watch is None else self._watch.take()
 
     def has_snapshot(self, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int) -> bool:
         """True if there is a snapshot after the first `num_tokens` tokens, full blocks of them."""

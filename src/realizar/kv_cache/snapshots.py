@@ -7,10 +7,12 @@ such a copy. Nothing changes it once it is taken; its memory belongs to the back
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+
+from realizar.kv_cache.key_changes import KeyLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,9 @@ class SnapshotPool:
 
     When none is free, the least recently used one is dropped, unless a step in flight names it. The number of a
     snapshot is used again when the last step that names it is done.
+
+    Attributes:
+        log: notes the keys that snapshots can be found by; None notes none.
     """
 
     def __init__(self, num_snapshots: int) -> None:
@@ -44,10 +49,16 @@ class SnapshotPool:
         self._snapshots: dict[bytes, int] = {}
         self._draining: set[int] = set()  # dropped, and named by a step in flight
         self._taken = self._restored = self._dropped = 0
+        self.log: KeyLog | None = None
 
     @property
     def counts(self) -> SnapshotCounts:
         return SnapshotCounts(len(self._steps), len(self._keys), self._taken, self._restored, self._dropped)
+
+    @property
+    def keys(self) -> Collection[bytes]:
+        """The keys that snapshots can be found by."""
+        return self._snapshots.keys()
 
     def find(self, key: bytes) -> int | None:
         """The snapshot that follows the block with this key."""
@@ -76,6 +87,8 @@ class SnapshotPool:
         self._keys[snapshot], self._snapshots[key] = key, snapshot
         self._steps[snapshot] += 1
         self._taken += 1
+        if self.log is not None:
+            self.log.add(key)
         return snapshot
 
     def drop(self, key: bytes) -> None:
@@ -85,6 +98,8 @@ class SnapshotPool:
             return
         del self._keys[snapshot]
         self._dropped += 1
+        if self.log is not None:
+            self.log.drop(key)
         if self._steps[snapshot]:
             self._draining.add(snapshot)
         else:

@@ -30,7 +30,7 @@ from realizar.server.http.request_log import RequestLogMiddleware
 from realizar.server.http.request_memory import RequestMemoryMiddleware
 from realizar.server.http.tracing import TraceMiddleware, make_tracer
 from realizar.server.http.unknown_fields import IGNORED, IgnoredFields
-from realizar.server.metrics import Metrics
+from realizar.server.metrics import Metrics, MetricSamples
 from realizar.server.models.leases import ModelLeaseMiddleware
 from realizar.server.models.models import Models
 from realizar.server.models.one import OneModel
@@ -61,14 +61,16 @@ def create_app(
     model: ServedModel,
     settings: ServerSettings,
     exposition: Callable[[Metrics], Awaitable[bytes]] | None = None,
+    more_samples: Callable[[], tuple[MetricSamples, ...]] = tuple,
 ) -> Starlette:
     """Make the server of one model, without its sockets. The caller starts and closes the engine.
 
     Args:
         engine: may still be loading.
         exposition: gives the metrics of the whole server, where this is a part of it.
+        more_samples: gives further metrics otherwise, once the engine's figures are there.
     """
-    return create_app_of(OneModel(make_api(engine, model, settings), exposition), settings)
+    return create_app_of(OneModel(make_api(engine, model, settings), exposition, more_samples), settings)
 
 
 def create_app_of(models: Models, settings: ServerSettings) -> Starlette:

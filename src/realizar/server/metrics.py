@@ -28,7 +28,7 @@ _OF_REQUESTS_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-_GAUGES = (
+GAUGES = (
     ("num_requests_running", "Choices being generated.", "num_running"),
     ("num_requests_waiting", "Choices waiting for their first step, or again after a preemption.", "num_waiting"),
     ("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", "kv_cache_usage"),
@@ -40,7 +40,7 @@ _GAUGES_OF_A_GPU = (
     ("device_memory_used_bytes", "Memory of the GPU that all programs use.", "device_memory_used_bytes"),
     ("device_memory_total_bytes", "Memory of the GPU.", "device_memory_total_bytes"),
 )
-_COUNTERS = (
+COUNTERS = (
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
     ("state_snapshots_taken", "Snapshots taken of the states of prompts.", "snapshots_taken"),
@@ -74,9 +74,9 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         on_gpu = any(stats.device_memory_total_bytes for stats in self.stats.values())
-        for stem, text, name in _GAUGES + (_GAUGES_OF_A_GPU if on_gpu else ()):
+        for stem, text, name in GAUGES + (_GAUGES_OF_A_GPU if on_gpu else ()):
             yield self._filled(GaugeMetricFamily(f"realizar:{stem}", text, labels=["model_name"]), name)
-        for stem, text, name in _COUNTERS:
+        for stem, text, name in COUNTERS:
             yield self._filled(CounterMetricFamily(f"realizar:{stem}", text, labels=["model_name"]), name)
 
     def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, name: str) -> Metric:

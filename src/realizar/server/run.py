@@ -116,21 +116,29 @@ class OwnFront:
 
 
 class _Signals:
-    """SIGTERM and SIGINT as futures: the first signal drains the server, the second stops it at once."""
+    """SIGTERM and SIGINT as futures: the first signal drains the server, the second stops it at once.
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    Args:
+        hang_up: called at SIGHUP; None leaves that signal alone.
+    """
+
+    def __init__(self, hang_up: Callable[[], None] | None) -> None:
+        self._loop, self._hang_up = asyncio.get_running_loop(), hang_up
         self.first: asyncio.Future[int] = self._loop.create_future()
         self.second: asyncio.Future[int] = self._loop.create_future()
 
     def __enter__(self) -> Self:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._note, int(number))
+        if self._hang_up is not None:
+            self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.remove_signal_handler(number)
+        if self._hang_up is not None:
+            self._loop.remove_signal_handler(signal.SIGHUP)
 
     def _note(self, number: int) -> None:
         waiting = self.second if self.first.done() else self.first
@@ -171,6 +179,7 @@ def run_server(
     loading: Callable[[str, float], None],
     ready: Callable[[], None],
     draining: Callable[[int], None],
+    hang_up: Callable[[], None] | None = None,
 ) -> int:
     """Serve until a signal. The exit status is 0 after draining, or 128 plus the number of a second signal.
 
@@ -178,6 +187,7 @@ def run_server(
         served: not started yet; closed at the end.
         loading: callback for the progress of loading. ready: callback when requests are accepted.
         draining: callback with the number of open requests.
+        hang_up: callback for SIGHUP; None leaves that signal alone.
 
     Raises:
         RealizarError: the engine could not load, or is gone for good.
@@ -185,7 +195,7 @@ def run_server(
     keep_little_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=front.loop_factory()) as runner:
-        return runner.run(_serve(front, served, listener, loading, ready, draining))
+        return runner.run(_serve(front, served, listener, loading, ready, draining, hang_up))
 
 
 async def _serve(
@@ -195,11 +205,12 @@ async def _serve(
     loading: Callable[[str, float], None],
     ready: Callable[[], None],
     draining: Callable[[int], None],
+    hang_up: Callable[[], None] | None,
 ) -> int:
     serving = asyncio.create_task(front.serve(served, listener))
     dead = asyncio.create_task(served.wait_dead())
     announcing = asyncio.create_task(_announce(served, loading, ready))
-    with _Signals() as signals:
+    with _Signals(hang_up) as signals:
         try:
             await served.start()
             await asyncio.wait((serving, dead, signals.first), return_when=asyncio.FIRST_COMPLETED)

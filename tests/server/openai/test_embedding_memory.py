@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from realizar.engine.clients.async_engine import Embedding
+from realizar.engine.clients.embedding import Embedding
 from realizar.server.generation.embedding import UnitVector
 from realizar.server.generation.work import Stop
 from realizar.server.http.request_memory import _BYTES_PER_BASE64_VALUE, _BYTES_PER_VALUE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ class Card:
     Attributes:
         index: its number. name: as the driver gives it. capability: (major, minor).
         memory_bytes: of the card. fault: why no model can run on it; None where one can.
+        bus_id: on the PCI bus, such as `0000:1b:00.0`; None where torch does not say.
     """
 
     index: int
@@ -27,6 +29,7 @@ class Card:
     capability: tuple[int, int]
     memory_bytes: int
     fault: str | None
+    bus_id: str | None = None
 
     @property
     def label(self) -> str:
@@ -53,7 +56,13 @@ def _card(index: int) -> Card:
         if capability < _LEAST_CAPABILITY:
             least, has = (".".join(map(str, each)) for each in (_LEAST_CAPABILITY, capability))
             fault = f"compute capability {least} is needed, and it has {has}"
-    return Card(index, found.name, capability, found.total_memory, fault)
+    return Card(index, found.name, capability, found.total_memory, fault, _bus_id(found))
+
+
+def _bus_id(found: Any) -> str | None:
+    """The address of a card from its properties, which older versions of torch do not have."""
+    domain, bus, device = (getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device"))
+    return None if domain is None or bus is None or device is None else f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
 def free_memory(index: int) -> int:

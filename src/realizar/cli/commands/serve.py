@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -31,9 +31,12 @@ from realizar.sizes import format_bytes
 
 if TYPE_CHECKING:
     from realizar.checkpoint.checkpoint import Checkpoint
+    from realizar.checkpoint.model_files import ModelFiles
     from realizar.engine.clients.async_engine import AsyncEngine
     from realizar.engine.clients.async_link import EngineLink
-    from realizar.engine.process.messages import EngineInfo
+    from realizar.engine.process.messages import EngineInfo, Load
+    from realizar.replicas.link import ReplicaLink
+    from realizar.server.metrics import MetricSamples
     from realizar.server.models.models import ModelStatus
     from realizar.server.models.shelf import ModelShelf
     from realizar.server.run import Front
@@ -91,6 +94,7 @@ def _serve_one(
     served: ServedModel,
     running: AsyncEngine,
     front: Front[AsyncEngine],
+    replicas: ReplicaLink | None,
     config: EngineConfig,
     listener: socket.socket,
     url: str,
@@ -123,6 +127,7 @@ def _serve_one(
             loading=loading.enter_context(load_progress()),
             ready=ready,
             draining=draining,
+            hang_up=None if replicas is None else replicas.restart_in_turn,
         )
 
 
@@ -171,8 +176,8 @@ def _prepare(
     sampling: SamplingOptions,
     template: str | None,
     shares: Sequence[ServerSettings],
-) -> tuple[ServedModel, AsyncEngine, Front[AsyncEngine]]:
-    """Make the served model, an engine that is not started yet, and what answers requests."""
+) -> tuple[ServedModel, AsyncEngine, Front[AsyncEngine], ReplicaLink | None]:
+    """Make the served model, an engine that is not started yet, what answers requests, and its replicas."""
     from realizar.checkpoint.model_files import ModelFiles
     from realizar.engine.loading import find_checkpoint
     from realizar.engine.process.messages import Load
@@ -195,10 +200,30 @@ def _prepare(
         fit_context=True,
         log_level=server.log_level.upper(),
     )
-    link = ProcessLink(load, files=ModelFiles(checkpoint))
+    files = ModelFiles(checkpoint)
+    replicas = _replicas(load, files, server.replicas) if server.replicas > 1 else None
+    link: EngineLink = ProcessLink(load, files=files) if replicas is None else replicas
+    more_samples = tuple if replicas is None else partial(_samples_of, replicas, served.name)
     if len(shares) == 1:
-        return served, *_own_front(link, served, checkpoint, batching, shares[0])
-    return served, *_hub(link, served, checkpoint, batching, shares, server, template)
+        return served, *_own_front(link, served, checkpoint, batching, shares[0], more_samples), replicas
+    return served, *_hub(link, served, checkpoint, batching, shares, server, template, more_samples), replicas
+
+
+def _replicas(load: Load, files: ModelFiles, count: int) -> ReplicaLink:
+    """Plan the replicas of a model."""
+    from realizar.replicas.make_link import make_replica_link
+    from realizar.replicas.planning import plan_replicas
+
+    planned = plan_replicas(load.model, load.config, count)
+    for number, each in enumerate(planned):
+        _report(f"replica {number}: {each.place.label}")
+    return make_replica_link(load, planned, files)
+
+
+def _samples_of(replicas: ReplicaLink, name: str) -> tuple[MetricSamples, ...]:
+    from realizar.server.replica_figures import replica_samples
+
+    return replica_samples(replicas, name)
 
 
 def _sampling_of(server: ServerOptions, sampling: SamplingOptions, checkpoint: Checkpoint) -> SamplingParams:
@@ -209,7 +234,12 @@ def _sampling_of(server: ServerOptions, sampling: SamplingOptions, checkpoint: C
 
 
 def _own_front(
-    link: EngineLink, served: ServedModel, checkpoint: Checkpoint, batching: BatchingOptions, settings: ServerSettings
+    link: EngineLink,
+    served: ServedModel,
+    checkpoint: Checkpoint,
+    batching: BatchingOptions,
+    settings: ServerSettings,
+    more_samples: Callable[[], tuple[MetricSamples, ...]],
 ) -> tuple[AsyncEngine, Front[AsyncEngine]]:
     """Requests are answered in this process."""
     from realizar.engine.clients.async_engine import AsyncEngine
@@ -225,7 +255,7 @@ def _own_front(
         max_queued=batching.max_queued,
         pooling=default_pooling(checkpoint),
     )
-    return running, OwnFront(create_app(running, served, settings), settings)
+    return running, OwnFront(create_app(running, served, settings, more_samples=more_samples), settings)
 
 
 def _hub(
@@ -236,6 +266,7 @@ def _hub(
     shares: Sequence[ServerSettings],
     server: ServerOptions,
     template: str | None,
+    more_samples: Callable[[], tuple[MetricSamples, ...]],
 ) -> tuple[AsyncEngine, Front[AsyncEngine]]:
     """Requests are answered in processes of their own."""
     from realizar.engine.clients.async_engine import AsyncEngine
@@ -260,7 +291,7 @@ def _hub(
         )
         for share in shares
     ]
-    hub = Hub(starts, served.name)
+    hub = Hub(starts, served.name, more_samples=more_samples)
     return AsyncEngine(RoutedLink(link, hub), lambda _: NoText(), max_queued=batching.max_queued), hub
 
 

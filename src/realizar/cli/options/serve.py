@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MAX_KEY_FILE_BYTES = 1 << 20
 MAX_API_PROCESSES = 64
+MAX_REPLICAS = 64
 _LOG = logging.getLogger(__name__)
 
 
@@ -55,6 +56,7 @@ class ServerOptions:
         stored_response_memory: memory of kept responses; the least recently used are dropped.
         max_connections: connections open at once; more are answered 503. Another machine may have half of them.
         api_processes: processes that answer requests; more of them for hundreds of streams of a small model on a GPU.
+        replicas: engines of the model, each with its GPU or its share of the cores; requests go where their prefix is.
         tls_cert: PEM file of a certificate and its chain, for HTTPS; read again when it has changed.
         tls_key: PEM file of the certificate's key; default the file of --tls-cert.
         log_level: lowest level of log lines; info has a line for each request.
@@ -86,6 +88,7 @@ class ServerOptions:
     stored_response_memory: Size = 64 << 20
     max_connections: Integer = 1024
     api_processes: Integer = 1
+    replicas: Annotated[Integer, Parameter(name=("--replicas", "--data-parallel-size"))] = 1
     tls_cert: Path | None = None
     tls_key: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -112,6 +115,10 @@ class ServerOptions:
         if not 1 <= self.api_processes <= MAX_API_PROCESSES:
             raise InvalidRequestError(
                 f"--api-processes must be between 1 and {MAX_API_PROCESSES}, not {self.api_processes}", "api_processes"
+            )
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise InvalidRequestError(
+                f"--replicas must be between 1 and {MAX_REPLICAS}, not {self.replicas}", "replicas"
             )
         from realizar.server.settings import ServerSettings
 

@@ -50,6 +50,8 @@ class SeveralModelsOptions:
                 if getattr(self, name) is not None:
                     raise InvalidRequestError(f"--{name.replace('_', '-')} is for several models", name)
             return False
+        if server.replicas > 1:
+            raise InvalidRequestError("--replicas above 1 serve a single model", "replicas")
         if server.api_processes > 1:
             raise InvalidRequestError("--api-processes above 1 serve a single model", "api_processes")
         for name in ("served_model_name", "chat_template"):

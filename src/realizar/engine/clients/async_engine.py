@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from realizar.backends.base import Transfer
@@ -13,6 +13,7 @@ from realizar.engine.clients.async_link import EngineLink, closed_error
 from realizar.engine.clients.async_questions import EngineQuestions
 from realizar.engine.clients.async_requests import OpenRequests
 from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.clients.embedding import Embedding
 from realizar.engine.clients.growing_choice import GrowingText
 from realizar.engine.clients.prepare import prepare_request
 from realizar.engine.core.metrics import EngineStats
@@ -25,6 +26,7 @@ from realizar.engine.process.messages import (
     PromptRead,
     Ready,
     Refused,
+    RequestsLost,
     Sleep,
     Wake,
     restore_error,
@@ -40,15 +42,6 @@ from realizar.request import Pooling, Request
 from realizar.sampling_params import SamplingParams
 
 EngineState: TypeAlias = Literal["starting", "ready", "draining", "dead"]
-
-
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """A pooled hidden state [hidden_size], and what it took."""
-
-    vector: tuple[float, ...]
-    num_prompt_tokens: int
-    num_cached_tokens: int
 
 
 class AsyncEngine:
@@ -293,11 +286,13 @@ class AsyncEngine:
         if isinstance(event, Outputs):
             self._requests.take_in(event.deltas)
         elif isinstance(event, Accepted):
-            self._requests.answer(event.request_id, None)
+            self._requests.answer(event.request_id, None, event.replica)
         elif isinstance(event, Refused):
             self._requests.answer(event.request_id, restore_error(event.error))
         elif isinstance(event, PromptRead):
             self._requests.note_progress(event)
+        elif isinstance(event, RequestsLost):
+            self._requests.lose(event)
         elif isinstance(event, Loading):
             self.loading = event
         elif isinstance(event, Ready):
@@ -307,18 +302,20 @@ class AsyncEngine:
         else:
             self._asked.answer(event)
 
-    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True) -> None:
+    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True, counted: bool = False) -> None:
         """For the link, see `LinkListener`."""
         if self._state == "dead":
             return
         if blame:
             self._requests.suspect_all()
-        self._earlier_stats = self._last_stats.plus(self._earlier_stats)
-        self._last_stats = EngineStats()
+        if not counted:
+            self._earlier_stats = self._last_stats.plus(self._earlier_stats)
+            self._last_stats = EngineStats()
         if not restarting:
             self._die(error)
             return
-        self._earlier_stats = self._earlier_stats.plus(EngineStats(num_restarts=1))
+        if not counted:
+            self._earlier_stats = self._earlier_stats.plus(EngineStats(num_restarts=1))
         self._error = error
         if self._state == "ready":
             self._set_state("starting")

@@ -25,12 +25,13 @@ class LinkListener(Protocol):
     def handle(self, event: Event) -> None:
         """Called with every event of the engine but `Failed`."""
 
-    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True) -> None:
+    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True, counted: bool = False) -> None:
         """Called when the engine is gone, with every request it had.
 
         Args:
             restarting: another engine is being started.
             blame: a request may be the cause.
+            counted: the link's figures go on over restarts, and have this one.
         """
 
     def blocked(self, reason: str) -> None:

@@ -12,7 +12,7 @@ from realizar.engine.clients.async_stream import AsyncStream
 from realizar.engine.clients.growing_choice import GrowingChoice, GrowingText
 from realizar.engine.clients.output_processor import OutputProcessor
 from realizar.engine.clients.suspects import Suspects
-from realizar.engine.process.messages import Abort, Add, PromptRead
+from realizar.engine.process.messages import Abort, Add, PromptRead, RequestsLost, restore_error
 from realizar.errors import InvalidRequestError, RealizarError, RequestFailedError
 from realizar.outputs import ChoiceDelta, RequestOutput
 from realizar.request import Request
@@ -98,15 +98,31 @@ class OpenRequests:
             raise
         return stream
 
-    def answer(self, request_id: str, error: RealizarError | None) -> None:
-        """Note that the engine has queued a request, or refused it with an error."""
+    def answer(self, request_id: str, error: RealizarError | None, replica: str = "") -> None:
+        """Note that the engine has queued a request, or refused it with an error.
+
+        Args:
+            replica: the name of the one that has it, of several.
+        """
         entry = self._open.get(request_id)
+        if entry is not None:
+            entry.stream.replica = replica
         if entry is None or entry.accepted.done():
             return
         if error is None:
             entry.accepted.set_result(None)
         else:
             self._end(request_id, error)
+
+    def lose(self, event: RequestsLost) -> None:
+        """End some requests with an error, since one of several engines is gone."""
+        if event.suspects:
+            suspects = [self._open[each].request for each in event.suspects if each in self._open]
+            self.suspects.note_death(suspects)
+        error = restore_error(event.error)
+        for request_id in event.request_ids:
+            if request_id in self._open:
+                self._end(request_id, error)
 
     def note_progress(self, event: PromptRead) -> None:
         """Tell the consumer of a stream how much of the prompt has been read."""

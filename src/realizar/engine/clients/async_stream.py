@@ -24,10 +24,13 @@ class AsyncStream:
 
     A delta is taken when it is read, with all that its choice gained until then: a slow consumer gets fewer and larger
     deltas.
+
+    Attributes:
+        replica: the name of the engine that has the request; empty where there is one alone.
     """
 
     def __init__(self, request_id: str, abort: Callable[[], None]) -> None:
-        self.request_id = request_id
+        self.request_id, self.replica = request_id, ""
         self._abort = abort
         self._news: deque[DeltaSource] = deque()
         self._loop = asyncio.get_running_loop()

@@ -79,8 +79,7 @@ class EngineCore:
             has_state=bool(spec.state_layers()),
             num_snapshots=capacity.num_snapshots,
         )
-        self._sleeper = Sleeper(backend, self._cache)
-        policy = policy or Policy()
+        self._sleeper, policy = Sleeper(backend, self._cache), policy or Policy()
         self._scheduler = Scheduler(
             self._cache,
             max_running=max_running,
@@ -141,6 +140,11 @@ class EngineCore:
     def snapshot_counts(self) -> SnapshotCounts:
         """Snapshots of states, of a model whose layers have one."""
         return self._cache.snapshot_counts
+
+    @property
+    def cache(self) -> KVCacheManager:
+        """The KV cache, for reports of what it holds; only the engine changes it."""
+        return self._cache
 
     @property
     def has_work(self) -> bool:

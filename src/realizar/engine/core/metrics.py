@@ -66,6 +66,11 @@ class EngineStats:
             }
         )
 
+    def added(self, other: EngineStats) -> EngineStats:
+        """These figures and those of another engine, both as of now."""
+        names = [field.name for field in fields(self)]
+        return EngineStats(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
 
 _MOMENTARY = frozenset(
     {

@@ -23,6 +23,7 @@ from realizar.engine.process.messages import (
     AskStats,
     AuditAnswer,
     CacheCleared,
+    CachedKeys,
     ClearCache,
     Command,
     EngineInfo,
@@ -37,6 +38,7 @@ from realizar.engine.process.messages import (
     StatsAnswer,
     TransferAnswer,
     Wake,
+    WatchKeys,
     record_error,
 )
 from realizar.errors import DeviceLostError, EngineDeadError, EngineUnavailableError, RealizarError
@@ -44,6 +46,7 @@ from realizar.outputs import PromptProgress, TokenOutput
 from realizar.step_deltas import StepDeltas
 
 _LOG = logging.getLogger(__name__)
+_KEYS_S = 0.05  # between reports of the prefix cache, while there is work
 _IDLE_S = 1.0  # after so long without work, the block audit is run
 
 
@@ -77,6 +80,7 @@ class EngineLoop:
         self._prompts: dict[str, int] = {}
         self._progress: dict[str, PromptProgress | None] = {}  # as last reported, until the prompt is read
         self._columns = DeltaColumns()
+        self._keys_reported_s = 0.0
         self._unsent: list[str] = []  # requests with a choice of the last step that could not be sent
         self._compiling: dict[
             str, tuple[Add, Callable[[], None]]
@@ -136,6 +140,8 @@ class EngineLoop:
         """Take the commands from the inbox, waiting if there is no work. Each idle time runs the block audit once."""
         while True:
             audited = self._num_audited_steps == self._num_steps
+            if not core.has_work:
+                self._report_keys(core)
             with self._news:
                 if not self._inbox and not core.has_work:
                     self._news.wait(None if audited else _IDLE_S)
@@ -162,6 +168,15 @@ class EngineLoop:
             unsent, self._unsent = self._unsent, []
             for request_id in unsent:
                 self._abort(core, request_id)
+        if time.monotonic() - self._keys_reported_s >= _KEYS_S:
+            self._report_keys(core)
+
+    def _report_keys(self, core: EngineCore) -> None:
+        """Report what changed in the prefix cache, if that is wanted."""
+        changes = core.cache.take_key_changes()
+        if changes is not None:
+            self._keys_reported_s = time.monotonic()
+            self._report(CachedKeys(changes))
 
     def _report_progress(self, core: EngineCore, outputs: Sequence[TokenOutput]) -> None:
         """Report how much has been read of the prompts of requests that want to know, where it is more than before."""
@@ -223,6 +238,9 @@ class EngineLoop:
         elif isinstance(command, ClearCache):
             core.clear_cache()
             self._report(CacheCleared(command.ticket))
+        elif isinstance(command, WatchKeys):
+            core.cache.watch_keys()
+            self._report_keys(core)
         elif isinstance(command, Sleep | Wake):
             self._report(_transfer(core, command))
 

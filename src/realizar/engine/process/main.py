@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from realizar.engine.clients.async_link import LoadProgress
 from realizar.engine.core.engine_core import EngineCore
@@ -43,6 +44,19 @@ def load_model(load: Load, progress: LoadProgress) -> EngineCore:
     gc.collect()
     gc.freeze()  # the loaded objects stay: a collection that walks them would delay every stream by about 0.1 s
     return core
+
+
+def take_place(load: Load) -> None:
+    """Give this process its share of the machine; before anything opens a GPU, and for threads that run already."""
+    if load.visible_gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = load.visible_gpus
+    if load.cores and sys.platform == "linux":
+        for thread in Path("/proc/self/task").iterdir():
+            try:
+                os.sched_setaffinity(int(thread.name), load.cores)
+            except OSError as error:
+                _LOG.warning("the process could not be pinned to cores %s: %s", list(load.cores), error.strerror)
+                return
 
 
 class EngineProcess:
@@ -89,6 +103,7 @@ class EngineProcess:
         if isinstance(command, Ping):
             self._report(Pong(command.ticket, self._loop.step_age_s))
         elif isinstance(command, Load):
+            take_place(command)
             logging.getLogger("realizar").setLevel(command.log_level)  # numba's own log would drown the rest
             self._load_command = command
             self._may_load.set()

@@ -14,6 +14,7 @@ from realizar import errors
 from realizar.backends.base import Capacity, Transfer
 from realizar.config import Device, EngineConfig
 from realizar.engine.core.metrics import EngineStats
+from realizar.kv_cache.key_changes import CacheChanges
 from realizar.outputs import PromptProgress
 from realizar.request import Request
 from realizar.step_deltas import StepDeltas
@@ -56,6 +57,8 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     `fit_context`: if the model's own context does not fit into memory, the engine takes a half, a quarter and so on.
     `log_level`: the log level in the engine process, one of `logging`'s names in capitals.
     `may_sleep`: the engine will be asked to `Sleep`; for a context that is known to fit.
+    `cores`: logical cores that the process may run on; none are all that its parent may.
+    `visible_gpus`: the value of CUDA_VISIBLE_DEVICES; None leaves it as it is.
     """
 
     model: str
@@ -63,6 +66,8 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     fit_context: bool = False
     log_level: str = "WARNING"
     may_sleep: bool = False
+    cores: tuple[int, ...] = ()
+    visible_gpus: str | None = None
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):
@@ -108,6 +113,10 @@ class ClearCache(msgspec.Struct, frozen=True, tag="clear_cache"):
     ticket: int
 
 
+class WatchKeys(msgspec.Struct, frozen=True, tag="watch_keys"):
+    """Report changes of the prefix cache from now on, as `CachedKeys`; the first report has all that it holds."""
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Ask for a sign of life. The answer is `Pong` with the same ticket, at once, even in the middle of a step."""
 
@@ -118,7 +127,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the engine; open requests get no more outputs."""
 
 
-Command: TypeAlias = Load | Add | Abort | AskStats | AskAudit | Sleep | Wake | ClearCache | Ping | Shutdown
+Command: TypeAlias = Load | Add | Abort | AskStats | AskAudit | Sleep | Wake | ClearCache | WatchKeys | Ping | Shutdown
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -135,9 +144,29 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """A request is queued."""
+    """A request is queued. `replica`: the name of the engine that has it, of several; their link sets it."""
 
     request_id: str
+    replica: str = ""
+
+
+class RequestsLost(msgspec.Struct, frozen=True, tag="requests_lost"):
+    """Some requests are gone with one of several engines, whose link reports it; the others go on.
+
+    Attributes:
+        request_ids: of requests of which nothing follows.
+        suspects: those that the engine may have died of, some of which go on in another one.
+    """
+
+    request_ids: tuple[str, ...]
+    error: ErrorRecord
+    suspects: tuple[str, ...] = ()
+
+
+class CachedKeys(msgspec.Struct, frozen=True, tag="cached_keys"):
+    """The prefix cache has changed; reports are a small part of a second apart."""
+
+    changes: CacheChanges
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
@@ -215,6 +244,8 @@ Event: TypeAlias = (
     | Accepted
     | Refused
     | PromptRead
+    | RequestsLost
+    | CachedKeys
     | Outputs
     | StatsAnswer
     | AuditAnswer

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.engine.clients.async_engine import Embedding
+from realizar.engine.clients.embedding import Embedding
 from realizar.request import Pooling
 from realizar.server.api import Api
 from realizar.server.errors import renaming

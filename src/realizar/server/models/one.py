@@ -26,14 +26,20 @@ class OneModel:
         api: what handlers work with.
         exposition: gives the metrics of the whole server, where this is a part of it; None takes its own metrics and
             its engine's.
+        more_samples: gives further metrics, once the engine's figures are there.
     """
 
     several: ClassVar[bool] = False
     pulls: None = None
 
-    def __init__(self, api: Api, exposition: Callable[[Metrics], Awaitable[bytes]] | None = None) -> None:
+    def __init__(
+        self,
+        api: Api,
+        exposition: Callable[[Metrics], Awaitable[bytes]] | None = None,
+        more_samples: Callable[[], tuple[MetricSamples, ...]] = tuple,
+    ) -> None:
         self.api = api
-        self._exposition = exposition
+        self._exposition, self._more_samples = exposition, more_samples
 
     @property
     def state(self) -> EngineState:
@@ -86,4 +92,5 @@ class OneModel:
     async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
         if self._exposition is not None:
             return await self._exposition(self.api.metrics)
-        return self.api.metrics.exposition(await self.api.engine.stats(), others)
+        stats = await self.api.engine.stats()
+        return self.api.metrics.exposition(stats, (*others, *self._more_samples()))

@@ -32,6 +32,7 @@ from realizar.engine.process.messages import (
     PromptRead,
     Ready,
     Refused,
+    RequestsLost,
     record_error,
 )
 from realizar.errors import EngineDeadError, RealizarError
@@ -83,10 +84,18 @@ class Hub:
         starts: the first message of each process.
         model_name: the label of every metric.
         command: the command to start; the descriptors of its sockets are appended.
+        more_samples: gives further metrics, once the engine's figures are there.
     """
 
-    def __init__(self, starts: Sequence[Start], model_name: str, command: Sequence[str] = PROCESS_COMMAND) -> None:
+    def __init__(
+        self,
+        starts: Sequence[Start],
+        model_name: str,
+        command: Sequence[str] = PROCESS_COMMAND,
+        more_samples: Callable[[], tuple[MetricSamples, ...]] = tuple,
+    ) -> None:
         self._starts, self._model_name, self._command = starts, model_name, command
+        self._more_samples = more_samples
         self._engine: AsyncEngine | None = None
         self._open: dict[str, _Open] = {}
         self._splitter: DeltaSplitter[ApiProcess] = DeltaSplitter(self._process_of)
@@ -159,6 +168,16 @@ class Hub:
         entry = self._open.get(event.request_id)
         if entry is not None:
             entry.process.send(event)
+
+    def requests_lost(self, event: RequestsLost) -> None:
+        """See `Audience`. The engine of this process knows whom to blame."""
+        shares: dict[ApiProcess, list[str]] = {}
+        for request_id in event.request_ids:
+            process = self._process_of(request_id)
+            if process is not None:
+                shares.setdefault(process, []).append(request_id)
+        for process, request_ids in shares.items():
+            process.send(RequestsLost(tuple(request_ids), event.error))
 
     def state_changed(self, event: Ready | Loading) -> None:
         """See `Audience`."""
@@ -318,8 +337,9 @@ class Hub:
                 asked.append(answer)
         if asked:
             await asyncio.wait(asked, timeout=_SAMPLES_PATIENCE_S)
-        metrics = (*add_samples((self._retired, *self._samples.values())), *own_samples())
-        text = exposition_of({self._model_name: await self._engine.stats()}, metrics)
+        stats = await self._engine.stats()
+        summed = add_samples((self._retired, *self._samples.values()))
+        text = exposition_of({self._model_name: stats}, (*summed, *own_samples(), *self._more_samples()))
         process.send(Exposition(ticket, text))
 
     def _listen(self, *, wanted: bool) -> None:

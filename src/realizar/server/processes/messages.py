@@ -21,6 +21,7 @@ from realizar.engine.process.messages import (
     PromptRead,
     Ready,
     Refused,
+    RequestsLost,
 )
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
@@ -91,6 +92,7 @@ ToProcess: TypeAlias = (
     | Ready
     | Accepted
     | Refused
+    | RequestsLost
     | PromptRead
     | Outputs
     | CacheCleared

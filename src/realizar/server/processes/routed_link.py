@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from realizar.engine.clients.async_link import EngineLink, LinkListener
-from realizar.engine.process.messages import Accepted, Command, Event, Loading, Outputs, PromptRead, Ready
+from realizar.engine.process.messages import Accepted, Command, Event, Loading, Outputs, PromptRead, Ready, RequestsLost
 from realizar.errors import RealizarError
 from realizar.step_deltas import StepDeltas
 
@@ -22,6 +22,9 @@ class Audience(Protocol):
 
     def prompt_read(self, event: PromptRead) -> None:
         """Called when more of a prompt has been read."""
+
+    def requests_lost(self, event: RequestsLost) -> None:
+        """Called when some requests are gone with one of several engines."""
 
     def state_changed(self, event: Ready | Loading) -> None:
         """Called when the engine loads or is ready."""
@@ -86,16 +89,18 @@ class RoutedLink:
             return
         elif isinstance(event, Accepted):
             self._audience.accepted(event)
+        elif isinstance(event, RequestsLost):
+            self._audience.requests_lost(event)
         elif isinstance(event, Ready | Loading):
             self._audience.state_changed(event)
         if self._listener is not None:
             self._listener.handle(event)
 
-    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True) -> None:
+    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True, counted: bool = False) -> None:
         """See `LinkListener`."""
         self._audience.engine_lost(error, restarting=restarting)
         if self._listener is not None:
-            self._listener.lost(error, restarting=restarting, blame=blame)
+            self._listener.lost(error, restarting=restarting, blame=blame, counted=counted)
 
     def blocked(self, reason: str) -> None:
         """See `LinkListener`."""

@@ -1,0 +1,93 @@
+"""`KeyWatch` notes which keys the prefix cache gains and loses, for a router of several engines. Standard library only.
+
+A key is reported by its first 16 bytes: enough to tell prefixes apart for a choice, and what is found in a cache is
+decided by whole keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+KEY_BYTES = 16
+"""Bytes of a reported key."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChanges:
+    """Changes of a prefix cache since the last ones were taken. Columns are keys of `KEY_BYTES` bytes, joined.
+
+    Attributes:
+        added, removed: blocks that can be found, and can't any more.
+        ends_added, ends_removed: keys after which a sequence can go on; `ends_added` is None where it can after any
+            block that can be found.
+        complete: the columns have all that can be found, and earlier changes count no more.
+    """
+
+    added: bytes = b""
+    removed: bytes = b""
+    ends_added: bytes | None = None
+    ends_removed: bytes = b""
+    complete: bool = False
+
+
+class KeyLog:
+    """The last change of each key since `take`."""
+
+    def __init__(self) -> None:
+        self._changes: dict[bytes, bool] = {}
+        self.forgot_all = False
+
+    def __bool__(self) -> bool:
+        return bool(self._changes) or self.forgot_all
+
+    def add(self, key: bytes) -> None:
+        """Note that a key is held."""
+        self._changes[key[:KEY_BYTES]] = True
+
+    def drop(self, key: bytes) -> None:
+        """Note that a key is held no more."""
+        self._changes[key[:KEY_BYTES]] = False
+
+    def clear(self) -> None:
+        """Note that no key is held any more."""
+        self._changes.clear()
+        self.forgot_all = True
+
+    def take(self) -> tuple[bytes, bytes]:
+        """The keys that were added and those that were dropped, joined; they are forgotten here."""
+        changes, self._changes, self.forgot_all = self._changes, {}, False
+        added = b"".join([key for key, is_held in changes.items() if is_held])
+        return added, b"".join([key for key, is_held in changes.items() if not is_held])
+
+
+class KeyWatch:
+    """The logs of one cache, which starts with what the cache holds now.
+
+    Args:
+        blocks: keys of blocks that can be found.
+        ends: keys after which a sequence can go on; None where it can after any block.
+
+    Attributes:
+        blocks, ends: logs of further changes.
+    """
+
+    def __init__(self, blocks: Iterable[bytes], ends: Iterable[bytes] | None) -> None:
+        self.blocks = KeyLog()
+        self.ends = None if ends is None else KeyLog()
+        self._is_first = True
+        for key in blocks:
+            self.blocks.add(key)
+        if self.ends is not None:
+            for key in ends or ():
+                self.ends.add(key)
+
+    def take(self) -> CacheChanges | None:
+        """The changes since the last call, at first all that is held; None where nothing changed."""
+        if not (self._is_first or self.blocks or self.ends):
+            return None
+        complete = self._is_first or self.blocks.forgot_all
+        self._is_first = False
+        added, removed = self.blocks.take()
+        ends_added, ends_removed = (None, b"") if self.ends is None else self.ends.take()
+        return CacheChanges(added, removed, ends_added, ends_removed, complete)

@@ -1,0 +1,312 @@
+"""`ReplicaLink`: several engines as one `EngineLink`. Requests go where their prefixes are."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from realizar.engine.clients.async_link import EngineLink, LinkListener
+from realizar.engine.core.metrics import EngineStats
+from realizar.engine.process.messages import (
+    Abort,
+    Accepted,
+    Add,
+    AskAudit,
+    AskStats,
+    AuditAnswer,
+    CacheCleared,
+    CachedKeys,
+    ClearCache,
+    Command,
+    Event,
+    Loading,
+    Outputs,
+    Ready,
+    Refused,
+    RequestsLost,
+    StatsAnswer,
+    WatchKeys,
+    record_error,
+)
+from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
+from realizar.replicas.joint_info import joint_info
+from realizar.replicas.numbering import first_number, with_numbers_from
+from realizar.replicas.placing import Placement
+from realizar.replicas.prompt_keys import report_of
+from realizar.replicas.replica import PlacedRequest, Replica
+from realizar.replicas.rolling import replace_in_turn
+from realizar.replicas.status import ReplicaStatus, status_of
+
+_LOG = logging.getLogger(__name__)
+_REVIVAL_S = 30.0  # after which an engine is started again in a place where engines died too often
+
+
+class ReplicaLink:
+    """Several engines, which the `AsyncEngine` above takes for one; see `EngineLink`.
+
+    An engine that can't load before all were ready once ends the link. After that the link lives as long as engines
+    are being started, and the API answers as long as one is ready. When an engine dies, its requests of which something
+    came end with an error. The others go to another replica, once: a request that was alone with its engine, or whose
+    second engine dies, is thought to be the cause.
+
+    Args:
+        new_links: make links to engines that are not started yet, one for each replica.
+    """
+
+    def __init__(self, new_links: Sequence[Callable[[], EngineLink]]) -> None:
+        self._replicas = tuple(Replica(f"{number}", new_link, self) for number, new_link in enumerate(new_links))
+        self._placement = Placement(self._replicas)
+        self._incarnations = itertools.count()
+        self._listener: LinkListener | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tried: set[str] = set()  # replicas whose first engine was ready, or died
+        self._rolling: asyncio.Task[None] | None = None
+        self._num_moved = 0
+        self._has_begun = self._closed = False
+        self._changed = asyncio.Event()
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        return self._replicas
+
+    @property
+    def num_moved(self) -> int:
+        """Requests that went to another replica when theirs died."""
+        return self._num_moved
+
+    def statuses(self) -> tuple[ReplicaStatus, ...]:
+        """Each replica, with the figures that it last gave."""
+        router = self._placement.router
+        return tuple(status_of(each, router.num_keys(each.name)) for each in self._replicas)
+
+    async def start(self, listener: LinkListener) -> None:
+        """See `EngineLink`."""
+        self._listener = listener
+        for replica in self._replicas:
+            await replica.start()
+
+    def send(self, command: Command) -> None:
+        """See `EngineLink`.
+
+        Raises:
+            InvalidRequestError: the command is too large to be sent, or not for several engines.
+        """
+        if isinstance(command, Add):
+            self._add(command)
+        elif isinstance(command, Abort):
+            placed = self._placement.of(command.request_id)
+            if placed is not None:
+                placed.replica.send(command)
+                self._placement.note_end(command.request_id, command.choice)
+                self._note_change()
+        elif isinstance(command, AskStats):
+            self._spawn(self._answer_stats(command.ticket))
+        elif isinstance(command, AskAudit):
+            self._spawn(self._answer_audit(command.ticket))
+        elif isinstance(command, ClearCache):
+            self._spawn(self._clear_caches(command.ticket))
+        else:
+            raise InvalidRequestError(f"several engines take no {type(command).__name__}")
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """See `EngineLink`."""
+        self._closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(replica.close(at_once=at_once) for replica in self._replicas))
+
+    async def wait_changed(self) -> None:
+        """Wait until a replica's state or its requests may have changed."""
+        await self._changed.wait()
+
+    def restart_in_turn(self) -> None:
+        """Begin to replace the engines one by one, so that no request fails; nothing happens while this goes on."""
+        if self._rolling is None or self._rolling.done():
+            self._rolling = self._spawn(replace_in_turn(self))
+        else:
+            _LOG.warning("the replicas are being restarted already")
+
+    def drain(self, replica: Replica) -> None:
+        """Give a replica that is ready no more requests."""
+        replica.state = "draining"
+        self._report_ready()
+
+    async def renew(self, replica: Replica) -> None:
+        """Replace the engine of a replica that has no request."""
+        replica.state = "starting"
+        replica.count_end(restarting=False)
+        self._placement.router.leave(replica.name)
+        await replica.close()
+        await replica.start()
+
+    def take(self, replica: Replica, event: Event) -> None:
+        """See `ReplicaOwner`."""
+        if isinstance(event, Outputs):
+            deltas = with_numbers_from(event.deltas, first_number(replica.incarnation))
+            self._placement.note_deltas(deltas)
+            self._pass_on(Outputs(deltas))
+            if deltas.ends or deltas.failures:
+                self._note_change()
+        elif isinstance(event, CachedKeys):
+            report = report_of(event.changes, replica.incarnation, replica.num_reports)
+            replica.num_reports += 1
+            self._placement.router.report(replica.name, report)
+        elif isinstance(event, Accepted):
+            placed = self._placement.of(event.request_id)
+            if placed is not None:
+                placed.was_accepted = True
+                self._pass_on(Accepted(event.request_id, replica.name))
+        elif isinstance(event, Refused):
+            self._refuse(event)
+        elif isinstance(event, Loading):
+            if not self._has_begun:
+                self._pass_on(Loading(f"replica {replica.name}: {event.what}", event.share))
+        elif isinstance(event, Ready):
+            self._ready(replica, event)
+        else:
+            self._pass_on(event)
+
+    def engine_lost(self, replica: Replica, error: RealizarError, *, restarting: bool, blame: bool) -> None:
+        """See `ReplicaOwner`."""
+        lost = list(replica.requests.values())
+        replica.requests.clear()
+        self._placement.router.leave(replica.name)
+        named = EngineDeadError(f"replica {replica.name}: {error}")
+        if not self._has_begun:
+            if not restarting:
+                self._pass_loss(named, restarting=False, blame=blame)
+                return
+            self._tried.add(replica.name)
+        if any(each.is_alive for each in self._replicas):
+            self._lose(lost, named, blame=blame)
+            self._report_ready()
+        else:
+            self._placement.clear()
+            restarting_any = restarting or any(each.state == "starting" for each in self._replicas)
+            if self._has_begun or not restarting_any:
+                self._pass_loss(named, restarting=restarting_any, blame=blame)
+        if not restarting and not self._closed:
+            _LOG.error("replica %s gets another engine in %.0f s", replica.name, _REVIVAL_S)
+            self._spawn(self._revive(replica))
+        self._note_change()
+
+    def engine_blocked(self, replica: Replica, reason: str) -> None:
+        """See `ReplicaOwner`."""
+        if self._listener is not None and not any(each.is_alive for each in self._replicas):
+            self._listener.blocked(reason)
+
+    def _add(self, command: Add) -> None:
+        placed = self._placement.place(command.request)
+        if placed is None:
+            raise EngineDeadError("no replica is ready")
+        try:
+            placed.replica.send(command)
+        except RealizarError:
+            self._placement.forget(command.request.request_id)
+            raise
+
+    def _ready(self, replica: Replica, event: Ready) -> None:
+        """Take an engine into use."""
+        self._tried.add(replica.name)
+        replica.info, replica.state = event.info, "ready"
+        replica.incarnation, replica.num_reports = next(self._incarnations), 0
+        self._placement.set_block_tokens(event.info.cached_block_tokens)
+        self._placement.router.begin(replica.name, replica.incarnation)
+        if event.info.cached_block_tokens:
+            replica.send(WatchKeys())
+        self._report_ready()
+        self._note_change()
+
+    def _report_ready(self) -> None:
+        """Report readiness, and what the engines that are ready can do together."""
+        infos = [each.info for each in self._replicas if each.state == "ready" and each.info is not None]
+        if infos and (self._has_begun or len(self._tried) == len(self._replicas)):
+            self._has_begun = True
+            self._pass_on(Ready(joint_info(infos)))
+
+    def _refuse(self, event: Refused) -> None:
+        """Pass a refusal on; one of a request whose client knows that it is queued is the request's end."""
+        placed = self._placement.of(event.request_id)
+        self._placement.forget(event.request_id)
+        self._note_change()
+        if placed is not None and placed.was_accepted:
+            self._pass_on(RequestsLost((event.request_id,), event.error))
+        else:
+            self._pass_on(event)
+
+    def _lose(self, requests: Sequence[PlacedRequest], error: RealizarError, *, blame: bool) -> None:
+        """End the requests of a dead engine that have begun, and give the others to another one."""
+        alone = len(requests) == 1 and blame
+        ended: list[PlacedRequest] = []
+        moving: list[PlacedRequest] = []
+        for each in requests:
+            (ended if each.has_begun or each.num_moves or alone else moving).append(each)
+        moved = [each for each in moving if self._move(each)]
+        ended += [each for each in moving if each not in moved]
+        for each in ended:
+            self._placement.forget(each.request.request_id)
+        self._num_moved += len(moved)
+        if requests:
+            suspects = tuple(each.request.request_id for each in requests) if blame else ()
+            ids = tuple(each.request.request_id for each in ended)
+            self._pass_on(RequestsLost(ids, record_error(error), suspects))
+            _LOG.warning("%s: %d requests ended, %d go on in other replicas", error, len(ended), len(moved))
+
+    def _move(self, placed: PlacedRequest) -> bool:
+        if not self._placement.move(placed):
+            return False
+        with suppress(InvalidRequestError):
+            placed.replica.send(Add(placed.request))
+            return True
+        return False
+
+    async def _revive(self, replica: Replica) -> None:
+        """Start another engine in a place where they died too often, after a while."""
+        await asyncio.sleep(_REVIVAL_S)
+        await replica.close()
+        await replica.start()
+
+    async def _answer_stats(self, ticket: int) -> None:
+        """Answer with the sum of all replicas; one that is busy counts as it last did."""
+        await asyncio.gather(*(each.refresh() for each in self._replicas if each.is_alive))
+        total = EngineStats()
+        for each in self._replicas:
+            total = total.added(each.stats)
+        self._pass_on(StatsAnswer(ticket, total))
+
+    async def _answer_audit(self, ticket: int) -> None:
+        alive = [each for each in self._replicas if each.is_alive]
+        found = await asyncio.gather(*(each.asked.audit() for each in alive), return_exceptions=True)
+        faults = [f"replica {each.name}: {fault}" for each, fault in zip(alive, found, strict=True) if fault]
+        self._pass_on(AuditAnswer(ticket, "; ".join(faults) or None))
+
+    async def _clear_caches(self, ticket: int) -> None:
+        """Have all caches forget what they hold; that of an engine that ends meanwhile is gone."""
+        clearing = [each.asked.clear_cache() for each in self._replicas if each.is_alive]
+        found = await asyncio.gather(*clearing, return_exceptions=True)
+        errors = [each for each in found if each is not None and not isinstance(each, EngineDeadError)]
+        self._pass_on(CacheCleared(ticket, record_error(errors[0]) if errors else None))
+
+    def _pass_on(self, event: Event) -> None:
+        if self._listener is not None:
+            self._listener.handle(event)
+
+    def _pass_loss(self, error: RealizarError, *, restarting: bool, blame: bool) -> None:
+        if self._listener is not None:
+            self._listener.lost(error, restarting=restarting, blame=blame, counted=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

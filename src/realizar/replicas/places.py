@@ -1,0 +1,119 @@
+"""`Place`: the share of the machine that a replica gets. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A physical core. Attributes: cpus: the numbers of its hardware threads. node: of the memory at its side."""
+
+    cpus: tuple[int, ...]
+    socket: int = 0
+    node: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU. Attributes: index: as `cuda:N` has it. node: the side of the machine that it is on; None if not known."""
+
+    index: int
+    node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A replica's share of the machine.
+
+    Attributes:
+        cores: that it runs on; none where it may run on all.
+        is_shared: other replicas run on these cores too.
+        gpu: that it has; None on the CPU.
+    """
+
+    cores: tuple[Core, ...]
+    is_shared: bool = False
+    gpu: Gpu | None = None
+
+    @property
+    def label(self) -> str:
+        """For people: its GPU and its cores."""
+        parts = [] if self.gpu is None else [f"cuda:{self.gpu.index}"]
+        if self.cores:
+            nodes = ", ".join(str(node) for node in dict.fromkeys(core.node for core in self.cores))
+            shared = ", shared with other replicas" if self.is_shared else ""
+            parts.append(f"{len(self.cores)} cores on node {nodes} (CPUs {cpu_list(self.cpus)}){shared}")
+        return ", ".join(parts)
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The hardware threads of its cores, ascending."""
+        return tuple(sorted(cpu for core in self.cores for cpu in core.cpus))
+
+
+def cpu_list(cpus: Sequence[int]) -> str:
+    """Ascending numbers as a list such as `0-3,8`."""
+    runs: list[list[int]] = []
+    for cpu in cpus:
+        if runs and cpu == runs[-1][-1] + 1:
+            runs[-1].append(cpu)
+        else:
+            runs.append([cpu])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def places_on_cores(cores: Sequence[Core], num_replicas: int) -> tuple[Place, ...]:
+    """Divide cores between replicas: equally many for each, and all of them on one side of the machine if possible.
+
+    Cores that are left over stay free for the process that answers requests. Where there are fewer cores than replicas,
+    each replica gets one, which it shares.
+
+    Args:
+        cores: one at least.
+        num_replicas: 1 or more.
+    """
+    nodes: dict[int, list[Core]] = {}
+    for core in sorted(cores, key=lambda core: (core.node, core.socket, core.cpus)):
+        nodes.setdefault(core.node, []).append(core)
+    if num_replicas > len(cores):
+        ordered = [core for node in nodes.values() for core in node]
+        return tuple(Place((ordered[number % len(ordered)],), is_shared=True) for number in range(num_replicas))
+    share = len(cores) // num_replicas
+    rooms = [node[start : start + share] for node in nodes.values() for start in range(0, len(node) - share + 1, share)]
+    if len(rooms) < num_replicas:  # one side has not room enough for its replicas: some lie across
+        ordered = [core for node in nodes.values() for core in node]
+        rooms = [ordered[start : start + share] for start in range(0, num_replicas * share, share)]
+    return tuple(Place(tuple(room)) for room in _spread(rooms, num_replicas))
+
+
+def _spread(rooms: Sequence[Sequence[Core]], count: int) -> list[Sequence[Core]]:
+    """`count` of the rooms, from each side of the machine equally many, in the order of sides."""
+    by_node: dict[int, list[Sequence[Core]]] = {}
+    for room in rooms:
+        by_node.setdefault(room[0].node, []).append(room)
+    taken: list[Sequence[Core]] = []
+    for turn in range(len(rooms)):
+        taken += [listed[turn] for listed in by_node.values() if turn < len(listed)]
+    return sorted(taken[:count], key=lambda room: (room[0].node, room[0].cpus))
+
+
+def places_on_gpus(gpus: Sequence[Gpu], cores: Sequence[Core], num_replicas: int) -> tuple[Place, ...]:
+    """Give each replica a GPU, and the cores at that GPU's side, divided between the replicas that are there.
+
+    Args:
+        gpus: that can run a model, as many as replicas at least.
+        cores: one at least.
+    """
+    chosen = gpus[:num_replicas]
+    places: dict[int, Place] = {}
+    for node in dict.fromkeys(gpu.node for gpu in chosen):
+        there = [gpu for gpu in chosen if gpu.node == node]
+        near = [core for core in cores if core.node == node]
+        if node is None or not near:
+            places |= {gpu.index: Place((), gpu=gpu) for gpu in there}  # its side is not known
+            continue
+        for gpu, place in zip(there, places_on_cores(near, len(there)), strict=True):
+            places[gpu.index] = Place(place.cores, place.is_shared, gpu)
+    return tuple(places[gpu.index] for gpu in chosen)

@@ -1,0 +1,37 @@
+"""`prompt_keys` names the blocks of a prompt as the engines report them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from realizar.kv_cache.block_keys import BlockKeys
+from realizar.kv_cache.key_changes import KEY_BYTES, CacheChanges
+from realizar.replicas.held_keys import KeyChanges, KeyReport
+from realizar.request import Request
+
+_MOST_BLOCKS = 4096  # beyond them a replica is far ahead in any case, and the event loop waits for every key
+
+
+def prompt_keys(request: Request, block_tokens: int) -> tuple[bytes, ...]:
+    """Keys of the full blocks of a request's prompt, with its salt; of a very long prompt, of its start.
+
+    Args:
+        block_tokens: tokens of a block of the prefix cache; 0 without one, and then there are no keys.
+    """
+    if not block_tokens:
+        return ()
+    token_ids = np.array(request.prompt_token_ids[: _MOST_BLOCKS * block_tokens], np.int32)
+    return tuple([key[:KEY_BYTES] for key in BlockKeys(block_tokens, request.cache_salt).of(token_ids)])
+
+
+def report_of(changes: CacheChanges, generation: int, number: int) -> KeyReport:
+    """An engine's report as the router takes it. Args: generation, number: as in `KeyReport`."""
+    ends = None
+    if changes.ends_added is not None:
+        ends = KeyChanges(_keys(changes.ends_added), _keys(changes.ends_removed))
+    blocks = KeyChanges(_keys(changes.added), _keys(changes.removed))
+    return KeyReport(generation, number, blocks, ends, changes.complete)
+
+
+def _keys(column: bytes) -> list[bytes]:
+    return [column[start : start + KEY_BYTES] for start in range(0, len(column), KEY_BYTES)]

@@ -1,0 +1,167 @@
+"""`Replica`: one of several engines behind an API, and the requests that it has. One engine follows another in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from realizar.engine.clients.async_link import EngineLink
+from realizar.engine.clients.async_questions import EngineQuestions
+from realizar.engine.core.metrics import EngineStats
+from realizar.engine.process.messages import (
+    Abort,
+    AuditAnswer,
+    CacheCleared,
+    Command,
+    EngineInfo,
+    Event,
+    StatsAnswer,
+)
+from realizar.errors import EngineDeadError, RealizarError
+from realizar.replicas.routing import ReplicaLoad
+from realizar.request import Request
+
+ReplicaState: TypeAlias = Literal["starting", "ready", "draining", "down"]
+"""`starting`: its engine loads, or is about to. `draining`: it ends its requests and gets no others. `down`: no engine
+is being started for a while."""
+
+_FIGURES_PATIENCE_S = 0.5
+_ABORTED_S = 30.0  # for so long after an abort, an engine may still work on a request
+
+
+@dataclass(slots=True)
+class PlacedRequest:
+    """An open request.
+
+    Attributes:
+        keys: of its prompt's blocks.
+        pending_tokens: of its prompt, that it waits for as far as is known; 0 once something of it came.
+        open_choices: choices that have not ended.
+        has_begun: something of it came.
+        num_moves: replicas that died while they had it.
+        was_accepted: its client knows that it is queued.
+    """
+
+    request: Request
+    keys: tuple[bytes, ...]
+    replica: Replica
+    pending_tokens: int
+    open_choices: set[int]
+    numbers: list[int] = field(default_factory=list)
+    has_begun: bool = False
+    num_moves: int = 0
+    was_accepted: bool = False
+
+
+class ReplicaOwner(Protocol):
+    """Receives what happens to replicas."""
+
+    def take(self, replica: Replica, event: Event) -> None:
+        """Called with every event that the replica does not handle itself."""
+
+    def engine_lost(self, replica: Replica, error: RealizarError, *, restarting: bool, blame: bool) -> None:
+        """Called when a replica's engine is gone."""
+
+    def engine_blocked(self, replica: Replica, reason: str) -> None:
+        """Called when a replica's engine can't be started before the model's files change."""
+
+
+class Replica:
+    """A place for an engine: its link's `LinkListener`.
+
+    Args:
+        name: for metrics and the log.
+        new_link: makes a link to an engine that is not started yet.
+        owner: receives events.
+
+    Attributes:
+        state: of its engine. info: of the last engine that was ready.
+        incarnation: of its engine, unique over all replicas; the owner sets it.
+        num_reports: of the prefix cache, that the engine sent.
+        requests: that it has, by id.
+        asked: what is asked of its engine.
+    """
+
+    def __init__(self, name: str, new_link: Callable[[], EngineLink], owner: ReplicaOwner) -> None:
+        self.name, self._new_link, self._owner = name, new_link, owner
+        self._link: EngineLink | None = None
+        self.state: ReplicaState = "starting"
+        self.info: EngineInfo | None = None
+        self.incarnation = self.num_reports = 0
+        self.requests: dict[str, PlacedRequest] = {}
+        self.asked = EngineQuestions(self.send)
+        self._last_stats = self._earlier_stats = EngineStats()
+        self._last_abort_s = -_ABORTED_S
+
+    @property
+    def is_alive(self) -> bool:
+        """True if it works on requests."""
+        return self.state in ("ready", "draining")
+
+    @property
+    def load(self) -> ReplicaLoad:
+        """Its work."""
+        pending = sum([each.pending_tokens for each in self.requests.values()])
+        return ReplicaLoad(pending, sum([len(each.open_choices) for each in self.requests.values()]))
+
+    @property
+    def stats(self) -> EngineStats:
+        """The figures of its engines, as they last said; counts go on over restarts."""
+        return self._last_stats.plus(self._earlier_stats)
+
+    async def start(self) -> None:
+        """Start an engine; returns before it is ready."""
+        self.state = "starting"
+        self._link = self._new_link()
+        await self._link.start(self)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the engine; idempotent."""
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close(at_once=at_once)
+
+    def send(self, command: Command) -> None:
+        """Pass a command on. Raises InvalidRequestError: it is too large."""
+        if isinstance(command, Abort):
+            self._last_abort_s = time.monotonic()
+        if self._link is not None:
+            self._link.send(command)
+
+    async def refresh(self) -> None:
+        """Ask for figures; where the engine is busy or lost, those that it last gave stay."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIGURES_PATIENCE_S):
+                self._last_stats = await self.asked.stats() or self._last_stats
+
+    def count_end(self, *, restarting: bool) -> None:
+        """Go on counting over the end of an engine. Args: restarting: it ended by itself, and is replaced."""
+        self._earlier_stats = self.stats.plus(EngineStats(num_restarts=int(restarting)))
+        self._last_stats = EngineStats()
+        self.asked.fail(EngineDeadError(f"replica {self.name} ended"))
+
+    @property
+    def may_be_to_blame(self) -> bool:
+        """See `LinkListener`."""
+        return bool(self.requests) or time.monotonic() - self._last_abort_s < _ABORTED_S
+
+    def handle(self, event: Event) -> None:
+        """See `LinkListener`."""
+        if isinstance(event, StatsAnswer | AuditAnswer | CacheCleared):
+            self.asked.answer(event)
+        else:
+            self._owner.take(self, event)
+
+    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True, counted: bool = False) -> None:
+        """See `LinkListener`."""
+        self.state = "starting" if restarting else "down"
+        self.count_end(restarting=restarting)
+        self._owner.engine_lost(self, error, restarting=restarting, blame=blame)
+
+    def blocked(self, reason: str) -> None:
+        """See `LinkListener`."""
+        self._owner.engine_blocked(self, reason)
