@@ -33,6 +33,7 @@ from realizar.backends.cuda.matmul.inputs import InputFormat
 from realizar.config import EngineConfig
 
 _EARLY = {"attend_parts": 4}  # row, token and length of a decode, and the tables' stride
+_READS_OLDER = ("recur_once",)  # what no kernel of a step writes before it: states, rings and vectors
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 RECIPES = {  # by element type of the cache, but for heads of 512, whose cache is of bf16
     "f16": Recipe(128, 8, 2, weights="Q4_K", windows=(None, 64), parts=("biases", "qk_norm")),
@@ -160,10 +161,15 @@ def report(line: str) -> None:
 
 
 def waits_first(name: str, ptx: str) -> bool:
-    """True if a kernel waits before it accesses memory, but for the step's own integers that `_EARLY` allows."""
+    """True if a kernel waits before it accesses memory, but for the step's own integers that `_EARLY` allows.
+
+    Kernels of `_READS_OLDER` may read before, and wait before they write.
+    """
     accesses = list(re.finditer(r"\b(ld|st|atom|red)\.[a-z.]*global\S*", ptx))
     wait = ptx.find("griddepcontrol.wait")
     before = [access.group() for access in accesses if wait < 0 or access.start() < wait]
+    if name in _READS_OLDER:
+        return wait >= 0 and all(access.startswith("ld.") for access in before)
     return len(before) <= _EARLY.get(name, 0) and all(access == "ld.global.b32" for access in before)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from backends.cuda.recurrences.delta_cases import Net
-from backends.cuda.recurrences.delta_launches import Kernels, Row
+from backends.cuda.recurrences.delta_launches import NORM_EPS, Kernels, Row
 
 GROUPED, TILED, SHORT = Net(2, 4, 16, 32), Net(1, 3, 32, 16, tiled=True), Net(2, 2, 16, 16, length=3)
 WIDE = Net(16, 32, 128, 128, tiled=True)
@@ -36,6 +36,44 @@ def check_decodes(net: Net, device: str, splits: int) -> None:
         for slot in known:
             close(kernels.states[slot].cpu().numpy(), net.run(inputs[slot][: known[slot]])[1])
     assert torch.isnan(kernels.states[0]).all()  # nobody's
+
+
+def gated(net: Net, outputs: np.ndarray, inputs: np.ndarray, norm: float) -> np.ndarray:
+    """Outputs after norm and gate, in float64."""
+    gate = inputs[:, net.channels : net.channels + outputs.shape[1]].astype(np.float64)
+    heads = outputs.reshape(len(outputs), net.value_heads, net.value)
+    heads = norm * heads / np.sqrt((heads * heads).mean(-1, keepdims=True) + NORM_EPS)
+    return heads.reshape(outputs.shape) * gate / (1 + np.exp(-gate))
+
+
+def check_once(net: Net, device: str, splits: int, columns: int, norm: float = 1.0, undone: int = 3) -> None:
+    """One token a row: after chunks whose last tokens are uncertain, held once, and then one after the other.
+
+    norm: its weight; small values need a divisor in float16. undone: the most tokens that a step computes again, of
+    which the first needs the earliest token that the ring has.
+    """
+    kernels = Kernels(net, device, splits=splits, columns=columns, undone=undone)
+    kernels.norm = norm
+    is_gated = kernels.columns == net.value
+    inputs = {slot: net.inputs(12, slot) for slot in (3, 1)}
+    expected = {slot: net.run(each)[0] for slot, each in inputs.items()}
+    kernels.step([Row(slot, inputs[slot][:6], 0, uncertain=undone) for slot in inputs])
+    known = 6 - undone
+    for at, uncertain in ((6, 1), (6, 1), (6, 0), (7, 0), (8, 1), (9, 0), (10, 0), (11, 0)):
+        rows = [Row(slot, each[at : at + 1], at, at - known, uncertain) for slot, each in inputs.items()]
+        found = kernels.once(rows, "f16" if norm < 1.0 else "f32")
+        known = at + 1 - uncertain
+        for row, own in zip(rows, found, strict=True):
+            right = expected[row.slot][at : at + 1]
+            right = gated(net, right, row.inputs, norm) if is_gated else right
+            close(own[None], right, 1e-3 if norm < 1.0 and is_gated else 2e-5)
+            close(kernels.states[row.slot].cpu().numpy(), net.run(inputs[row.slot][:known])[1])
+    places = [at % kernels.ring for at in range(12 - net.length, 12)]
+    for slot, each in inputs.items():
+        assert (kernels.rings[slot, places].cpu().numpy() == net.kept(each)[-net.length :]).all() or splits > 1
+        close(kernels.rings[slot, places].cpu().numpy(), net.kept(each)[-net.length :])
+    assert torch.isnan(kernels.states[0]).all()  # nobody's
+    assert torch.isnan(kernels.rings[0]).all()
 
 
 def check_scans(net: Net, device: str, sizes: tuple[int, int], uncertain: int, limit: float = 2e-5) -> None:

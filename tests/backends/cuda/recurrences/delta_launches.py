@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from backends.cuda.recurrences.delta_cases import Net
+from realizar.backends.cuda.kernels.delta_decode import recur_once
 from realizar.backends.cuda.kernels.delta_net import recur
 from realizar.backends.cuda.kernels.delta_scan import TILE, scan_inputs, scan_prepare, scan_states
 from realizar.backends.cuda.kernels.gate_heads import keep_inputs
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat
 
-RING = 16
+NORM_EPS = 1e-6
 
 
 @dataclass
@@ -34,19 +36,25 @@ class Kernels:
     """States and rings of a net, and its kernels.
 
     Attributes:
+        norm: each weight of the norm of `once`.
         launches: those of the last step, by the names of their kernels.
+
+    Args:
+        columns, warps: of a head's state, in one program. undone: tokens of a row that a step may compute again.
     """
 
     def __init__(
         self, net: Net, device: str, precision: str = "ieee", splits: int = 1, slots: int = 5, columns: int = 32,
-        warps: int = 4,
+        warps: int = 4, undone: int = 4,
     ) -> None:  # fmt: skip
         self.net, self.device, self.splits = net, device, splits
+        self.ring = net.length + undone
         self.columns, self.warps = min(columns, net.value), warps
+        self.norm = 1.0
         self.options = {"PRECISION": precision, "num_stages": 1}
         self.states = torch.full((slots, net.value_heads, net.key, net.value), float("nan"), device=device)
         self.ring_width = net.channels + 2 * net.value_heads
-        self.rings = torch.full((slots, RING, self.ring_width), float("nan"), device=device)
+        self.rings = torch.full((slots, self.ring, self.ring_width), float("nan"), device=device)
         self.vectors = [torch.from_numpy(each).to(device) for each in net.vectors()]
         self.launches: dict[str, Callable[[], object]] = {}
 
@@ -68,6 +76,26 @@ class Kernels:
         found = output.cpu().numpy()
         return [found[start : start + count] for start, count in zip(starts, counts, strict=False)]
 
+    def once(self, rows: list[Row], kind: Literal["f32", "f16"] = "f32") -> NDArray[np.float32]:
+        """What a step of one token a row hands to the next matmul, [rows, value heads * value], of a norm of ones."""
+        partials, net = self._split(np.concatenate([row.inputs for row in rows]).astype(np.float32)), self.net
+        tokens, width, gated = len(rows), net.value_heads * net.value, self.columns == net.value
+        sums, table = (partials, partials.stride(0), partials.stride(1), partials), self._table(rows, np.arange(tokens))
+        output, state = self._empty(tokens, width), torch.zeros((2, tokens), dtype=torch.int32, device=self.device)
+        target = ActivationBuffers(tokens, torch.device(self.device)).get(InputFormat(kind), width)
+        sizes, norm = {**self._ring, **self._sizes}, torch.ones(net.value, device=self.device) * self.norm
+        self.launches = {
+            "recur_once": lambda: recur_once[(len(table), net.value_heads, net.value // self.columns)](
+                *sums, self.rings, *self.vectors, self.states, table, output, width, float(net.key**-0.5), norm,
+                NORM_EPS, *target.pointers(), *state, GATED=gated, TILED=net.tiled, BLOCK=self.columns,
+                num_warps=self.warps, **sizes, **target.constants(),
+            )
+        }  # fmt: skip
+        self.launches["recur_once"]()
+        assert not state.any()
+        found = target.values.float() * (target.scales[:, None] if kind == "f16" else 1.0) if gated else output
+        return found.cpu().numpy()
+
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.full(shape, float("nan"), device=self.device)
 
@@ -84,7 +112,7 @@ class Kernels:
 
     @property
     def _ring(self) -> dict[str, Any]:
-        return {"LENGTH": self.net.length, "RING": RING, "WIDTH": self.ring_width}
+        return {"LENGTH": self.net.length, "RING": self.ring, "WIDTH": self.ring_width}
 
     def _table(self, rows: list[Row], starts: NDArray[np.int64]) -> torch.Tensor:
         table = np.full((len(rows) + 1, 8), -1, np.int32)  # the last is padding
@@ -97,8 +125,8 @@ class Kernels:
     def _ring_slots(self, rows: list[Row], starts: NDArray[np.int64]) -> torch.Tensor:
         slots = np.full(starts[-1], -1, np.int32)
         for index, row in enumerate(rows):
-            for offset in range(max(len(row.inputs) - RING, 0), len(row.inputs)):
-                slots[starts[index] + offset] = row.slot * RING + (row.position + offset) % RING
+            for offset in range(max(len(row.inputs) - self.ring, 0), len(row.inputs)):
+                slots[starts[index] + offset] = row.slot * self.ring + (row.position + offset) % self.ring
         return self._integers(slots)
 
     def _recur(self, sums: tuple[Any, ...], table: torch.Tensor, output: torch.Tensor) -> None:

@@ -9,19 +9,31 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from backends.cuda.recurrences.delta_cases import Net  # noqa: E402
 from backends.cuda.recurrences.delta_checks import (  # noqa: E402
+    GROUPED,
     SHORT,
     TILED,
     check_alike,
     check_decodes,
+    check_once,
     check_scans,
 )
 
+HEAD = Net(1, 3, 16, 64)
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted only where there is no GPU")
 
 
 @pytest.mark.parametrize(("net", "splits"), [(TILED, 2), (SHORT, 1)])
 def test_rows_of_decodes_and_drafts(net: Net, splits: int) -> None:
     check_decodes(net, "cpu", splits)
+
+
+@pytest.mark.parametrize(
+    ("net", "splits", "columns", "norm", "undone"),
+    [(TILED, 2, 16, 1.0, 3), (SHORT, 1, 16, 1e-6, 1), (GROUPED, 1, 16, 1.0, 1), (HEAD, 2, 64, 1e-6, 5)],
+)
+def test_rows_of_one_token(net: Net, splits: int, columns: int, norm: float, undone: int) -> None:
+    """Whole heads through norm and gate, and halves of heads without."""
+    check_once(net, "cpu", splits, columns, norm, undone)
 
 
 @pytest.mark.parametrize(("net", "sizes", "uncertain"), [(TILED, (70, 17), 0), (SHORT, (17, 65), 1)])

@@ -101,14 +101,15 @@ def some_requests(recipe: Recipe) -> list[Request]:
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize(("drafts", "steps_in_flight"), [(0, 2), (3, 1), (16, 2)])
-def test_conversations_have_the_bits_of_fresh_ones(name: str, drafts: int, steps_in_flight: int) -> None:
+@pytest.mark.parametrize("requests", [60, pytest.param(200, marks=pytest.mark.full)])
+def test_conversations_have_the_bits_of_fresh_ones(name: str, drafts: int, steps_in_flight: int, requests: int) -> None:
     """Snapshots taken, restored and dropped, preemption, aborts, and drafts: 16 make a row of 17."""
     options = {"context_length": 640, "speculative_tokens": drafts}
     core = make_core(RECIPES[name], TightBackend, steps_in_flight=steps_in_flight, max_running=5, **options)
     fresh = make_core(RECIPES[name], max_running=1, context_length=640, prefix_cache=False)
     try:
         chat = Chat(7 + drafts, core, scale=4, few_ids=drafts > 0)
-        chat.run(60)
+        chat.run(requests)
         for request, choices in chat.ended:
             alone: list[list[TokenOutput]] = [[] for _ in choices]
             fresh.add(request)

@@ -34,7 +34,7 @@ CONFIG = EngineConfig(
     threads=1, max_running=3, max_step_tokens=32, context_length=256, speculative_tokens=2, kv_cache_bytes=1 << 20
 )
 CHANNELS = (2 + 2 + 4) * 16
-SLOT = 4 * (4 * 16 * 16 + 8 * (CHANNELS + 2 * 4))  # a ring of 8 tokens: three before, and three that may be undone
+SLOT = 4 * (4 * 16 * 16 + 7 * (CHANNELS + 2 * 4))  # a ring of 7: three before, three that may be undone, and one more
 
 
 def test_a_plan_says_what_a_load_takes() -> None:

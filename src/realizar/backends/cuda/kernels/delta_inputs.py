@@ -25,7 +25,7 @@ def stepped(
     is_new = offset >= 0
     token_at = (start + offset).to(tl.int64) * token_stride
     new = load_sum(partials, bias, token_at, columns, mask & is_new, splits_stride, SPLITS, BIAS)
-    ring_at = (slot.to(tl.int64) * RING + (place & (RING - 1))) * WIDTH
+    ring_at = (slot.to(tl.int64) * RING + (place % RING)) * WIDTH
     old = tl.load(rings + ring_at + ring_columns, mask=mask & (offset < 0) & (place >= 0), other=0.0)
     return tl.where(is_new, new, old)
 

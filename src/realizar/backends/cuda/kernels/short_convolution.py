@@ -36,7 +36,7 @@ def mixed(
         at = (token - back) * token_stride
         new = gated_input(partials, splits_stride, at, bias, channels, columns, inside & is_new, SPLITS, BIAS)
         place = position - back
-        ring_at = (slot.to(tl.int64) * RING + (place & (RING - 1))) * channels
+        ring_at = (slot.to(tl.int64) * RING + (place % RING)) * channels
         old = tl.load(rings + ring_at + columns, mask=inside & (offset < back) & (place >= 0), other=0.0)
         total += tl.where(is_new, new, old) * tl.load(kernel + columns * LENGTH + tap, mask=inside, other=0.0)
     gate_at = token * token_stride

@@ -10,11 +10,14 @@ import torch
 
 from realizar.backends.cuda.attention.output_gate import start_gate
 from realizar.backends.cuda.kernel_sizes import whole_width, width_in_blocks
+from realizar.backends.cuda.kernels.delta_decode import recur_once
 from realizar.backends.cuda.kernels.delta_net import recur
 from realizar.backends.cuda.kernels.delta_scan import scan_inputs, scan_prepare, scan_states
 from realizar.backends.cuda.kernels.gate_heads import keep_inputs
 from realizar.backends.cuda.kernels.short_convolution import convolve, keep_gated
+from realizar.backends.cuda.kernels.store_inputs import NOTHING
 from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.recurrences.memory import StateMemory, recurrent_layers, ring_width
 from realizar.backends.cuda.recurrences.shapes import num_recurring, num_tiles
@@ -26,6 +29,8 @@ from realizar.models.mixers import GatedDeltaNet
 from realizar.models.spec import ModelSpec
 
 _COLUMNS, _WARPS = 64, 2  # of a head's state, in one program of `recur`: measured, of 8 to 128 and 1 to 8 the fastest
+_FEW_ROWS = 16  # whose heads go through norm and gate in `recur_once`, each a program; of 1 to 8 measured the fastest
+_FEW_WARPS = 4
 _SCANNED_COLUMNS = 32  # in one of `scan_states`
 _KEPT = 256  # columns that one program copies to a ring
 _INPUT_TOKENS = 16  # of a tile, that one program of `scan_inputs` takes
@@ -72,7 +77,8 @@ class RecurrenceBinder:
             return
         net = block.recurrence
         vectors = self._vectors(net)
-        yield Launch("recurrence", self._recur(block, vectors, linear))
+        once = self._recur_once(block, vectors, linear, consumer)
+        yield Launch("recurrence", self._recur(block, vectors, linear, once))
         if self._scratch:
             yield Launch("recurrence", self._scan(block, vectors, linear))
         yield Launch("recurrence output", self._gate(net, vectors, linear, consumer))
@@ -102,13 +108,51 @@ class RecurrenceBinder:
             "WIDTH": ring_width(net), "TILED": net.tiled,
         }  # fmt: skip
 
-    def _recur(self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear) -> Callable[[StepShape], None]:
+    def _is_once(self, shape: StepShape) -> bool:
+        """True where `recur_once` runs: each row has one token, and sums may have an order of their own."""
+        return bool(self._scratch) and not shape.tiles
+
+    def _gated_target(self, net: GatedDeltaNet, consumer: MergedLinear, shape: StepShape) -> ActivationBuffer | None:
+        """What `recur_once` writes for the next matmul; None where it leaves heads to `gate_heads`."""
+        formats, (columns, _) = consumer.input_formats(shape.tokens), _once_cut(shape, net.value_size)
+        if columns < net.value_size or net.value_size % CHUNK or len(formats) > 1 or formats[0].kind == "fp8":
+            return None
+        return self._space.activations.get(formats[0], net.num_value_heads * net.value_size)
+
+    def _recur_once(
+        self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear, consumer: MergedLinear
+    ) -> Callable[[StepShape], None]:
+        net, space, memory = block.recurrence, self._space, self._memory
+        sizes, scale, eps = self._sizes(net), float(net.key_size**-0.5), float(net.norm.eps)
+        rings, states = memory.rings[block.layer], memory.states[block.layer]
+        none, nothing = self._none, {"FORMAT": NOTHING.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
+
+        def run(shape: StepShape) -> None:
+            sums, constants = self._sums(linear, shape.tokens)
+            columns, warps = _once_cut(shape, net.value_size)
+            target = self._gated_target(net, consumer, shape)
+            pointers = (none, 0, none, none, none) if target is None else target.pointers()
+            recur_once[(num_recurring(shape, space.arrays.sizes), net.num_value_heads, net.value_size // columns)](
+                *sums, rings, *vectors.of_inputs, states, space.arrays["recurring"], space.attended,
+                space.attended.stride(0), scale, vectors.norm, eps, *pointers, *space.token_state,
+                GATED=target is not None, BLOCK=columns, num_warps=warps, **sizes, **constants,
+                **(nothing if target is None else target.constants()),
+            )  # fmt: skip
+
+        return run
+
+    def _recur(
+        self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear, once: Callable[[StepShape], None]
+    ) -> Callable[[StepShape], None]:
         net, space, memory = block.recurrence, self._space, self._memory
         columns = min(_COLUMNS, net.value_size)
         sizes, scale = self._sizes(net), float(net.key_size**-0.5)
         rings, states = memory.rings[block.layer], memory.states[block.layer]
 
         def run(shape: StepShape) -> None:
+            if self._is_once(shape):
+                once(shape)
+                return
             sums, constants = self._sums(linear, shape.tokens)
             recur[(num_recurring(shape, space.arrays.sizes), net.num_value_heads, net.value_size // columns)](
                 *sums, rings, *vectors.of_inputs, states, space.arrays["recurring"], space.attended,
@@ -152,13 +196,20 @@ class RecurrenceBinder:
         self, net: GatedDeltaNet, vectors: _Vectors, linear: MergedLinear, consumer: MergedLinear
     ) -> Callable[[StepShape], None]:
         norm = vectors.norm, float(net.norm.eps)
-        return lambda shape: start_gate(self._space, shape.tokens, linear, net.channels, net.value_size, consumer, norm)
+
+        def run(shape: StepShape) -> None:
+            if not self._is_once(shape) or self._gated_target(net, consumer, shape) is None:
+                start_gate(self._space, shape.tokens, linear, net.channels, net.value_size, consumer, norm)
+
+        return run
 
     def _keep_inputs(self, block: GatedDeltaNetBlock, linear: MergedLinear) -> Callable[[StepShape], None]:
         net, arrays, rings = block.recurrence, self._space.arrays, self._memory.rings[block.layer]
         width = ring_width(net)
 
         def run(shape: StepShape) -> None:
+            if self._is_once(shape):
+                return
             sums, constants = self._sums(linear, shape.tokens)
             keep_inputs[(shape.tokens, -(-width // _KEPT))](
                 *sums, arrays["ring_slots"], rings, net.channels, net.num_value_heads * net.value_size, WIDTH=width,
@@ -200,6 +251,11 @@ class RecurrenceBinder:
             )
 
         return run
+
+
+def _once_cut(shape: StepShape, value_size: int) -> tuple[int, int]:
+    """Columns of a head's state in one program of `recur_once`, and its warps."""
+    return (value_size, _FEW_WARPS) if shape.tokens <= _FEW_ROWS else (min(_COLUMNS, value_size), _WARPS)
 
 
 def scan_scratch(spec: ModelSpec, space: Workspace) -> tuple[torch.Tensor, ...]:

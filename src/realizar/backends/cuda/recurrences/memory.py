@@ -20,9 +20,12 @@ def recurrent_layers(spec: ModelSpec) -> dict[int, Recurrent]:
 
 
 def ring_tokens(spec: ModelSpec, config: ResolvedConfig) -> int:
-    """Tokens whose inputs a ring keeps, a power of two: those that a convolution sees, and all that may be undone."""
+    """Tokens whose inputs a ring keeps: those that a convolution sees, all that may be undone, and one more.
+
+    A step that undoes the most reads all but that one's place, and may write the new token's there meanwhile.
+    """
     longest = max((mixer.length for mixer in recurrent_layers(spec).values()), default=1)
-    return 1 << (longest - 1 + config.speculative_tokens).bit_length()
+    return longest - 1 + (1 + config.speculative_tokens) + 1
 
 
 def ring_width(mixer: Recurrent) -> int:
@@ -51,7 +54,7 @@ class StateMemory:
     Attributes:
         states: of each layer float32 [slots, value heads, key size, value size]; empty for a convolution.
         rings: of each layer float32 [slots, ring, width]: what each of a sequence's last tokens brought.
-        ring: tokens of a ring, a power of two.
+        ring: tokens of a ring.
     """
 
     def __init__(self, spec: ModelSpec, config: ResolvedConfig, device: torch.device, num_snapshots: int = 0) -> None:
