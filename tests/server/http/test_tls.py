@@ -101,6 +101,33 @@ def test_peers_that_never_confirm_the_end_do_not_hold_the_server_up(
         connection.close()
 
 
+def test_a_connection_that_is_closing_already_does_not_break_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transport of TLS that is closed twice has lost its connection: nothing can be asked of it, nor can it end it."""
+    monkeypatch.setattr(asyncio.constants, "SSL_SHUTDOWN_TIMEOUT", 1e6)
+    monkeypatch.setattr("realizar.server.http.protocol._LAST_READ_S", 0.05)
+    monkeypatch.setattr("realizar.server.http.protocol._LINGER_S", 0.05)
+    context = trusting("first")
+
+    def connect(port: int) -> ssl.SSLSocket:
+        """A connection that sends nothing, until its time is over."""
+        return context.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1")
+
+    async def main() -> ssl.SSLSocket:
+        async with Door(settings(tmp_path, header_timeout_s=0.05)) as door:
+            connection = await asyncio.to_thread(connect, door.port)
+            while not (door.connections() and door.connections()[0].transport.is_closing()):
+                await asyncio.sleep(0.001)
+            await door.end()
+            return connection
+
+    async def bounded() -> ssl.SSLSocket:
+        return await asyncio.wait_for(main(), HANG_S)
+
+    asyncio.run(bounded()).close()
+
+
 def test_renewed_files_are_for_new_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "_CHECK_S", 0.0)
 

@@ -81,12 +81,13 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def give_way(self) -> None:
         """Close the connection, because another one needs its place. The table calls this."""
-        self.transport.close()
+        self._close()
 
     def shutdown(self) -> None:
         """Close when the open answers are complete. uvicorn calls this when the server ends."""
         self._shuts_down = True
-        super().shutdown()
+        if not self.transport.is_closing():
+            super().shutdown()
         self._end_tls()
 
     def data_received(self, data: bytes) -> None:
@@ -163,7 +164,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._watch_writing()
         if self._in_message and not self._in_headers and not self._is_over():
             self._dropped = 0
-            self._start_timer(self.settings.body_timeout_s, self.transport.close)
+            self._start_timer(self.settings.body_timeout_s, self._close)
 
     def send_400_response(self, msg: str) -> None:
         """Answer when the parser stops, at invalid bytes or at one of the bounds. uvicorn calls this."""
@@ -194,7 +195,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
         if not answerable:
             self._discarding = True
-            self.transport.close()
+            self._close()
             return
         self._write(_error_bytes(fault))
         self._linger(_LINGER_S)
@@ -204,13 +205,17 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self._in_message and not self._is_over():
             self._linger(self.settings.body_timeout_s)
         elif not self._discarding:
-            self.transport.close()
+            self._close()
             self._end_tls()
+
+    def _close(self) -> None:
+        """Close the transport once: a transport of TLS that is closed again, or after its peer, can't be used or ended."""
+        if not self.transport.is_closing():
+            self.transport.close()
 
     def _end_tls(self) -> None:
         """Bound the wait for the peer of a connection that is closing as the server ends."""
-        is_tls = self.transport.get_extra_info("ssl_object") is not None
-        if self._shuts_down and is_tls and self.transport.is_closing():
+        if self._shuts_down and self.scheme == "https" and self.transport.is_closing():
             self._start_timer(_LAST_READ_S, self._abort_if_sent)
 
     def _abort_if_sent(self) -> None:
@@ -225,14 +230,14 @@ class _BoundedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.transport.can_write_eof():  # TLS has no half-closed connections
             self.transport.write_eof()
-        self._start_timer(seconds, self.transport.close)
+        self._start_timer(seconds, self._close)
         self._watch_writing()
 
     def _drop(self, size: int) -> None:
         self._dropped += size
         if self._dropped > _MAX_DROPPED * self.settings.max_body_bytes:
             self._discarding = True
-            self.transport.close()
+            self._close()
 
     def _may_answer(self) -> bool:
         """True if the peer would take an answer that is written now for the answer of the faulty request."""
