@@ -191,7 +191,8 @@ class OpenRow:
 class ScriptedBackend:
     """See the module. `fail_at` makes that submit raise; `num_ids` few ids make drafts come true.
 
-    With `num_snapshots` rows have a state, and there is memory for so many snapshots; None is no state.
+    With `num_snapshots` rows have a state, and there is memory for so many snapshots; None is no state. For
+    `num_host_snapshots` there is memory on the host.
     """
 
     def __init__(
@@ -206,13 +207,14 @@ class ScriptedBackend:
         fail_at: int | None = None,
         num_ids: int = VOCAB_SIZE,
         num_snapshots: int | None = None,
+        num_host_snapshots: int = 0,
     ) -> None:
         self.windows = tuple(windows)
         self.limits = Capacity(
             block_size, tuple(num_blocks), max_rows, max_step_tokens, context_length, 0, 0, 0, "scripted", 0.0,
-            num_snapshots=num_snapshots or 0,
+            num_snapshots=num_snapshots or 0, num_host_snapshots=num_host_snapshots,
         )  # fmt: skip
-        self._states = None if num_snapshots is None else ScriptedStates(num_snapshots, block_size)
+        self._states = None if num_snapshots is None else ScriptedStates(num_snapshots, block_size, num_host_snapshots)
         self.fail_at, self.num_ids = fail_at, num_ids
         self.rows: dict[int, OpenRow] = {}
         self.num_steps = self.num_tokens = 0

@@ -10,7 +10,6 @@ import pytest
 
 from realizar.backends import machine
 from realizar.backends.cgroup import MemoryLimit
-from realizar.backends.cpu.kv.memory import free_memory_bytes
 
 MEMINFO = "MemTotal:       24000000 kB\nMemFree:          300000 kB\nMemAvailable:   20000000 kB\nCached: 19000000 kB\n"
 
@@ -27,12 +26,12 @@ def no_limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_files_kept_for_later_reads_are_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_read", lambda path: MEMINFO if path == Path("/proc/meminfo") else "")
-    assert free_memory_bytes() == 20_000_000 * 1024
+    assert machine.free_memory_bytes() == 20_000_000 * 1024
 
 
 def test_a_system_that_does_not_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_read", lambda _path: "")
-    assert free_memory_bytes() == machine.memory_bytes() // 2 > 0
+    assert machine.free_memory_bytes() == machine.memory_bytes() // 2 > 0
 
 
 def test_no_more_is_free_than_the_control_group_may_use(
@@ -41,7 +40,7 @@ def test_no_more_is_free_than_the_control_group_may_use(
     monkeypatch.setattr(machine, "_read", lambda path: MEMINFO if path == Path("/proc/meminfo") else "")
     monkeypatch.setattr(machine, "memory_limit", lambda: MemoryLimit(2_000_000, 1_500_000))
     with caplog.at_level(logging.INFO):
-        assert free_memory_bytes() == 1_500_000
+        assert machine.free_memory_bytes() == 1_500_000
         assert machine.read_machine().memory_bytes == machine.memory_bytes() == 2_000_000
         machine.memory_bytes()
     assert len(caplog.records) == 1
@@ -52,7 +51,7 @@ def test_a_control_group_that_is_full_leaves_nothing(monkeypatch: pytest.MonkeyP
     """A full group is not taken for a system that gives no limit."""
     monkeypatch.setattr(machine, "_read", lambda path: MEMINFO if path == Path("/proc/meminfo") else "")
     monkeypatch.setattr(machine, "memory_limit", lambda: MemoryLimit(2_000_000, 0))
-    assert free_memory_bytes() == 1
+    assert machine.free_memory_bytes() == 1
 
 
 @pytest.mark.parametrize(("quota", "threads"), [(None, 8), (16.0, 8), (8.0, 8), (7.9, 7), (2.0, 2), (1.5, 1), (0.5, 1)])

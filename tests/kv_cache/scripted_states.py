@@ -34,20 +34,32 @@ class ScriptedStates:
     """The memory of states: a live one for each row, and snapshots.
 
     Args:
-        num_snapshots: that there is memory for.
+        num_snapshots: that there is memory for. num_host_snapshots: in the host's memory.
         block_size: tokens per block, at whose ends snapshots are taken.
     """
 
-    def __init__(self, num_snapshots: int, block_size: int) -> None:
+    def __init__(self, num_snapshots: int, block_size: int, num_host_snapshots: int = 0) -> None:
         self._num_snapshots, self._block_size = num_snapshots, block_size
+        self._num_host_snapshots = num_host_snapshots
+        self._host: dict[int, tuple[int, int]] = {}
         self._live: dict[int, tuple[int, int]] = {}  # by row: the state, and how many tokens it has seen
         self._replayed: dict[int, list[int]] = {}  # by row: the tokens after those
         self._snapshots: dict[int, tuple[int, int]] = {}
 
     def restore(self, moves: StateMoves) -> None:
         """Begin a step."""
+        for snapshot, host_snapshot in moves.stored:
+            assert 0 <= host_snapshot < self._num_host_snapshots, f"there is no host snapshot {host_snapshot}"
+            self._host[host_snapshot] = self._snapshots[snapshot]
+        for row, host_snapshot in moves.fetched:
+            self._live[row], self._replayed[row] = self._host[host_snapshot], []
         for row, snapshot in moves.restored:
             self._live[row], self._replayed[row] = self._snapshots[snapshot], []
+        for row, snapshot in moves.kept:
+            self._snapshots[snapshot] = self._live[row]
+        stored = [host_snapshot for _, host_snapshot in moves.stored]
+        assert len({*stored}) == len(stored), "two snapshots go to one place"
+        assert not {*stored} & {host_snapshot for _, host_snapshot in moves.fetched}, "one comes as another goes there"
 
     def advance(self, row: ScheduledRow, token_ids: Sequence[int]) -> list[int]:
         """The state after each of a row's tokens."""
@@ -76,7 +88,7 @@ class ScriptedStates:
             assert not in_step[row].num_uncertain, "a snapshot of what may be undone"
             assert self._live[row][1] % self._block_size == 0, "a snapshot within a block"
             self._snapshots[snapshot] = self._live[row]
-        named = [snapshot for _, snapshot in moves.taken]
+        named = [snapshot for _, snapshot in (*moves.kept, *moves.taken)]
         assert len({*named}) == len(named), "two rows write one snapshot"
         assert not {*named} & {snapshot for _, snapshot in moves.restored}, "a snapshot is read and written"
 

@@ -12,7 +12,7 @@ from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.group import GroupBlocks
 from realizar.kv_cache.manager import KVCacheManager
-from realizar.kv_cache.snapshots import SnapshotCounts, SnapshotPool
+from realizar.kv_cache.snapshots import GivenUp, SnapshotPool
 from realizar.state_moves import StateMoves
 
 TOKENS = np.arange(100, dtype=np.int32)
@@ -22,9 +22,9 @@ def everything(_key: bytes) -> bool:
     return True
 
 
-def take(pool: SnapshotPool, key: bytes) -> int:
+def take(pool: SnapshotPool, key: bytes, client: str = "") -> int:
     """A snapshot of a step that is done."""
-    snapshot = pool.take(key)
+    snapshot = pool.take(key, client)
     assert snapshot is not None
     pool.finished([snapshot])
     return snapshot
@@ -33,19 +33,19 @@ def take(pool: SnapshotPool, key: bytes) -> int:
 def test_the_least_recently_used_snapshot_is_dropped() -> None:
     pool = SnapshotPool(2)
     first, second = take(pool, b"a"), take(pool, b"b")
-    pool.restore(first)
+    pool.use(first)
     pool.finished([first])
     assert take(pool, b"c") == second
     assert [pool.find(key) for key in (b"a", b"b", b"c")] == [first, None, second]
-    assert pool.counts == SnapshotCounts(total=2, kept=2, taken=3, restored=1, dropped=1)
+    assert (pool.num_snapshots, pool.num_kept, pool.keys) == (2, 2, (b"a", b"c"))
 
 
 def test_a_snapshot_that_a_step_names_is_not_given_up() -> None:
     pool = SnapshotPool(2)
     first, second = take(pool, b"a"), take(pool, b"b")
-    pool.restore(first)
+    pool.use(first)
     assert take(pool, b"c") == second
-    pool.restore(second)
+    pool.use(second)
     assert pool.take(b"d") is None
     pool.finished([first])
     assert pool.take(b"d") == first
@@ -68,17 +68,45 @@ def test_there_is_one_snapshot_of_a_key() -> None:
     pool = SnapshotPool(3)
     take(pool, b"a")
     assert pool.take(b"a") is None
-    assert pool.counts.taken == 1
+    assert pool.num_kept == 1
+
+
+def test_a_client_with_more_than_half_gives_up_its_own() -> None:
+    """Although others' are older; half or less is given up by age."""
+    pool = SnapshotPool(6)
+    for number in range(2):
+        take(pool, b"o%d" % number, f"other {number}")
+    for number in range(4):
+        take(pool, b"g%d" % number, "greedy")
+    assert pool.make_room("other 0") == GivenUp(b"g0", "greedy")
+    take(pool, b"o2", "other 0")
+    assert pool.make_room("greedy") == GivenUp(b"g1", "greedy")
+    take(pool, b"g4", "greedy")
+    assert pool.make_room("other 1") == GivenUp(b"o0", "other 0")
+    pool.audit(everything)
+
+
+def test_one_client_alone_has_all() -> None:
+    pool = SnapshotPool(3)
+    for number in range(5):
+        take(pool, bytes([number]), "alone")
+    assert pool.keys == (bytes([2]), bytes([3]), bytes([4]))
+
+
+def test_a_greedy_client_whose_snapshots_are_named_takes_from_others() -> None:
+    pool = SnapshotPool(2)
+    take(pool, b"a", "other")
+    assert pool.take(b"b", "greedy") is not None
+    assert pool.make_room("greedy") == GivenUp(b"a", "other")
 
 
 def test_without_memory_nothing_is_taken() -> None:
     pool = SnapshotPool(0)
     assert pool.take(b"a") is None
-    pool.forget()
     pool.audit(everything)
 
 
-@pytest.mark.parametrize("fault", ["lost", "twice", "keys", "steps", "block"])
+@pytest.mark.parametrize("fault", ["lost", "twice", "keys", "steps", "clients", "block"])
 def test_the_audit_finds(fault: str) -> None:
     pool = SnapshotPool(3)
     take(pool, b"a")
@@ -90,6 +118,8 @@ def test_the_audit_finds(fault: str) -> None:
         pool._snapshots.clear()
     elif fault == "steps":
         pool._steps[2] = 1
+    elif fault == "clients":
+        pool._held.clear()
     with pytest.raises(RuntimeError, match="snapshot"):
         pool.audit(lambda _key: fault != "block")
 
@@ -104,9 +134,9 @@ class Pool(RuleBasedStateMachine):
         self.steps: list[list[int]] = []
         self.now: list[int] = []
 
-    @rule(number=st.integers(0, 9))
-    def take(self, number: int) -> None:
-        snapshot = self.pool.take(bytes([number]))
+    @rule(number=st.integers(0, 9), client=st.sampled_from(["", "a", "b"]))
+    def take(self, number: int, client: str) -> None:
+        snapshot = self.pool.take(bytes([number]), client)
         if snapshot is not None:
             assert not any(snapshot in step for step in [*self.steps, self.now])
             self.held[snapshot] = number
@@ -117,7 +147,7 @@ class Pool(RuleBasedStateMachine):
         snapshot = self.pool.find(bytes([number]))
         if snapshot is not None and snapshot not in self.now:
             assert self.held[snapshot] == number
-            self.pool.restore(snapshot)
+            self.pool.use(snapshot)
             self.now.append(snapshot)
 
     @rule(number=st.integers(0, 9))
@@ -135,16 +165,9 @@ class Pool(RuleBasedStateMachine):
     def finish(self) -> None:
         self.pool.finished(self.steps.pop(0))
 
-    @rule()
-    def forget(self) -> None:
-        self.pool.forget()
-        assert self.pool.counts.kept == 0
-
     @invariant()
     def adds_up(self) -> None:
         self.pool.audit(everything)
-        counts = self.pool.counts
-        assert counts.taken == counts.kept + counts.dropped
 
 
 TestPool = Pool.TestCase
@@ -152,12 +175,12 @@ TestPool.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def manager(
-    windows: tuple[int | None, ...] = (None,), num_blocks: int = 20, num_snapshots: int = 4
-) -> KVCacheManager:  # fmt: skip
+    windows: tuple[int | None, ...] = (None,), num_blocks: int = 20, num_snapshots: int = 4, **options: int
+) -> KVCacheManager:
     kinds = [attention_cache(window) for window in windows]
     return KVCacheManager(
         kinds, [num_blocks] * len(kinds), block_size=4, num_rows=3, context_length=64, max_step_tokens=16,
-        has_state=True, num_snapshots=num_snapshots,
+        has_state=True, num_snapshots=num_snapshots, **options,
     )  # fmt: skip
 
 
@@ -170,7 +193,7 @@ def compute(cache: KVCacheManager, keys: BlockKeys, num_tokens: int, places: tup
         if end in places:
             snapshot = cache.take_snapshot(keys, TOKENS[:end], end)
             assert snapshot is not None
-            cache.finish_moves(StateMoves(taken=((row, snapshot),)))
+            cache.finish_moves(StateMoves(taken=((row, snapshot.snapshot),)))
         done = end
         cache.audit()
     cache.free(row)
@@ -233,7 +256,7 @@ def test_a_snapshot_keeps_the_block_that_its_row_computed() -> None:
     cache.register(1, keys, TOKENS[:24], 24)
     snapshot = cache.take_snapshot(keys, TOKENS, 24)
     assert snapshot is not None
-    cache.finish_moves(StateMoves(taken=((1, snapshot),)))
+    cache.finish_moves(StateMoves(taken=((1, snapshot.snapshot),)))
     assert cache.audit()[0].cached == 0
     cache.free(1)
     cache.allocate(2, 0, 40)

@@ -66,10 +66,10 @@ class Capacity:
         max_rows: rows in one step. max_step_tokens: tokens in one step.
         context_length: tokens per request.
         weight_bytes: packed weights. weight_bytes_per_token: read for one token at batch 1.
-        kv_cache_bytes: allocated. kv_cache_dtype: resolved.
+        kv_cache_bytes: allocated, snapshots on the device included. kv_cache_dtype: resolved.
         load_s: seconds that loading took.
         step_sizes: numbers of tokens, ascending, to which a step with prompts is padded; none where none is.
-        num_snapshots: of states; 0 for a model without any.
+        num_snapshots: of states; 0 for a model without any. num_host_snapshots: of those in the host's memory.
     """
 
     block_size: int
@@ -84,6 +84,7 @@ class Capacity:
     load_s: float
     step_sizes: tuple[int, ...] = ()
     num_snapshots: int = 0
+    num_host_snapshots: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,16 @@ from realizar.backends.resolved_config import ResolvedConfig
 
 
 class LoadedCache(Protocol):
-    """The cache of a backend: blocks per cache group, their bytes, the name of their element type, and snapshots."""
+    """The cache of a backend: blocks per cache group, their bytes, the name of their element type, and snapshots.
+
+    `snapshot_bytes` are those of all that are on the device.
+    """
 
     num_blocks: tuple[int, ...]
     dtype: str
     num_snapshots: int
+    num_host_snapshots: int
+    snapshot_bytes: int
 
     @property
     def size_bytes(self) -> int: ...
@@ -35,6 +40,8 @@ def loaded_capacity(
     return Capacity(
         block_size=config.block_size, num_blocks=kv.num_blocks, max_rows=config.max_running,
         max_step_tokens=config.max_step_tokens, context_length=config.context_length,
-        weight_bytes=weight_bytes + copy_bytes, weight_bytes_per_token=per_token, kv_cache_bytes=kv.size_bytes,
-        kv_cache_dtype=kv.dtype, load_s=load_s, step_sizes=step_sizes, num_snapshots=kv.num_snapshots,
+        weight_bytes=weight_bytes + copy_bytes, weight_bytes_per_token=per_token,
+        kv_cache_bytes=kv.size_bytes + kv.snapshot_bytes, kv_cache_dtype=kv.dtype,
+        load_s=load_s, step_sizes=step_sizes, num_snapshots=kv.num_snapshots,
+        num_host_snapshots=kv.num_host_snapshots,
     )  # fmt: skip

@@ -120,6 +120,14 @@ def memory_bytes() -> int:
     return limit.limit_bytes
 
 
+def free_memory_bytes() -> int:
+    """Memory that the system can give without swapping, what it keeps of files among it.
+
+    Half of all memory where the system reports no free memory, as macOS.
+    """
+    return read_machine().available_bytes or memory_bytes() // 2
+
+
 def default_threads() -> int:
     """Threads that the CPU backend takes where none are configured: the physical cores, or a smaller quota.
 

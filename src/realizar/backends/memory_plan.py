@@ -45,6 +45,7 @@ class MemoryPlan:
         state_bytes: of the state of a row, and what replays its uncertain tokens, which `workspace_bytes` has for all
             rows; 0 without states.
         num_snapshots: of states, that the KV cache has room for beside its blocks. snapshot_bytes: of them all.
+        num_host_snapshots: of those that wait in the host's memory. host_snapshot_bytes: of them all, beside the cache.
     """
 
     device: str
@@ -64,6 +65,8 @@ class MemoryPlan:
     state_bytes: int = 0
     num_snapshots: int = 0
     snapshot_bytes: int = 0
+    num_host_snapshots: int = 0
+    host_snapshot_bytes: int = 0
 
     @property
     def needed_bytes(self) -> int:

@@ -16,7 +16,7 @@ from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.group import GroupBlocks
 from realizar.kv_cache.key_changes import CacheChanges, KeyWatch
-from realizar.kv_cache.snapshots import SnapshotCounts, SnapshotPool
+from realizar.kv_cache.snapshot_tiers import SnapshotCounts, SnapshotTiers, Taken
 from realizar.state_moves import StateMoves
 
 
@@ -28,6 +28,7 @@ class Prefix:
         num_tokens: a multiple of the block size.
         blocks: per cache group, those that the next token sees.
         snapshot: of the state after these tokens; None where there are none, or the model has no state.
+        host_snapshot: the same in the host's memory, where none on the device comes near it.
         num_matched_tokens: tokens whose blocks were found; more than `num_tokens` where the last snapshot is before
             their end.
     """
@@ -36,6 +37,7 @@ class Prefix:
     blocks: tuple[tuple[int, ...], ...]
     snapshot: int | None = None
     num_matched_tokens: int = 0
+    host_snapshot: int | None = None
 
 
 class KVCacheManager:
@@ -52,6 +54,8 @@ class KVCacheManager:
         has_state: layers of the model have a state, which is not in blocks.
         num_snapshots: of states. Where there is none, nothing goes on from the blocks of a model with a state, so that
             none are found.
+        num_host_snapshots: of those in the host's memory.
+        least_fetched_tokens: tokens that are sooner fetched than computed; a host snapshot that saves fewer is left.
 
     Raises:
         UnsupportedModelError: a group keeps no keys and values.
@@ -69,12 +73,15 @@ class KVCacheManager:
         prefix_cache: bool = True,
         has_state: bool = False,
         num_snapshots: int = 0,
+        num_host_snapshots: int = 0,
+        least_fetched_tokens: int = 1,
     ) -> None:
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
         self._prefix_cache = prefix_cache and (num_snapshots > 0 or not has_state)
         self._has_state = has_state
-        self._snapshots = SnapshotPool(num_snapshots if has_state and prefix_cache else 0)
+        self._snapshots = SnapshotTiers(num_snapshots if has_state and prefix_cache else 0, num_host_snapshots)
+        self._least_fetched_blocks = max(-(-least_fetched_tokens // block_size), 1)
         on_evict = self._snapshots.drop if has_state else None
         self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row
         self._names: list[Sequence[bytes]] = [()] * num_rows  # the keys of each row's full blocks
@@ -132,14 +139,24 @@ class KVCacheManager:
         wanted = keys.of(token_ids)[:most]
         runs = [group.runs(wanted) for group in self._groups]
         matched = end = self._first_usable(runs, range(min(map(len, runs)) - 1, 0, -1))
+        on_device = on_host = None
         if self._has_state:
-            find, ends = self._snapshots.find, range(matched, 0, -1)
-            end = self._first_usable(runs, (each for each in ends if find(wanted[each - 1]) is not None))
+            tiers = self._snapshots
+            end = self._first_usable(
+                runs, (at for at in range(matched, 0, -1) if tiers.find(wanted[at - 1]) is not None)
+            )
+            on_device = tiers.find(wanted[end - 1]) if end else None
+            if tiers.has_host:
+                ends = range(matched, end + self._least_fetched_blocks - 1, -1)
+                later = self._first_usable(runs, (at for at in ends if tiers.find_on_host(wanted[at - 1]) is not None))
+                if later:
+                    end, on_device, on_host = later, None, tiers.find_on_host(wanted[later - 1])
         return Prefix(
             end * self._block_size,
             tuple(group.cached_prefix(wanted[:end]) for group in self._groups),
-            self._snapshots.find(wanted[end - 1]) if end else None,
+            on_device,
             matched * self._block_size,
+            on_host,
         )
 
     def _first_usable(self, runs: Sequence[Sequence[int]], ends: Iterable[int]) -> int:
@@ -209,26 +226,41 @@ class KVCacheManager:
 
     def has_snapshot(self, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int) -> bool:
         """True if there is a snapshot after the first `num_tokens` tokens, full blocks of them."""
-        return self._snapshots.find(keys.of(token_ids)[num_tokens // self._block_size - 1]) is not None
+        return self._snapshots.has(keys.of(token_ids)[num_tokens // self._block_size - 1])
 
     def restore_snapshot(self, snapshot: int) -> None:
         """Name the snapshot of a prefix in the step that is being scheduled, whose row has adopted the prefix."""
         self._snapshots.restore(snapshot)
 
-    def take_snapshot(self, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int) -> int | None:
+    def fetch_snapshot(self, host_snapshot: int) -> None:
+        """The same for a prefix whose snapshot is in the host's memory."""
+        self._snapshots.fetch(host_snapshot)
+
+    def keep_fetched(self, host_snapshot: int) -> Taken | None:
+        """Name a snapshot on the device for one that is fetched in the step that is being scheduled.
+
+        Returns:
+            None if it is there already, or none can be given up now.
+        """
+        return self._snapshots.keep(host_snapshot)
+
+    def take_snapshot(
+        self, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int, client: str = ""
+    ) -> Taken | None:
         """Name a new snapshot, after the first `num_tokens` tokens, in the step that is being scheduled.
 
         Args:
             num_tokens: full blocks, the last of which a row has registered.
+            client: that it is taken for.
 
         Returns:
             None if there is one already, or none can be given up now.
         """
-        return self._snapshots.take(keys.of(token_ids)[num_tokens // self._block_size - 1])
+        return self._snapshots.take(keys.of(token_ids)[num_tokens // self._block_size - 1], client)
 
     def finish_moves(self, moves: StateMoves) -> None:
         """Note that a step with these moves is done, or was given up: their snapshots may be given up."""
-        self._snapshots.finished(snapshot for _, snapshot in (*moves.restored, *moves.taken))
+        self._snapshots.finished(moves)
 
     def can_allocate(self, num_tokens: int, prefix: Prefix | None = None) -> bool:
         """True if a new sequence of `num_tokens` tokens fits now, beside a block for each row that may grow."""
@@ -258,7 +290,7 @@ class KVCacheManager:
     def free(self, row: int) -> None:
         """Release all blocks of the row. Those after the last snapshot are of no use to a model with a state."""
         useful, names = int(self._num_registered[row]), self._names[row]
-        while self._has_state and useful and names and self._snapshots.find(names[useful - 1]) is None:
+        while self._has_state and useful and names and not self._snapshots.has(names[useful - 1]):
             useful -= 1
         self._num_registered[row] = self._steady_until[row] = 0
         self._names[row] = ()

@@ -6,40 +6,27 @@ such a copy. Nothing changes it once it is taken; its memory belongs to the back
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from realizar.kv_cache.key_changes import KeyLog
 
+class GivenUp(NamedTuple):
+    """A snapshot that was dropped for another: its key, and the client that it was taken for."""
 
-@dataclass(frozen=True, slots=True)
-class SnapshotCounts:
-    """Snapshots of a pool now, and counts since the start.
-
-    Attributes:
-        total: snapshots that there is memory for. kept: those that can be found.
-        taken, restored: copies from a row and to a row.
-        dropped: snapshots given up for others, with the block that they follow, or with the whole prefix cache.
-    """
-
-    total: int = 0
-    kept: int = 0
-    taken: int = 0
-    restored: int = 0
-    dropped: int = 0
+    key: bytes
+    client: str
 
 
 class SnapshotPool:
-    """Hands out snapshot numbers 0 .. num_snapshots - 1.
+    """Hands out snapshot numbers 0 .. num_snapshots - 1 of one memory.
 
-    When none is free, the least recently used one is dropped, unless a step in flight names it. The number of a
-    snapshot is used again when the last step that names it is done.
-
-    Attributes:
-        log: notes the keys that snapshots can be found by; None notes none.
+    When none is free, one that no step in flight names is dropped: the least recently used one of a client that has
+    more than half of them, or would then, and otherwise of all. So many long prompts of one client leave the others at
+    least half, of which nobody has a part for good. The number of a snapshot is used again when the last step that
+    names it is done.
     """
 
     def __init__(self, num_snapshots: int) -> None:
@@ -47,30 +34,64 @@ class SnapshotPool:
         self._steps = np.zeros(num_snapshots, np.int32)  # in flight, that name each snapshot
         self._keys: OrderedDict[int, bytes] = OrderedDict()  # least recently used first
         self._snapshots: dict[bytes, int] = {}
+        self._clients: dict[int, str] = {}
+        self._held: Counter[str] = Counter()  # by client
         self._draining: set[int] = set()  # dropped, and named by a step in flight
-        self._taken = self._restored = self._dropped = 0
-        self.log: KeyLog | None = None
 
     @property
-    def counts(self) -> SnapshotCounts:
-        return SnapshotCounts(len(self._steps), len(self._keys), self._taken, self._restored, self._dropped)
+    def num_snapshots(self) -> int:
+        """Snapshots that there is memory for."""
+        return len(self._steps)
 
     @property
-    def keys(self) -> Collection[bytes]:
-        """The keys that snapshots can be found by."""
-        return self._snapshots.keys()
+    def num_kept(self) -> int:
+        """Snapshots that can be found."""
+        return len(self._keys)
+
+    @property
+    def keys(self) -> Sequence[bytes]:
+        """Keys of those, the least recently used first."""
+        return tuple(self._keys.values())
 
     def find(self, key: bytes) -> int | None:
         """The snapshot that follows the block with this key."""
         return self._snapshots.get(key)
 
-    def restore(self, snapshot: int) -> None:
-        """Name a kept snapshot in the step that is being scheduled; it becomes the most recently used one."""
-        self._keys.move_to_end(snapshot)
-        self._steps[snapshot] += 1
-        self._restored += 1
+    def key_of(self, snapshot: int) -> bytes:
+        """The key of a kept snapshot."""
+        return self._keys[snapshot]
 
-    def take(self, key: bytes) -> int | None:
+    def client_of(self, snapshot: int) -> str:
+        """The client that a kept snapshot was taken for."""
+        return self._clients[snapshot]
+
+    def touch(self, snapshot: int) -> None:
+        """Let a kept snapshot be the most recently used one."""
+        self._keys.move_to_end(snapshot)
+
+    def use(self, snapshot: int) -> None:
+        """Name a kept snapshot in the step that is being scheduled; it becomes the most recently used one."""
+        self.touch(snapshot)
+        self._steps[snapshot] += 1
+
+    def make_room(self, client: str = "") -> GivenUp | None:
+        """Drop a snapshot for one of this client, unless one is free.
+
+        Returns:
+            None if one is free, or steps in flight name all that are kept.
+        """
+        if self._free:
+            return None
+        oldest = self._oldest(self._greedy(client))
+        if oldest is None:
+            oldest = self._oldest(None)
+        if oldest is None:
+            return None
+        given_up = GivenUp(self._keys[oldest], self._clients[oldest])
+        self.drop(given_up.key)
+        return given_up
+
+    def take(self, key: bytes, client: str = "") -> int | None:
         """Name memory for a new snapshot in the step that is being scheduled, from which on it is found.
 
         Returns:
@@ -78,17 +99,13 @@ class SnapshotPool:
         """
         if key in self._snapshots:
             return None
+        self.make_room(client)
         if not self._free:
-            oldest = next((each for each in self._keys if not self._steps[each]), None)
-            if oldest is None:
-                return None
-            self.drop(self._keys[oldest])
+            return None
         snapshot = self._free.pop()
-        self._keys[snapshot], self._snapshots[key] = key, snapshot
+        self._keys[snapshot], self._snapshots[key], self._clients[snapshot] = key, snapshot, client
+        self._held[client] += 1
         self._steps[snapshot] += 1
-        self._taken += 1
-        if self.log is not None:
-            self.log.add(key)
         return snapshot
 
     def drop(self, key: bytes) -> None:
@@ -97,18 +114,14 @@ class SnapshotPool:
         if snapshot is None:
             return
         del self._keys[snapshot]
-        self._dropped += 1
-        if self.log is not None:
-            self.log.drop(key)
+        client = self._clients.pop(snapshot)
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
         if self._steps[snapshot]:
             self._draining.add(snapshot)
         else:
             self._free.append(snapshot)
-
-    def forget(self) -> None:
-        """Drop all snapshots."""
-        for key in list(self._snapshots):
-            self.drop(key)
 
     def finished(self, snapshots: Iterable[int]) -> None:
         """Note that a step that names these snapshots is done, or was given up."""
@@ -132,9 +145,25 @@ class SnapshotPool:
             raise RuntimeError(f"snapshots {sorted(numbers)} are free, kept or draining, of {len(self._steps)}")
         if self._snapshots != {key: snapshot for snapshot, key in self._keys.items()}:
             raise RuntimeError("keys and snapshots disagree")
+        if self._clients.keys() != self._keys.keys() or Counter(self._clients.values()) != self._held:
+            raise RuntimeError("clients and snapshots disagree")
         if self._steps.size and self._steps.min() < 0:
             raise RuntimeError("a snapshot has ended more steps than it was in")
         if self._steps[self._free].any() or not self._steps[list(self._draining)].all():
             raise RuntimeError("a free snapshot is named by a step in flight, or a draining one by none")
         if not all(has_block(key) for key in self._snapshots):
             raise RuntimeError("a snapshot is kept without the block that it follows")
+
+    def _greedy(self, client: str) -> str | None:
+        """The client that has more than half of all snapshots, or would with one more for `client`."""
+        half = len(self._steps) / 2
+        if self._held[client] + 1 > half:
+            return client
+        return next((other for other, count in self._held.most_common(1) if count > half), None)
+
+    def _oldest(self, client: str | None) -> int | None:
+        """The least recently used snapshot of a client, or of all, that no step in flight names."""
+        for snapshot in self._keys:
+            if not self._steps[snapshot] and (client is None or self._clients[snapshot] == client):
+                return snapshot
+        return None

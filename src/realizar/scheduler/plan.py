@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.batch import OpenedRow
+from realizar.kv_cache.manager import Prefix
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.sequence import Sequence
 
@@ -18,7 +19,7 @@ class Plan:
     Attributes:
         decodes: intp [rows], rows that decode one token each; they come before all others.
         tokens: of other sequences, in their order. drafts: of those that have any.
-        restored: snapshots that sequences start from.
+        restored: prefixes with snapshots that sequences start from.
         opened: rows to open with the step.
 
     Args:
@@ -34,7 +35,7 @@ class Plan:
         self.decodes: NDArray[np.intp] = _NO_ROWS
         self.tokens: dict[Sequence, int] = {}
         self.drafts: dict[Sequence, tuple[int, ...]] = {}
-        self.restored: dict[Sequence, int] = {}
+        self.restored: dict[Sequence, Prefix] = {}
         self.opened: list[OpenedRow] = []
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from realizar.kv_cache.manager import KVCacheManager, Prefix
+from realizar.kv_cache.snapshot_tiers import Taken
 from realizar.scheduler.plan import Plan
 from realizar.scheduler.sequence import Sequence
 from realizar.scheduler.snapshot_places import SnapshotPlaces
@@ -17,17 +18,16 @@ class StateCopies:
     """
 
     def __init__(self, cache: KVCacheManager, context_length: int, max_step_tokens: int) -> None:
-        self._cache = cache
-        self._places = SnapshotPlaces(
-            cache.snapshot_counts.total, cache.block_size, context_length, max_step_tokens
-        )  # fmt: skip
+        self._cache, counts = cache, cache.snapshot_counts
+        most = counts.total + counts.host_total
+        self._places = SnapshotPlaces(most, cache.block_size, context_length, max_step_tokens)
 
     def start(self, sequence: Sequence, prefix: Prefix, plan: Plan) -> None:
         """A sequence starts from a prefix: choose where its chunks are to end, so that snapshots are taken there."""
         if not self._cache.snapshot_counts.total:
             return
-        if prefix.snapshot is not None:
-            plan.restored[sequence] = prefix.snapshot
+        if prefix.num_tokens:
+            plan.restored[sequence] = prefix
         request = sequence.request
         places = self._places.of_prompt(
             request.num_prompt_tokens, request.prompt_marks, prefix, is_shared=request.sampling.n > 1
@@ -38,15 +38,43 @@ class StateCopies:
 
     def of_step(self, plan: Plan) -> StateMoves:
         """The copies of a planned step, whose tokens count as computed by now."""
-        restored = tuple((sequence.own_row, snapshot) for sequence, snapshot in plan.restored.items())
-        for _, snapshot in restored:
-            self._cache.restore_snapshot(snapshot)
-        taken: list[tuple[int, int]] = []
+        copies = _Copies()
+        for sequence, prefix in plan.restored.items():  # all before any other: what they name is not given up
+            if prefix.snapshot is not None:
+                self._cache.restore_snapshot(prefix.snapshot)
+                copies.restored.append((sequence.own_row, prefix.snapshot))
+            elif prefix.host_snapshot is not None:
+                self._cache.fetch_snapshot(prefix.host_snapshot)
+                copies.fetched.append((sequence.own_row, prefix.host_snapshot))
+        for row, host_snapshot in copies.fetched:
+            copies.add(copies.kept, row, self._cache.keep_fetched(host_snapshot))
         for sequence in plan.tokens:
             if sequence.places and sequence.places[0] == sequence.num_computed_tokens:
                 place, *later = sequence.places
                 sequence.places = tuple(later)
-                new = self._cache.take_snapshot(sequence.keys, sequence.token_ids, place)
-                if new is not None:
-                    taken.append((sequence.own_row, new))
-        return StateMoves(restored, tuple(taken)) if restored or taken else NO_MOVES
+                client = sequence.request.client
+                new = self._cache.take_snapshot(sequence.keys, sequence.token_ids, place, client)
+                copies.add(copies.taken, sequence.own_row, new)
+        return copies.moves()
+
+
+class _Copies:
+    """The copies of a step that is being planned, as in `StateMoves`."""
+
+    def __init__(self) -> None:
+        self.restored: list[tuple[int, int]] = []
+        self.taken: list[tuple[int, int]] = []
+        self.stored: list[tuple[int, int]] = []
+        self.fetched: list[tuple[int, int]] = []
+        self.kept: list[tuple[int, int]] = []
+
+    def add(self, pairs: list[tuple[int, int]], row: int, new: Taken | None) -> None:
+        """Add a copy of a row to a new snapshot, if there is one, and of what that held before to the host."""
+        if new is not None:
+            pairs.append((row, new.snapshot))
+            if new.stored is not None:
+                self.stored.append((new.snapshot, new.stored))
+
+    def moves(self) -> StateMoves:
+        every = self.restored, self.taken, self.stored, self.fetched, self.kept
+        return StateMoves(*map(tuple, every)) if any(every) else NO_MOVES

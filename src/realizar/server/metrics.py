@@ -33,6 +33,7 @@ GAUGES = (
     ("num_requests_waiting", "Choices waiting for their first step, or again after a preemption.", "num_waiting"),
     ("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", "kv_cache_usage"),
     ("state_snapshots", "Snapshots of states that are kept.", "num_snapshots"),
+    ("state_snapshots_on_host", "Snapshots of states that are kept in the host's memory.", "num_host_snapshots"),
     ("kv_cache_size_bytes", "Memory that the KV cache may take.", "kv_cache_bytes"),
     ("engine_resident_memory_bytes", "Memory of the engine's process.", "resident_bytes"),
 )
@@ -46,6 +47,8 @@ COUNTERS = (
     ("state_snapshots_taken", "Snapshots taken of the states of prompts.", "snapshots_taken"),
     ("state_snapshots_restored", "Choices that started from a snapshot.", "snapshots_restored"),
     ("state_snapshots_dropped", "Snapshots that were given up.", "snapshots_dropped"),
+    ("state_snapshots_stored", "Snapshots that were moved to the host's memory.", "snapshots_stored"),
+    ("state_snapshots_fetched", "Choices that started from a snapshot in the host's memory.", "snapshots_fetched"),
     ("num_preemptions", "Choices computed again for lack of KV blocks.", "num_preemptions"),
     ("prompt_tokens", "Prompt tokens computed.", "prompt_tokens"),
     ("generation_tokens", "Tokens generated.", "generation_tokens"),

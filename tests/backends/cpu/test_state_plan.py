@@ -8,11 +8,12 @@ import pytest
 
 from cpu_runs import Runner
 from random_models import Recipe, random_model
+from realizar.backends import kv_blocks
 from realizar.backends.cpu.kv.memory import KVSizes
 from realizar.backends.cpu.plan import plan_memory
 from realizar.backends.cpu.state.sizes import LayerState, layer_states, state_sizes
 from realizar.cli.commands.plan import states_lines
-from realizar.config import EngineConfig
+from realizar.config import Device, EngineConfig
 from resolving import resolved
 
 CONFIG = EngineConfig(threads=1, context_length=512, max_running=3, max_step_tokens=64, speculative_tokens=4)
@@ -54,6 +55,41 @@ def test_the_share_of_snapshots(recipe: Recipe) -> None:
     assert (none.num_snapshots(limit), none.snapshot_share) == (0, 0)
 
 
+def test_snapshots_on_the_host_are_those_asked_for() -> None:
+    """On the CPU by default none; they lie beside the cache."""
+    spec, checkpoint = random_model(CONVOLUTIONS)
+    without = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG))
+    assert (without.num_host_snapshots, without.host_snapshot_bytes) == (0, 0)
+    config = replace(CONFIG, host_snapshot_bytes=5 * SLOT + 1)
+    plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, config))
+    assert (plan.num_host_snapshots, plan.host_snapshot_bytes) == (5, 5 * SLOT)
+    assert (plan.num_snapshots, plan.contexts) == (without.num_snapshots, without.contexts)
+    runner = Runner(spec, checkpoint, config)
+    assert runner.capacity.num_host_snapshots == 5
+    states = runner.backend.model.states
+    assert states.size_bytes == 3 * plan.state_bytes + plan.snapshot_bytes + 5 * SLOT
+    assert states.time_fetch() > 0
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "snapshot_bytes", "num_snapshots", "expected"),
+    [
+        ("cpu", 60 << 20, 300, 0),
+        ("cuda", 60 << 20, 300, 34),  # an eighth of 16 GiB
+        ("cuda", 60 << 20, 2, 4),  # each needs its blocks on the device
+        ("cuda", 60 << 20, 0, 0),
+        ("cuda", 1 << 20, 300, 0),  # one for each 256 tokens is on the device
+    ],
+)
+def test_the_default_of_the_host(
+    device: Device, snapshot_bytes: int, num_snapshots: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_blocks, "free_memory_bytes", lambda: 16 << 30)
+    config = resolved(*random_model(CONVOLUTIONS), CONFIG, device)
+    assert kv_blocks.host_snapshots_within(config, snapshot_bytes, 20_000, num_snapshots) == expected
+
+
 def test_sizes_of_layers() -> None:
     """A delta net has 2 heads of q and k and 8 of v, all of 64, a convolution of 4 tokens, beta and decay."""
     spec, _ = random_model(DELTA)
@@ -68,5 +104,9 @@ def test_the_line_of_a_plan() -> None:
     assert states_lines(replace(plan, num_snapshots=123, snapshot_bytes=2_400_000)) == [
         "states       14.3 kB a row, 123 snapshots of 2.4 MB in the KV cache"
     ]
+    on_host = replace(
+        plan, num_snapshots=123, snapshot_bytes=2_400_000, num_host_snapshots=500, host_snapshot_bytes=9_750_000
+    )
+    assert states_lines(on_host)[0].endswith(" 2.4 MB in the KV cache, 500 of 9.8 MB in the host's memory")
     assert states_lines(replace(plan, num_snapshots=0)) == ["states       14.3 kB a row, no snapshots"]
     assert states_lines(replace(plan, state_bytes=0)) == []

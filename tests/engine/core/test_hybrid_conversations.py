@@ -45,19 +45,32 @@ GRAMMAR = StructuredOutput("regex", "[a-z]{3,20}")
 
 
 class TightBackend(CPUBackend):
-    """Has fewer blocks and snapshots than there is memory for, so that all of them are given up again and again."""
+    """Has fewer blocks and snapshots than there is memory for, so that all of them are given up again and again.
+
+    Args:
+        on_host: snapshots in the host's memory; with any, those on the device are fewer yet, and blocks are more.
+    """
+
+    def __init__(self, on_host: int = 0) -> None:
+        super().__init__()
+        self.on_host = on_host
 
     def capacity(self) -> Capacity:
         found = super().capacity()
         assert found.num_snapshots >= 12
-        return replace(found, num_blocks=tuple(min(count, 30) for count in found.num_blocks), num_snapshots=12)
+        assert found.num_host_snapshots >= self.on_host
+        most, kept = (60, 2) if self.on_host else (30, 12)
+        return replace(
+            found, num_blocks=tuple(min(count, most) for count in found.num_blocks), num_snapshots=kept,
+            num_host_snapshots=self.on_host,
+        )  # fmt: skip
 
 
 class FailingBackend(TightBackend):
     """Has no memory for a step now and then, some of which have computed everything by then."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, on_host: int = 0) -> None:
+        super().__init__(on_host)
         self.rng, self.num_failed, self.fails = random.Random(5), 0, False
 
     def walk(self, program: BoundProgram) -> None:
@@ -73,7 +86,9 @@ def make_core(
     recipe: Recipe, backend: CPUBackend, *, steps_in_flight: int = 1, service: LateService | None = None, **options: Any
 ) -> EngineCore:
     spec, checkpoint = random_model(recipe)
-    config = EngineConfig(threads=1, max_step_tokens=96, kv_cache_bytes=64 << 20, **options)
+    config = EngineConfig(
+        threads=1, max_step_tokens=96, kv_cache_bytes=64 << 20, host_snapshot_bytes=8 << 20, **options
+    )
     settled = replace(resolved(spec, checkpoint, config), steps_in_flight=steps_in_flight)
     backend.load(spec, checkpoint, settled)
     grammars = None if service is None else lambda: service
@@ -100,10 +115,13 @@ def compare(chat: Chat, fresh: EngineCore) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize(("drafts", "steps_in_flight"), [(0, 2), (3, 1)])
-def test_random_conversations(name: str, drafts: int, steps_in_flight: int) -> None:
-    """Edits, branches, tenants, a window, preemption, aborts, drafts, and blocks and snapshots too few for all."""
-    recipe, backend = RECIPES[name], TightBackend()
+@pytest.mark.parametrize(("drafts", "steps_in_flight", "on_host"), [(0, 2, 0), (3, 1, 0), (0, 1, 8), (3, 2, 8)])
+def test_random_conversations(name: str, drafts: int, steps_in_flight: int, on_host: int) -> None:
+    """Edits, branches, tenants, a window, preemption, aborts, drafts, and blocks and snapshots too few for all.
+
+    Without snapshots in the host's memory, and with some.
+    """
+    recipe, backend = RECIPES[name], TightBackend(on_host)
     core = make_core(
         recipe, backend, max_running=5, context_length=640, speculative_tokens=drafts, steps_in_flight=steps_in_flight
     )
@@ -115,7 +133,8 @@ def test_random_conversations(name: str, drafts: int, steps_in_flight: int) -> N
         compare(chat, fresh)
         snapshots, counts = core.snapshot_counts, core.counts
         assert min(snapshots.restored, snapshots.dropped) > 30
-        assert counts.preemptions > 0
+        assert not on_host or min(snapshots.stored, snapshots.fetched) > 10
+        assert counts.preemptions > 0 or on_host
         assert counts.prefix_cache_hits > counts.prefix_cache_queries / 4
         assert counts.draft_tokens > counts.accepted_tokens > 20 or not drafts
     finally:
@@ -131,9 +150,12 @@ def services() -> Iterator[tuple[LateService, LateService]]:
         each.end()
 
 
-@pytest.mark.parametrize(("name", "drafts", "steps_in_flight"), [("convolutions", 3, 2), ("delta-nets", 0, 2)])
+@pytest.mark.parametrize(
+    ("name", "drafts", "steps_in_flight", "on_host"),
+    [("convolutions", 3, 2, 0), ("delta-nets", 0, 2, 0), ("delta-nets", 3, 2, 8)],
+)
 def test_late_masks_and_steps_without_memory(
-    name: str, drafts: int, steps_in_flight: int, services: tuple[LateService, LateService],
+    name: str, drafts: int, steps_in_flight: int, on_host: int, services: tuple[LateService, LateService],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Rows that are held, and rows that start again in others, beside snapshots that are taken and given up."""
@@ -146,7 +168,7 @@ def test_late_masks_and_steps_without_memory(
         hold(self, rows)
 
     monkeypatch.setattr(CPUStep, "hold", count)
-    recipe, backend = replace(RECIPES[name], vocab_size=VOCAB_SIZE), FailingBackend()
+    recipe, backend = replace(RECIPES[name], vocab_size=VOCAB_SIZE), FailingBackend(on_host)
     core = make_core(
         recipe, backend, max_running=5, context_length=640, speculative_tokens=drafts, steps_in_flight=steps_in_flight,
         service=services[0],
@@ -161,6 +183,7 @@ def test_late_masks_and_steps_without_memory(
         assert backend.num_failed > 5
         assert held[0] > 50
         assert core.snapshot_counts.restored > 5
+        assert not on_host or core.snapshot_counts.fetched > 1
     finally:
         core.close()
         fresh.close()

@@ -8,7 +8,14 @@ import pytest
 
 from realizar.engine.core.metrics import EngineStats
 
-MEMORY = {"num_snapshots", "device_memory_used_bytes", "device_memory_total_bytes", "kv_cache_bytes", "resident_bytes"}
+MEMORY = {
+    "num_snapshots",
+    "num_host_snapshots",
+    "device_memory_used_bytes",
+    "device_memory_total_bytes",
+    "kv_cache_bytes",
+    "resident_bytes",
+}
 MOMENTARY = {"num_running", "num_waiting", "num_used_blocks", "num_blocks", *MEMORY}
 
 

@@ -63,22 +63,29 @@ class FaultyBackend(ScriptedBackend):
             super().close(row)
 
 
+@pytest.mark.parametrize("on_host", [0, 9])
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
-def test_steps_that_do_not_fit_leave_no_snapshot(steps_in_flight: int) -> None:
-    backend = FaultyBackend(num_blocks=[70], max_rows=5, max_step_tokens=24, num_snapshots=12)
+def test_steps_that_do_not_fit_leave_no_snapshot(steps_in_flight: int, on_host: int) -> None:
+    backend = FaultyBackend(
+        num_blocks=[140 if on_host else 70], max_rows=5, max_step_tokens=24, num_snapshots=1 if on_host else 12,
+        num_host_snapshots=on_host,
+    )  # fmt: skip
     core = make_core(backend, steps_in_flight=steps_in_flight)
     chat = Chat(steps_in_flight, core)
     chat.run(60)
     check_all(chat, backend, 60)
     assert core.snapshot_counts.restored > 10
+    assert not on_host or core.snapshot_counts.fetched > 5
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_random_conversations(drafts: int, steps_in_flight: int) -> None:
+@pytest.mark.parametrize("on_host", [0, 6])
+def test_random_conversations(on_host: int, drafts: int, steps_in_flight: int) -> None:
     """Snapshots and blocks are too few for all, rows are preempted, and conversations are aborted."""
     backend = ScriptedBackend(
-        (None, 7), num_blocks=[70, 40], max_rows=5, max_step_tokens=24, num_snapshots=12, num_ids=4 if drafts else 90
+        (None, 7), num_blocks=[100, 60] if on_host else [70, 40], max_rows=5, max_step_tokens=24,
+        num_ids=4 if drafts else 90, num_snapshots=2 if on_host else 12, num_host_snapshots=on_host,
     )  # fmt: skip
     core = make_core(backend, drafts=drafts, steps_in_flight=steps_in_flight)
     chat = Chat(drafts * 10 + steps_in_flight, core)
@@ -86,7 +93,8 @@ def test_random_conversations(drafts: int, steps_in_flight: int) -> None:
     check_all(chat, backend, 200)
     counts, snapshots = core.counts, core.snapshot_counts
     assert min(snapshots.taken, snapshots.restored, snapshots.dropped) > 50
-    assert counts.preemptions > 5
+    assert not on_host or min(snapshots.stored, snapshots.fetched) > 20
+    assert counts.preemptions > 5 or on_host
     assert counts.prefix_cache_hits > counts.prefix_cache_queries / 4
     assert not drafts or counts.accepted_tokens > 100
     assert backend.rows == {}

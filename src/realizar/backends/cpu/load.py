@@ -116,7 +116,9 @@ def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, 
     scratch = _attention_scratch(kv, config.threads)
     kernels = KernelLibrary(instructions, lambda name: progress(f"compiling {name}", 1.0))
     attention = AttentionBinder(kernels, weights, workspace, kv, ropes, scratch, partial)
-    states = StateMemory(state_sizes(spec, config.speculative_tokens), config.max_running, kv.num_snapshots)
+    states = StateMemory(
+        state_sizes(spec, config.speculative_tokens), config.max_running, kv.num_snapshots, kv.num_host_snapshots
+    )
     state_binder = StateBinder(instructions, kernels, weights, workspace, states)
     binder = Binder(instructions, kernels, weights, workspace, attention, state_binder)
     programs = binder.bind_blocks(program), binder.bind_tail(program.tail), binder.bind_pool(program.tail)

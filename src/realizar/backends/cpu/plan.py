@@ -6,14 +6,15 @@ from dataclasses import replace
 
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.sampling.record import scratch_bytes
-from realizar.backends.cpu.kv.memory import KVSizes, free_memory_bytes, kv_limit_bytes, most_kv_bytes
+from realizar.backends.cpu.kv.memory import KVSizes, kv_limit_bytes, most_kv_bytes
 from realizar.backends.cpu.load import PARTIAL_FLOATS, refuse_copies
 from realizar.backends.cpu.state.sizes import state_sizes
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.weights.pack import packed_bytes
 from realizar.backends.cpu.weights.pack_floats import packed_float_bytes
 from realizar.backends.cpu.workspace import Workspace
-from realizar.backends.machine import memory_bytes
+from realizar.backends.kv_blocks import host_snapshots_within
+from realizar.backends.machine import free_memory_bytes, memory_bytes
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
@@ -53,6 +54,7 @@ def plan_memory(
     limit = kv_limit_bytes(spec, config, sizes[-1], free, machine)
     states, num_snapshots = state_sizes(spec, config.speculative_tokens), sizes[-1].num_snapshots(limit)
     blocks = limit - num_snapshots * states.slot_bytes
+    on_host = host_snapshots_within(config, states.slot_bytes, sizes[-1].token_bytes, num_snapshots)
     return MemoryPlan(
         device="cpu",
         weight_bytes=sum(sizes_of.values()),
@@ -74,6 +76,8 @@ def plan_memory(
         state_bytes=states.row_bytes,
         num_snapshots=num_snapshots,
         snapshot_bytes=num_snapshots * states.slot_bytes,
+        num_host_snapshots=on_host,
+        host_snapshot_bytes=on_host * states.slot_bytes,
     )
 
 

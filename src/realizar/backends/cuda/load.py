@@ -102,9 +102,10 @@ class LoadedModel:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Free the graphs, whose memory is not that of tensors."""
+        """Free the graphs, and memory of the host: neither is that of tensors."""
         self.graphs.close()
         self.sampler.free_graphs()
+        self.states.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ def load_model(
         scratch = () if config.batch_invariant else scan_scratch(spec, parts.space)
         state = slot_bytes(spec, config)
         kv = KVMemory(spec, config, device, parts.reserved_bytes, state)
-        states = StateMemory(spec, config, device.torch_device, kv.num_snapshots)
+        states = StateMemory(spec, config, device.torch_device, kv.num_snapshots, kv.num_host_snapshots)
     weights, space, matmuls = parts.weights, parts.space, parts.matmuls
     with memory.kept():
         attention = AttentionBinder(

@@ -28,7 +28,7 @@ from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.weights.experts import packed_bytes, packs_floats
 from realizar.backends.cuda.workspace import Workspace
-from realizar.backends.kv_blocks import snapshots_within
+from realizar.backends.kv_blocks import host_snapshots_within, snapshots_within
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
 from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
@@ -62,9 +62,8 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     layouts = {linear.weight: tensors.layout(linear.weight) for linear in spec.linears()}
     matrices = _matrix_sizes(spec, layouts, tensors)
     weight_bytes, embedding = sum(matrices.values()), tensors.size_bytes(spec.embedding)
-    kv_dtype = config.kv_dtype
     device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, _EVERYTHING)
-    compute = compute_type(kv_dtype, is_gpu=True)
+    compute = compute_type(config.kv_dtype, is_gpu=True)
     sizes = step_sizes(spec, config, tile_tokens(spec, compute))
     parts = config.max_running * fixed_parts(config.context_length) if config.batch_invariant else MAX_PARTS
     workspace = Workspace(spec, sizes, device, compute, parts)
@@ -78,18 +77,18 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
         length: KVMemory(spec, replace(alone, context_length=length), device)
         for length in planned_lengths(config.context_length)
     }
-    two_blocks = KVMemory(spec, replace(alone, context_length=config.block_size), device)  # a block, and one spare
-    token_bytes = two_blocks.size_bytes / (2 * config.block_size)
+    token_bytes = _token_bytes(spec, alone, device)
     state = slot_bytes(spec, config)
     kept = state if config.prefix_cache else 0
     snapshots = snapshots_within(limit, caches[config.context_length].size_bytes, kept, token_bytes)
+    on_host = host_snapshots_within(config, kept, token_bytes, snapshots)
     blocks = limit - snapshots * state
     return MemoryPlan(
         device="cuda",
         weight_bytes=weight_bytes,
         embedding_bytes=embedding,
         workspace_bytes=workspace_bytes,
-        kv_dtype=kv_dtype,
+        kv_dtype=config.kv_dtype,
         kv_bytes_per_token=token_bytes,
         kv_limit_bytes=limit,
         free_bytes=free,
@@ -103,7 +102,15 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
         state_bytes=state,
         num_snapshots=snapshots,
         snapshot_bytes=snapshots * state,
+        num_host_snapshots=on_host,
+        host_snapshot_bytes=on_host * state,
     )
+
+
+def _token_bytes(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile) -> float:
+    """Bytes of a request's first tokens in the KV cache, each."""
+    two_blocks = KVMemory(spec, replace(config, context_length=config.block_size), device)  # a block, and one spare
+    return two_blocks.size_bytes / (2 * config.block_size)
 
 
 def _recurrence_bytes(spec: ModelSpec, config: ResolvedConfig, workspace: Workspace) -> int:

@@ -125,10 +125,10 @@ class CUDABackend:
             self._pending.start_choices()
         wanted = wanted_tokens(forward_input)
         shape = self._shape(forward_input)
-        self.model.states.restore(forward_input.state_moves.restored)
+        self.model.states.begin(forward_input.state_moves)
         self._send(forward_input, shape, wanted)
         self._run(shape, min(len(wanted.tokens), self.model.space.arrays.sizes.selected))
-        self.model.states.take(forward_input.state_moves.taken)
+        self.model.states.end(forward_input.state_moves)
         finish, take_in = self.model.finisher.finish, self.model.sampler.take_in
         self._pending = CUDAStep(forward_input, wanted, finish, take_in, self.device.torch_device)
         if not self.model.sampler.awaits_masks(forward_input.columns.numbers):

@@ -100,9 +100,10 @@ def states_lines(plan: MemoryPlan) -> list[str]:
     if not plan.state_bytes:
         return []
     snapshots = f"{plan.num_snapshots} snapshots of {format_bytes(plan.snapshot_bytes)} in the KV cache"
-    return [
-        f"states       {format_bytes(plan.state_bytes)} a row, {snapshots if plan.num_snapshots else 'no snapshots'}"
-    ]
+    line = f"states       {format_bytes(plan.state_bytes)} a row, {snapshots if plan.num_snapshots else 'no snapshots'}"
+    if plan.num_host_snapshots:
+        line += f", {plan.num_host_snapshots} of {format_bytes(plan.host_snapshot_bytes)} in the host's memory"
+    return [line]
 
 
 def check_fits(plan: MemoryPlan) -> None:

@@ -90,6 +90,7 @@ class BatchingOptions:
 
     Attributes:
         kv_cache_bytes: memory of the KV cache, such as 8G; default as `realizar plan` says, or a GPU's free memory.
+        host_snapshot_bytes: on a GPU, pinned memory of the host for states that leave the cache; up to 4G by default.
         no_prefix_cache: do not reuse the KV cache of prompts with the same prefix.
         speculative_tokens: number of tokens drafted from the text itself; 0 is off.
     """
@@ -104,6 +105,7 @@ class BatchingOptions:
         Parameter(name=("--max-step-tokens", "--max-num-batched-tokens", "--batch-size", "-b"), help=_MAX_STEP_TOKENS),
     ] = None
     kv_cache_bytes: Annotated[MaybeSize, Parameter(name=("--kv-cache-bytes", "--kv-cache-memory-bytes"))] = None
+    host_snapshot_bytes: MaybeSize = None
     no_prefix_cache: Annotated[bool, Parameter(name=("--no-prefix-cache", "--no-enable-prefix-caching"))] = False
     speculative_tokens: Annotated[Integer, Parameter(name=("--speculative-tokens", "--num-speculative-tokens"))] = (
         _DEFAULTS.speculative_tokens
@@ -122,6 +124,7 @@ class BatchingOptions:
             max_running=self.max_running,
             max_step_tokens=self.max_step_tokens,
             kv_cache_bytes=self.kv_cache_bytes,
+            host_snapshot_bytes=self.host_snapshot_bytes,
             prefix_cache=not self.no_prefix_cache,
             speculative_tokens=self.speculative_tokens,
         )

@@ -12,12 +12,13 @@ from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import NO_STEP, ScheduledBatch
 from realizar.engine.core.forward import build_forward_input
+from realizar.engine.core.new_cache import new_cache
 from realizar.engine.core.row_grammars import RowGrammars
 from realizar.engine.core.sleeper import Sleeper
 from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, RealizarError, StepError
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.manager import KVCacheManager
-from realizar.kv_cache.snapshots import SnapshotCounts
+from realizar.kv_cache.snapshot_tiers import SnapshotCounts
 from realizar.models.spec import ModelSpec
 from realizar.outputs import PromptProgress, RowError, TokenOutput
 from realizar.request import Request
@@ -68,18 +69,11 @@ class EngineCore:
         self._unopened: dict[int, RowError] = {}  # sequences whose row could not be opened
         self._outputs: list[TokenOutput] = []  # not returned by `step` yet
         self._death: str | None = None
-        self._cache = KVCacheManager(
-            [group.kind for group in spec.block_groups()],
-            capacity.num_blocks,
-            block_size=capacity.block_size,
-            num_rows=max_running,
-            context_length=capacity.context_length,
-            max_step_tokens=max_step_tokens,
-            prefix_cache=config.prefix_cache,
-            has_state=bool(spec.state_layers()),
-            num_snapshots=capacity.num_snapshots,
+        self._cache = new_cache(
+            spec, capacity, max_running=max_running, max_step_tokens=max_step_tokens, prefix_cache=config.prefix_cache
         )
-        self._sleeper, policy = Sleeper(backend, self._cache), policy or Policy()
+        self._sleeper = Sleeper(backend, self._cache)
+        policy = policy or Policy()
         self._scheduler = Scheduler(
             self._cache,
             max_running=max_running,

@@ -18,9 +18,10 @@ class EngineStats:
         kv_cache_bytes: that the KV cache may take. resident_bytes: memory of the engine's process, 0 where not known.
         num_preemptions: choices that gave up their blocks and were recomputed.
         prefix_cache_queries, prefix_cache_hits: prompt tokens looked up, and found computed.
-        num_snapshots: of states, kept now.
+        num_snapshots: of states, kept on the device now. num_host_snapshots: in the host's memory.
         snapshots_taken, snapshots_restored, snapshots_dropped: copies of states from rows and to rows, and copies that
             were given up.
+        snapshots_stored, snapshots_fetched: those of them that were moved to the host's memory, and restored from it.
         draft_tokens, accepted_tokens: tokens speculated, and those of them that were right.
         num_steps: steps run. step_s: seconds spent in them.
         prompt_tokens, generation_tokens: tokens read and chosen.
@@ -41,6 +42,9 @@ class EngineStats:
     snapshots_taken: int = 0
     snapshots_restored: int = 0
     snapshots_dropped: int = 0
+    num_host_snapshots: int = 0
+    snapshots_stored: int = 0
+    snapshots_fetched: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     num_steps: int = 0
@@ -75,6 +79,6 @@ class EngineStats:
 _MOMENTARY = frozenset(
     {
         *("num_running", "num_waiting", "num_used_blocks", "num_blocks", "kv_cache_bytes", "resident_bytes"),
-        *("num_snapshots", "device_memory_used_bytes", "device_memory_total_bytes"),
+        *("num_snapshots", "num_host_snapshots", "device_memory_used_bytes", "device_memory_total_bytes"),
     }
 )

@@ -22,6 +22,7 @@ from engine.core.late_service import LateService  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.base import Capacity  # noqa: E402
 from realizar.backends.cuda.device import open_device  # noqa: E402
+from realizar.backends.cuda.recurrences.memory import slot_bytes  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.backends.cuda.step import CUDAStep  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -59,6 +60,15 @@ class TightBackend(CUDABackend):
         found = super().capacity()
         assert found.num_snapshots >= 12
         return replace(found, num_blocks=tuple(min(count, 30) for count in found.num_blocks), num_snapshots=12)
+
+
+class HostBackend(CUDABackend):
+    """Has room for two snapshots on the device, and for those on the host that it was loaded with."""
+
+    def capacity(self) -> Capacity:
+        found = super().capacity()
+        assert found.num_host_snapshots == 8
+        return replace(found, num_blocks=tuple(min(count, 60) for count in found.num_blocks), num_snapshots=2)
 
 
 def make_core(
@@ -118,6 +128,33 @@ def test_conversations_have_the_bits_of_fresh_ones(name: str, drafts: int, steps
             assert [contents(each) for each in choices] == [contents(each) for each in alone]
         assert min(core.snapshot_counts.restored, core.snapshot_counts.dropped) > 10
         assert core.counts.accepted_tokens > 0 or not drafts
+    finally:
+        core.close()
+        fresh.close()
+
+
+@pytest.mark.parametrize("name", ["convolutions", "delta-nets"])
+@pytest.mark.parametrize(("drafts", "steps_in_flight"), [(0, 2), (3, 1)])
+def test_conversations_with_snapshots_in_the_hosts_memory(name: str, drafts: int, steps_in_flight: int) -> None:
+    """They leave the device while steps compute, and are fetched before others."""
+    recipe, options = RECIPES[name], {"context_length": 640, "speculative_tokens": drafts}
+    spec, checkpoint = random_model(recipe)
+    settled = resolved(spec, checkpoint, EngineConfig(max_running=5, max_step_tokens=96, **options), "cuda")
+    on_host = 8 * slot_bytes(spec, settled)
+    core = make_core(
+        recipe, HostBackend, steps_in_flight=steps_in_flight, max_running=5, host_snapshot_bytes=on_host, **options
+    )
+    fresh = make_core(recipe, max_running=1, prefix_cache=False, **options)
+    try:
+        chat = Chat(21 + drafts, core, scale=4, few_ids=drafts > 0)
+        chat.run(60)
+        for request, choices in chat.ended:
+            alone: list[list[TokenOutput]] = [[] for _ in choices]
+            fresh.add(request)
+            for output in run(fresh)[request.request_id]:
+                alone[output.choice].append(output)
+            assert [contents(each) for each in choices] == [contents(each) for each in alone]
+        assert min(core.snapshot_counts.stored, core.snapshot_counts.fetched) > 3
     finally:
         core.close()
         fresh.close()

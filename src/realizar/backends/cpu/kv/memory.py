@@ -12,11 +12,12 @@ from realizar.backends.cpu.state.sizes import state_sizes
 from realizar.backends.kv_blocks import (
     blocks_per_request,
     check_one_fits,
+    host_snapshots_within,
     log_size,
     snapshot_share,
     snapshots_within,
 )
-from realizar.backends.machine import memory_bytes, read_machine
+from realizar.backends.machine import free_memory_bytes, memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import CapacityError, InvalidRequestError
 from realizar.models.spec import ModelSpec
@@ -25,14 +26,6 @@ from realizar.sizes import format_bytes
 _FREE_MEMORY_SHARE = 0.4
 _WHOLE_REQUESTS = 4  # of the whole context, that the cache has room for by default, if they are
 _WHOLE_TOKENS = 1 << 16  # no more tokens than these together; one of them always has room
-
-
-def free_memory_bytes() -> int:
-    """Memory that the system can give without swapping, what it keeps of files among it.
-
-    Half of all memory where the system reports no free memory, as macOS.
-    """
-    return read_machine().available_bytes or memory_bytes() // 2
 
 
 class KVSizes:
@@ -149,11 +142,15 @@ class KVMemory:
         limit = kv_limit_bytes(spec, config, sizes, free, memory_bytes())
         self.num_blocks = sizes.num_blocks(limit, config.max_running)
         self.num_snapshots = sizes.num_snapshots(limit)
+        self.num_host_snapshots = host_snapshots_within(
+            config, sizes.snapshot_bytes, sizes.token_bytes, self.num_snapshots
+        )
+        self.snapshot_bytes = self.num_snapshots * sizes.snapshot_bytes
         self._memory = {
             layer: aligned_zeros(self.num_blocks[self._group[layer]] * layout.block_bytes, np.uint8)
             for layer, layout in self.layouts.items()
         }
-        log_size(config, self.size_bytes + self.num_snapshots * sizes.snapshot_bytes, free)
+        log_size(config, self.size_bytes + self.snapshot_bytes, free)
 
     def group_of(self, layer: int) -> int:
         """Index of the cache group that a layer belongs to."""

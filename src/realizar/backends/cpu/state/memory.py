@@ -16,10 +16,14 @@ R its part of the replay buffer):
    beginning on.
 
 The state of a slot, all layers after one another, is one run of memory: a snapshot is one copy. Slots 0 to max_rows - 1
-are rows, the others snapshots. Memory is reserved; the system takes it as slots are first written.
+are rows, the others snapshots. Memory is reserved; the system takes it as slots are first written. Host snapshots are
+memory of the same kind here, with a bound of its own: the twin of what a GPU keeps beside its own memory.
 """
 
 from __future__ import annotations
+
+import time
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +32,9 @@ from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.state.rows import FIRST, IS_NEW, REPLAYED, SLOT, STATE_ROW_FIELDS, TOKENS, UNCERTAIN
 from realizar.backends.cpu.state.sizes import StateSizes
 from realizar.batch import StepRows
-from realizar.state_moves import StateMoves
+from realizar.state_moves import NO_MOVES, StateMoves
 
+_FETCHES = 5  # to know how long one takes
 _Column = NDArray[np.int64]
 
 
@@ -38,12 +43,14 @@ class StateMemory:
 
     Attributes:
         sizes: of a slot and of a replay buffer.
-        num_snapshots: slots beside those of rows.
+        num_snapshots: slots beside those of rows. num_host_snapshots: those to which snapshots are moved.
         rows: int64 [max_rows, STATE_ROW_FIELDS] (`state/rows.py`), of the step that begins.
     """
 
-    def __init__(self, sizes: StateSizes, max_rows: int, num_snapshots: int) -> None:
+    def __init__(self, sizes: StateSizes, max_rows: int, num_snapshots: int, num_host_snapshots: int = 0) -> None:
         self.sizes, self.num_snapshots, self._max_rows = sizes, num_snapshots, max_rows
+        self.num_host_snapshots, floats = num_host_snapshots, sizes.slot_bytes // 4
+        self._host = aligned_zeros(num_host_snapshots * floats, np.float32).reshape(num_host_snapshots, floats)
         layers = sizes.layers.values()
         starts = np.cumsum([0, *(4 * layer.state for layer in layers)])
         self._state_at = dict(zip(sizes.layers, starts.tolist(), strict=False))
@@ -69,11 +76,11 @@ class StateMemory:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all slots and replay buffers."""
-        return int(self._slots.nbytes + self._replays.nbytes)
+        """Bytes of all slots, replay buffers and host snapshots."""
+        return int(self._slots.nbytes + self._replays.nbytes + self._host.nbytes)
 
     def begin(self, columns: StepRows, moves: StateMoves) -> None:
-        """Restore snapshots, and write the rows of a step that is to run now.
+        """Make the copies with which a step begins, and write the rows of the step that is to run now.
 
         Raises:
             RuntimeError: a row goes on from a position that neither its state nor its replay buffer has, or more of
@@ -82,8 +89,8 @@ class StateMemory:
         numbers, positions = columns.numbers, columns.num_computed_tokens.astype(np.int64)
         if not self.sizes.layers:
             return
-        if moves.restored:
-            self._restore(columns, moves)
+        if moves is not NO_MOVES:
+            self._move(columns, moves)
         counts, uncertain = columns.num_tokens, columns.num_uncertain
         replayed = np.where(positions == 0, 0, positions - self._seen[numbers])
         computed = counts > 0
@@ -105,12 +112,24 @@ class StateMemory:
         self._kept[numbers] = uncertain
 
     def take(self, moves: StateMoves) -> None:
-        """Copy the states of rows to snapshots, after a step's tokens.
+        """Make the copies with which a step ends: the states of rows to snapshots.
 
         Raises:
             RuntimeError: tokens of a row are uncertain.
         """
-        for row, snapshot in moves.taken:
+        self._take(moves.taken)
+
+    def time_fetch(self) -> float:
+        """Seconds in which a host snapshot becomes the state of row 0, which is lost; the middle of some."""
+        seconds = []
+        for _ in range(_FETCHES):
+            start_s = time.perf_counter()
+            self._slots[0] = self._host[0]
+            seconds.append(time.perf_counter() - start_s)
+        return sorted(seconds)[_FETCHES // 2]
+
+    def _take(self, pairs: Iterable[tuple[int, int]]) -> None:
+        for row, snapshot in pairs:
             if self._kept[row]:
                 raise RuntimeError(
                     f"a snapshot of row {row} is wanted, and {self._kept[row]} of its tokens are uncertain"
@@ -121,8 +140,14 @@ class StateMemory:
         """Let the rows of a step begin where it says, whatever their states are: steps are repeated to be measured."""
         self._seen[columns.numbers], self._kept[columns.numbers] = columns.num_computed_tokens, 0
 
-    def _restore(self, columns: StepRows, moves: StateMoves) -> None:
-        position_of = dict(zip(columns.numbers.tolist(), columns.num_computed_tokens.tolist(), strict=True))
+    def _move(self, columns: StepRows, moves: StateMoves) -> None:
+        for snapshot, host_snapshot in moves.stored:
+            self._host[host_snapshot] = self._slots[self._max_rows + snapshot]
+        for row, host_snapshot in moves.fetched:
+            self._slots[row] = self._host[host_snapshot]
         for row, snapshot in moves.restored:
             self._slots[row] = self._slots[self._max_rows + snapshot]
+        position_of = dict(zip(columns.numbers.tolist(), columns.num_computed_tokens.tolist(), strict=True))
+        for row in moves.begun:
             self._seen[row], self._kept[row] = position_of[row], 0
+        self._take(moves.kept)

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from realizar.backends.cuda.device import DeviceProfile, free_bytes
-from realizar.backends.kv_blocks import blocks_per_request, check_one_fits, log_size, snapshots_within
+from realizar.backends.kv_blocks import (
+    blocks_per_request,
+    check_one_fits,
+    host_snapshots_within,
+    log_size,
+    snapshots_within,
+)
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import CapacityError
 from realizar.models.spec import Attention, ModelSpec
@@ -53,7 +59,8 @@ class KVMemory:
 
     Attributes:
         layers: keys and values by index of the layer.
-        num_snapshots: of states, within the cache's limit. `size_bytes` does not count them.
+        num_snapshots: of states, within the cache's limit. snapshot_bytes: of them all, which `size_bytes` leaves out.
+        num_host_snapshots: of those in the host's memory, beside that limit.
 
     Args:
         reserved: bytes of the device that must stay free beside the cache.
@@ -72,7 +79,7 @@ class KVMemory:
             raise CapacityError(f"block_size must be a power of two and at least 16 on a GPU, not {size}")
         self.dtype = config.kv_dtype
         self.block_size = size
-        self.num_snapshots = 0
+        self.num_snapshots = self.num_host_snapshots = self.snapshot_bytes = 0
         groups = spec.block_groups()
         self._group = {layer: index for index, group in enumerate(groups) for layer in group.layers}
         per_request = blocks_per_request(groups, config)
@@ -84,11 +91,15 @@ class KVMemory:
         limit = kv_limit_bytes(config, max(free - reserved, 0))
         check_one_fits(request_bytes, limit, config.context_length)
         self.num_snapshots = snapshots_within(limit, request_bytes, snapshot_bytes, sum(block_bytes) / size)
-        limit -= self.num_snapshots * snapshot_bytes
+        self.num_host_snapshots = host_snapshots_within(
+            config, snapshot_bytes, sum(block_bytes) / size, self.num_snapshots
+        )
+        self.snapshot_bytes = self.num_snapshots * snapshot_bytes
+        limit -= self.snapshot_bytes
         share = min(float(config.max_running), limit / request_bytes)
         self.num_blocks = tuple(int(count * share) for count in per_request)
         taken = sum(count * each for count, each in zip(self.num_blocks, block_bytes, strict=True))
-        taken += self.num_snapshots * snapshot_bytes
+        taken += self.snapshot_bytes
         if device.is_gpu and taken > free:
             raise CapacityError(
                 f"the KV cache needs {format_bytes(taken)}, but {format_bytes(free)} of the GPU are free"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
+from realizar.backends.cuda.recurrences.host_snapshots import HostSnapshots
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.models.mixers import GatedDeltaNet, ShortConvolution
 from realizar.models.spec import ModelSpec
+from realizar.state_moves import StateMoves
 
 Recurrent = GatedDeltaNet | ShortConvolution
 
@@ -51,13 +51,20 @@ def slot_bytes(spec: ModelSpec, config: ResolvedConfig) -> int:
 class StateMemory:
     """A slot for each row and each snapshot: row r has slot r, and snapshot s has slot `rows + s`.
 
+    Args:
+        num_host_snapshots: copies of slots in the host's memory.
+
     Attributes:
+        host: those; None where there are none.
         states: of each layer float32 [slots, value heads, key size, value size]; empty for a convolution.
         rings: of each layer float32 [slots, ring, width]: what each of a sequence's last tokens brought.
         ring: tokens of a ring.
     """
 
-    def __init__(self, spec: ModelSpec, config: ResolvedConfig, device: torch.device, num_snapshots: int = 0) -> None:
+    def __init__(
+        self, spec: ModelSpec, config: ResolvedConfig, device: torch.device, num_snapshots: int = 0,
+        num_host_snapshots: int = 0,
+    ) -> None:  # fmt: skip
         self.num_snapshots, self.ring = num_snapshots, ring_tokens(spec, config)
         self._rows, slots = config.max_running, config.max_running + num_snapshots
         self.states: dict[int, torch.Tensor] = {}
@@ -68,14 +75,27 @@ class StateMemory:
                 shape = slots, mixer.num_value_heads, mixer.key_size, mixer.value_size
             self.states[layer] = torch.zeros(shape, device=device)
             self.rings[layer] = torch.zeros((slots, self.ring, ring_width(mixer)), device=device)
+        self._tensors = [each for each in (*self.states.values(), *self.rings.values()) if each.numel()]
+        self.host: HostSnapshots | None = None
+        if num_host_snapshots:
+            self.host = HostSnapshots(self._tensors, self._rows, num_host_snapshots)
 
-    def restore(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Start copies of snapshots to rows: pairs (row, snapshot)."""
-        self._copy([(self._rows + snapshot, row) for row, snapshot in moves])
+    def begin(self, moves: StateMoves) -> None:
+        """Start the copies with which a step begins."""
+        if self.host is not None:
+            self.host.begin(moves)
+        self._copy([(self._rows + snapshot, row) for row, snapshot in moves.restored])
 
-    def take(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Start copies of rows' states to snapshots: pairs (row, snapshot)."""
-        self._copy([(row, self._rows + snapshot) for row, snapshot in moves])
+    def end(self, moves: StateMoves) -> None:
+        """Start the copies with which a step ends: rows' states to snapshots."""
+        if self.host is not None:
+            self.host.end()
+        self._copy([(row, self._rows + snapshot) for row, snapshot in moves.taken])
+
+    def close(self) -> None:
+        """Give the host's memory back."""
+        if self.host is not None:
+            self.host.close()
 
     @property
     def size_bytes(self) -> int:
@@ -84,6 +104,5 @@ class StateMemory:
 
     def _copy(self, moves: list[tuple[int, int]]) -> None:
         for source, target in moves:
-            for tensor in (*self.states.values(), *self.rings.values()):
-                if tensor.numel():
-                    tensor[target].copy_(tensor[source])
+            for tensor in self._tensors:
+                tensor[target].copy_(tensor[source])

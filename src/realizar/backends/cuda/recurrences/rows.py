@@ -76,8 +76,8 @@ class RecurringRows:
 
     def _take_restored(self, step: ForwardInput) -> None:
         """Rows that begin from a snapshot have a state where the step begins them."""
-        if step.state_moves.restored:
-            begins = np.isin(step.columns.numbers, [row for row, _ in step.state_moves.restored])
+        if begun := step.state_moves.begun:
+            begins = np.isin(step.columns.numbers, begun)
             numbers = step.columns.numbers[begins]
             self._seen[numbers], self._kept[numbers] = step.columns.num_computed_tokens[begins], 0
 

@@ -1,0 +1,104 @@
+"""Snapshots in the host's memory, by the copies that `StateMoves` names; on a GPU beside other work of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+
+from random_models import Recipe, random_model  # noqa: E402
+from realizar.backends.cuda.recurrences.memory import StateMemory  # noqa: E402
+from realizar.config import EngineConfig  # noqa: E402
+from realizar.state_moves import StateMoves  # noqa: E402
+from resolving import resolved  # noqa: E402
+
+RECIPE = Recipe(
+    32, 2, 1, hidden_size=64, feed_forward_size=96, vocab_size=48, weights="F32", windows=(None,) * 3,
+    recurrent=("delta", "convolution"), value_heads=4, key_size=16, value_size=16,
+)  # fmt: skip
+ROWS, SNAPSHOTS, ON_HOST = 3, 4, 5
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class Case:
+    """States whose slots all have one number: the last that was written to the slot."""
+
+    def __init__(self, device: str) -> None:
+        spec, checkpoint = random_model(RECIPE)
+        config = resolved(spec, checkpoint, EngineConfig(threads=1, max_running=ROWS, context_length=256), "cuda")
+        self.memory = StateMemory(spec, config, torch.device(device), SNAPSHOTS, ON_HOST)
+        self.tensors = [each for each in (*self.memory.states.values(), *self.memory.rings.values()) if each.numel()]
+
+    def fill(self, slot: int, number: float) -> None:
+        for tensor in self.tensors:
+            tensor[slot] = number
+
+    def step(self, moves: StateMoves, **rows: float) -> None:
+        """A step that leaves numbers in rows (`row0=1.0`)."""
+        self.memory.begin(moves)
+        for name, number in rows.items():
+            self.fill(int(name.removeprefix("row")), number)
+        self.memory.end(moves)
+
+    def number(self, slot: int) -> float:
+        """What every element of a slot is."""
+        values = torch.cat([tensor[slot].flatten().cpu() for tensor in self.tensors])
+        assert bool((values == values[0]).all())
+        return float(values[0])
+
+    def snapshot(self, snapshot: int) -> float:
+        return self.number(ROWS + snapshot)
+
+
+@pytest.fixture(params=DEVICES)
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    made = Case(request.param)
+    yield made
+    made.memory.close()
+
+
+def test_a_snapshot_leaves_the_device_and_comes_back(case: Case) -> None:
+    """Another is written over it in the step in which it leaves."""
+    case.step(StateMoves(taken=((0, 2),)), row0=7.0)
+    case.step(StateMoves(taken=((1, 2),), stored=((2, 4),)), row1=8.0)
+    assert case.snapshot(2) == 8.0
+    case.step(StateMoves(fetched=((2, 4),)))
+    assert case.number(2) == 7.0
+    assert [case.number(row) for row in range(2)] == [7.0, 8.0]
+
+
+def test_what_is_fetched_is_kept_where_another_one_was(case: Case) -> None:
+    """All copies of a step together: none sees what a later one writes."""
+    case.step(StateMoves(taken=((0, 0), (1, 1))), row0=1.0, row1=2.0)
+    case.step(StateMoves(taken=((0, 0),), stored=((0, 3),)), row0=3.0)  # 1 is on the host
+    moves = StateMoves(
+        restored=((1, 0),), fetched=((0, 3),), stored=((1, 2), (0, 1)), kept=((0, 1),), taken=((2, 0),)
+    )  # fmt: skip
+    case.step(moves, row2=5.0)
+    assert [case.number(row) for row in range(3)] == [1.0, 3.0, 5.0]
+    assert [case.snapshot(each) for each in range(2)] == [5.0, 1.0]
+    for host_snapshot, number in ((1, 3.0), (2, 2.0), (3, 1.0)):
+        case.step(StateMoves(fetched=((0, host_snapshot),)))
+        assert case.number(0) == number
+
+
+def test_many_steps_in_a_row(case: Case) -> None:
+    """No one waits for the device between them: copies are ordered there."""
+    for number in range(200):
+        begins = () if number < ON_HOST else ((1, number % ON_HOST),)  # stored by the step before
+        stored = ((0, (number + 1) % ON_HOST),) if number else ()  # taken by the step before
+        case.step(StateMoves(fetched=begins, stored=stored, taken=((0, 0),)), row0=float(number))
+        if begins and number % 17 == 0:
+            assert case.number(1) == number - 2
+    assert case.snapshot(0) == 199.0
+
+
+def test_a_fetch_takes_time(case: Case) -> None:
+    host = case.memory.host
+    assert host is not None
+    assert host.size_bytes == ON_HOST * sum(4 * tensor[0].numel() for tensor in case.tensors)
+    assert host.time_fetch() > 0

@@ -1,0 +1,218 @@
+"""Snapshots in two memories: what leaves the device waits on the host, and is found there while its block is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kv_cache.test_snapshots import TOKENS, compute, everything, manager
+from realizar.kv_cache.block_keys import BlockKeys
+from realizar.kv_cache.snapshot_tiers import SnapshotCounts, SnapshotTiers, Taken
+from realizar.state_moves import StateMoves
+
+
+def take(tiers: SnapshotTiers, key: bytes, client: str = "") -> Taken:
+    """A snapshot of a step that is done."""
+    taken = tiers.take(key, client)
+    assert taken is not None
+    stored = () if taken.stored is None else ((taken.snapshot, taken.stored),)
+    tiers.finished(StateMoves(taken=((0, taken.snapshot),), stored=stored))
+    return taken
+
+
+def test_what_leaves_the_device_goes_to_the_host() -> None:
+    tiers = SnapshotTiers(1, 2)
+    assert take(tiers, b"a") == Taken(0)
+    assert take(tiers, b"b") == Taken(0, stored=0)
+    assert take(tiers, b"c") == Taken(0, stored=1)
+    assert [tiers.find(key) for key in (b"a", b"b", b"c")] == [None, None, 0]
+    assert [tiers.find_on_host(key) for key in (b"a", b"b", b"c")] == [0, 1, None]
+    assert take(tiers, b"d") == Taken(0, stored=0)  # the oldest leaves the host for good
+    assert not tiers.has(b"a")
+    assert tiers.counts == SnapshotCounts(1, 1, 4, 0, 1, 2, 2, 3, 0)
+    tiers.audit(everything)
+
+
+def test_a_fetched_snapshot_stays_on_the_host() -> None:
+    """So that it leaves the device a second time without a copy."""
+    tiers = SnapshotTiers(1, 2)
+    take(tiers, b"a")
+    take(tiers, b"b")
+    tiers.fetch(0)
+    assert tiers.keep(0) == Taken(0, stored=1)
+    assert tiers.keep(0) is None
+    tiers.finished(StateMoves(fetched=((3, 0),), kept=((3, 0),), stored=((0, 1),)))
+    assert [(tiers.find(key), tiers.find_on_host(key)) for key in (b"a", b"b")] == [(0, 0), (None, 1)]
+    assert take(tiers, b"c") == Taken(0)
+    assert tiers.find_on_host(b"a") == 0
+    counts = tiers.counts
+    assert (counts.taken, counts.restored, counts.fetched, counts.stored, counts.dropped) == (3, 1, 1, 2, 0)
+
+
+def test_a_host_snapshot_that_a_step_names_is_not_given_up() -> None:
+    tiers = SnapshotTiers(1, 1)
+    take(tiers, b"a")
+    take(tiers, b"b")
+    tiers.fetch(0)
+    assert take(tiers, b"c") == Taken(0)  # b has no place and is dropped
+    assert (tiers.has(b"a"), tiers.has(b"b"), tiers.counts.dropped) == (True, False, 1)
+    tiers.finished(StateMoves(fetched=((0, 0),)))
+    assert take(tiers, b"d") == Taken(0, stored=0)
+
+
+def test_a_snapshot_that_is_dropped_or_forgotten_is_in_neither_memory() -> None:
+    tiers = SnapshotTiers(2, 2)
+    for key in (b"a", b"b", b"c", b"d"):
+        take(tiers, key)
+    tiers.drop(b"a")
+    tiers.drop(b"d")
+    tiers.drop(b"e")
+    assert [tiers.has(key) for key in (b"a", b"b", b"c", b"d")] == [False, True, True, False]
+    tiers.forget()
+    assert tiers.counts.dropped == 4
+    assert (tiers.counts.kept, tiers.counts.host_kept) == (0, 0)
+    tiers.audit(everything)
+
+
+def test_without_memory_on_the_device_there_is_none_on_the_host() -> None:
+    assert not SnapshotTiers(0, 4).has_host
+
+
+@pytest.mark.parametrize("fault", ["device", "host", "count"])
+def test_the_audit_finds(fault: str) -> None:
+    tiers = SnapshotTiers(1, 1)
+    take(tiers, b"a")
+    take(tiers, b"b")
+    if fault == "count":
+        tiers._dropped += 1
+    with pytest.raises(RuntimeError, match="snapshot"):
+        tiers.audit(lambda key: (key, fault) not in ((b"b", "device"), (b"a", "host")))
+
+
+class _Step(NamedTuple):
+    """The copies of a step, and what each that it reads must hold."""
+
+    restored: list[tuple[int, int]]
+    fetched: list[tuple[int, int]]
+    stored: list[tuple[int, int]]
+    kept: list[tuple[int, int]]
+    taken: list[tuple[int, int]]
+
+
+class Tiers(RuleBasedStateMachine):
+    """Both memories beside what each snapshot must hold, with steps that end in the order in which they began.
+
+    A step's copies are made in the order of `StateMoves`, when it is submitted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tiers = SnapshotTiers(3, 4)
+        self.device: dict[int, int] = {}
+        self.host: dict[int, int] = {}
+        self.steps: list[StateMoves] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self.now = _Step([], [], [], [], [])
+        self.rows: list[int] = []  # what the state of each row of the step is
+
+    def add(self, pairs: list[tuple[int, int]], row: int, taken: Taken | None) -> None:
+        if taken is not None:
+            pairs.append((row, taken.snapshot))
+            if taken.stored is not None:
+                self.now.stored.append((taken.snapshot, taken.stored))
+
+    @precondition(lambda self: not self.now.kept and not self.now.taken)
+    @rule(number=st.integers(0, 9))
+    def start(self, number: int) -> None:
+        """A row starts from a snapshot, if there is one."""
+        key = bytes([number])
+        snapshot, host_snapshot = self.tiers.find(key), self.tiers.find_on_host(key)
+        if snapshot is not None:
+            self.tiers.restore(snapshot)
+            self.now.restored.append((len(self.rows), snapshot))
+        elif host_snapshot is not None:
+            self.tiers.fetch(host_snapshot)
+            self.now.fetched.append((len(self.rows), host_snapshot))
+        else:
+            return
+        self.rows.append(number)
+
+    @rule()
+    def keep(self) -> None:
+        if not self.now.kept and not self.now.taken:
+            for row, host_snapshot in self.now.fetched:
+                self.add(self.now.kept, row, self.tiers.keep(host_snapshot))
+
+    @rule(number=st.integers(0, 9), client=st.sampled_from(["a", "b"]))
+    def take(self, number: int, client: str) -> None:
+        self.add(self.now.taken, number, self.tiers.take(bytes([number]), client))
+
+    @rule(number=st.integers(0, 9))
+    def drop(self, number: int) -> None:
+        self.tiers.drop(bytes([number]))
+        assert not self.tiers.has(bytes([number]))
+
+    @rule()
+    def submit(self) -> None:
+        moves = self.now
+        for snapshot, host_snapshot in moves.stored:
+            self.host[host_snapshot] = self.device[snapshot]
+        for row, host_snapshot in moves.fetched:
+            assert self.host[host_snapshot] == self.rows[row]
+        for row, snapshot in moves.restored:
+            assert self.device[snapshot] == self.rows[row]
+        for row, snapshot in moves.kept:
+            self.device[snapshot] = self.rows[row]
+        for number, snapshot in moves.taken:
+            self.device[snapshot] = number
+        self.steps.append(StateMoves(*(tuple(getattr(moves, name)) for name in StateMoves.__slots__)))
+        self.begin()
+
+    @precondition(lambda self: self.steps)
+    @rule()
+    def finish(self) -> None:
+        self.tiers.finished(self.steps.pop(0))
+
+    @rule()
+    def forget(self) -> None:
+        self.tiers.forget()
+
+    @invariant()
+    def adds_up(self) -> None:
+        self.tiers.audit(everything)
+
+
+TestTiers = Tiers.TestCase
+TestTiers.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+def test_a_prefix_ends_where_a_snapshot_on_the_host_saves_enough() -> None:
+    """One that saves less is computed past, from the last snapshot on the device."""
+    cache, keys = (
+        manager(num_blocks=40, num_snapshots=1, num_host_snapshots=4, least_fetched_tokens=9),
+        BlockKeys(4, None),
+    )
+    compute(cache, keys, 40, (8, 20, 32))  # 8 and 20 leave the device
+    assert (cache.snapshot_counts.kept, cache.snapshot_counts.host_kept) == (1, 2)
+    for most, wanted, on_host in ((40, 32, False), (31, 20, True), (20, 20, True), (19, 0, None), (7, 0, None)):
+        prefix = cache.find_prefix(keys, TOKENS, most)
+        assert (prefix.num_tokens, prefix.num_matched_tokens) == (wanted, most // 4 * 4)
+        assert (prefix.snapshot is not None, prefix.host_snapshot is not None) == (on_host is False, on_host is True)
+    cache.audit()
+
+
+def test_a_block_that_is_given_up_takes_its_snapshot_on_the_host_along() -> None:
+    cache, keys = manager(num_blocks=8, num_snapshots=1, num_host_snapshots=4), BlockKeys(4, None)
+    compute(cache, keys, 28, (20, 8))
+    assert cache.snapshot_counts.host_kept == 1
+    cache.allocate(1, 0, 16)
+    cache.audit()
+    counts = cache.snapshot_counts
+    assert counts.kept + counts.host_kept == 1
+    assert counts.dropped == 1
