@@ -104,7 +104,7 @@ def test_peers_that_never_confirm_the_end_do_not_hold_the_server_up(
 def test_a_connection_that_is_closing_already_does_not_break_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A transport of TLS that is closed twice has lost its connection: nothing can be asked of it, nor can it end it."""
+    """A transport of TLS that is closed twice has lost its connection: it can neither be asked nor ended."""
     monkeypatch.setattr(asyncio.constants, "SSL_SHUTDOWN_TIMEOUT", 1e6)
     monkeypatch.setattr("realizar.server.http.protocol._LAST_READ_S", 0.05)
     monkeypatch.setattr("realizar.server.http.protocol._LINGER_S", 0.05)
@@ -117,7 +117,7 @@ def test_a_connection_that_is_closing_already_does_not_break_the_end(
     async def main() -> ssl.SSLSocket:
         async with Door(settings(tmp_path, header_timeout_s=0.05)) as door:
             connection = await asyncio.to_thread(connect, door.port)
-            while not (door.connections() and door.connections()[0].transport.is_closing()):
+            while not (door.connections() and door.connections()[0].transport.is_closing()):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             await door.end()
             return connection

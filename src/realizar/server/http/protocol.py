@@ -209,7 +209,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._end_tls()
 
     def _close(self) -> None:
-        """Close the transport once: a transport of TLS that is closed again, or after its peer, can't be used or ended."""
+        """Close the transport once: one of TLS that is closed again, or after its peer, can't be used or ended."""
         if not self.transport.is_closing():
             self.transport.close()
 
