@@ -1,10 +1,12 @@
 """Mixed load over HTTP for a while: memory of both processes, what was answered, and the engine's audit.
 
     python scripts/soak.py smollm2:135m [--minutes 20] [--clients 24] [--kv-cache-bytes 400000000]
+    python scripts/soak.py hybrid.gguf --host-snapshot-bytes 4000000 --speculative-tokens 4
 
 Clients run in a process of their own: streams and whole answers, several choices, log-probabilities, grammars,
-embeddings, prompts that begin alike, and one in four leaves before its answer is complete. A line every half minute;
-the exit status is 1 where the audit found something, an engine died, a request failed, or anything is left open.
+embeddings, prompts that begin alike, conversations of several turns, and one in four leaves before its answer is
+complete. A line every half minute; the exit status is 1 where the audit found something, an engine died, a request
+failed, or anything is left open. `write_tiny_model` of `tests/tiny_model.py` makes a hybrid with a vocabulary.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from realizar.tokenizer.stop_checker import StopChecker
 _WORDS = ("river", "stone", "letter", "garden", "winter", "signal", "copper", "ladder", "market", "thunder")
 _REPORT_S = 30.0
 _ENOUGH_ROWS = 16
+_CONVERSATIONS, _TURNS = 12, 5
 
 
 def make_request(rng: random.Random, context: int) -> tuple[str, dict[str, Any]]:
@@ -57,10 +60,20 @@ def make_request(rng: random.Random, context: int) -> tuple[str, dict[str, Any]]
     if kind < 0.5:
         body |= {"prompt": text, "logprobs": rng.choice((None, 3)), "echo": rng.random() < 0.1}
         return "/v1/completions", body
-    body["messages"] = [{"role": "user", "content": text}]
+    body["messages"] = [*_earlier_turns(rng), {"role": "user", "content": text}]
     if kind < 0.6:
         body["response_format"] = {"type": "json_object"}
     return "/v1/chat/completions", body
+
+
+def _earlier_turns(rng: random.Random) -> list[dict[str, str]]:
+    """Messages of one of a few conversations, up to any of its turns."""
+    talk = random.Random(rng.randrange(_CONVERSATIONS))
+    turns = [" ".join(talk.choices(_WORDS, k=talk.choice((2, 6, 15)))) for _ in range(2 * _TURNS)]
+    roles = ("user", "assistant") * _TURNS
+    return [{"role": role, "content": text} for role, text in zip(roles, turns, strict=True)][
+        : 2 * rng.randint(0, _TURNS)
+    ]
 
 
 async def _client(url: str, seed: int, until_s: float, context: int, counts: Counter[str]) -> None:
@@ -101,7 +114,10 @@ async def _report(engine: AsyncEngine, started_s: float) -> str | None:
         f"{time.monotonic() - started_s:6.0f} s  API {resident_mb('self'):.0f} MB, engine"
         f" {resident_mb(engine.info.pid):.0f} MB; {stats.num_running} run, {stats.num_waiting} wait;"
         f" {stats.generation_tokens} tokens, {stats.num_preemptions} preemptions,"
-        f" {stats.prefix_cache_hits} of {stats.prefix_cache_queries} prompt tokens cached; audit: {fault or 'clean'}",
+        f" {stats.prefix_cache_hits} of {stats.prefix_cache_queries} prompt tokens cached,"
+        f" {stats.accepted_tokens} of {stats.draft_tokens} drafts right; snapshots: {stats.num_snapshots} and"
+        f" {stats.num_host_snapshots} on the host, {stats.snapshots_taken} taken, {stats.snapshots_restored} restored,"
+        f" {stats.snapshots_fetched} of them fetched, {stats.snapshots_dropped} dropped; audit: {fault or 'clean'}",
         flush=True,
     )
     return fault
@@ -114,6 +130,7 @@ async def soak(arguments: argparse.Namespace) -> int:
     config = EngineConfig(
         context_length=arguments.context_length,
         kv_cache_bytes=arguments.kv_cache_bytes,
+        host_snapshot_bytes=arguments.host_snapshot_bytes,
         max_running=_ENOUGH_ROWS,
         speculative_tokens=arguments.speculative_tokens,
     )
@@ -157,6 +174,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--context-length", type=int, default=2048)
     parser.add_argument("--kv-cache-bytes", type=int, default=400_000_000)
+    parser.add_argument("--host-snapshot-bytes", type=int)
     parser.add_argument("--speculative-tokens", type=int, default=0)
     parser.add_argument("--url", help="load this server instead of starting one")
     arguments = parser.parse_args()
