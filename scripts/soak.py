@@ -174,7 +174,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--context-length", type=int, default=2048)
     parser.add_argument("--kv-cache-bytes", type=int, default=400_000_000)
-    parser.add_argument("--host-snapshot-bytes", type=int)
+    parser.add_argument("--host-snapshot-bytes", type=int, default=0)
     parser.add_argument("--speculative-tokens", type=int, default=0)
     parser.add_argument("--url", help="load this server instead of starting one")
     arguments = parser.parse_args()

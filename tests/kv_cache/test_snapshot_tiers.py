@@ -195,9 +195,10 @@ TestTiers.settings = settings(max_examples=60, stateful_step_count=40)
 def test_a_prefix_ends_where_a_snapshot_on_the_host_saves_enough() -> None:
     """One that saves less is computed past, from the last snapshot on the device."""
     cache, keys = (
-        manager(num_blocks=40, num_snapshots=1, num_host_snapshots=4, least_fetched_tokens=9),
+        manager(num_blocks=40, num_snapshots=1, num_host_snapshots=4),
         BlockKeys(4, None),
     )
+    cache.least_fetched_tokens = 9
     compute(cache, keys, 40, (8, 20, 32))  # 8 and 20 leave the device
     assert (cache.snapshot_counts.kept, cache.snapshot_counts.host_kept) == (1, 2)
     for most, wanted, on_host in ((40, 32, False), (31, 20, True), (20, 20, True), (19, 0, None), (7, 0, None)):

@@ -47,17 +47,28 @@ def test_chunks_end_where_snapshots_are_taken() -> None:
 
 def test_a_sequence_starts_from_the_longest_prefix_with_a_snapshot() -> None:
     scheduler = scheduler_with_states()
-    scheduler.add(shared("a", (50, 51, 52, 53, 54, 55)))
+    scheduler.add(shared("a", (*range(50, 56), 56, 57)))
     finish(scheduler)
-    scheduler.add(shared("b", (50, 51, 52, 60, 61, 62)))
+    scheduler.add(shared("b", (*range(50, 56), 66, 67)))
     first = run(scheduler)
-    assert shape(first) == [(0, 12, 2, False)]  # up to where both were seen to part
+    assert shape(first) == [(0, 12, 6, False)]  # up to where both were seen to part
     assert first.state_moves.restored == ((0, 0),)
     assert len(first.state_moves.taken) == 1
-    assert shape(run(scheduler)) == [(0, 14, 4, False)]
+    assert shape(run(scheduler)) == [(0, 18, 2, False)]
     finish(scheduler)
-    scheduler.add(shared("c", (50, 51, 70, 71, 72, 73, 74)))
-    assert shape(run(scheduler))[0][:2] == (0, 14)
+    scheduler.add(shared("c", (*range(50, 56), 70, 71, 72)))
+    assert shape(run(scheduler))[0][:2] == (0, 18)
+
+
+def test_a_few_tokens_after_a_snapshot_are_no_place() -> None:
+    """They are computed again sooner than a step more, and memory for a state, are worth."""
+    scheduler = scheduler_with_states()
+    scheduler.add(shared("a", (50, 51, 52, 53, 54, 55)))
+    finish(scheduler)
+    scheduler.add(shared("b", (50, 51, 60, 61)))
+    first = run(scheduler)
+    assert shape(first) == [(0, 12, 5, True)]  # neither where both part, nor at the end of the message
+    assert first.state_moves.taken == ()
 
 
 def test_tenants_share_no_snapshot() -> None:

@@ -145,6 +145,18 @@ class CountsExperts(Protocol):
 
 
 @runtime_checkable
+class FetchesSnapshots(Protocol):
+    """A backend with snapshots of states in the host's memory. No row is open when it is measured."""
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of one snapshot."""
+
+    def time_fetch(self) -> float:
+        """Seconds in which one becomes the state of a row."""
+
+
+@runtime_checkable
 class Sleeps(Protocol):
     """A backend whose device's memory can be given back while the model is idle; its weights wait on the host.
 

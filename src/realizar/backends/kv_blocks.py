@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from realizar.backends.machine import free_memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.cache_kinds import attention_window
 from realizar.errors import CapacityError
@@ -16,9 +15,6 @@ _LOG = logging.getLogger(__name__)
 _NEARLY = 0.99  # whole blocks do not fill a size to the last byte
 _SNAPSHOT_TOKENS = 256  # of the cache, for each of which there is a snapshot at most
 _SNAPSHOT_SHARE = 0.5  # of the cache's bytes, at most
-_HOST_SHARE = 8  # of the host's free memory, a part in so many is for snapshots
-_MOST_HOST_BYTES = 4 << 30  # by default: it is pinned at load, which takes a second or two
-_MOST_HOST_TIMES = 2  # as many as on the device, by default: each needs its blocks there
 
 
 def blocks_per_request(groups: Iterable[CacheGroup], config: ResolvedConfig) -> list[int]:
@@ -61,21 +57,9 @@ def snapshot_share(snapshot_bytes: int, token_bytes: float) -> float:
     return min(snapshot_bytes / (snapshot_bytes + token_bytes * _SNAPSHOT_TOKENS), _SNAPSHOT_SHARE)
 
 
-def host_snapshots_within(config: ResolvedConfig, snapshot_bytes: int, token_bytes: float, num_snapshots: int) -> int:
-    """Snapshots of states in the host's memory, of a device that has `num_snapshots` itself.
-
-    By default there are none on the CPU, where they would lie in the same memory, and none where the device has one for
-    each 256 tokens of its cache: those that leave it go with their blocks. Other arguments as of `snapshots_within`.
-    """
-    if not num_snapshots:
-        return 0
-    limit_bytes = config.host_snapshot_bytes
-    if limit_bytes is None:
-        if config.chosen.kind == "cpu" or snapshot_share(snapshot_bytes, token_bytes) < _SNAPSHOT_SHARE:
-            return 0
-        most_bytes = _MOST_HOST_TIMES * num_snapshots * snapshot_bytes
-        limit_bytes = min(free_memory_bytes() // _HOST_SHARE, _MOST_HOST_BYTES, most_bytes)
-    return limit_bytes // snapshot_bytes
+def host_snapshots_within(config: ResolvedConfig, snapshot_bytes: int, num_snapshots: int) -> int:
+    """Snapshots of states in the host's memory, of a device that has `num_snapshots` itself."""
+    return config.host_snapshot_bytes // snapshot_bytes if num_snapshots else 0
 
 
 def check_one_fits(request_bytes: int, limit_bytes: int, context_length: int) -> None:

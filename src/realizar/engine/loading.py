@@ -14,6 +14,8 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.core.fetching import measure_fetching
+from realizar.engine.fetch_speed import keep_speed
 from realizar.errors import CapacityError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
@@ -64,7 +66,11 @@ def load_core(
     try:
         backend.load(spec, checkpoint, resolved)
         new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer, resolved)
-        return EngineCore(backend, spec, resolved, policy=policy, new_grammars=new_grammars)
+        core = EngineCore(backend, spec, resolved, policy=policy, new_grammars=new_grammars)
+        speed = measure_fetching(core, backend)
+        if speed is not None:
+            keep_speed(checkpoint.path, resolved, speed)
+        return core
     except BaseException:
         backend.shutdown()
         raise

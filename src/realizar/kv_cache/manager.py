@@ -55,6 +55,8 @@ class KVCacheManager:
         num_snapshots: of states. Where there is none, nothing goes on from the blocks of a model with a state, so that
             none are found.
         num_host_snapshots: of those in the host's memory.
+
+    Attributes:
         least_fetched_tokens: tokens that are sooner fetched than computed; a host snapshot that saves fewer is left.
 
     Raises:
@@ -74,14 +76,13 @@ class KVCacheManager:
         has_state: bool = False,
         num_snapshots: int = 0,
         num_host_snapshots: int = 0,
-        least_fetched_tokens: int = 1,
     ) -> None:
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
         self._prefix_cache = prefix_cache and (num_snapshots > 0 or not has_state)
         self._has_state = has_state
         self._snapshots = SnapshotTiers(num_snapshots if has_state and prefix_cache else 0, num_host_snapshots)
-        self._least_fetched_blocks = max(-(-least_fetched_tokens // block_size), 1)
+        self.least_fetched_tokens = 1
         on_evict = self._snapshots.drop if has_state else None
         self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row
         self._names: list[Sequence[bytes]] = [()] * num_rows  # the keys of each row's full blocks
@@ -147,7 +148,8 @@ class KVCacheManager:
             )
             on_device = tiers.find(wanted[end - 1]) if end else None
             if tiers.has_host:
-                ends = range(matched, end + self._least_fetched_blocks - 1, -1)
+                least = max(-(-self.least_fetched_tokens // self._block_size), 1)
+                ends = range(matched, end + least - 1, -1)
                 later = self._first_usable(runs, (at for at in ends if tiers.find_on_host(wanted[at - 1]) is not None))
                 if later:
                     end, on_device, on_host = later, None, tiers.find_on_host(wanted[later - 1])

@@ -24,8 +24,9 @@ class SnapshotPlaces:
 
     A request takes a quarter of the snapshots at most, so that one long prompt leaves those of others. A step ends at
     every place, and a step costs at least a pass through the weights: places of messages keep an eighth of a full
-    step's tokens apart. Between messages there is a place after each full step's tokens, where chunks would end anyway,
-    or so many that a prompt as long as the context has enough of them.
+    step's tokens apart, and from the snapshot that the prompt starts from, so that a few short turns share one and the
+    next turn computes some of them again. Between messages there is a place after each full step's tokens, where chunks
+    would end anyway, or so many that a prompt as long as the context has enough of them.
 
     Args:
         num_snapshots: that there is memory for; without any there are no places.
@@ -59,7 +60,8 @@ class SnapshotPlaces:
         last = ends[-1] if ends and end - ends[-1] < self._gap else end
         parted = min(prefix.num_matched_tokens, end)
         wanted = [*([last] if ends or is_shared else ()), parted, *ends[:1]]
-        fixed = [place for place in dict.fromkeys(wanted) if place > prefix.num_tokens][: self._most]
+        least = prefix.num_tokens + self._gap if prefix.num_tokens else 1
+        fixed = [place for place in dict.fromkeys(wanted) if place >= least][: self._most]
         between = range(self._interval, end, self._interval)
         gap = self._gap
         while len(places := _spread(fixed, (ends, between), prefix.num_tokens, gap)) > self._most:

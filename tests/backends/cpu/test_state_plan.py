@@ -8,12 +8,11 @@ import pytest
 
 from cpu_runs import Runner
 from random_models import Recipe, random_model
-from realizar.backends import kv_blocks
 from realizar.backends.cpu.kv.memory import KVSizes
 from realizar.backends.cpu.plan import plan_memory
 from realizar.backends.cpu.state.sizes import LayerState, layer_states, state_sizes
 from realizar.cli.commands.plan import states_lines
-from realizar.config import Device, EngineConfig
+from realizar.config import EngineConfig
 from resolving import resolved
 
 CONFIG = EngineConfig(threads=1, context_length=512, max_running=3, max_step_tokens=64, speculative_tokens=4)
@@ -56,7 +55,7 @@ def test_the_share_of_snapshots(recipe: Recipe) -> None:
 
 
 def test_snapshots_on_the_host_are_those_asked_for() -> None:
-    """On the CPU by default none; they lie beside the cache."""
+    """By default there are none; they lie beside the cache."""
     spec, checkpoint = random_model(CONVOLUTIONS)
     without = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG))
     assert (without.num_host_snapshots, without.host_snapshot_bytes) == (0, 0)
@@ -70,24 +69,6 @@ def test_snapshots_on_the_host_are_those_asked_for() -> None:
     assert states.size_bytes == 3 * plan.state_bytes + plan.snapshot_bytes + 5 * SLOT
     assert states.time_fetch() > 0
     runner.close()
-
-
-@pytest.mark.parametrize(
-    ("device", "snapshot_bytes", "num_snapshots", "expected"),
-    [
-        ("cpu", 60 << 20, 300, 0),
-        ("cuda", 60 << 20, 300, 34),  # an eighth of 16 GiB
-        ("cuda", 60 << 20, 2, 4),  # each needs its blocks on the device
-        ("cuda", 60 << 20, 0, 0),
-        ("cuda", 1 << 20, 300, 0),  # one for each 256 tokens is on the device
-    ],
-)
-def test_the_default_of_the_host(
-    device: Device, snapshot_bytes: int, num_snapshots: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kv_blocks, "free_memory_bytes", lambda: 16 << 30)
-    config = resolved(*random_model(CONVOLUTIONS), CONFIG, device)
-    assert kv_blocks.host_snapshots_within(config, snapshot_bytes, 20_000, num_snapshots) == expected
 
 
 def test_sizes_of_layers() -> None:

@@ -54,7 +54,7 @@ def plan_memory(
     limit = kv_limit_bytes(spec, config, sizes[-1], free, machine)
     states, num_snapshots = state_sizes(spec, config.speculative_tokens), sizes[-1].num_snapshots(limit)
     blocks = limit - num_snapshots * states.slot_bytes
-    on_host = host_snapshots_within(config, states.slot_bytes, sizes[-1].token_bytes, num_snapshots)
+    on_host = host_snapshots_within(config, states.slot_bytes, num_snapshots)
     return MemoryPlan(
         device="cpu",
         weight_bytes=sum(sizes_of.values()),

@@ -152,6 +152,13 @@ class CPUBackend:
     def open(self, opened: OpenedRow) -> None:
         self.model.rows.open(opened)
 
+    @property
+    def snapshot_bytes(self) -> int:
+        return self.model.states.sizes.slot_bytes
+
+    def time_fetch(self) -> float:
+        return self.model.states.time_fetch()
+
     def close(self, row: int) -> None:
         self.model.rows.close(row)
         self._pools.pop(row, None)

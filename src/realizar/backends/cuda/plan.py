@@ -81,7 +81,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     state = slot_bytes(spec, config)
     kept = state if config.prefix_cache else 0
     snapshots = snapshots_within(limit, caches[config.context_length].size_bytes, kept, token_bytes)
-    on_host = host_snapshots_within(config, kept, token_bytes, snapshots)
+    on_host = host_snapshots_within(config, kept, snapshots)
     blocks = limit - snapshots * state
     return MemoryPlan(
         device="cuda",

@@ -108,6 +108,14 @@ class CUDABackend:
         with device_errors(self.device.torch_device):
             return self.model.experts_read.average()
 
+    @property
+    def snapshot_bytes(self) -> int:
+        return self.model.states.snapshot_bytes
+
+    def time_fetch(self) -> float:
+        with device_errors(self.device.torch_device):
+            return self.model.states.time_fetch()
+
     def open(self, opened: OpenedRow) -> None:
         with device_errors(self.device.torch_device):
             self.model.sampler.open(opened)

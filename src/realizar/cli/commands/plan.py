@@ -18,6 +18,7 @@ from realizar.sizes import format_bytes
 if TYPE_CHECKING:
     from realizar.backends.memory_plan import MemoryPlan
     from realizar.backends.resolved_config import ResolvedConfig
+    from realizar.engine.fetch_speed import FetchSpeed
     from realizar.models.parameters import ParameterCounts
 
 
@@ -41,6 +42,7 @@ def plan_command(
     """
     from realizar.backends.select import choose_planned_device, plan_memory, resolve_model
     from realizar.checkpoint.open import open_checkpoint
+    from realizar.engine.fetch_speed import known_speed
     from realizar.hub.pull import resolve
     from realizar.models.parameters import count_parameters
 
@@ -50,15 +52,19 @@ def plan_command(
         checkpoint = open_checkpoint(resolve(model, progress))
     spec, resolved = resolve_model(checkpoint, config, chosen)
     plan = plan_memory(spec, checkpoint, resolved, memory)
+    speed = known_speed(checkpoint.path, resolved) if plan.num_host_snapshots else None
     if as_json:
         counts = asdict(count_parameters(spec))
-        print(json.dumps({**asdict(plan), "file_bytes": file_bytes(checkpoint), "parameters": counts}))
+        measured = {"fetch_speed": None if speed is None else asdict(speed)}
+        print(json.dumps({**asdict(plan), "file_bytes": file_bytes(checkpoint), "parameters": counts, **measured}))
     else:
-        print("\n".join(_report(plan, file_bytes(checkpoint), resolved, count_parameters(spec))))
+        print("\n".join(_report(plan, file_bytes(checkpoint), resolved, count_parameters(spec), speed)))
     check_fits(plan)
 
 
-def _report(plan: MemoryPlan, file_bytes: int, config: ResolvedConfig, counts: ParameterCounts) -> list[str]:
+def _report(
+    plan: MemoryPlan, file_bytes: int, config: ResolvedConfig, counts: ParameterCounts, speed: FetchSpeed | None
+) -> list[str]:
     on_gpu = plan.device == "cuda"
     kept = f"{format_bytes(plan.embedding_bytes)}, {'about' if on_gpu else 'which stays in its file'}"
     copies = f", {format_bytes(plan.copy_bytes)} in FP8" if plan.copy_bytes else ""
@@ -82,7 +88,7 @@ def _report(plan: MemoryPlan, file_bytes: int, config: ResolvedConfig, counts: P
         *experts,
         f"workspace    {format_bytes(plan.workspace_bytes)}{reserved}",
         f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",
-        *states_lines(plan),
+        *states_lines(plan, speed),
         f"free memory  {format_bytes(plan.free_bytes)}{short}",
         "",
         f"{'context':>9}  {'KV cache of one':>15}  requests at once",
@@ -95,14 +101,16 @@ def _report(plan: MemoryPlan, file_bytes: int, config: ResolvedConfig, counts: P
     return lines
 
 
-def states_lines(plan: MemoryPlan) -> list[str]:
-    """The line of a model whose layers have states."""
+def states_lines(plan: MemoryPlan, speed: FetchSpeed | None = None) -> list[str]:
+    """The lines of a model whose layers have states. Args: speed: as measured when the model was last loaded."""
     if not plan.state_bytes:
         return []
     snapshots = f"{plan.num_snapshots} snapshots of {format_bytes(plan.snapshot_bytes)} in the KV cache"
     line = f"states       {format_bytes(plan.state_bytes)} a row, {snapshots if plan.num_snapshots else 'no snapshots'}"
     if plan.num_host_snapshots:
         line += f", {plan.num_host_snapshots} of {format_bytes(plan.host_snapshot_bytes)} in the host's memory"
+        measured = "as measured at the first load" if speed is None else str(speed)
+        return [line, f"{'':13}where that is faster than computing: {measured}"]
     return [line]
 
 

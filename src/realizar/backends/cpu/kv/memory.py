@@ -142,9 +142,7 @@ class KVMemory:
         limit = kv_limit_bytes(spec, config, sizes, free, memory_bytes())
         self.num_blocks = sizes.num_blocks(limit, config.max_running)
         self.num_snapshots = sizes.num_snapshots(limit)
-        self.num_host_snapshots = host_snapshots_within(
-            config, sizes.snapshot_bytes, sizes.token_bytes, self.num_snapshots
-        )
+        self.num_host_snapshots = host_snapshots_within(config, sizes.snapshot_bytes, self.num_snapshots)
         self.snapshot_bytes = self.num_snapshots * sizes.snapshot_bytes
         self._memory = {
             layer: aligned_zeros(self.num_blocks[self._group[layer]] * layout.block_bytes, np.uint8)

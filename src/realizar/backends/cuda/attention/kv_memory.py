@@ -91,9 +91,7 @@ class KVMemory:
         limit = kv_limit_bytes(config, max(free - reserved, 0))
         check_one_fits(request_bytes, limit, config.context_length)
         self.num_snapshots = snapshots_within(limit, request_bytes, snapshot_bytes, sum(block_bytes) / size)
-        self.num_host_snapshots = host_snapshots_within(
-            config, snapshot_bytes, sum(block_bytes) / size, self.num_snapshots
-        )
+        self.num_host_snapshots = host_snapshots_within(config, snapshot_bytes, self.num_snapshots)
         self.snapshot_bytes = self.num_snapshots * snapshot_bytes
         limit -= self.snapshot_bytes
         share = min(float(config.max_running), limit / request_bytes)

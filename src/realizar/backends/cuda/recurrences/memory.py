@@ -92,6 +92,21 @@ class StateMemory:
             self.host.end()
         self._copy([(row, self._rows + snapshot) for row, snapshot in moves.taken])
 
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of one snapshot."""
+        return sum(tensor[0].nbytes for tensor in self._tensors)
+
+    def time_fetch(self) -> float:
+        """Seconds in which a snapshot on the host becomes the state of row 0, which is lost.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        if self.host is None:
+            raise RuntimeError("there are no snapshots in the host's memory")
+        return self.host.time_fetch()
+
     def close(self) -> None:
         """Give the host's memory back."""
         if self.host is not None:
