@@ -16,9 +16,10 @@ import uvicorn
 
 from realizar.config import EngineConfig
 from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import LoadProgress, ThreadLink
+from realizar.engine.clients.async_link import EngineLink, LoadProgress, ThreadLink
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core
+from realizar.replicas.link import ReplicaLink
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.http.listen import uvicorn_config
@@ -63,9 +64,14 @@ class ServerThread:
     """Runs an engine and the application over it on a thread with a loop of its own."""
 
     def __init__(
-        self, checkpoint: Path, settings: ServerSettings, config: EngineConfig, context: int = CONTEXT
+        self,
+        checkpoint: Path,
+        settings: ServerSettings,
+        config: EngineConfig,
+        context: int = CONTEXT,
+        num_replicas: int = 1,
     ) -> None:
-        self._context = context
+        self._context, self._num_replicas = context, num_replicas
         self._checkpoint, self._settings, self._config = find_checkpoint(checkpoint), settings, config
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._started = threading.Event()
@@ -105,7 +111,9 @@ class ServerThread:
         def new_text(sampling: SamplingParams) -> StopChecker:
             return StopChecker(model.tokenizer, sampling)
 
-        link = ThreadLink(self._load)
+        link: EngineLink = ThreadLink(self._load)
+        if self._num_replicas > 1:
+            link = ReplicaLink([lambda: ThreadLink(self._load)] * self._num_replicas)
         engine = AsyncEngine(link, new_text, model.tokenizer.eos_ids)
         await engine.start()
         await engine.wait_ready()

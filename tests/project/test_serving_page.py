@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 from realizar.cli.main import app
+from realizar.engine.clients.async_link import LoadProgress, ThreadLink
+from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.core.metrics import EngineStats
+from realizar.replicas.link import ReplicaLink
 from realizar.server.figures import ServerFigures, own_samples
-from realizar.server.metrics import Metrics
+from realizar.server.metrics import COUNTERS, GAUGES, Metrics, MetricSamples
 from realizar.server.models.shelf_metrics import shelf_samples
+from realizar.server.replica_figures import replica_samples
 from realizar.server.settings import ServerSettings
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
@@ -44,12 +48,25 @@ def test_every_metric_is_listed_with_its_kind() -> None:
     text = Metrics("model").exposition(EngineStats(device_memory_total_bytes=1), others).decode()
     exported = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
     exported = {name: kind for name, kind in exported.items() if not name.endswith("_created")}
+    replicas = {f"{metric.name}{'_total' * (metric.kind == 'counter')}": metric.kind for metric in _of_replicas()}
+    engine = {name.replace("realizar:", "realizar:replica_"): kind for name, kind in exported.items()}
+    exported |= {name: kind for name, kind in replicas.items() if name not in engine}
+    assert len(set(replicas) & set(engine)) == len(GAUGES) + len(COUNTERS)
     assert dict(_METRIC.findall(_PAGE)) == exported
+
+
+def _of_replicas() -> tuple[MetricSamples, ...]:
+    link = ReplicaLink([lambda: ThreadLink(_no_core)] * 2)
+    return replica_samples(link, "model")
+
+
+def _no_core(progress: LoadProgress) -> EngineCore:
+    raise NotImplementedError
 
 
 def test_every_option_exists(capsys: pytest.CaptureFixture[str]) -> None:
     known: set[str] = set()
-    for command in ("serve", "plan", "bench-serve"):
+    for command in ("serve", "plan", "bench-serve", "doctor"):
         app([command, "--help"], result_action="return_value")
         known |= set(_OPTION.findall(capsys.readouterr().out))
     of_docker = {"--profile", "--target", "--gpus"}

@@ -29,7 +29,7 @@ class ServerSize:
         context_length: tokens that each of them may hold.
         threads: CPU threads; None leaves them to the server.
         start_timeout_s: that loading may take.
-        api_processes: of realizar's own.
+        api_processes, replicas: of realizar's own.
     """
 
     parallel: int
@@ -37,6 +37,7 @@ class ServerSize:
     threads: int | None = None
     start_timeout_s: float = 300.0
     api_processes: int = 1
+    replicas: int = 1
 
 
 @contextmanager
@@ -69,6 +70,8 @@ def realizar_server(model: str, size: ServerSize) -> Iterator[str]:
         options += ["--threads", str(size.threads)]
     if size.api_processes > 1:
         options += ["--api-processes", str(size.api_processes)]
+    if size.replicas > 1:
+        options += ["--replicas", str(size.replicas)]
     command = [sys.executable, "-m", "realizar", "serve", model, *options]
     with _running(command, "/ready", None, size.start_timeout_s) as url:
         yield url

@@ -1,18 +1,22 @@
-"""The report of a load: percentiles, throughput, goodput, and a comparison of servers."""
+"""The report of a load: percentiles, throughput, goodput, a comparison of servers, and what replicas did."""
 
 from __future__ import annotations
 
 import math
+import re
 import statistics
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from realizar.bench.serve_client import Answered
+from realizar.bench.serve_client import Answered, Target
 from realizar.bench.serve_run import LoadRun
 from realizar.errors import InvalidRequestError
 
 OBJECTIVES = ("ttft", "tpot", "e2e")
+_METRICS_TIMEOUT_S = 10.0
+_REPLICA_FIGURE = re.compile(r'^realizar:replica_(\w+){.*replica="([^"]+)".*} (\S+)$', re.MULTILINE)
 _LATENCIES = (("first text", "ttft"), ("between texts", "gap"), ("per token", "tpot"), ("whole answer", "e2e"))
 
 
@@ -215,3 +219,68 @@ def as_record(runs: Sequence[LoadRun], summaries: Sequence[Summary], load: Mappi
             for run, summary in zip(runs, summaries, strict=True)
         ],
     }
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCounts:
+    """Counts of one replica: tokens of prompts, those of them that its cache had, and tokens generated."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    def since(self, before: ReplicaCounts) -> ReplicaCounts:
+        """What was counted after `before`."""
+        return ReplicaCounts(
+            self.prompt_tokens - before.prompt_tokens,
+            self.cached_tokens - before.cached_tokens,
+            self.output_tokens - before.output_tokens,
+        )
+
+
+Counts: TypeAlias = Mapping[str, ReplicaCounts]
+
+
+def read_replicas(target: Target) -> dict[str, ReplicaCounts]:
+    """The counts of a server's replicas by name; empty for one without any, or whose metrics can't be read."""
+    headers = {} if target.api_key is None else {"authorization": f"Bearer {target.api_key}"}
+    url = target.url.rstrip("/").removesuffix("/v1")
+    try:
+        request = urllib.request.Request(f"{url}/metrics", headers=headers)
+        with urllib.request.urlopen(request, timeout=_METRICS_TIMEOUT_S) as response:
+            return parse_replicas(response.read().decode(errors="replace"))
+    except (OSError, ValueError):
+        return {}
+
+
+def parse_replicas(text: str) -> dict[str, ReplicaCounts]:
+    """The counts of replicas from Prometheus' text form."""
+    found: dict[str, dict[str, int]] = {}
+    for name, replica, value in _REPLICA_FIGURE.findall(text):
+        found.setdefault(replica, {})[name] = int(float(value))
+    return {
+        replica: ReplicaCounts(
+            counts.get("prompt_tokens_total", 0),
+            counts.get("prefix_cache_hits_total", 0),
+            counts.get("generation_tokens_total", 0),
+        )
+        for replica, counts in found.items()
+    }
+
+
+def replicas_as_markdown(
+    targets: Sequence[Target],
+    before: Sequence[Mapping[str, ReplicaCounts]],
+    after: Sequence[Mapping[str, ReplicaCounts]],
+) -> str:
+    """A table with a row for each replica, its warm-up included; empty where no server has replicas."""
+    rows = [
+        (f"{target.name} replica {name}", counts.since(earlier.get(name, ReplicaCounts())))
+        for target, earlier, later in zip(targets, before, after, strict=True)
+        for name, counts in later.items()
+    ]
+    if not rows:
+        return ""
+    lines = ["| | tokens in | of them cached | tokens out |", "|---|---:|---:|---:|"]
+    lines += [f"| {name} | {each.prompt_tokens} | {each.cached_tokens} | {each.output_tokens} |" for name, each in rows]
+    return "\n".join(lines)

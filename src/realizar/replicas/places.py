@@ -44,7 +44,8 @@ class Place:
         if self.cores:
             nodes = ", ".join(str(node) for node in dict.fromkeys(core.node for core in self.cores))
             shared = ", shared with other replicas" if self.is_shared else ""
-            parts.append(f"{len(self.cores)} cores on node {nodes} (CPUs {cpu_list(self.cpus)}){shared}")
+            cores = "1 core" if len(self.cores) == 1 else f"{len(self.cores)} cores"
+            parts.append(f"{cores} on node {nodes} (CPUs {cpu_list(self.cpus)}){shared}")
         return ", ".join(parts)
 
     @property

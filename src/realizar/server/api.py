@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -111,6 +111,12 @@ def timing_notes(output: RequestOutput | None) -> dict[str, float]:
         return {}
     timings = output.timings
     return {"queue_s": timings.queue_s, "first_token_s": timings.first_token_s - timings.arrival_s}
+
+
+def replica_notes(streams: Iterable[AsyncStream]) -> dict[str, str]:
+    """The names of the replicas that have a request's prompts, for its line in the log; empty without replicas."""
+    names = ",".join(sorted({stream.replica for stream in streams}))
+    return {"replica": names} if names else {}
 
 
 def new_id(prefix: str) -> str:

@@ -58,6 +58,7 @@ def bench_serve_command(
     context_length: _Context = None,
     threads: _Threads = None,
     api_processes: Annotated[Integer, Parameter(help="API processes of the server of --model-file.")] = 1,
+    replicas: Annotated[Integer, Parameter(help="Replicas of the server of --model-file.")] = 1,
     temperature: Annotated[float | None, Parameter(help="Temperature of every request; default 0.")] = None,
     goodput: _Goodput = (),
     warmup: Annotated[Integer, Parameter(help="Requests sent first and not counted.")] = 2,
@@ -71,10 +72,15 @@ def bench_serve_command(
     from realizar.bench.serve_report import parse_objectives
 
     context_length = context_length if context_length is not None else _CONTEXTS[mixed.is_wanted]
-    _check_counts(("context-length", context_length), ("parallel", parallel), ("api-processes", api_processes))
+    _check_counts(
+        ("context-length", context_length),
+        ("parallel", parallel),
+        ("api-processes", api_processes),
+        ("replicas", replicas),
+    )
     load.check()
     check_folder(picture)
-    size = ServerSize(parallel, context_length, threads, api_processes=api_processes)
+    size = ServerSize(parallel, context_length, threads, api_processes=api_processes, replicas=replicas)
     asked = Target("", url or "", model or "", api_key, load.chat)
     if mixed.is_wanted:
         _refuse_in_mixes(("goodput", goodput), ("temperature", temperature), ("picture", picture))
@@ -117,11 +123,14 @@ def _load_plainly(
         InvalidRequestError: a server completed no request.
     """
     from realizar.bench.serve_compare import compare_servers
-    from realizar.bench.serve_report import as_markdown, summarize
+    from realizar.bench.serve_report import as_markdown, read_replicas, replicas_as_markdown, summarize
 
+    before = [read_replicas(target) for target in targets]
     runs = compare_servers(targets, work, rounds=load.rounds, warmup=warmup, timeout_s=load.timeout_s, log=_report)
     summaries = [summarize(run, objectives) for run in runs]
     print(as_markdown(summaries))
+    if replicas := replicas_as_markdown(targets, before, [read_replicas(target) for target in targets]):
+        print(f"\n{replicas}")
     rest = {"rounds": load.rounds, "chat": load.chat, "objectives_ms": objectives}
     _write_record(load.json_file, runs, summaries, work, rest)
     _write_picture(picture, runs, work)

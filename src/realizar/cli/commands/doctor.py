@@ -10,28 +10,38 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from realizar import __version__
-from realizar.cli.options.arguments import Json
+from realizar.cli.options.arguments import Json, MaybeInteger
 from realizar.cli.terminal.printable import printable
-from realizar.errors import RealizarError
+from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sizes import format_bytes
 
 _PACKAGES = ("numpy", "numba", "llvmlite", "tokenizers", "jinja2", "safetensors", "huggingface_hub", "pip")
 _GPU_PACKAGES = ("torch", "triton", "cuda-bindings", "nvidia-cuda-nvrtc")
 
 
+_Replicas = Annotated[
+    MaybeInteger,
+    Parameter(help="Replicas of `serve --replicas` to show the places of; default one for each GPU, or side."),
+]
+
+
 class DoctorError(RealizarError):
     """A check failed."""
 
 
-def doctor_command(*, as_json: Json = False) -> None:
+def doctor_command(*, replicas: _Replicas = None, as_json: Json = False) -> None:
     """Report processor, instruction sets, GPUs, memory and caches, and check that the engine works on each device.
 
     Exit status 1 if a check fails.
     """
-    facts = _facts()
+    if replicas is not None and replicas < 1:
+        raise InvalidRequestError(f"--replicas must be at least 1, not {replicas}", "replicas")
+    facts = _facts(replicas)
     checks = [
         _check("the model cache can be written", _write_cache),
         _check("the kernel cache can be written", _write_kernel_cache),
@@ -51,7 +61,7 @@ def doctor_command(*, as_json: Json = False) -> None:
         raise DoctorError(f"these checks failed: {', '.join(failed)}")
 
 
-def _facts() -> dict[str, Any]:
+def _facts(replicas: int | None) -> dict[str, Any]:
     from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, host_features, select, supported
     from realizar.backends.cpu.kernel_cache import cache_folder
     from realizar.backends.machine import read_machine
@@ -68,6 +78,7 @@ def _facts() -> dict[str, Any]:
         "processor": machine.processor,
         "physical_cores": machine.physical_cores,
         "logical_cores": machine.logical_cores,
+        **_sides(gpus, replicas),
         "cache_bytes": machine.cache_bytes,
         "memory_bytes": machine.memory_bytes,
         "available_bytes": machine.available_bytes,
@@ -78,6 +89,27 @@ def _facts() -> dict[str, Any]:
         "instruction_sets": {known.name: supported(known, features) for known in INSTRUCTION_SETS},
         "model_cache": {"path": str(models_dir()), "size_bytes": folder_bytes(models_dir())},
         "kernel_cache": {"path": str(cache_folder()), "size_bytes": folder_bytes(cache_folder())},
+    }
+
+
+def _sides(gpus: list[dict[str, Any]], replicas: int | None) -> dict[str, Any]:
+    """The sides of the machine, and the places that replicas would get: on its GPUs if there are several."""
+    from realizar.replicas.places import cpu_list, places_on_cores, places_on_gpus
+    from realizar.replicas.planning import usable_gpus
+    from realizar.replicas.topology import allowed_cpus, read_cores
+
+    cores, usable = read_cores(allowed_cpus()), usable_gpus(gpus)
+    nodes = sorted({core.node for core in cores})
+    count = replicas or max(len(usable), len(nodes), 2)
+    on_gpus = 0 < count <= len(usable)
+    places = places_on_gpus(usable, cores, count) if on_gpus else places_on_cores(cores, count)
+    return {
+        "sockets": len({core.socket for core in cores}),
+        "nodes": {
+            str(node): cpu_list(sorted(cpu for core in cores if core.node == node for cpu in core.cpus))
+            for node in nodes
+        },
+        "replicas": [place.label for place in places],
     }
 
 
@@ -146,6 +178,10 @@ def _gpu_lines(facts: dict[str, Any], packages: str) -> list[str]:
     return lines
 
 
+def _node_text(nodes: dict[str, str]) -> str:
+    return ", ".join(f"CPUs {cpus} on node {node}" for node, cpus in nodes.items())
+
+
 def _report(facts: dict[str, Any], checks: list[dict[str, Any]]) -> list[str]:
     caches = ", ".join(f"{name} {size >> 10} KB" for name, size in facts["cache_bytes"].items())
     sets = ", ".join(name for name, there in facts["instruction_sets"].items() if there)
@@ -158,10 +194,12 @@ def _report(facts: dict[str, Any], checks: list[dict[str, Any]]) -> list[str]:
         f"packages         {packages}",
         f"processor        {facts['processor']}",
         f"cores            {facts['physical_cores']} physical, {facts['logical_cores']} logical",
+        f"sides            {facts['sockets']} sockets; " + _node_text(facts["nodes"]),
         f"caches           {caches or 'unknown'}",
         f"memory           {format_bytes(facts['available_bytes'])} free of {format_bytes(facts['memory_bytes'])}",
         f"instruction set  {facts['instruction_set']} (this processor has: {sets})",
         *_gpu_lines(facts, for_gpus),
+        *(f"replica {number:<8} {label}" for number, label in enumerate(facts["replicas"])),
         f"models           {facts['model_cache']['path']} ({format_bytes(facts['model_cache']['size_bytes'])})",
         f"kernels          {facts['kernel_cache']['path']} ({format_bytes(facts['kernel_cache']['size_bytes'])})",
         "",

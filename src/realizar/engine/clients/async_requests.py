@@ -193,6 +193,7 @@ class OpenRequests:
         entry.stream.end(error)
         if not entry.accepted.done():
             entry.accepted.set_exception(error)
+            entry.accepted.exception()  # retrieved: nobody waits for it where the request could not even be sent
 
     def _forget(self, request_id: str) -> None:
         self._num_choices -= self._open.pop(request_id).request.sampling.n

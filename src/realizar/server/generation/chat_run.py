@@ -9,7 +9,7 @@ from typing import Any
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.errors import RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput
-from realizar.server.api import Api, deltas_of, timing_notes
+from realizar.server.api import Api, deltas_of, replica_notes, timing_notes
 from realizar.server.errors import renaming
 from realizar.server.generation.answer import AnswerDelta, FinishReason
 from realizar.server.generation.chat_plan import ChatPlan
@@ -47,12 +47,14 @@ class ChatRun:
         self.num_completion_tokens = self.num_reasoning_tokens = 0
         self.num_cached_tokens: int | None = None
         self.output: RequestOutput | None = None
+        self._streams: list[AsyncStream] = []
 
     @property
     def notes(self) -> dict[str, Any]:
         """Figures for the request's line in the log."""
         cached = {} if self.num_cached_tokens is None else {"cached": self.num_cached_tokens}
-        return {"tokens": self.num_completion_tokens, **cached, **timing_notes(self.output)}
+        figures = {"tokens": self.num_completion_tokens, **cached, **timing_notes(self.output)}
+        return {**figures, **replica_notes(self._streams)}
 
     async def deltas(self) -> AsyncGenerator[AnswerDelta]:
         """The deltas of all choices, as they come. The request ends when its consumer stops.
@@ -74,6 +76,7 @@ class ChatRun:
                 client=self._lease.client,
                 reports_progress=self._plan.reports_progress,
             )
+            self._streams.append(stream)
             async with aclosing(self._counted(stream)) as deltas:
                 async for delta in deltas:
                     if delta.prompt_progress is not None:

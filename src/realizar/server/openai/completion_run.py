@@ -11,7 +11,7 @@ from typing import Any
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.outputs import PromptProgress, RequestOutput, TokenLogprobs
 from realizar.sampling_params import SamplingParams
-from realizar.server.api import Api, deltas_of, timing_notes
+from realizar.server.api import Api, deltas_of, replica_notes, timing_notes
 from realizar.server.errors import renaming
 from realizar.server.generation.merge import Admission, merged
 from realizar.server.generation.prompts import Prompt
@@ -71,6 +71,7 @@ class CompletionRun:
         self._admission = Admission(max(1, api.engine.info.max_running // plan.sampling.n))
         self.outputs: dict[int, RequestOutput] = {}
         self._num_cached_tokens: dict[int, int] = {}
+        self._streams: list[AsyncStream] = []
         self.num_completion_tokens = 0
 
     @property
@@ -86,7 +87,8 @@ class CompletionRun:
         """Figures for the request's line in the log; times are included for a single prompt."""
         only = next(iter(self.outputs.values())) if len(self.outputs) == 1 == len(self._plan.prompts) else None
         cached = {} if only is None else {"cached": self._num_cached_tokens[0]}
-        return {"tokens": self.num_completion_tokens, **cached, **timing_notes(only)}
+        figures = {"tokens": self.num_completion_tokens, **cached, **timing_notes(only)}
+        return {**figures, **replica_notes(self._streams)}
 
     def deltas(self) -> AsyncGenerator[CompletionDelta]:
         """Iterate the deltas of all choices as they arrive. The deltas of one choice come in order, except that an echo
@@ -128,6 +130,7 @@ class CompletionRun:
             if plan.stream and not plan.score_only:
                 sampling = replace(sampling, prompt_logprobs=plan.prompt_logprobs)
             stream = await self._admission.enter(lambda: self._submit(place, sampling, score_only=plan.score_only))
+            self._streams.append(stream)
             async with aclosing(deltas_of(stream, self._api.metrics, self._lease, plan.logprobs or 0)) as deltas:
                 async for delta in deltas:
                     self.num_completion_tokens += len(delta.token_ids)
