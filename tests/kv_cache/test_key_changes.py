@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.key_changes import KEY_BYTES, CacheChanges
 from realizar.kv_cache.manager import KVCacheManager
+from realizar.state_moves import StateMoves
 
 BLOCK = 4
 
@@ -37,12 +39,11 @@ def _keys(column: bytes) -> set[bytes]:
     return {column[start : start + KEY_BYTES] for start in range(0, len(column), KEY_BYTES)}
 
 
-def _cut(keys: object) -> set[bytes]:
-    assert isinstance(keys, type({}.keys()))
+def _cut(keys: Iterable[bytes]) -> set[bytes]:
     return {key[:KEY_BYTES] for key in keys}
 
 
-def _manager(windows: tuple[int | None, ...], *, has_state: bool) -> KVCacheManager:
+def _manager(windows: tuple[int | None, ...], *, has_state: bool, num_host_snapshots: int) -> KVCacheManager:
     return KVCacheManager(
         [attention_cache(window) for window in windows],
         [14] * len(windows),
@@ -52,6 +53,7 @@ def _manager(windows: tuple[int | None, ...], *, has_state: bool) -> KVCacheMana
         max_step_tokens=8,
         has_state=has_state,
         num_snapshots=3 if has_state else 0,
+        num_host_snapshots=num_host_snapshots,
     )
 
 
@@ -69,20 +71,23 @@ def _run_row(manager: KVCacheManager, numbers: random.Random, row: int) -> None:
         done += count
         manager.register(row, keys, tokens, done)
         if manager.has_state and done // BLOCK:
-            snapshot = manager.take_snapshot(keys, tokens, done // BLOCK * BLOCK)
-            if snapshot is not None:
-                manager._snapshots.finished([snapshot])
+            taken = manager.take_snapshot(keys, tokens, done // BLOCK * BLOCK)
+            if taken is not None:
+                stored = () if taken.stored is None else ((taken.snapshot, taken.stored),)
+                manager.finish_moves(StateMoves(taken=((row, taken.snapshot),), stored=stored))
     manager.free(row)
 
 
 @pytest.mark.parametrize(
-    ("windows", "has_state"),
-    [((None,), False), ((None, 8), False), ((8,), False), ((None,), True)],
-    ids=["full", "full and window", "window alone", "states"],
+    ("windows", "has_state", "num_host_snapshots"),
+    [((None,), False, 0), ((None, 8), False, 0), ((8,), False, 0), ((None,), True, 0), ((None,), True, 2)],
+    ids=["full", "full and window", "window alone", "states", "states on the host too"],
 )
-def test_reports_put_together_are_what_the_cache_holds(windows: tuple[int | None, ...], has_state: bool) -> None:
+def test_reports_put_together_are_what_the_cache_holds(
+    windows: tuple[int | None, ...], has_state: bool, num_host_snapshots: int
+) -> None:
     numbers, mirror = random.Random(3), Mirror()
-    manager = _manager(windows, has_state=has_state)
+    manager = _manager(windows, has_state=has_state, num_host_snapshots=num_host_snapshots)
     for _ in range(10):
         _run_row(manager, numbers, 0)
     assert manager.take_key_changes() is None

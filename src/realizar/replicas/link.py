@@ -252,10 +252,10 @@ class ReplicaLink:
         for each in ended:
             self._placement.forget(each.request.request_id)
         self._num_moved += len(moved)
+        suspects = tuple(each.request.request_id for each in requests)
+        ids = tuple(each.request.request_id for each in ended)
+        self._pass_on(RequestsLost(ids, record_error(error), blame, suspects))
         if requests:
-            suspects = tuple(each.request.request_id for each in requests) if blame else ()
-            ids = tuple(each.request.request_id for each in ended)
-            self._pass_on(RequestsLost(ids, record_error(error), suspects))
             _LOG.warning("%s: %d requests ended, %d go on in other replicas", error, len(ended), len(moved))
 
     def _move(self, placed: PlacedRequest) -> bool:

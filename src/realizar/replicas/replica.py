@@ -89,6 +89,7 @@ class Replica:
     def __init__(self, name: str, new_link: Callable[[], EngineLink], owner: ReplicaOwner) -> None:
         self.name, self._new_link, self._owner = name, new_link, owner
         self._link: EngineLink | None = None
+        self._closing: asyncio.Task[None] | None = None
         self.state: ReplicaState = "starting"
         self.info: EngineInfo | None = None
         self.incarnation = self.num_reports = 0
@@ -120,10 +121,12 @@ class Replica:
         await self._link.start(self)
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End the engine; idempotent."""
+        """End the engine; idempotent. A close that was cancelled goes on, and the next one waits for it."""
         link, self._link = self._link, None
         if link is not None:
-            await link.close(at_once=at_once)
+            self._closing = asyncio.create_task(link.close(at_once=at_once))
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
 
     def send(self, command: Command) -> None:
         """Pass a command on. Raises InvalidRequestError: it is too large."""

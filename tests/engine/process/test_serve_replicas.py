@@ -24,6 +24,11 @@ from engine.process.served import (
     short_text,
     wait_until,
 )
+from realizar.config import EngineConfig
+from realizar.engine.process.main import take_place
+from realizar.engine.process.messages import Load
+from realizar.replicas.places import places_on_cores
+from realizar.replicas.topology import allowed_cpus, read_cores
 
 REPLICAS = ("--replicas", "2", "--max-running", "2")
 
@@ -69,6 +74,29 @@ def cached_tokens(url: str, prompt: list[int]) -> int:
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=HANG_S)
     assert answer.status_code == 200, answer.text
     return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_each_replica_runs_on_its_cores(server: Served) -> None:
+    server.wait_ready()
+    threads = [list(Path(f"/proc/{pid}/task").iterdir()) for pid in engine_pids(server)]
+    allowed = [{tuple(sorted(os.sched_getaffinity(int(each.name)))) for each in listed} for listed in threads]
+    assert all(len(places) == 1 for places in allowed)  # every thread of an engine
+    planned = places_on_cores(read_cores(allowed_cpus()), 2)
+    assert sorted(places.pop() for places in allowed) == sorted(place.cpus for place in planned)
+
+
+def test_a_process_sees_the_gpus_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    take_place(Load("m", EngineConfig()))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+    take_place(Load("m", EngineConfig(), visible_gpus="1"))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_lines_of_requests_name_the_replica(server: Served) -> None:
+    url = server.wait_ready()
+    assert short_text(url)
+    server.wait_line(r"POST /v1/completions 200 .*cached=\d+ .*replica=[01]")
 
 
 def test_families_stay_with_their_replicas(server: Served) -> None:

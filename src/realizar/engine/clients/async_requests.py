@@ -116,7 +116,7 @@ class OpenRequests:
 
     def lose(self, event: RequestsLost) -> None:
         """End some requests with an error, since one of several engines is gone."""
-        if event.suspects:
+        if event.blame:
             suspects = [self._open[each].request for each in event.suspects if each in self._open]
             self.suspects.note_death(suspects)
         error = restore_error(event.error)

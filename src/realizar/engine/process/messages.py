@@ -155,11 +155,13 @@ class RequestsLost(msgspec.Struct, frozen=True, tag="requests_lost"):
 
     Attributes:
         request_ids: of requests of which nothing follows.
-        suspects: those that the engine may have died of, some of which go on in another one.
+        blame: requests may be the cause.
+        suspects: those that the engine had, some of which go on in another one.
     """
 
     request_ids: tuple[str, ...]
     error: ErrorRecord
+    blame: bool = False
     suspects: tuple[str, ...] = ()
 
 

@@ -1,0 +1,97 @@
+"""Replicas planned for machines that are made up, with a model that is real."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realizar.backends.devices import ChosenDevice
+from realizar.backends.machine import read_machine
+from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.config import EngineConfig
+from realizar.engine.planned_load import plan_within
+from realizar.errors import CapacityError, InvalidRequestError
+from realizar.replicas import planning
+from realizar.replicas.places import Core
+from realizar.replicas.planning import PlannedReplica, ReplicaQuestion, divide, plan_replicas
+from tiny_model import write_tiny_model
+
+GB = 10**9
+CARD = {"fault": None, "bus_id": None}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_tiny_model(path)
+    return path
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, num_cores: int, free_bytes: int, quota: float | None = None) -> None:
+    found = replace(read_machine(), available_bytes=free_bytes)
+    monkeypatch.setattr(planning, "read_machine", lambda: found)
+    monkeypatch.setattr(planning, "processor_quota", lambda: quota)
+    monkeypatch.setattr(planning, "allowed_cpus", lambda: frozenset(range(num_cores)))
+    monkeypatch.setattr(planning, "read_cores", lambda allowed: tuple(Core((cpu,)) for cpu in sorted(allowed)))
+
+
+def on_cpu(tiny: Path, count: int, **fields: Any) -> tuple[PlannedReplica, ...]:
+    return divide(ReplicaQuestion(str(tiny), EngineConfig(device="cpu", **fields), count))
+
+
+def test_cores_and_memory_are_divided(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    machine(monkeypatch, 8, 4 * GB)
+    asked: list[int] = []
+
+    def noting(checkpoint: Checkpoint, config: EngineConfig, memory_bytes: int) -> Any:
+        asked.append(memory_bytes)
+        return plan_within(checkpoint, config, memory_bytes)
+
+    monkeypatch.setattr(planning, "plan_within", noting)
+    planned = on_cpu(tiny, 4)
+    assert asked == [int(3.6 * GB) // 4] * 4
+    assert [each.config.threads for each in planned] == [2] * 4
+    assert [each.place.cpus for each in planned] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert {each.config.device for each in planned} == {"cpu"}
+    assert not any(each.fit_context for each in planned)
+    kv_bytes = {each.config.kv_cache_bytes for each in planned}
+    assert len(kv_bytes) == 1
+    assert 0 < (kv_bytes.pop() or 0) < 0.9 * GB
+
+
+def test_a_limit_of_processor_time_is_divided_and_configured_threads_stay(
+    monkeypatch: pytest.MonkeyPatch, tiny: Path
+) -> None:
+    machine(monkeypatch, 16, 4 * GB, quota=6.0)
+    assert [each.config.threads for each in on_cpu(tiny, 2)] == [3, 3]
+    assert [each.config.threads for each in on_cpu(tiny, 8)] == [1] * 8
+    assert [each.config.threads for each in on_cpu(tiny, 2, threads=5)] == [5, 5]
+
+
+def test_replicas_that_do_not_fit_together_are_refused(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    machine(monkeypatch, 4, 2 * GB)
+    assert len(on_cpu(tiny, 4, kv_cache_bytes=100_000_000)) == 4
+    with pytest.raises(CapacityError, match=r"does not fit into 450\.0 MB"):
+        on_cpu(tiny, 4, kv_cache_bytes=400_000_000)
+
+
+def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    machine(monkeypatch, 8, 4 * GB)
+    monkeypatch.setattr(planning, "choose_device", lambda wanted: ChosenDevice("cuda", 0, "card"))
+    monkeypatch.setattr(planning, "gpu_facts", lambda: ([{"device": f"cuda:{at}", **CARD} for at in range(4)], None))
+    planned = divide(ReplicaQuestion(str(tiny), EngineConfig(), 3))
+    assert [each.place.gpu and each.place.gpu.index for each in planned] == [0, 1, 2]
+    assert {(each.config.device, each.fit_context, each.place.cpus) for each in planned} == {("cuda", True, ())}
+    with pytest.raises(CapacityError, match="--replicas 5 needs as many GPUs, and 4 can run a model here"):
+        divide(ReplicaQuestion(str(tiny), EngineConfig(), 5))
+    with pytest.raises(InvalidRequestError, match="each replica has its own"):
+        divide(ReplicaQuestion(str(tiny), EngineConfig(device="cuda:1"), 2))
+
+
+def test_another_process_plans_and_its_errors_come_back(tiny: Path) -> None:
+    assert len(plan_replicas(str(tiny), EngineConfig(device="cpu"), 2)) == 2
+    with pytest.raises(CapacityError, match="does not fit"):
+        plan_replicas(str(tiny), EngineConfig(device="cpu", kv_cache_bytes=900 * 10**12), 2)
