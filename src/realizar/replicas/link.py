@@ -281,9 +281,11 @@ class ReplicaLink:
         self._pass_on(StatsAnswer(ticket, total))
 
     async def _answer_audit(self, ticket: int) -> None:
+        """Answer with the findings of all audits; an engine that ends meanwhile has none."""
         alive = [each for each in self._replicas if each.is_alive]
         found = await asyncio.gather(*(each.asked.audit() for each in alive), return_exceptions=True)
-        faults = [f"replica {each.name}: {fault}" for each, fault in zip(alive, found, strict=True) if fault]
+        pairs = zip(alive, found, strict=True)
+        faults = [f"replica {each.name}: {fault}" for each, fault in pairs if isinstance(fault, str)]
         self._pass_on(AuditAnswer(ticket, "; ".join(faults) or None))
 
     async def _clear_caches(self, ticket: int) -> None:
