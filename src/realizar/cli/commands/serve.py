@@ -56,7 +56,7 @@ def serve_command(
     engine: EngineOptions | None = None,
     sampling: SamplingOptions | None = None,
 ) -> int:
-    """Serve models over HTTP, with OpenAI's API. Sampling options are defaults of requests that name none."""
+    """Serve models with the APIs of OpenAI, Anthropic and Ollama. Sampling options are defaults of requests."""
     server, batching, sampling = server or ServerOptions(), batching or BatchingOptions(), sampling or SamplingOptions()
     models = models or SeveralModelsOptions()
     several = models.several(model, server)
