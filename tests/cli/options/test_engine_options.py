@@ -63,7 +63,7 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
     }  # fmt: skip
     batching: dict[str, Any] = {
         "max_running": 5, "max_queued": 6, "max_step_tokens": 40, "kv_cache_bytes": 9, "no_prefix_cache": True,
-        "speculative_tokens": 2,
+        "speculative_tokens": 2, "host_snapshot_bytes": 8,
     }  # fmt: skip
     assert {field.name for field in fields(EngineOptions)} == {*given, "fp8_copies"}
     assert {field.name for field in fields(BatchingOptions)} == {*batching}
@@ -71,7 +71,7 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
     assert config == EngineConfig(
         device="cuda:1", batch_invariant=True, threads=3, graphs=False, kv_cache_dtype="int8",
         instruction_set="portable", context_length=77, expert_used_count=3, max_running=5, max_step_tokens=40,
-        kv_cache_bytes=9, prefix_cache=False, speculative_tokens=2,
+        kv_cache_bytes=9, prefix_cache=False, speculative_tokens=2, host_snapshot_bytes=8,
     )  # fmt: skip
     assert BackendOptions(fp8_copies=True).config(max_running=4) == EngineConfig(fp8_copies=True, max_running=4)
     assert BatchingOptions().config(EngineOptions().config()) == EngineConfig()
