@@ -133,6 +133,7 @@ def test_early_configurations_have_another_key_for_the_width() -> None:
         ({"expert_used_count": 0}, "expert_used_count.*0 is not within 1 to 4"),
         ({"expert_count": 1025}, "expert_count.*1025 is not within"),
         ({"expert_feed_forward_length": 0}, "expert_feed_forward_length.*0 is not within"),
+        ({"expert_weights_norm": False}, "expert_weights_norm.*unsupported value False"),
         ({"expert_weights_scale": 2.0}, "expert_weights_scale.*unsupported value 2.0"),
     ],
 )

@@ -276,6 +276,11 @@ BAD_GGUF: list[tuple[str, dict[str, Any], str]] = [
     ("minimax-m2", {"expert_gating_func": 3}, "expert_gating_func.*unsupported value 3"),
     ("minimax-m2", {"expert_feed_forward_length": 0}, "expert_feed_forward_length.*0 is not within"),
     ("qwen3vlmoe", {"rope.dimension_sections": "no"}, "dimension_sections.*expected a list"),
+    *(
+        (name, {"expert_weights_norm": name == "qwen2moe"}, "expert_weights_norm.*unsupported value")
+        for name in GGUF
+        if name != "glm4moe"
+    ),
 ]
 
 
@@ -283,6 +288,13 @@ BAD_GGUF: list[tuple[str, dict[str, Any], str]] = [
 def test_bad_keys_of_gguf_files_are_refused(name: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises((CheckpointError, UnsupportedModelError), match=rf"^tiny\.gguf: key '{name}\..*{message}"):
         build_spec(gguf(name, **keys))
+
+
+@pytest.mark.parametrize("name", GGUF)
+def test_a_gguf_file_may_say_that_weights_are_divided_by_their_sum(name: str) -> None:
+    """Where the family does so, or, as of glm4moe, where both ways are known."""
+    stated = build_spec(gguf(name, expert_weights_norm=name != "qwen2moe"))
+    assert {experts.normalized for _, experts in stated.mixtures()} == {name != "qwen2moe"}
 
 
 BAD_FOLDERS: list[tuple[str, dict[str, Any], str]] = [

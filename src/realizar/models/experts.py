@@ -128,7 +128,13 @@ def build_experts(
         width: between an expert's up and down projection.
         normalized: True if the weights of the chosen ones are divided by their sum.
         joined: the two tensors of a safetensors checkpoint.
+
+    Raises:
+        UnsupportedModelError: a GGUF file says of the weights what this family does not do.
     """
+    stated = builder.hparams.boolean("expert_weights_norm", None, default=normalized)
+    if stated != normalized:
+        raise builder.hparams.unsupported("expert_weights_norm", None, stated)
     hidden, base = builder.sizes.hidden_size, f"model.layers.{index}"
     router = builder.linear(f"{base}.mlp.gate", count, hidden, bias=router_bias)
     places = _Places(builder, base, joined)
