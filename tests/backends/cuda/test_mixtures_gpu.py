@@ -17,17 +17,15 @@ if not torch.cuda.is_available():
 
 from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
 from backends.cuda.matmul.packed_experts import expected_choices  # noqa: E402
+from backends.cuda.matmul.stored_inputs import near, read_integers, stored  # noqa: E402
 from backends.cuda.routed_runs import run_prompts  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.matmul.experts import (  # noqa: E402
-    FLOATS,
-    INTEGERS,
     ExpertMatmuls,
     Pairs,
     gated_activation,
     input_format,
 )
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
 from realizar.backends.cuda.matmul.routing import Router, RouterKernels  # noqa: E402
 from realizar.backends.cuda.weights.experts import ExpertLoader, PackedExperts  # noqa: E402
@@ -45,23 +43,6 @@ pytestmark = pytest.mark.gpu
 
 DEVICE = torch.device("cuda")
 Array = NDArray[np.float64]
-
-
-def stored(values: Array, kind: str) -> tuple[ActivationBuffer, Array]:
-    """Rows as a stack's kernel reads them, and the numbers that are then in them."""
-    x = torch.from_numpy(values.astype(np.float32)).cuda()
-    if kind == "f32":
-        buffer = ActivationBuffers(len(values), DEVICE).get(FLOATS, values.shape[1])
-        buffer.values[:] = x
-        return buffer, x.double().cpu().numpy()
-    made, none = MatmulKernels(DEVICE).to_int8(x), torch.zeros(1, device=DEVICE)
-    buffer = ActivationBuffer(INTEGERS, values.shape[1], none, none, made.codes, made.terms)
-    return buffer, read_integers(buffer)
-
-
-def read_integers(buffer: ActivationBuffer) -> Array:
-    codes, terms = buffer.codes.double().cpu().numpy(), buffer.terms.double().cpu().numpy()
-    return (codes.reshape(len(codes), -1, 16) * terms[:, :, :1]).reshape(len(codes), -1)[:, : buffer.cols]
 
 
 def choices(count: int, rows: int, per_token: int, kind: str) -> NDArray[np.int32]:
@@ -159,10 +140,6 @@ def test_pairs(weights: str, shape: str, clamped: bool) -> None:
         assert (found[~live] == 7.0).all(), "pairs of no expert are left as they are"
         if isinstance(matrices.down, PackedExperts):
             assert matmuls.experts_read.average() == len(np.unique(chosen[live]))
-
-
-def near(found: NDArray[np.floating], expected: Array, limit: float) -> None:
-    assert np.linalg.norm(found - expected) <= limit * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,14 @@ from resolving import resolved  # noqa: E402
 SMALL = Recipe(32, 2, 1, 64, 128, 48, windows=(None, 8, None), weights="Q8_0", experts=5, per_token=2)
 GPT_OSS = replace(SMALL, weights="MXFP4", parts=("biases", "expert_biases", "clamped", "sinks"))
 CASES = {  # recipe, batch_invariant, kinds of launches that run
-    "gate and up in one": (SMALL, False, {"pairs folded", "pairs whole", "grouped", "routed"}),
+    "gate and up in one": (SMALL, False, {"pairs folded", "sums", "grouped", "routed"}),
     "a part of a strip": (replace(SMALL, feed_forward_size=96), False, {"pairs whole", "routed"}),
     "norms between": (replace(SMALL, parts=("post_norms",)), False, {"pairs whole", "grouped", "routed"}),
-    "layer norms": (replace(SMALL, parts=("layer_norm",)), False, {"pairs whole", "grouped"}),
+    "layer norms": (replace(SMALL, parts=("layer_norm",)), False, {"pairs whole", "sums", "grouped"}),
     "floats": (replace(SMALL, weights="BF16"), False, {"grouped", "routed"}),
     "down of floats": (replace(SMALL, down_weights="F32"), False, {"pairs whole", "routed"}),
     "batch-invariant": (SMALL, True, {"grouped"}),
-    "gpt-oss": (GPT_OSS, False, {"pairs folded", "pairs whole", "grouped", "routed"}),
+    "gpt-oss": (GPT_OSS, False, {"pairs folded", "sums", "grouped", "routed"}),
     "gpt-oss, batch-invariant": (GPT_OSS, True, {"grouped"}),
     "gpt-oss, a part of a strip": (replace(GPT_OSS, feed_forward_size=96), False, {"pairs whole", "routed"}),
     "gpt-oss, down of floats": (replace(GPT_OSS, down_weights="F32"), False, {"pairs whole", "routed"}),

@@ -8,7 +8,7 @@ import torch
 
 from realizar.backends.cuda.attention.bind import AttentionBinder
 from realizar.backends.cuda.bind_beside import BesideBinder
-from realizar.backends.cuda.bind_experts import ExpertsBinder
+from realizar.backends.cuda.bind_experts import Added, ExpertsBinder
 from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks, whole_width
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
@@ -17,8 +17,7 @@ from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.merging import Merger
-from realizar.backends.cuda.matmul.residual import Residual
-from realizar.backends.cuda.norms import Branch, Consumer, Folded, NormBinder
+from realizar.backends.cuda.norms import Branch, Consumer, Folded, NormBinder, ResidualAdd
 from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
@@ -103,7 +102,7 @@ class Binder:
         yield Launch(join_part(block), self._project(output, residual=residual), output.weight_bytes)
 
     def _mixture(self, block: ExpertsBlock, before: Branch | None) -> Iterator[Launch]:
-        """The launches of a mixture of experts, whose outputs are added to the stream by the norm after it."""
+        """The launches of a mixture of experts, whose outputs the norm after it adds to the stream, or down itself."""
         experts, router = block.experts, self._merger.merge(block.inputs.linears)
         score = self._project(router, normed=True)
         if experts.norms is not None:
@@ -112,7 +111,10 @@ class Binder:
         consumer = self._experts.input(block.inputs, experts)
         normalize, folded = self._norms.bind(before, block.inputs.norm, consumer)
         yield Launch("norm", normalize)
-        yield from self._experts.bind(experts, block.inputs.norm, consumer, router, score, folded)
+        output = self._experts.output(experts, block.join)
+        residual = self._norms.bind_residual_add(Branch(output, block.join), self._next_consumer(block.join))
+        added = Added(output, residual)
+        yield from self._experts.bind(experts, block.inputs.norm, consumer, router, score, folded, added)
 
     def _next_consumer(self, join: Join) -> Consumer | None:
         """What reads the stream after a residual add; None where the blocks end."""
@@ -124,8 +126,9 @@ class Binder:
     def _branch(self, block: Block) -> Branch:
         """What a block adds to the stream."""
         if isinstance(block, ExpertsBlock):
-            apart = block.experts.norms is not None
-            return Branch(self._beside.output() if apart else self._experts.output(block.experts), block.join)
+            if block.experts.norms is not None:
+                return Branch(self._beside.output(), block.join)
+            return Branch(self._experts.output(block.experts, block.join), block.join)
         assert block.join.linear is not None
         return Branch(self._merger.merge((block.join.linear,)), block.join)
 
@@ -157,7 +160,7 @@ class Binder:
         normed: bool = False,
         folded: Folded | None = None,
         consumer: MergedLinear | None = None,
-        residual: Callable[[int], Residual] | None = None,
+        residual: ResidualAdd | None = None,
     ) -> Callable[[StepShape], None]:
         """Return a function that starts a matmul, with the epilogue that it has for a number of tokens.
 

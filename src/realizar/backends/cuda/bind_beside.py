@@ -62,7 +62,7 @@ class BesideBinder:
         yield Launch("norm", self._unless_routed(consumer, self.norms.bind(None, norms.router, router)[0]))
         yield from self.experts.bind_choice(part, consumer, router, score)
         yield Launch("norm", self.norms.bind(None, norms.experts, consumer)[0])
-        yield from self.experts.bind_matmuls(part, consumer, None)
+        yield from self.experts.bind_matmuls(part, consumer, None, None)
         yield Launch("norm", self._store(norms.experts_output, self.experts.output(part), adds=True))
 
     def _unless_routed(self, consumer: ExpertsInput, normalize: Run) -> Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -25,14 +25,27 @@ from realizar.backends.cuda.matmul.grouped_experts import GroupedExperts
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.routing import Router, RouterKernels
-from realizar.backends.cuda.norms import Folded, Run
+from realizar.backends.cuda.norms import Folded, ResidualAdd, Run
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts, Stack, stack_bytes
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
-from realizar.backends.program import Inputs
+from realizar.backends.program import Inputs, Join
 from realizar.models.spec import Experts, Norm
 from realizar.models.tensor_source import TensorName
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """How a mixture's outputs are added to the stream.
+
+    Attributes:
+        output: says in which steps down does it.
+        residual: the operands of its epilogue then.
+    """
+
+    output: ExpertsOutput
+    residual: ResidualAdd
 
 
 class ExpertsBinder:
@@ -68,23 +81,31 @@ class ExpertsBinder:
             )  # fmt: skip
         return self._inputs[experts.gate.weight]
 
-    def output(self, experts: Experts) -> ExpertsOutput:
-        """Where a mixture's outputs are, for the norm that adds them to the stream."""
-        return ExpertsOutput(experts.experts_per_token, experts.down.out_features)
+    def output(self, experts: Experts, join: Join | None = None) -> ExpertsOutput:
+        """Where a mixture's outputs are, for the norm that adds them to the stream.
+
+        Args:
+            join: how they are added; None where something else reads them.
+        """
+        directly = join is not None and join.norm is None and join.output_scale is None
+        matrices = self._matrices[experts.gate.weight]
+        most = self._matmuls.residual_tokens(experts, matrices) if directly else 0
+        return ExpertsOutput(experts.experts_per_token, experts.down.out_features, most)
 
     def bind(
         self, experts: Experts, norm: Norm | None, consumer: ExpertsInput, router: MergedLinear, score: Run,
-        folded: Folded | None,
+        folded: Folded | None, added: Added,
     ) -> Iterator[Launch]:  # fmt: skip
         """The launches after the norm.
 
         Args:
             consumer: from `input`. router, score: its matmul, and the start of it, for steps of many tokens.
             folded: the scale of the norm that is still missing.
+            added: how the outputs are added to the stream.
         """
         yield from self.shared.bind_first(experts, folded)
         yield from self.bind_choice(experts, consumer, router, score)
-        yield from self.bind_matmuls(experts, consumer, folded)
+        yield from self.bind_matmuls(experts, consumer, folded, added)
         yield from self.shared.bind_last(experts, norm)
 
     def bind_choice(
@@ -94,8 +115,15 @@ class ExpertsBinder:
         yield Launch("router", self._route(consumer, score), router.weight_bytes)
         yield Launch("choice of experts", self._choose(experts, consumer, router))
 
-    def bind_matmuls(self, experts: Experts, consumer: ExpertsInput, folded: Folded | None) -> Iterator[Launch]:
-        """The launches of the chosen experts, whose outputs then lie at the beginning of the partial sums."""
+    def bind_matmuls(
+        self, experts: Experts, consumer: ExpertsInput, folded: Folded | None, added: Added | None
+    ) -> Iterator[Launch]:
+        """The launches of the chosen experts, whose outputs then lie at the beginning of the partial sums.
+
+        Args:
+            added: how they are added to the stream; in some steps that is done then. None where something else reads
+                them.
+        """
         matrices, matmuls = self._matrices[experts.gate.weight], self._matmuls
         pairs = Pairs(self._space.chosen, self._space.expert_weights, experts.experts_per_token)
         if matmuls.ends_with_activation(matrices):
@@ -106,7 +134,7 @@ class ExpertsBinder:
                 run = self._gate_or_up(experts, matrices, pairs, part)
                 yield self._launch("expert gate and up", run, stack, experts)
             yield Launch("expert activation", self._activate(experts, matrices))
-        yield self._launch("expert down", self._down(experts, matrices, pairs, consumer), matrices.down, experts)
+        yield self._launch("expert down", self._down(experts, matrices, pairs, consumer, added), matrices.down, experts)
 
     def _router(self, norm: Norm | None, experts: Experts) -> Router | None:
         """The router of few tokens, where its kernel runs."""
@@ -213,10 +241,17 @@ class ExpertsBinder:
 
         return run
 
-    def _down(self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, consumer: ExpertsInput) -> Run:
+    def _down(
+        self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, consumer: ExpertsInput, added: Added | None
+    ) -> Run:  # fmt: skip
         space, stack, bias = self._space, matrices.down, matrices.down_bias
 
         def run(shape: StepShape) -> None:
+            if added is not None and added.output.adds_residual(shape.tokens):
+                assert isinstance(stack, PackedExperts)
+                residual = added.residual(shape.tokens)
+                self._matmuls.add(stack, bias, self._activated(experts), pairs, residual, shape.tokens)
+                return
             out = space.partials(1, shape.tokens * pairs.per_token, experts.down.out_features)[0]
             if self._grouped is not None and consumer.is_grouped(shape.tokens):
                 self._grouped.launch_down(experts, matrices, pairs, out, shape.tokens)

@@ -30,6 +30,8 @@ Consumer: TypeAlias = MergedLinear | ExpertsInput
 """What reads a norm."""
 Folded = Callable[[int], FoldedNorm | None]
 """The norm scale that the consuming matmul must still apply, by number of tokens; None when nothing is left."""
+ResidualAdd = Callable[[int], Residual]
+"""The operands of a residual-add epilogue, by number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class NormBinder:
             return self._whole(branch, None, None)
         return self._blocks(branch, None, None, self._none, self._none)
 
-    def bind_residual_add(self, branch: Branch, consumer: Consumer | None) -> Callable[[int], Residual]:
+    def bind_residual_add(self, branch: Branch, consumer: Consumer | None) -> ResidualAdd:
         """The operands of a branch's residual-add epilogue, by number of tokens; it begins the norm where it can."""
         space, linear = self._space, branch.linear
         following = branch.join.next

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from backends.cuda.matmul.packed_matmuls import _activated, _array, _floats, _write_int8, decoded
+from backends.cuda.matmul.packed_matmuls import _activated, _array, _floats, _join, _write_int8, decoded
 from realizar.backends.cuda import load
 from realizar.backends.cuda.matmul import grouped_experts
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs
@@ -19,7 +19,8 @@ from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, step_tiles
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
-from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations
+from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations, input_addresses
+from realizar.backends.cuda.matmul.residual import Residual
 from realizar.backends.cuda.matmul.routing import Router, RouterKernels
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.models.spec import Experts
@@ -72,6 +73,27 @@ class HostExpertMatmuls(ExpertMatmuls):
             else:
                 width = stack.out_features // 2
                 _write_int8(_activated(activation, sums), out + pair * width, terms + pair * width // 2)
+
+    def add(
+        self, stack: PackedExperts, bias: torch.Tensor | None, source: ActivationBuffer, pairs: Pairs,
+        residual: Residual, tokens: int,
+    ) -> None:  # fmt: skip
+        launched["sums"] += 1
+        assert residual.bias is None
+        chosen = pairs.chosen[: tokens * pairs.per_token].tolist()
+        self.experts_read.counts += torch.tensor([_num_experts(chosen), 1])
+        x = decoded(Int8Activations(source.codes, source.terms), len(chosen), stack.in_features)
+        sums = np.zeros((tokens, stack.out_features), np.float32)
+        for pair, expert in enumerate(chosen):
+            if expert >= 0:
+                own = x[pair] @ _matrix(stack, expert).T + _bias(bias, expert)
+                sums[pair // pairs.per_token] += pairs.weights[pair].item() * own
+        addresses = (0, 0) if residual.target is None else input_addresses(residual.target)
+        weight, square_sums = residual.norm_weight, residual.square_sums
+        _join(
+            sums, residual.hidden.data_ptr(), 0, residual.scale, 0 if weight is None else weight.data_ptr(), *addresses,
+            square_sums.data_ptr(), int(square_sums.shape[1]),
+        )  # fmt: skip
 
 
 def expected_choices(part: Experts, scores: Array, selection: torch.Tensor | None) -> NDArray[np.int64]:

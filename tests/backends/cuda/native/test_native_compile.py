@@ -13,7 +13,15 @@ from backends.cuda.native.compiled import check, check_registers
 from backends.grouped_source import grouped_layout
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
 from realizar.backends.cuda.native.compiler import Source, architecture, cache_folder, compile_source, compile_sources
-from realizar.backends.cuda.native.experts.source import ChoiceShape, choice_source, expert_source, many_choices_source
+from realizar.backends.cuda.native.experts.source import (
+    EXPERT_SIZES,
+    EXPERT_SUM_SIZES,
+    ChoiceShape,
+    choice_source,
+    expert_source,
+    expert_sums_source,
+    many_choices_source,
+)
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sampling.source import sampling_source
 from realizar.backends.cuda.native.sources import (
@@ -147,7 +155,23 @@ def test_pairs_keep_their_sums_in_registers(ggml_type: GGMLType, arch: str, tmp_
     gated, plain = MatvecTiles(1, 2, 4, 2, 3), MatvecTiles(1, 1, 3, 2, 8)
     activation: GatedActivation = "clamped" if ggml_type is GGMLType.MXFP4 else "silu"
     sources = [expert_source(form_of(ggml_type), gated, activation), expert_source(form_of(ggml_type), plain, None)]
-    check_registers(sources, (gated, plain), arch, tmp_path)
+    sums = MatvecTiles(1, 1, 24, 2, 1), MatvecTiles(1, 1, 12, 2, 2)
+    sources += [expert_sums_source(form_of(ggml_type), tiles, each) for tiles, each in zip(sums, (8, 4), strict=True)]
+    check_registers(sources, (gated, plain, *sums), arch, tmp_path)
+
+
+def test_parameters_of_pairs_have_the_sizes_that_launches_have() -> None:
+    form, tiles = form_of(GGMLType.Q4_K), MatvecTiles(1, 1, 4, 2, 1)
+    for source, sizes in (
+        (expert_source(form, tiles, None), EXPERT_SIZES),
+        (expert_sums_source(form, tiles, 4), EXPERT_SUM_SIZES),
+    ):
+        parameters = source.text.rpartition(f"{source.name}(")[2].partition(")")[0].split(",")
+        is_wide = ("*" in each or "long long" in each for each in parameters)
+        found = [
+            "p" if wide else "f" if "float" in each else "i" for wide, each in zip(is_wide, parameters, strict=True)
+        ]
+        assert "".join(found) == sizes
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)])

@@ -19,10 +19,16 @@ from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.folded_norm import NO_NORM, FoldedNorm
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
-from realizar.backends.cuda.matmul.quantized import MatmulKernels
+from realizar.backends.cuda.matmul.quantized import MatmulKernels, input_addresses
+from realizar.backends.cuda.matmul.residual import EPILOGUE_COLUMNS, Residual
 from realizar.backends.cuda.matmul.routing import Router
 from realizar.backends.cuda.native.compiler import compile_sources
-from realizar.backends.cuda.native.experts.source import EXPERT_SIZES, expert_source
+from realizar.backends.cuda.native.experts.source import (
+    EXPERT_SIZES,
+    EXPERT_SUM_SIZES,
+    expert_source,
+    expert_sums_source,
+)
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles
 from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts, Stack
@@ -33,10 +39,12 @@ PAIR_TOKENS = 8
 """The most tokens of a step whose pairs are multiplied one by one; with more, experts are read once for several."""
 INTEGERS, FLOATS = InputFormat("int8"), InputFormat("f32")
 _WARPS, _MOST_PARTS = 24, 6  # of a multiprocessor, by registers; that share a tile's columns
+_SUM_BLOCKS, _SUM_WARPS = 2, 16  # of a multiprocessor, where a block has all of a token's experts; of such a block
 _MOST_TILED = 4  # tokens, from which on tiles stay the same
 _OUT_FEATURES, _COLUMNS = 16, 128  # of a block of Triton's kernels
 
 Key = tuple[FragmentFormat, MatvecTiles, GatedActivation | None]
+SumKey = tuple[FragmentFormat, MatvecTiles, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +124,12 @@ class ExpertsOutput:
 
     Attributes:
         per_token: experts that a token goes through. width: of an output.
+        residual_tokens: the most tokens of a step in which down adds them up, and to the stream.
     """
 
     per_token: int
     width: int
+    residual_tokens: int = 0
     bias: None = None
 
     def splits(self, tokens: int) -> int:
@@ -127,8 +137,8 @@ class ExpertsOutput:
         return self.per_token
 
     def adds_residual(self, tokens: int) -> bool:
-        """False: no single kernel has a token's whole sums."""
-        return False
+        """True if down adds to the stream; then no outputs are written."""
+        return tokens <= self.residual_tokens
 
     def partials(self, memory: torch.Tensor, tokens: int) -> torch.Tensor:
         """float32 [slots, tokens, width], a view of `memory`, which has the pairs one after the other."""
@@ -148,6 +158,7 @@ class ExpertMatmuls:
     def __init__(self, matmuls: MatmulKernels | None) -> None:
         self._matmuls = matmuls
         self._kernels: dict[Key, Kernel] = {}
+        self._sum_kernels: dict[SumKey, Kernel] = {}
         self.experts_read = ExpertsRead("cpu" if matmuls is None else matmuls.device)
 
     def ends_with_activation(self, matrices: ExpertMatrices) -> bool:
@@ -172,11 +183,50 @@ class ExpertMatmuls:
         """
         if self._matmuls is None:
             return
-        keys = {key: None for experts, matrices in mixtures for key in self._keys(experts, matrices)}
+        every = list(mixtures)
+        keys = {key: None for experts, matrices in every for key in self._keys(experts, matrices)}
         missing = [key for key in keys if key not in self._kernels]
         sources = [expert_source(*key) for key in missing]
         for key, source, cubin in zip(missing, sources, compile_sources(sources, self._matmuls.arch), strict=True):
             self._kernels[key] = Kernel(cubin, source.name, 0)
+        sums = {key: None for experts, matrices in every for key in self._sum_keys(experts, matrices)}
+        new = [key for key in sums if key not in self._sum_kernels]
+        sources = [expert_sums_source(*key) for key in new]
+        for sum_key, source, cubin in zip(new, sources, compile_sources(sources, self._matmuls.arch), strict=True):
+            self._sum_kernels[sum_key] = Kernel(cubin, source.name, 0)
+
+    def residual_tokens(self, experts: Experts, matrices: ExpertMatrices) -> int:
+        """The most tokens of a step in which `add` multiplies down; 0 where it never does.
+
+        Shared experts come after these and are added to their outputs.
+        """
+        down = matrices.down
+        if not isinstance(down, PackedExperts) or not self.ends_with_activation(matrices) or experts.shared is not None:
+            return 0
+        if down.out_features % EPILOGUE_COLUMNS or experts.experts_per_token > _WARPS:
+            return 0
+        counts = range(1, self.pair_tokens(experts, matrices) + 1)
+        return sum(self._sum_blocks(down, tokens) <= _SUM_BLOCKS for tokens in counts)
+
+    def _sum_blocks(self, stack: PackedExperts, tokens: int) -> int:
+        """Blocks of `add` that a multiprocessor has."""
+        assert self._matmuls is not None
+        return -(-stack.out_features // 16 * tokens // self._matmuls.tuning.processors)
+
+    def _sum_keys(self, experts: Experts, matrices: ExpertMatrices) -> Iterable[SumKey]:
+        for tokens in range(1, self.residual_tokens(experts, matrices) + 1):
+            assert isinstance(matrices.down, PackedExperts)
+            yield self._sum_key(matrices.down, tokens, experts.experts_per_token)
+
+    def _sum_key(self, stack: PackedExperts, tokens: int, per_token: int) -> SumKey:
+        """The kernel of `add`: warps of a block share the columns of a token's experts evenly.
+
+        They leave room for the blocks of the kernel after it, which asks for its first weights meanwhile.
+        """
+        at_once, chunks = self._sum_blocks(stack, tokens), stack.format.chunks(stack.in_features)
+        most = min(_WARPS // at_once, _SUM_WARPS) // per_token
+        parts = per_token * max(1, min(most, _MOST_PARTS, chunks // 2))
+        return stack.format, MatvecTiles(1, 1, parts, 2, max(1, min(at_once, _WARPS // parts))), per_token
 
     def _keys(self, experts: Experts, matrices: ExpertMatrices) -> Iterable[Key]:
         activation = gated_activation(experts) if self.ends_with_activation(matrices) else None
@@ -256,6 +306,37 @@ class ExpertMatmuls:
             multiply_plain_pairs[grid](*shared, width, cols, **stack.arrays, **stack.constants, **constants)
         else:
             multiply_float_pairs[grid](*shared, stack, width, cols, **constants)
+
+    def add(
+        self, stack: PackedExperts, bias: torch.Tensor | None, source: ActivationBuffer, pairs: Pairs,
+        residual: Residual, tokens: int,
+    ) -> None:  # fmt: skip
+        """Start hidden += scale * (the tokens' weighted sums of source times their experts), and begin the next norm.
+
+        Args:
+            stack: down, of as many out_features as the stream has. bias: of the stack, as in `ExpertMatrices`.
+            source: a row for each pair.
+            residual: without a bias.
+            tokens: at most `residual_tokens`.
+        """
+        assert self._matmuls is not None
+        assert residual.bias is None
+        key = self._sum_key(stack, tokens, pairs.per_token)
+        tiles, table = key[1], stack.weights if stack.table is None else stack.table
+        blocks = tiles.grid(stack.out_features, 1, 1)[0]
+        target, weight = residual.target, residual.norm_weight
+        arguments = [
+            stack.weights.data_ptr(), stack.block_scales.data_ptr(), table.data_ptr(), residual.hidden.data_ptr(),
+            0 if bias is None else bias.data_ptr(), pairs.weights.data_ptr(), pairs.chosen.data_ptr(),
+            source.codes.data_ptr(), source.terms.data_ptr(), self.experts_read.counts.data_ptr(),
+            stack.stride, stack.strips, stack.out_features, stack.format.chunks(stack.in_features), blocks,
+            residual.scale, 0 if weight is None else weight.data_ptr(),
+            *((0, 0) if target is None else input_addresses(target)),
+            residual.square_sums.data_ptr(), int(residual.square_sums.shape[1]),
+        ]  # fmt: skip
+        dependent, stream = self._matmuls.is_dependent(tokens), self._matmuls.stream(None)
+        kernel = self._sum_kernels[key]
+        kernel.launch((blocks * tokens, 1, 1), tiles.threads, arguments, EXPERT_SUM_SIZES, stream, dependent)
 
     def _launch(
         self, stack: PackedExperts, bias: torch.Tensor | None, activation: GatedActivation | None,

@@ -1,18 +1,36 @@
 // Matmuls for few tokens: integer dot products of codes with int8 activations.
 // Defined around it: TOKENS (1-7) TILES (tiles per block) PARTS (warps of a block that share a tile's columns) UNROLL
 // (chunks requested at once) BLOCKS (blocks per multiprocessor); ACTIVATION beside matvec_gated.cu where the epilogue
-// is a feed-forward's activation, RESIDUAL beside matvec_residual.cu where it is the residual add.
+// is a feed-forward's activation, RESIDUAL beside matvec_residual.cu where it is the residual add; with it PAIR_PARTS
+// where each warp has a matrix of its own and so many share one's columns, whose outputs, with their biases, are
+// multiplied by the matrix's factor.
 
 INLINE void read_biases(float (&biases)[2], const Matrix& matrix, int block_x) {
 #ifdef ACTIVATION
   const int own = block_x / 4 * 128 + block_x % 4 * 16 + threadIdx.x % 16;
   biases[0] = __ldg(matrix.bias + own);
   biases[1] = __ldg(matrix.bias + own + 64);
+#elif defined PAIR_PARTS
+  const int warp = threadIdx.x / 32, own = (block_x * TILES + warp % TILES) * 16 + threadIdx.x % 32 / 4;
+  if (warp / TILES % PAIR_PARTS || own >= matrix.out_features) return;  // of those that share columns one adds them
+  biases[0] = __ldg(matrix.bias + own);
+  biases[1] = __ldg(matrix.bias + own + 8);
 #else
   const int own = block_x * TILES * 16 + threadIdx.x % (TILES * 16);
   if (own < matrix.out_features) biases[0] = __ldg(matrix.bias + own);
 #endif
 }
+
+// How many warps share a tile's columns, which of them a warp is, and what it has of an output's sum.
+#ifdef PAIR_PARTS
+INLINE int sharing_warps(int splits) { return PAIR_PARTS; }
+INLINE int sharing_warp(int cut) { return cut % PAIR_PARTS; }
+INLINE float weighed(float sum, float bias, const Matrix& matrix) { return (sum + bias) * matrix.factor; }
+#else
+INLINE int sharing_warps(int splits) { return splits * PARTS; }
+INLINE int sharing_warp(int cut) { return blockIdx.y * PARTS + cut; }
+INLINE float weighed(float sum, float bias, const Matrix& matrix) { return sum; }
+#endif
 
 // Codes of a lane's sixteen columns of half R as bytes, four to a word.
 template <int R, bool... SIDE>
@@ -52,7 +70,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
   __shared__ float sums[PARTS][TOKENS][TILES * 16];
   __shared__ float factors[TOKENS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
-  const int slot = warp % TILES, cut = warp / TILES, parts = splits * PARTS, part = blockIdx.y * PARTS + cut;
+  const int slot = warp % TILES, cut = warp / TILES, parts = sharing_warps(splits), part = sharing_warp(cut);
 #ifdef ACTIVATION
   const int tile = (block_x / 4 * 2 + slot) * 4 + block_x % 4;  // the same of two strips, gate's and up's
 #else
@@ -170,7 +188,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     high += __shfl_xor_sync(~0u, high, 1);
     low += __shfl_xor_sync(~0u, low, 2);
     high += __shfl_xor_sync(~0u, high, 2);
-    if (t == 0) { sums[cut][m][slot * 16 + g] = low * block_scale; sums[cut][m][slot * 16 + g + 8] = high * block_scale; }
+    if (t == 0) { sums[cut][m][slot * 16 + g] = weighed(low * block_scale, biases[0], matrix); sums[cut][m][slot * 16 + g + 8] = weighed(high * block_scale, biases[1], matrix); }
   }
   if (norm.parts > 0) {
 #pragma unroll

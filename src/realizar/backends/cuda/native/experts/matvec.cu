@@ -1,21 +1,8 @@
-// The entry of the mat-vec of pairs, after matvec.cu: a block has one pair of a token and an expert, and some tiles.
-// Defined around it: ACTIVATION where gate and up, interleaved, end with the activation; the entry's declaration.
+// The entry of the mat-vec of pairs, after matvec.cu and pairs.cu: a block has one pair of a token and an expert, and
+// some tiles. Defined around it: ACTIVATION where gate and up, interleaved, end with the activation; the entry's
+// declaration.
 // With factors the matrix is down, whose kernel before has waited for the choice of experts before it let this one
 // start: experts are known, and their first weights are asked for while that kernel still works.
-
-// What a kernel before the last has written, read before the wait: never from a cache that its values may have missed.
-INLINE int load_earlier(const void* at) {
-  int r;
-  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(r) : "l"(at) : "memory");
-  return r;
-}
-
-// True if no pair before this one has its expert. Of the whole warp.
-INLINE bool is_first(const int* chosen, int pair, int expert) {
-  bool found = false;
-  for (int i = threadIdx.x % 32; i < pair; i += 32) found |= load_earlier(chosen + i) == expert;
-  return !__any_sync(~0u, found);
-}
 
 // experts_read: how many experts all launches with factors have read, each once, and how many launches there were.
 KERNEL_ENTRY(
@@ -27,10 +14,7 @@ KERNEL_ENTRY(
   if (factors == nullptr) wait_for_previous();
   const long expert = load_earlier(chosen + pair), row = pair / pairs_of_input;
   if (expert < 0) return wait_for_previous();  // what comes after waits for the kernel before through this one
-  if (factors && block_x == 0 && threadIdx.x < 32 && is_first(chosen, pair, (int)expert) && threadIdx.x == 0) {
-    atomicAdd(experts_read, 1ull);
-    if (pair == 0) atomicAdd(experts_read + 1, 1ull);
-  }
+  if (factors && block_x == 0 && threadIdx.x < 32) count_expert(chosen, pair, (int)expert, experts_read);
   const Norm norm{square_sums + row * parts, parts, inverse_width, eps};
   const Shape shape{1, chunks, 1, out_features, 0, norm};
   Matrix matrix{weights + expert * stride, block_scales + expert * strips, table};

@@ -41,7 +41,35 @@ def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation:
     parts = [define([*tiles.defines(), *epilogue_defines(activation)]), read("primitives.cu")]
     parts.extend(read(file) for file in epilogue_files("matvec", activation))
     parts.append(define(defines))
-    parts.extend((read("weights.cu"), read("matvec.cu"), read("experts/matvec.cu")))
+    parts.extend(map(read, ("weights.cu", "matvec.cu", "experts/pairs.cu", "experts/matvec.cu")))
+    return _with_entry(name, parts, tiles)
+
+
+EXPERT_SUM_SIZES = "ppppppppppp" + "iiii" + "fppppi"
+"""Of the kernel's parameters: weights, block scales, table, stream, biases, factors, chosen experts, codes and terms of
+the input, counts of experts read, bytes of an expert; strips of one, out_features, chunks, blocks of a token; the scale
+of what is added, the next norm's weight, its codes, terms and partial sums of squares, and their number."""
+
+
+def expert_sums_source(weight_format: FragmentFormat, tiles: MatvecTiles, per_token: int) -> Source:
+    """The mat-vec of all experts of a token, which adds their weighted sum to the stream; `matvec_sums.cu`.
+
+    A block in x is a token and some tiles. Otherwise as the residual-add epilogue of `matmul_source`.
+
+    Args:
+        tiles: of one token; its parts are a multiple of `per_token`.
+        per_token: experts of a token.
+    """
+    name = f"expert_sums_{format_name(weight_format)}_{per_token}"
+    pairs = [("PAIRS", str(per_token)), ("PAIR_PARTS", str(tiles.parts // per_token))]
+    parts = [define([*tiles.defines(), *epilogue_defines("residual"), *pairs]), read("primitives.cu")]
+    parts.extend(map(read, epilogue_files("matvec", "residual")))
+    parts.append(define(format_defines(weight_format)))
+    parts.extend(map(read, ("weights.cu", "matvec.cu", "experts/pairs.cu", "experts/matvec_sums.cu")))
+    return _with_entry(name, parts, tiles)
+
+
+def _with_entry(name: str, parts: Sequence[str], tiles: MatvecTiles) -> Source:
     entry = f'extern "C" __global__ void __launch_bounds__({tiles.threads}, {tiles.blocks})\n'
     return Source(name, "".join(parts).replace("KERNEL_ENTRY", f"{entry}{name}"))
 
