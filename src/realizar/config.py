@@ -62,7 +62,7 @@ class EngineConfig:
             a model whose matrices are all float32.
         context_length: maximum of prompt and output tokens of a request; None takes the model's.
         max_running: maximum of sequences in one step, up to 65,536. None takes the device's default
-            (`DEFAULT_ROWS`).
+            (`DEFAULT_ROWS`), and on a GPU fewer for a model whose states would take too much of its memory.
         block_size: tokens per KV block; a multiple of 32 on the CPU.
         max_step_tokens: token budget of one step, decodes first, then chunks of prefill. None takes the device's
             default (`DEFAULT_STEP_TOKENS`), and at least one token for each of max_running.

@@ -105,14 +105,16 @@ def choose_planned_device(wanted: str, *, memory_given: bool) -> ChosenDevice:
 
 
 def resolve_model(
-    checkpoint: Checkpoint, config: EngineConfig, device: ChosenDevice | None = None
+    checkpoint: Checkpoint, config: EngineConfig, device: ChosenDevice | None = None, memory_bytes: int | None = None
 ) -> tuple[ModelSpec, ResolvedConfig]:
     """The description of a checkpoint's model, and a configuration in which nothing is left open.
 
-    A device of `auto` is the CPU for a model that runs on no GPU.
+    A device of `auto` is the CPU for a model that runs on no GPU. On a GPU each row of a model with states takes memory
+    from the start, so that there are fewer of them by default where that is short.
 
     Args:
         device: None takes that of `config`.
+        memory_bytes: of a GPU, for the model; None is what is free now.
 
     Raises:
         UnsupportedModelError, CheckpointError, InvalidRequestError: as of `build_spec` and `check_tensors`.
@@ -123,6 +125,11 @@ def resolve_model(
     if config.device == "auto":
         chosen = _device_for(spec, chosen)
     check_tensors(spec, checkpoint)
+    if config.max_running is None and chosen.kind == "cuda" and spec.state_layers():
+        from realizar.backends.cuda.recurrences.memory import rows_within
+
+        memory = _free_on_gpu(chosen) if memory_bytes is None else memory_bytes
+        config = replace(config, max_running=rows_within(spec, config, memory - checkpoint.size_bytes))
     float32_weights = WeightTensors(spec, checkpoint).are_float32(spec.matrices())
     return spec, resolve_config(spec, config, chosen, float32_weights=float32_weights)
 
@@ -227,15 +234,20 @@ def plan_memory(
         CapacityError: the block size does not suit the device.
     """
     if config.chosen.kind == "cuda":
-        from realizar.backends.cuda.device import free_bytes as free_on_gpu
-        from realizar.backends.cuda.device import open_device
         from realizar.backends.cuda.plan import plan_memory as plan_for_gpu
 
-        free = free_on_gpu(open_device(config.chosen.index)) if free_bytes is None else free_bytes
+        free = _free_on_gpu(config.chosen) if free_bytes is None else free_bytes
         return plan_for_gpu(spec, checkpoint, config, free)
     from realizar.backends.cpu.plan import plan_memory as plan_for_cpu
 
     return plan_for_cpu(spec, checkpoint, config, free_bytes)
+
+
+def _free_on_gpu(device: ChosenDevice) -> int:
+    """Bytes of a GPU that are free now."""
+    from realizar.backends.cuda.device import free_bytes, open_device
+
+    return free_bytes(open_device(device.index))
 
 
 def plan_load(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> MemoryPlan:

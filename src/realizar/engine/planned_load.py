@@ -30,7 +30,7 @@ class PlannedLoad(msgspec.Struct, frozen=True):
     """A load whose memory is known before it.
 
     Attributes:
-        config: with the context and the KV cache that were planned.
+        config: with the context and the KV cache that were planned, and the rows of a model with states.
         num_bytes: memory of the device that the engine takes: weights, workspace, KV cache and its process.
         device: `cpu`, or `cuda:0` and so on.
         context_length: tokens of a request, prompt and output.
@@ -72,7 +72,7 @@ def plan_within(
         memory_bytes = int(plan_memory(spec, checkpoint, whole).free_bytes * _FREE_SHARE)
     length = whole.context_length
     while True:
-        spec, resolved = resolve_model(checkpoint, replace(config, context_length=length), whole.chosen)
+        spec, resolved = resolve_model(checkpoint, replace(config, context_length=length), whole.chosen, memory_bytes)
         plan = plan_memory(spec, checkpoint, resolved, memory_bytes)
         try:
             load = load_of(plan, config, resolved, spec.vocab_size)
@@ -100,8 +100,9 @@ def load_of(plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, vo
             f" of one request of {plan.contexts[-1].context_length} tokens {sizes[2]}"
             + (f", which gets {format_bytes(cache)}" if cache < one <= left else "")
         )
+    rows = resolved.max_running if plan.state_bytes else config.max_running
     return PlannedLoad(
-        replace(config, context_length=resolved.context_length, kv_cache_bytes=cache),
+        replace(config, context_length=resolved.context_length, kv_cache_bytes=cache, max_running=rows),
         fixed + cache,
         _device_name(resolved),
         resolved.context_length,

@@ -82,12 +82,12 @@ def test_sizes_of_layers() -> None:
 def test_the_line_of_a_plan() -> None:
     spec, checkpoint = random_model(CONVOLUTIONS)
     plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG))
-    assert states_lines(replace(plan, num_snapshots=123, snapshot_bytes=2_400_000)) == [
-        "states       14.3 kB a row, 123 snapshots of 2.4 MB in the KV cache"
+    assert states_lines(replace(plan, num_snapshots=123, snapshot_bytes=2_400_000), 64) == [
+        "states       14.3 kB a row of 64, 123 snapshots of 2.4 MB in the KV cache"
     ]
     on_host = replace(
         plan, num_snapshots=123, snapshot_bytes=2_400_000, num_host_snapshots=500, host_snapshot_bytes=9_750_000
     )
-    assert states_lines(on_host)[0].endswith(" 2.4 MB in the KV cache, 500 of 9.8 MB in the host's memory")
-    assert states_lines(replace(plan, num_snapshots=0)) == ["states       14.3 kB a row, no snapshots"]
-    assert states_lines(replace(plan, state_bytes=0)) == []
+    assert states_lines(on_host, 1)[0].endswith(" 2.4 MB in the KV cache, 500 of 9.8 MB in the host's memory")
+    assert states_lines(replace(plan, num_snapshots=0), 1) == ["states       14.3 kB a row of 1, no snapshots"]
+    assert states_lines(replace(plan, state_bytes=0), 1) == []

@@ -50,7 +50,7 @@ def plan_command(
     chosen = choose_planned_device(config.device, memory_given=memory is not None)
     with download_progress() as progress:
         checkpoint = open_checkpoint(resolve(model, progress))
-    spec, resolved = resolve_model(checkpoint, config, chosen)
+    spec, resolved = resolve_model(checkpoint, config, chosen, memory)
     plan = plan_memory(spec, checkpoint, resolved, memory)
     speed = known_speed(checkpoint.path, resolved) if plan.num_host_snapshots else None
     if as_json:
@@ -88,7 +88,7 @@ def _report(
         *experts,
         f"workspace    {format_bytes(plan.workspace_bytes)}{reserved}",
         f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",
-        *states_lines(plan, speed),
+        *states_lines(plan, config.max_running, speed),
         f"free memory  {format_bytes(plan.free_bytes)}{short}",
         "",
         f"{'context':>9}  {'KV cache of one':>15}  requests at once",
@@ -101,17 +101,19 @@ def _report(
     return lines
 
 
-def states_lines(plan: MemoryPlan, speed: FetchSpeed | None = None) -> list[str]:
+def states_lines(plan: MemoryPlan, max_running: int, speed: FetchSpeed | None = None) -> list[str]:
     """The lines of a model whose layers have states. Args: speed: as measured when the model was last loaded."""
     if not plan.state_bytes:
         return []
     snapshots = f"{plan.num_snapshots} snapshots of {format_bytes(plan.snapshot_bytes)} in the KV cache"
-    line = f"states       {format_bytes(plan.state_bytes)} a row, {snapshots if plan.num_snapshots else 'no snapshots'}"
+    kept = snapshots if plan.num_snapshots else "no snapshots"
     if plan.num_host_snapshots:
-        line += f", {plan.num_host_snapshots} of {format_bytes(plan.host_snapshot_bytes)} in the host's memory"
+        kept += f", {plan.num_host_snapshots} of {format_bytes(plan.host_snapshot_bytes)} in the host's memory"
+    lines = [f"states       {format_bytes(plan.state_bytes)} a row of {max_running}, {kept}"]
+    if plan.num_host_snapshots:
         measured = "as measured at the first load" if speed is None else str(speed)
-        return [line, f"{'':13}where that is faster than computing: {measured}"]
-    return [line]
+        lines.append(f"{'':13}where that is faster than computing: {measured}")
+    return lines
 
 
 def check_fits(plan: MemoryPlan) -> None:

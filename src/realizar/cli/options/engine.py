@@ -13,7 +13,8 @@ from realizar.errors import InvalidRequestError
 
 _DEFAULTS = EngineConfig()
 _MAX_RUNNING = (
-    f"maximum of answers that run at once; default {DEFAULT_ROWS['cpu']}, or {DEFAULT_ROWS['cuda']} on a GPU."
+    f"maximum of answers that run at once; default {DEFAULT_ROWS['cpu']}, or {DEFAULT_ROWS['cuda']} on a GPU,"
+    " and fewer there of a model whose states would take over a third of the memory beside its weights."
 )
 _MAX_STEP_TOKENS = (
     f"maximum of tokens computed in one step; default {DEFAULT_STEP_TOKENS['cpu']}, or {DEFAULT_STEP_TOKENS['cuda']} "

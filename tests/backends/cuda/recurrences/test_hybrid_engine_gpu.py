@@ -216,21 +216,19 @@ def test_long_prompts(name: str) -> None:
     """5,000 tokens: token by token all chunks leave the same bits, and by tiles nearly the same logits."""
     recipe, found = RECIPES[name], []
     ids = random_tokens(recipe, 5003, 3)
-    for invariant, chunks in ((True, (2048, 2048, 904)), (True, (1999, 17, 1, 2048, 65, 870)), (False, (2048, 2952))):
-        config = EngineConfig(
-            max_running=2,
-            max_step_tokens=3000,
-            kv_cache_bytes=512 << 20,
-            context_length=8192,
-            batch_invariant=invariant,
-        )
-        runner = GPURunner(*random_model(recipe), config)
-        request = runner.request(1, ids)
-        for chunk in chunks:
-            runner.step([(request, chunk)])
-        while request.computed < len(ids):
-            runner.step([(request, 1)])
-        found.append(request.values()[-40:])
+    config = EngineConfig(max_running=2, max_step_tokens=2048, kv_cache_bytes=512 << 20, context_length=8192)
+    for invariant, cuts in (
+        (True, ((2048, 2048, 904), (1999, 17, 1, 2048, 65, 870))),
+        (False, ((2048, 2048, 904),)),
+    ):
+        runner = GPURunner(*random_model(recipe), replace(config, batch_invariant=invariant))
+        for row, chunks in enumerate(cuts):
+            request = runner.request(row, ids)
+            for chunk in chunks:
+                runner.step([(request, chunk)])
+            while request.computed < len(ids):
+                runner.step([(request, 1)])
+            found.append(request.values()[-40:])
         runner.close()
     assert (found[0] == found[1]).all()
     errors = np.linalg.norm(found[2] - found[0], axis=-1) / np.linalg.norm(found[0], axis=-1)

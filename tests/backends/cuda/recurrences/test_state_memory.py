@@ -12,12 +12,14 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
+from realizar.backends import select  # noqa: E402
 from realizar.backends.cuda.attention.kv_memory import KVMemory  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device  # noqa: E402
 from realizar.backends.cuda.inspection.backend import InspectedCUDABackend  # noqa: E402
 from realizar.backends.cuda.plan import plan_memory  # noqa: E402
-from realizar.backends.cuda.recurrences.memory import slot_bytes  # noqa: E402
+from realizar.backends.cuda.recurrences.memory import rows_within, slot_bytes  # noqa: E402
 from realizar.backends.cuda.supported import SUPPORTED  # noqa: E402
+from realizar.backends.devices import ChosenDevice  # noqa: E402
 from realizar.cli.commands.plan import states_lines  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import CapacityError, UnsupportedModelError  # noqa: E402
@@ -49,10 +51,46 @@ def test_a_plan_says_what_a_load_takes() -> None:
     assert kv.size_bytes + plan.snapshot_bytes <= plan.kv_limit_bytes == 1 << 20
     longest = plan.contexts[-1]
     assert longest.num_requests == (plan.kv_limit_bytes - plan.snapshot_bytes) // longest.request_bytes
-    assert "snapshots of" in states_lines(plan)[0]
+    assert "a row of 3, " in states_lines(plan, 3)[0]
+    assert "snapshots of" in states_lines(plan, 3)[0]
     runner.close()
     none = replace(resolved(spec, checkpoint, CONFIG, "cuda"), prefix_cache=False)
     assert plan_memory(spec, checkpoint, none, 1 << 30).num_snapshots == 0
+
+
+def test_rows_by_default_leave_two_thirds_of_the_memory() -> None:
+    """As many as of other models, or half of them and so on, beside the weights; a number that is configured stays."""
+    spec, _ = random_model(RECIPE)
+    config = replace(CONFIG, device="cuda", max_running=None)
+    least = 3 * SLOT  # for one row
+    for left, rows in (
+        (1000 * least, 256),
+        (256 * least, 256),
+        (256 * least - 1, 128),
+        (9 * least, 8),
+        (0, 1),
+        (-5, 1),
+    ):
+        assert rows_within(spec, config, left) == rows
+    without = random_model(replace(RECIPE, recurrent=()))[0]
+    assert rows_within(without, config, 0) == 256
+
+
+def test_a_model_is_resolved_with_the_rows_that_its_memory_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, checkpoint = random_model(RECIPE)
+    monkeypatch.setattr(select, "build_spec", lambda *_: spec)
+    monkeypatch.setattr(select, "_free_on_gpu", lambda _: checkpoint.size_bytes + 3 * 16 * SLOT)
+    config = replace(CONFIG, device="cuda", max_running=None)
+    found = [
+        select.resolve_model(checkpoint, each, device, memory)[1].max_running
+        for each, device, memory in (
+            (config, ChosenDevice("cuda"), None),
+            (config, ChosenDevice("cuda"), checkpoint.size_bytes + 3 * 64 * SLOT),
+            (replace(config, max_running=200), ChosenDevice("cuda"), None),
+            (config, ChosenDevice("cpu"), None),
+        )
+    ]
+    assert found == [16, 64, 200, 64]
 
 
 def test_states_that_do_not_fit_are_named() -> None:

@@ -6,6 +6,7 @@ import torch
 
 from realizar.backends.cuda.recurrences.host_snapshots import HostSnapshots
 from realizar.backends.resolved_config import ResolvedConfig
+from realizar.config import DEFAULT_ROWS, EngineConfig
 from realizar.models.mixers import GatedDeltaNet, ShortConvolution
 from realizar.models.spec import ModelSpec
 from realizar.state_moves import StateMoves
@@ -19,7 +20,7 @@ def recurrent_layers(spec: ModelSpec) -> dict[int, Recurrent]:
     return {index: mixer for index, mixer in mixers if isinstance(mixer, GatedDeltaNet | ShortConvolution)}
 
 
-def ring_tokens(spec: ModelSpec, config: ResolvedConfig) -> int:
+def ring_tokens(spec: ModelSpec, config: EngineConfig) -> int:
     """Tokens whose inputs a ring keeps: those that a convolution sees, all that may be undone, and one more.
 
     A step that undoes the most reads all but that one's place, and may write the new token's there meanwhile.
@@ -42,10 +43,23 @@ def state_floats(mixer: Recurrent) -> int:
     return mixer.num_value_heads * mixer.key_size * mixer.value_size
 
 
-def slot_bytes(spec: ModelSpec, config: ResolvedConfig) -> int:
+def slot_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     """Bytes of a row's state, or of a snapshot, in all layers."""
     ring = ring_tokens(spec, config)
     return 4 * sum(state_floats(mixer) + ring * ring_width(mixer) for mixer in recurrent_layers(spec).values())
+
+
+def rows_within(spec: ModelSpec, config: EngineConfig, left_bytes: int) -> int:
+    """Rows where none are configured: as many as of any model, or the largest half, quarter and so on of them.
+
+    Args:
+        left_bytes: of the GPU beside the weights. States of all rows take a third of it at most, as they are there
+            whether or not so many sequences run, and the KV cache needs the rest.
+    """
+    rows, state = DEFAULT_ROWS["cuda"], slot_bytes(spec, config)
+    while rows > 1 and rows * state > left_bytes // 3:
+        rows //= 2
+    return rows
 
 
 class StateMemory:
