@@ -55,6 +55,8 @@ TARGET: dict[str, dict[int | str, int]] = {
     "gpt-oss-20b": {1: 900, 8: 3000, 16: 4500, 64: 13000, 256: 26000, "prefill": 35000},
     "gpt-oss-120b": {1: 600, 64: 3400},
     "qwen2.5-1.5b": {1: 1500},
+    "qwen3.6-35b-a3b": {1: 700, 8: 2500, 16: 3600, 64: 7000, 256: 12000, "prefill": 24000},
+    "qwen3.6-27b": {1: 200, 8: 1200, 16: 1700, 64: 3600, 256: 4800, "prefill": 9000},
 }
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
 
