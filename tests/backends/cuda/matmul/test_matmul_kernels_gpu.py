@@ -161,6 +161,31 @@ def test_routes_multiply(ggml_type: GGMLType, invariant: bool) -> None:
         assert relative_error(matmuls, matrix, exact, tokens, config) < _TOLERANCE
 
 
+@pytest.mark.parametrize("ggml_type", FAMILIES, ids=lambda ggml_type: ggml_type.name)
+def test_blocks_that_add_parts_give_the_bits_of_splits_added_later(matmuls: MatmulKernels, ggml_type: GGMLType) -> None:
+    """By tiles of many tokens and of few, with outputs that leave through shared memory and such that do not."""
+    if matmuls.capability != (9, 0):
+        pytest.skip("the Hopper kernel runs on compute capability 9.0 alone")
+    half = ActivationFormat("half", 128)
+    for rows, parts, chunks in ((640, 4, 6), (152, 3, 4), (256, 2, 12)):
+        matrix, exact = random_matrix(ggml_type, rows, 64 * parts * chunks, parts, False)
+        summing = MatmulConfig(WgmmaTiles(128, 2, 2, 3, 1, 1, 1, parts), half, 1)
+        for tokens in (1, 128, 300):
+            assert relative_error(matmuls, matrix, exact, tokens, summing, random_norm(tokens, 8)) < _TOLERANCE
+            x = torch.randn(tokens, matrix.in_features, device="cuda")
+            activations = replace(written(matmuls, x, half), norm=random_norm(tokens, 8))
+            sums = torch.full((1, tokens, rows), torch.nan, device="cuda")
+            matmuls.launch(matrix, activations, sums, tokens, summing)
+            splits = torch.full((parts, tokens, rows), torch.nan, device="cuda")
+            matmuls.launch(
+                matrix, activations, splits, tokens, MatmulConfig(WgmmaTiles(128, 2, 2, 4, 1, 1), half, parts)
+            )
+            total = splits[0]
+            for split in splits[1:]:
+                total = total + split
+            assert torch.equal(sums[0], total)
+
+
 @pytest.mark.parametrize("second", [GGMLType.Q6_K, GGMLType.Q3_K, GGMLType.IQ4_XS])
 def test_matrices_of_two_formats_share_a_grid(matmuls: MatmulKernels, second: GGMLType) -> None:
     cols = 1024

@@ -130,6 +130,14 @@ def test_warpgroups_that_take_turns_keep_their_sums_in_registers(ggml_type: GGML
     check_registers([matmul_source([form_of(ggml_type)], tiles) for tiles in IN_TURN], IN_TURN, "sm_90a", tmp_path)
 
 
+SUMMED = (WgmmaTiles(128, 2, 2, 3, 1, 1, 1, 4), WgmmaTiles(128, 2, 2, 3, 1, 1, 1, 3))
+
+
+@pytest.mark.parametrize("ggml_type", [GGMLType.Q6_K, *(pytest.param(t, marks=pytest.mark.full) for t in FAMILIES)])
+def test_blocks_that_add_parts_keep_their_sums_in_registers(ggml_type: GGMLType, tmp_path: Path) -> None:
+    check_registers([matmul_source([form_of(ggml_type)], tiles) for tiles in SUMMED], SUMMED, "sm_90a", tmp_path)
+
+
 def test_floats_keep_their_sums_in_registers(tmp_path: Path) -> None:
     check_registers([matmul_source([FLOATS], tiles, "silu") for tiles in WGMMA_GATED], WGMMA_GATED, "sm_90a", tmp_path)
 

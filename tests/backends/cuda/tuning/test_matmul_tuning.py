@@ -136,10 +136,15 @@ def test_activation_epilogues_keep_measured_tiles() -> None:
 
 def test_fixed_splits_depend_on_the_shape_alone() -> None:
     for tuning, form, (out_features, cols) in itertools.product(DEVICES.values(), set(FORMS.values()), SHAPES):
-        choices = [fixed_tiling(tuning, tokens, out_features, cols, form) for tokens in (1, 8, 33, 64, 128, 999)]
-        assert len({choice.splits for choice in choices}) == 1
+        choices = [fixed_tiling(tuning, tokens, out_features, cols, form) for tokens in (1, 8, 33, 64, 128, 999, 2048)]
+        assert len({parts_of(choice) for choice in choices}) == 1
         steps = {choice.tiles.step for choice in choices if isinstance(choice.tiles, WgmmaTiles)}
         assert steps <= {1} or all(form.chunks(cols) % (choices[0].splits * step) == 0 for step in steps)
+
+
+def parts_of(choice: Tiling) -> int:
+    """Parts of the columns, whoever adds them."""
+    return choice.splits * (choice.tiles.summed if isinstance(choice.tiles, WgmmaTiles) else 1)
 
 
 def test_fixed_order_fills_a_card_with_few_tokens_and_with_many() -> None:
@@ -148,10 +153,28 @@ def test_fixed_order_fills_a_card_with_few_tokens_and_with_many() -> None:
         for tokens in (1, 8, 32, 64, 128, 256, 2048):
             choice = fixed_tiling(tuning, tokens, out_features, cols, form)
             x, y, z = choice.tiles.grid(out_features, choice.splits, -(-tokens // choice.tiles.tokens))
-            assert choice.splits == parts
+            assert parts_of(choice) == parts
             assert x * y * z >= 0.7 * tuning.processors
     assert is_gated(tuning, 28672, 4096, form)
     assert not is_gated(tuning, 2048, 4096, form)
+
+
+def test_blocks_add_their_parts_where_they_fill_the_card_as_evenly() -> None:
+    tuning, form = DEVICES["NVIDIA H200"], FORMS[GGMLType.Q4_K]
+
+    def summed(tokens: int, out_features: int, cols: int, *beside: FragmentFormat) -> int:
+        choice = fixed_tiling(tuning, tokens, out_features, cols, form, beside)
+        assert isinstance(choice.tiles, WgmmaTiles)
+        assert tuning.shrunk(choice.tiles, [form, *beside]) == choice.tiles
+        assert choice.splits == 1 or choice.tiles.summed == 1
+        return choice.tiles.summed
+
+    # 32, 128 and 144 blocks, which need twice the time of 132, then 208 and 256
+    assert [summed(tokens, 4096, 14336) for tokens in (256, 1024, 1152, 1664, 2048)] == [1, 4, 1, 4, 4]
+    assert summed(2048, 6144, 4096, FORMS[GGMLType.Q6_K]) == 4
+    assert summed(2048, 28672, 4096) == 1  # it has one part
+    assert summed(2048, 4096, 64 * 60) == 1  # parts would have odd numbers of chunks
+    assert summed(2048, 6144, 4096, FLOATS) == 1  # sums and their ring have no room beside each other
 
 
 def test_warpgroups_take_turns_where_decoding_takes_most_of_the_time() -> None:

@@ -4,11 +4,14 @@ A matrix's columns are cut into splits by its shape alone, and every tile multip
 order into one accumulator. The consumer adds the splits in ascending order. So tiles may follow the number of tokens,
 and a token's sums have the same bits in all of them, as long as one kind of instruction multiplies: wgmma's columns of
 tokens do not see each other, nor do those of mma.sync, but the two round differently. Where few tokens leave time to
-decode alone, several warpgroups take a split's stages in turn and hand the accumulator on, in the same order.
+decode alone, several warpgroups take a split's stages in turn and hand the accumulator on, in the same order. Where
+many tokens fill the device without splits, a block multiplies them all and adds them itself, as the consumer would.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
@@ -26,6 +29,8 @@ _RINGS = {
 """Stages, step and blocks of tiles by their strips and warpgroups, largest first, by the tokens of a block."""
 _MOST_IN_TURN, _MOST_BY_THREE = 32, 16  # tokens of a block whose stages two warpgroups take in turn, or three
 _LONG = 32  # chunks of a split, from which on three are worth their room
+_SUMMED_STAGES = 3  # of the ring of a block that adds splits, whose sums take most of its shared memory
+_EDGES = 1.2  # what a block of one split costs beside its matrix instructions, as a factor: its begin, end and sums
 
 
 def fixed_splits(tuning: DeviceTuning, out_features: int, chunks: int) -> int:
@@ -35,9 +40,14 @@ def fixed_splits(tuning: DeviceTuning, out_features: int, chunks: int) -> int:
 
 
 def fixed_tiling(
-    tuning: DeviceTuning, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat
-) -> Tiling:
-    """The tiles of a step of `tokens`, and the splits, which depend on the shape alone."""
+    tuning: DeviceTuning, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat,
+    beside: Sequence[FragmentFormat] = (),
+) -> Tiling:  # fmt: skip
+    """The tiles of a step of `tokens`, and the splits; those times `tiles.summed` depend on the shape alone.
+
+    Args:
+        beside: formats of matrices that run in the same grid.
+    """
     chunks, block_tokens = weight_format.chunks(cols), tuning.block_tokens(tokens)
     splits = fixed_splits(tuning, out_features, chunks)
     if not tuning.wgmma:
@@ -55,10 +65,31 @@ def fixed_tiling(
     while step > 1 and chunks % (splits * step):  # a stage lies in one split
         step //= 2
     tiles = WgmmaTiles(block_tokens, strips, groups, stages, step, blocks)
+    summing = replace(tiles, stages=_SUMMED_STAGES, summed=splits)
+    if _is_summed(tuning, tokens, out_features, chunks, summing, (weight_format, *beside)):
+        return Tiling(summing, 1)
     fits_at_once = -(-out_features // BLOCK) * launched <= blocks * tuning.processors
     if (strips, groups, step) == (1, 1, 2) and fits_at_once and not weight_format.is_float:
         tiles = replace(tiles, turns=_turns(block_tokens, chunks // splits))
     return Tiling(tuning.shrunk(tiles, [weight_format]), splits)
+
+
+def _is_summed(
+    tuning: DeviceTuning, tokens: int, out_features: int, chunks: int, tiles: WgmmaTiles,
+    weight_formats: Sequence[FragmentFormat],
+) -> bool:  # fmt: skip
+    """True if blocks of the largest tiles may add their `tiles.summed` splits, and take no longer than one each."""
+    is_largest = (tiles.tokens, tiles.strips, tiles.groups) == (128, 2, 2)
+    if (
+        not is_largest
+        or tiles.summed == 1
+        or chunks % (2 * tiles.summed)
+        or tuning.shrunk(tiles, weight_formats) != tiles
+    ):
+        return False
+    x, _, z = tiles.grid(out_features, 1, -(-tokens // tiles.tokens))
+    rounds = x * z / tuning.processors
+    return math.ceil(rounds) * tiles.summed <= _EDGES * math.ceil(rounds * tiles.summed)
 
 
 def _turns(block_tokens: int, chunks: int) -> int:

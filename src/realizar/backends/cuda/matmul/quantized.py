@@ -171,8 +171,9 @@ class MatmulKernels:
         """Choose for segments of one merged output: all run as the largest does, with its splits."""
         activation_format = self.activation_format(tokens, any(matrix.format.is_float for matrix in matrices))
         largest = max(matrices, key=lambda matrix: matrix.out_features)
-        tiling = self._choose(tokens, activation_format, largest, sum(matrix.out_features for matrix in matrices))
         weight_formats = tuple(matrix.format for matrix in matrices)
+        out_features = sum(matrix.out_features for matrix in matrices)
+        tiling = self._choose(tokens, activation_format, largest, out_features, weight_formats)
         tiles = self.tuning.shrunk(tiling.tiles, weight_formats)
         splits = min(tiling.splits, min(matrix.format.chunks(matrix.in_features) for matrix in matrices))
         return [MatmulConfig(tiles, activation_format, splits, self.is_dependent(tokens)) for _ in matrices]
@@ -182,13 +183,15 @@ class MatmulKernels:
         return self.capability >= (9, 0) and self.tuning.dependent(tokens)
 
     def _choose(
-        self, tokens: int, activation_format: ActivationFormat, matrix: PackedMatrix, out_features: int
-    ) -> Tiling:
-        """Choose tiles and splits for a matrix's format and columns, and `out_features`."""
+        self, tokens: int, activation_format: ActivationFormat, matrix: PackedMatrix, out_features: int,
+        weight_formats: WeightFormats,
+    ) -> Tiling:  # fmt: skip
+        """Choose tiles and splits for a matrix's format and columns, and `out_features` of all `weight_formats`."""
         if activation_format.kind == "int8":
             return self.tuning.few_tokens(tokens, out_features, matrix.in_features, matrix.format)
-        choose = fixed_tiling if self.batch_invariant else DeviceTuning.many_tokens
-        return choose(self.tuning, tokens, out_features, matrix.in_features, matrix.format)
+        if self.batch_invariant:
+            return fixed_tiling(self.tuning, tokens, out_features, matrix.in_features, matrix.format, weight_formats)
+        return self.tuning.many_tokens(tokens, out_features, matrix.in_features, matrix.format)
 
     def runs_epilogue(self, matrix: PackedMatrix, config: MatmulConfig) -> bool:
         """True if a config has an epilogue, and its kernel was not refused."""

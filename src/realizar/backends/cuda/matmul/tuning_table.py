@@ -60,8 +60,8 @@ class Line:
     ms: float
 
     def to_json(self) -> list[Any]:
-        """[tokens, out_features, cols, kind, the tiles' numbers, splits, ms]. No tiles of a table take turns."""
-        names = [field.name for field in fields(self.tiles) if field.name not in ("kind", "turns")]
+        """[tokens, out_features, cols, kind, the tiles' numbers, splits, ms]; such tiles have no turns and parts."""
+        names = [field.name for field in fields(self.tiles) if field.name not in ("kind", "turns", "summed")]
         numbers = [getattr(self.tiles, name) for name in names]
         return [self.tokens, self.out_features, self.cols, self.tiles.kind, numbers, self.splits, round(self.ms, 5)]
 

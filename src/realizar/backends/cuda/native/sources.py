@@ -78,6 +78,8 @@ class WgmmaTiles:
         blocks: per multiprocessor.
         turns: warpgroups of a group, which decode its stages in turn, for few tokens: 1 to `stages`. With several every
             split must have whole stages, and there is no gated epilogue.
+        summed: parts of the columns that a block adds in order, each of as many chunks, an even number. With several
+            `turns` and `step` are 1, the launch has one split, and there is no gated epilogue.
     """
 
     tokens: int
@@ -87,6 +89,7 @@ class WgmmaTiles:
     step: int
     blocks: int
     turns: int = 1
+    summed: int = 1
 
     kind: Literal["wgmma"] = "wgmma"
 
@@ -103,16 +106,17 @@ class WgmmaTiles:
     def shared_bytes(self, weight_format: FragmentFormat) -> int:
         """Dynamic shared memory of a block."""
         weights = self.groups * self.strips * (self.step * weight_format.block_bytes + weight_format.super_bytes)
-        sums = self.groups * self.strips * self.tokens * 256 if self.turns > 1 else 0
+        sums = self.groups * self.strips * self.tokens * 256 if self.turns > 1 or self.summed > 1 else 0
         return self.stages * (weights + self.step * self.tokens * 128) + sums
 
     def grid(self, out_features: int, splits: int, token_blocks: int) -> tuple[int, int, int]:
         return -(-out_features // (64 * self.strips * self.groups)), splits, token_blocks
 
     def defines(self) -> list[tuple[str, str]]:
-        names = ("TOKENS", "STRIPS", "GROUPS", "TURNS", "STAGES", "STEP", "BLOCKS", "REGISTERS")
+        names = ("TOKENS", "STRIPS", "GROUPS", "TURNS", "SUMMED", "STAGES", "STEP", "BLOCKS", "REGISTERS")
         values = (
-            self.tokens, self.strips, self.groups, self.turns, self.stages, self.step, self.blocks, self.registers
+            self.tokens, self.strips, self.groups, self.turns, self.summed, self.stages, self.step, self.blocks,
+            self.registers,
         )  # fmt: skip
         count = self.tokens // 2
         accumulators = ", ".join(f"%{i}" for i in range(count))

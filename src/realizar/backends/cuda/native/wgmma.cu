@@ -1,9 +1,10 @@
 // Matmuls for 8 tokens to whole prompts on compute capability 9.0a: weights become the tensor cores' A operand in
 // registers, activations are their B operand in shared memory. One producer warp copies blocks into a ring of stages.
 // Defined around it: TOKENS (of a block: 8-256) STRIPS (of 64 output features, per warpgroup) GROUPS (of consumer
-// warpgroups, each with strips of its own) TURNS (warpgroups of a group, which take its stages in turn) STAGES STEP
-// (chunks per stage: 1, 2 or 4) BLOCKS (per multiprocessor) REGISTERS (per consumer thread, or 0), and ACTIVATION
-// beside wgmma_gated.cu for the gated epilogue.
+// warpgroups, each with strips of its own) TURNS (warpgroups of a group, which take its stages in turn) SUMMED (parts
+// of the columns, each with products of its own, that a block adds in order) STAGES STEP (chunks per stage: 1, 2 or 4)
+// BLOCKS (per multiprocessor) REGISTERS (per consumer thread, or 0), and ACTIVATION beside wgmma_gated.cu for the gated
+// epilogue.
 
 constexpr int STRIP_STAGE = STEP * BLOCK_BYTES + SUPER_BYTES;
 constexpr int WEIGHTS_STAGE = GROUPS * STRIPS * STRIP_STAGE;
@@ -16,6 +17,7 @@ constexpr bool STAGED_OUT = TOKENS >= 128 && GROUPS * STRIPS >= 4 && GROUPS * OU
 constexpr int SUMS = STRIPS * TOKENS / 2;         // of a thread
 constexpr int CONSUMERS = GROUPS * TURNS * 128;  // threads
 constexpr int HANDED = TURNS > 1 ? TURNS * GROUPS * 4 : 0;
+static_assert(SUMMED == 1 || (STEP == 1 && TURNS == 1));
 
 // The producer warp: copies `count` chunks from `first` on of the block's strips, and of its tokens, into the ring.
 INLINE void fill_ring(const char* weights, int chunks, int strip0, int strips, int first, int count, int stages, int lane,
@@ -108,6 +110,52 @@ INLINE void multiply_in_turn(float (&c)[STRIPS][TOKENS / 2], int stages, int gro
   }
 }
 
+// Adds a part's products to those of the parts before it, which a thread keeps behind the ring, as the next kernel
+// would add the sums of splits: rounded after the scale and after each addition. The last part's sums stay in `c`.
+INLINE void add_part(float (&c)[STRIPS][TOKENS / 2], int part, const float (&strip_scales)[STRIPS], const float* scales,
+                     int t, u32 base) {
+  if (part == 0) asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory");  // all scales are there
+  float4* kept = (float4*)__cvta_shared_to_generic(base + STAGES * STAGE_BYTES) + threadIdx.x;
+#pragma unroll
+  for (int e = 0; e < SUMS; e += 4) {
+    const int i = e / (TOKENS / 2), m = e % (TOKENS / 2) / 4;
+    float* of = &c[i][m * 4];
+    const float first = strip_scales[i] * scales[m * 8 + t * 2], second = strip_scales[i] * scales[m * 8 + t * 2 + 1];
+    float4 sum = make_float4(__fmul_rn(of[0], first), __fmul_rn(of[1], second),
+                             __fmul_rn(of[2], first), __fmul_rn(of[3], second));
+    float4& before = kept[e / 4 * CONSUMERS];
+    if (part > 0) {
+      const float4 b = before;
+      sum = make_float4(__fadd_rn(b.x, sum.x), __fadd_rn(b.y, sum.y), __fadd_rn(b.z, sum.z), __fadd_rn(b.w, sum.w));
+    }
+    const bool is_last = part + 1 == SUMMED;
+    if (!is_last) before = sum;
+    of[0] = is_last ? sum.x : 0.f;
+    of[1] = is_last ? sum.y : 0.f;
+    of[2] = is_last ? sum.z : 0.f;
+    of[3] = is_last ? sum.w : 0.f;
+  }
+}
+
+// Multiplies `count` chunks by steps of one. With several parts, of equal, even numbers of chunks, `end_part` takes in
+// the products of each.
+template <class Step, class EndPart>
+INLINE void multiply_chunks(u32 (&a)[2][STRIPS][4][4], int count, const Step& step, const EndPart& end_part) {
+  if constexpr (SUMMED == 1) {
+    int k = 0;
+    for (; k + 1 < count; k += 2) { step(k, a[0]); step(k + 1, a[1]); }
+    if (k < count) step(k, a[0]);
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  } else {
+#pragma unroll 1
+    for (int part = 0; part < SUMMED; part++) {
+      for (int k = 0; k < count / SUMMED; k += 2) { step(k, a[0]); step(k + 1, a[1]); }
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      end_part(part);
+    }
+  }
+}
+
 INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_x, const char* values, const float* token_scales) {
   const float* block_scales = matrix.block_scales;
   const void* table = matrix.table;
@@ -193,10 +241,10 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
         if (++slot == STAGES) { slot = 0; parity ^= 1; }
       }
     };
-    int k = 0;
-    for (; k + 1 < count; k += 2) { step(k, a[0]); step(k + 1, a[1]); }
-    if (k < count) step(k, a[0]);
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    multiply_chunks(a, count, step, [&](int part) {
+      if (lane == 0) barrier_arrive(empty + previous * 8);
+      add_part(c, part, strip_scales, scales, t, base);
+    });
   } else {
     multiply_in_turn(c, stages, group, turn, tile, lane, full, base, read_strips, multiply_chunk);
     if (turn != (stages - 1) % TURNS) {
@@ -225,7 +273,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
       for (int m = 0; m < TOKENS / 8; m++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-          const float scale = block_scale * scales[m * 8 + t * 2 + e];
+          const float scale = SUMMED > 1 ? 1.f : block_scale * scales[m * 8 + t * 2 + e];
           to[(m * 8 + e) * OUT_PITCH] = c[i][m * 4 + e] * scale;
           to[(m * 8 + e) * OUT_PITCH + 8] = c[i][m * 4 + 2 + e] * scale;
         }
@@ -244,7 +292,7 @@ INLINE void multiply_matrix(const Matrix& matrix, const Shape& shape, int block_
     for (int m = 0; m < TOKENS / 8; m++) {
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        const float scale = block_scale * scales[m * 8 + t * 2 + e];
+        const float scale = SUMMED > 1 ? 1.f : block_scale * scales[m * 8 + t * 2 + e];
         if (token0 + m * 8 + e < tokens) {
           if (feature < out_features) to[(long)e * token_stride] = c[i][m * 4 + e] * scale;
           if (feature + 8 < out_features) to[(long)e * token_stride + 8] = c[i][m * 4 + 2 + e] * scale;
