@@ -57,6 +57,31 @@ class TokenLogprobs(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotUse:
+    """Snapshots of states that a choice of a model with a state started from, and left, until its prompt was read.
+
+    Attributes:
+        restored: starts from one, also after a preemption. fetched: those of them from the host's memory.
+        taken: new ones. dropped: others that were given up for those.
+    """
+
+    restored: int = 0
+    fetched: int = 0
+    taken: int = 0
+    dropped: int = 0
+
+    def plus(self, other: SnapshotUse) -> SnapshotUse:
+        """Those of both."""
+        return SnapshotUse(
+            self.restored + other.restored, self.fetched + other.fetched, self.taken + other.taken,
+            self.dropped + other.dropped,
+        )  # fmt: skip
+
+
+NO_SNAPSHOTS = SnapshotUse()
+
+
 @dataclass(slots=True)  # one a row and step: frozen it would take four times as long to make
 class TokenOutput:
     """The output of one step for one choice of a request.
@@ -68,6 +93,7 @@ class TokenOutput:
         finish_reason, stop_token_id: set with the last output of the choice.
         scheduled_s, produced_s: of `time.monotonic`: when the choice first entered a step, and when this one ended.
         num_cached_tokens: prompt tokens that the choice found in the prefix cache when it first entered a step.
+        snapshots: that the choice used by now.
         pooled: float32 values [hidden_size]; with the last output of a pooled request.
         error: the reason why the whole request ended without its output; no output of any choice follows.
     """
@@ -84,6 +110,7 @@ class TokenOutput:
     num_cached_tokens: int = 0
     pooled: tuple[float, ...] | None = None
     error: RowError | None = None
+    snapshots: SnapshotUse = NO_SNAPSHOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +200,7 @@ class RequestOutput:
         prompt_logprobs: per prompt token, the first None; None where not asked for.
         outputs: the choices, by index.
         num_cached_tokens: prompt tokens that the first choice found in the prefix cache.
+        snapshots: that all choices used.
         pooled: float32 values [hidden_size], of a pooled request.
     """
 
@@ -184,6 +212,7 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     num_cached_tokens: int = 0
     pooled: tuple[float, ...] | None = None
+    snapshots: SnapshotUse = NO_SNAPSHOTS
 
     @property
     def num_generated_tokens(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from realizar.logprob_columns import LogprobColumns
-from realizar.outputs import FinishReason, RowError
+from realizar.outputs import NO_SNAPSHOTS, FinishReason, RowError, SnapshotUse
 
 _NUMBER_BYTES = 8
 _COUNT_BYTES = _TOKEN_BYTES = 4
@@ -21,6 +21,7 @@ class ChoiceStart:
         number: never used twice by one engine.
         scheduled_s: of `time.monotonic`: when the choice first entered a step.
         num_cached_tokens: prompt tokens that it found in the prefix cache then.
+        snapshots: of states, that it used until then.
     """
 
     number: int
@@ -28,6 +29,7 @@ class ChoiceStart:
     choice: int
     scheduled_s: float
     num_cached_tokens: int = 0
+    snapshots: SnapshotUse = NO_SNAPSHOTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ def token_output(sequence: Sequence, gain: Gain, result: RowOutput, now_s: float
         finish_reason=finish,
         stop_token_id=gain.stop_token_id,
         num_cached_tokens=sequence.num_cached_tokens,
+        snapshots=sequence.snapshots,
         pooled=None if finish is None or result.pooled is None else tuple(result.pooled.tolist()),
     )
 
@@ -35,7 +36,7 @@ def plain_output(
     """The output of a step that gave a sequence tokens, maybe their log-probabilities, and nothing else."""
     started_s = now_s if sequence.scheduled_s is None else sequence.scheduled_s
     output = TokenOutput(sequence.request.request_id, sequence.choice, token_ids, started_s, now_s, logprobs)
-    output.num_cached_tokens = sequence.num_cached_tokens
+    output.num_cached_tokens, output.snapshots = sequence.num_cached_tokens, sequence.snapshots
     return output
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery, OpenedRow, ScheduledRow
 from realizar.kv_cache.block_keys import BlockKeys
-from realizar.outputs import FinishReason
+from realizar.outputs import NO_SNAPSHOTS, FinishReason
 from realizar.request import Request
 from realizar.scheduler.row_table import RowTable
 
@@ -38,6 +38,7 @@ class Sequence:
         num_queried: prompt positions whose log-probabilities have been asked for.
         places: numbers of tokens, ascending and not computed yet, after each of which a snapshot is to be taken.
         num_cached_tokens: prompt tokens found in the prefix cache when it first entered a step.
+        snapshots: that it started from, and left.
     """
 
     def __init__(self, sequence_id: int, request: Request, choice: int, keys: BlockKeys, table: RowTable) -> None:
@@ -52,6 +53,7 @@ class Sequence:
         self.running = False
         self.num_queried = self.num_cached_tokens = 0
         self.places: tuple[int, ...] = ()
+        self.snapshots = NO_SNAPSHOTS
         self.scheduled_s: float | None = None
         self._table = table
         self._history = np.array(request.prompt_token_ids, np.int32)  # while it has no row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.kv_cache.snapshot_tiers import Taken
+from realizar.outputs import SnapshotUse
 from realizar.scheduler.plan import Plan
 from realizar.scheduler.sequence import Sequence
 from realizar.scheduler.snapshot_places import SnapshotPlaces
@@ -43,9 +44,11 @@ class StateCopies:
             if prefix.snapshot is not None:
                 self._cache.restore_snapshot(prefix.snapshot)
                 copies.restored.append((sequence.own_row, prefix.snapshot))
+                sequence.snapshots = sequence.snapshots.plus(SnapshotUse(restored=1))
             elif prefix.host_snapshot is not None:
                 self._cache.fetch_snapshot(prefix.host_snapshot)
                 copies.fetched.append((sequence.own_row, prefix.host_snapshot))
+                sequence.snapshots = sequence.snapshots.plus(SnapshotUse(restored=1, fetched=1))
         for row, host_snapshot in copies.fetched:
             copies.add(copies.kept, row, self._cache.keep_fetched(host_snapshot))
         for sequence in plan.tokens:
@@ -53,7 +56,11 @@ class StateCopies:
                 place, *later = sequence.places
                 sequence.places = tuple(later)
                 client = sequence.request.client
+                dropped = self._cache.snapshot_counts.dropped
                 new = self._cache.take_snapshot(sequence.keys, sequence.token_ids, place, client)
+                dropped = self._cache.snapshot_counts.dropped - dropped
+                use = SnapshotUse(taken=int(new is not None), dropped=dropped)
+                sequence.snapshots = sequence.snapshots.plus(use)
                 copies.add(copies.taken, sequence.own_row, new)
         return copies.moves()
 

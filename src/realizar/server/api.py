@@ -7,7 +7,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
@@ -106,11 +106,15 @@ def note(request: Request, **notes: Any) -> None:
 
 
 def timing_notes(output: RequestOutput | None) -> dict[str, float]:
-    """The times of a finished request, for its line in the log; empty if it has no output."""
+    """The times of a finished request, for its line in the log, and the snapshots of states that it used, if any.
+
+    Empty if it has no output.
+    """
     if output is None:
         return {}
-    timings = output.timings
-    return {"queue_s": timings.queue_s, "first_token_s": timings.first_token_s - timings.arrival_s}
+    timings, used = output.timings, asdict(output.snapshots)
+    times = {"queue_s": timings.queue_s, "first_token_s": timings.first_token_s - timings.arrival_s}
+    return times | {f"snapshots_{name}": count for name, count in used.items() if count}
 
 
 def replica_notes(streams: Iterable[AsyncStream]) -> dict[str, str]:

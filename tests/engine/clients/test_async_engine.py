@@ -27,6 +27,7 @@ from realizar.errors import (
     RealizarError,
     RequestFailedError,
 )
+from realizar.outputs import SnapshotUse
 from realizar.sampling_params import SamplingParams
 from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
@@ -88,9 +89,12 @@ def test_conversations_start_after_the_messages_of_others() -> None:
         await engine.start()
         await asyncio.wait_for(engine.wait_ready(), HANG_S)
         sampling = replace(GREEDY, ignore_eos=True)
-        for user, cached in (((40, 41, 42), 0), ((50, 51, 52, 53, 54), 28)):
-            stream = await engine.generate((*range(30), 96, *user, 96, 95), sampling)
-            assert (await stream.result()).num_cached_tokens == cached
+        for user, cached, used in (
+            ((40, 41, 42), 0, SnapshotUse(taken=2)),
+            ((50, 51, 52, 53, 54), 28, SnapshotUse(restored=1, taken=1)),
+        ):
+            output = await (await engine.generate((*range(30), 96, *user, 96, 95), sampling)).result()
+            assert (output.num_cached_tokens, output.snapshots) == (cached, used)
         stats = await engine.stats()
         assert (stats.snapshots_taken, stats.snapshots_restored, stats.snapshots_dropped) == (3, 1, 0)
         assert stats.num_snapshots == 3

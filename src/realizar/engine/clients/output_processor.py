@@ -12,7 +12,7 @@ from realizar.engine.clients.growing_choice import GrowingChoice, GrowingText
 from realizar.engine.clients.output_errors import error_of
 from realizar.errors import RealizarError
 from realizar.logprob_columns import GrowingLogprobs
-from realizar.outputs import RequestOutput, Timings
+from realizar.outputs import NO_SNAPSHOTS, RequestOutput, SnapshotUse, Timings
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas, StepLogprobs
@@ -47,6 +47,7 @@ class _Open:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     pooled: tuple[float, ...] | None = None
+    snapshots: SnapshotUse = NO_SNAPSHOTS
 
 
 class OutputProcessor:
@@ -160,6 +161,7 @@ class OutputProcessor:
             entry.scheduled_s = start.scheduled_s
         if entry.first_token_s is None:
             self._first_wanted[start.number] = entry
+        entry.snapshots = entry.snapshots.plus(start.snapshots)
         if choice.index == 0:
             for each in entry.choices:
                 each.num_cached_tokens = start.num_cached_tokens
@@ -217,5 +219,6 @@ def _output_of(entry: _Open, now_s: float) -> RequestOutput:
         ),
         prompt_logprobs=None if sampling.prompt_logprobs is None else (None, *scored),
         num_cached_tokens=entry.choices[0].num_cached_tokens,
+        snapshots=entry.snapshots,
         pooled=entry.pooled,
     )

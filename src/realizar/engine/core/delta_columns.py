@@ -90,9 +90,8 @@ class DeltaColumns:
 
     def _start(self, output: TokenOutput, starts: list[ChoiceStart]) -> int:
         number = self._numbers.setdefault(output.request_id, {})[output.choice] = next(self._next)
-        starts.append(
-            ChoiceStart(number, output.request_id, output.choice, output.scheduled_s, output.num_cached_tokens)
-        )
+        cached, snapshots = output.num_cached_tokens, output.snapshots
+        starts.append(ChoiceStart(number, output.request_id, output.choice, output.scheduled_s, cached, snapshots))
         return number
 
 
