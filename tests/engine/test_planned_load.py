@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def test_an_engine_takes_what_was_planned_for_it(checkpoint: Checkpoint) -> None
         assert capacity.weight_bytes + capacity.kv_cache_bytes < load.num_bytes
     finally:
         core.close()
+
+
+def test_snapshots_beside_the_cache_of_a_cpu_are_part_of_its_load(checkpoint: Checkpoint) -> None:
+    spec, resolved = resolve_model(checkpoint, CPU)
+    plan = plan_memory(spec, checkpoint, resolved, MEMORY)
+    config = replace(CPU, kv_cache_bytes=plan.contexts[-1].request_bytes)
+    beside = replace(plan, num_host_snapshots=1, host_snapshot_bytes=1000)
+    without, with_one = (load_of(each, config, resolved, spec.vocab_size).num_bytes for each in (plan, beside))
+    assert with_one == without + 1000
+    on_gpu = replace(beside, device="cuda"), replace(plan, device="cuda")
+    assert len({load_of(each, config, resolved, spec.vocab_size).num_bytes for each in on_gpu}) == 1
 
 
 def test_a_context_that_does_not_fit_is_halved_unless_it_is_configured(checkpoint: Checkpoint) -> None:

@@ -89,6 +89,7 @@ def load_of(plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, vo
     on_gpu = plan.device == "cuda"
     process = _CONTEXT_BYTES if on_gpu else _PROCESS_BYTES + _BYTES_PER_WORD * vocab_size
     fixed = plan.needed_bytes + plan.reserved_bytes + process
+    fixed += 0 if on_gpu else plan.host_snapshot_bytes  # the pool of a GPU is its own memory
     one, left = plan.contexts[-1].request_bytes, max(plan.free_bytes - fixed, 0)
     cache = config.kv_cache_bytes
     if cache is None:
