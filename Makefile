@@ -8,7 +8,7 @@ PEERS_ARGS ?=
 FUZZ_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo lint format test test-full test-gpu parity sanitize fuzz bench-peers clean
+.PHONY: help install dev demo lint format test test-full test-gpu test-ray parity sanitize fuzz bench-peers clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,10 @@ test-gpu: .venv/.dev  ## what needs a GPU: beside each other, then what needs th
 	$(BIN)/pytest -m gpu -n $(WORKERS) tests/backends/cuda $(PYTEST_ARGS)
 	$(BIN)/pytest tests/backends/cuda/test_cuda_row_errors.py tests/backends/cuda/step/test_step_allocations.py $(PYTEST_ARGS)
 	$(BIN)/pytest -m gpu -k many_loads tests/backends/cuda/test_device_failures_gpu.py $(PYTEST_ARGS)
+
+test-ray: .venv/.dev  ## install Ray Serve (350 MB), then a cluster of two hosts on this machine
+	$(BIN)/python -m pip install --quiet --editable '.[dev,ray]'
+	$(BIN)/pytest -m ray tests/ray_serve $(PYTEST_ARGS)
 
 # Kernels that a graph starts are also started one by one, and memory for each tensor can't be had during a capture.
 SANITIZE_ARGS ?= --first-cases -k "not graph and not draws and not numbers_at_which" \

@@ -23,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record-parity", action="store_true", help="note the rows that agree with transformers in tests/data"
     )
+    parser.addoption("--server-url", help="test the server of SmolLM2 that answers there, and start none")
     parser.addoption(
         "--no-skips", action="store_true", help="fail on a skip for lack of torch, transformers or Chromium"
     )
@@ -34,6 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--first-cases"):
         _keep_first_cases(config, items)
+    if config.getoption("markexpr") != "ray":
+        for item in items:
+            if item.get_closest_marker("ray"):
+                item.add_marker(pytest.mark.skip(reason="starts a cluster: -m ray"))
     if config.getoption("--full"):
         return
     skip = pytest.mark.skip(reason="part of the wider matrix: --full")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 import uvicorn
 
 from realizar.config import EngineConfig
@@ -30,6 +31,7 @@ from waits import HANG_S
 
 CONTEXT = 1024
 NAME = "org/smollm2"
+NAMES = (NAME, "other")
 HELD_STEP_S = 0.2
 
 
@@ -58,6 +60,22 @@ class RunningServer:
     def wait(self, work: Any) -> Any:
         """The result of a coroutine that runs on the server's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(HANG_S)
+
+
+class ServerElsewhere(RunningServer):
+    """A server that others have started, with the names and the settings of this module; its engine is out of reach."""
+
+    def __init__(self, url: str, checkpoint: Path) -> None:
+        for name, value in (("url", url), ("model", make_served_model(find_checkpoint(checkpoint), NAMES, CONTEXT))):
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        pytest.skip(f"the {name} of a server elsewhere is out of reach")
+
+    @contextmanager
+    def held_steps(self) -> Iterator[None]:
+        pytest.skip("the steps of a server elsewhere can't be held")
+        yield
 
 
 class ServerThread:
@@ -106,7 +124,7 @@ class ServerThread:
         return core
 
     async def _run(self) -> None:
-        model = make_served_model(self._checkpoint, (NAME, "other"), self._context)
+        model = make_served_model(self._checkpoint, NAMES, self._context)
 
         def new_text(sampling: SamplingParams) -> StopChecker:
             return StopChecker(model.tokenizer, sampling)

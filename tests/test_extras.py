@@ -18,7 +18,7 @@ from realizar.extras import how_to_install
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("extra", ["cuda", "otel"])
+@pytest.mark.parametrize("extra", ["cuda", "otel", "ray"])
 def test_the_command_names_the_clone_and_an_extra_that_is_there(extra: str) -> None:
     python, *words, wanted = shlex.split(how_to_install(extra))
     assert (python, words) == (sys.executable, ["-m", "pip", "install", "-e"])
@@ -42,7 +42,7 @@ def test_every_hint_names_an_extra_that_is_there() -> None:
     extras_there = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     sources = [path.read_text(encoding="utf-8") for path in Path(realizar.__file__).parent.rglob("*.py")]
     named = {name for text in sources for name in re.findall(r"how_to_install\(['\"](\w+)['\"]\)", text)}
-    assert named == {"cuda", "otel"}
+    assert named == {"cuda", "otel", "ray"}
     assert named <= extras_there.keys()
 
 

@@ -38,8 +38,8 @@ OLD_NAMES = (
     "tuning_candidates",
     "tuning_search",
 )
-# Dotted names that begin as a package does: keys of GGUF's metadata and of OpenTelemetry, and another library.
-_KEYS = ("tokenizer.ggml.", "http.re", "cuda.bindings")
+# Dotted names that begin as a package does: keys of GGUF's metadata and of OpenTelemetry, and other libraries.
+_KEYS = ("tokenizer.ggml.", "http.re", "cuda.bindings", "ray.")
 _DOTTED = re.compile(r"`(?:realizar\.)?([a-z_]+(?:\.[A-Za-z_]+)+)`")
 _FILES = re.compile(r"\.(?:py|cu|js|md|json|jinja)$")
 _SUFFIXES = (".py", ".cu", ".js", ".md")

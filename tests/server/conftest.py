@@ -11,13 +11,16 @@ import pytest
 
 from realizar.config import EngineConfig
 from realizar.server.settings import ServerSettings
-from server_thread import CONTEXT, RunningServer, ServerThread
+from server_thread import CONTEXT, RunningServer, ServerElsewhere, ServerThread
 from waits import HANG_S
 
 
 @pytest.fixture(scope="session")
-def server(smollm2_path: Path) -> Iterator[RunningServer]:
+def server(smollm2_path: Path, request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     """Open to all, embeddings on."""
+    if url := request.config.getoption("--server-url"):
+        yield ServerElsewhere(url, smollm2_path)
+        return
     settings = ServerSettings(embeddings="last", max_body_bytes=4 << 20)
     thread = ServerThread(smollm2_path, settings, EngineConfig(context_length=CONTEXT, max_running=16))
     yield thread.start()

@@ -56,12 +56,6 @@ class _Found:
     named: bool
 
 
-def default_name(model: str) -> str:
-    """The API's name of a model: a hub name as it is, or the last part of a path, without this machine's folders."""
-    path = Path(model)
-    return path.resolve().name.removesuffix(".gguf") if path.exists() else model
-
-
 def make_shelf(
     models: Sequence[str], options: SeveralModelsOptions, wishes: Wishes, settings: ServerSettings
 ) -> ModelShelf:
@@ -167,6 +161,7 @@ def _sleeping(model: KnownModel, host_bytes: int) -> KnownModel:
 
 def _find(models: Sequence[str], options: SeveralModelsOptions, report: Callable[[str], None]) -> list[_Found]:
     from realizar.engine.loading import find_checkpoint
+    from realizar.server.models.names import default_name
 
     found: dict[str, _Found] = {}
     listed = [(default_name(model), model, True) for model in models]

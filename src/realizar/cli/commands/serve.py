@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 from realizar.cli.options.arguments import Models
 from realizar.cli.options.chat_template import NO_CHAT, read_chat_template
 from realizar.cli.options.engine import BatchingOptions, EngineOptions
+from realizar.cli.options.ray import RayServingOptions, cluster_files
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.options.serve import ServerOptions
 from realizar.cli.options.several_models import SeveralModelsOptions
 from realizar.cli.options.sources import OptionSources
 from realizar.cli.server_records import ServerRecord, announced, pid_namespace
-from realizar.cli.several_models import Wishes, default_name, make_shelf
+from realizar.cli.several_models import Wishes, make_shelf
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.log_lines import log_to_stderr
 from realizar.cli.terminal.printable import printable
@@ -51,6 +52,7 @@ def serve_command(
     model: Models = (),
     *,
     models: SeveralModelsOptions | None = None,
+    ray: RayServingOptions | None = None,
     server: ServerOptions | None = None,
     batching: BatchingOptions | None = None,
     engine: EngineOptions | None = None,
@@ -59,7 +61,9 @@ def serve_command(
     """Serve models with the APIs of OpenAI, Anthropic and Ollama. Sampling options are defaults of requests."""
     server, batching, sampling = server or ServerOptions(), batching or BatchingOptions(), sampling or SamplingOptions()
     models = models or SeveralModelsOptions()
+    ray = ray or RayServingOptions()
     several = models.several(model, server)
+    with_ray = ray.checked(server, several=several)
     config = batching.config((engine or EngineOptions()).config())
     sampling.checked()
     settings = server.settings()
@@ -67,6 +71,8 @@ def serve_command(
     if server.print_config:
         print(*map(printable, SOURCES.lines()), sep="\n")
         return 0
+    if with_ray:
+        return _serve_with_ray(model[0], ray, server, batching, config, sampling, template)
     from realizar.cli.file_limit import fit_connections  # the slow imports come after the checks of the options
     from realizar.server.http.clients import is_loopback
     from realizar.server.run import open_port
@@ -88,6 +94,39 @@ def serve_command(
         return _serve_one(
             *_prepare(model[0], server, batching, config, sampling, template, shares), config, listener, url
         )
+
+
+def _serve_with_ray(
+    model: str,
+    ray: RayServingOptions,
+    server: ServerOptions,
+    batching: BatchingOptions,
+    config: EngineConfig,
+    sampling: SamplingOptions,
+    template: str | None,
+) -> int:
+    """Have Ray Serve serve a model; returns the exit status."""
+    from realizar.cli.ray_serving import serve_with_ray
+    from realizar.engine.loading import find_checkpoint
+    from realizar.ray import require_ray
+    from realizar.ray.running import Door
+
+    require_ray()
+    log_to_stderr(server.log_level)
+    with download_progress() as fetching:
+        checkpoint = find_checkpoint(model, fetching)
+    options = replace(
+        ray.options(server.settings(), server.api_processes),
+        names=server.served_model_name,
+        config=config,
+        max_queued=batching.max_queued,
+        sampling=_sampling_of(server, sampling, checkpoint),
+        chat_template=template,
+        log_level=server.log_level,
+    )
+    door = Door(server.host, server.port, cluster_files(server))
+    url = _url("https" if door.tls else "http", server.host, server.port)
+    return serve_with_ray(model, options, door, ray.ray_address, url)
 
 
 def _serve_one(
@@ -183,6 +222,7 @@ def _prepare(
     from realizar.engine.process.messages import Load
     from realizar.engine.process.supervisor import ProcessLink
     from realizar.models.registry import build_spec
+    from realizar.server.models.names import default_name
     from realizar.server.served_model import make_served_model
 
     with download_progress() as fetching:

@@ -1,13 +1,20 @@
-"""Names of models in requests: the errors of a name that is not served, or not at present."""
+"""Names of models, and of those in requests: the errors of a name that is not served, or not at present."""
 
 from __future__ import annotations
 
 import difflib
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from realizar.errors import EngineUnavailableError
 from realizar.server.errors import ApiError, cleaned, refused
+
+
+def default_name(model: str) -> str:
+    """The API's name of a model: a hub name as it is, or the last part of a path, without this machine's folders."""
+    path = Path(model)
+    return path.resolve().name.removesuffix(".gguf") if path.exists() else model
 
 
 def shown_fault(error: Exception) -> str:

@@ -1,0 +1,128 @@
+"""What a replica's prefix cache holds, as Ray Serve's routing statistics carry it from replicas to routers.
+
+Ray Serve fetches the statistics and gives each router the last ones, so that a report is always complete. It goes
+through the controller to every front each second in which it changes; so keys are short, and not too many.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from realizar.engine.clients.async_link import EngineLink, LinkListener
+from realizar.engine.process.messages import CachedKeys, Command, Event, Ready, WatchKeys
+from realizar.errors import RealizarError
+from realizar.kv_cache.key_changes import KEY_BYTES as ENGINE_KEY_BYTES
+from realizar.kv_cache.key_changes import CacheChanges
+from realizar.replicas.held_keys import KeyChanges, KeyReport
+
+KEY_BYTES = 8
+"""Bytes of a key in a report: prefixes are told apart, and a mistake only costs time."""
+MOST_KEYS = 32_768
+"""Keys of one report: 262 KB."""
+
+
+class HeldBlocks:
+    """The keys that a cache holds, by the engine's reports of changes."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[bytes, None] = OrderedDict()
+        self._ends: OrderedDict[bytes, None] | None = None
+        self._number = 0
+
+    def take(self, changes: CacheChanges) -> None:
+        """Take an engine's report in."""
+        if changes.complete:
+            self._blocks.clear()
+            self._ends = None
+        _change(self._blocks, changes.added, changes.removed)
+        if changes.ends_added is not None:
+            self._ends = OrderedDict() if self._ends is None else self._ends
+            _change(self._ends, changes.ends_added, changes.ends_removed)
+        self._number += 1
+
+    def clear(self) -> None:
+        """Forget all: the engine is gone, and what it held."""
+        self.take(CacheChanges(complete=True))
+
+    def report(self, generation: int) -> dict[str, Any]:
+        """The report for routers. Args: generation: of the engine, as in `KeyReport`."""
+        ends = None if self._ends is None else _joined(self._ends)
+        return {"generation": generation, "number": self._number, "blocks": _joined(self._blocks), "ends": ends}
+
+
+def read_report(stats: Mapping[str, Any]) -> KeyReport | None:
+    """The report in a replica's routing statistics; None before it has made one."""
+    if "generation" not in stats:
+        return None
+    ends = None if stats["ends"] is None else KeyChanges(_apart(stats["ends"]))
+    return KeyReport(stats["generation"], stats["number"], KeyChanges(_apart(stats["blocks"])), ends, complete=True)
+
+
+class WatchedLink:
+    """An `EngineLink` that has each engine report its keys, and passes everything else on.
+
+    Args:
+        link: to the engine.
+        held: takes the reports.
+    """
+
+    def __init__(self, link: EngineLink, held: HeldBlocks) -> None:
+        self._link, self._held = link, held
+        self._listener: LinkListener | None = None
+
+    async def start(self, listener: LinkListener) -> None:
+        """See `EngineLink`."""
+        self._listener = listener
+        await self._link.start(self)
+
+    def send(self, command: Command) -> None:
+        """See `EngineLink`."""
+        self._link.send(command)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """See `EngineLink`."""
+        await self._link.close(at_once=at_once)
+
+    @property
+    def may_be_to_blame(self) -> bool:
+        """See `LinkListener`."""
+        return self._listener is not None and self._listener.may_be_to_blame
+
+    def handle(self, event: Event) -> None:
+        """See `LinkListener`."""
+        if isinstance(event, CachedKeys):
+            self._held.take(event.changes)
+            return
+        if isinstance(event, Ready) and event.info.cached_block_tokens:
+            self._link.send(WatchKeys())
+        if self._listener is not None:
+            self._listener.handle(event)
+
+    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True, counted: bool = False) -> None:
+        """See `LinkListener`."""
+        self._held.clear()
+        if self._listener is not None:
+            self._listener.lost(error, restarting=restarting, blame=blame, counted=counted)
+
+    def blocked(self, reason: str) -> None:
+        """See `LinkListener`."""
+        if self._listener is not None:
+            self._listener.blocked(reason)
+
+
+def _change(held: OrderedDict[bytes, None], added: bytes, removed: bytes) -> None:
+    for start in range(0, len(removed), ENGINE_KEY_BYTES):
+        held.pop(removed[start : start + KEY_BYTES], None)
+    for start in range(0, len(added), ENGINE_KEY_BYTES):
+        held[added[start : start + KEY_BYTES]] = None
+
+
+def _joined(keys: OrderedDict[bytes, None]) -> bytes:
+    """The keys as one column. Of too many the first are left out, which have been there for the longest time."""
+    return b"".join(list(keys)[-MOST_KEYS:])
+
+
+def _apart(column: bytes) -> Sequence[bytes]:
+    return [column[start : start + KEY_BYTES] for start in range(0, len(column), KEY_BYTES)]

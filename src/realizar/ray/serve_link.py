@@ -1,0 +1,262 @@
+"""`ServeLink`: the link of a front's `AsyncEngine`, behind which are the engines of all replicas of a deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import msgspec
+
+from realizar.engine.clients.async_link import LinkListener
+from realizar.engine.core.metrics import EngineStats
+from realizar.engine.process.messages import (
+    Abort,
+    Accepted,
+    Add,
+    AskStats,
+    CacheCleared,
+    ClearCache,
+    Command,
+    EngineInfo,
+    Outputs,
+    PromptRead,
+    Ready,
+    Refused,
+    RequestsLost,
+    StatsAnswer,
+    record_error,
+)
+from realizar.errors import EngineDeadError, EngineUnavailableError, RealizarError
+from realizar.ray.messages import Lost, Reports
+from realizar.ray.translate import Translation
+from realizar.ray.wish import RouteWish, wish_of
+from realizar.request import Request
+
+_LOG = logging.getLogger(__name__)
+_ENCODER = msgspec.msgpack.Encoder()
+_REPORTS = msgspec.msgpack.Decoder(Reports)
+_MAX_SENDS = 4  # of a request that no engine has begun
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+
+
+class Engines(Protocol):
+    """The replicas of one model's deployment."""
+
+    def run(self, request: bytes, wish: RouteWish) -> AsyncGenerator[bytes]:
+        """Have a replica run a request: `Reports` as msgpack. The request is aborted where the generator is closed.
+
+        Args:
+            request: as msgpack.
+            wish: for the router.
+        """
+
+    async def info(self) -> EngineInfo:
+        """Facts of an engine, once a replica has one."""
+
+    async def stats(self) -> Sequence[EngineStats]:
+        """Figures of every engine."""
+
+    async def clear_caches(self) -> None:
+        """Have the prefix cache of every engine forget what it holds."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A request on its way through a replica.
+
+    Attributes:
+        wish: of the present replica's try.
+        accepted: a replica has queued it, which the client knows.
+        begun: a step had it, so that no other replica can take over. done: its end has come.
+        closed: nobody waits for it any more.
+        replica: the last that had it.
+        ended: indices of choices that have ended. choices: indices by the engine's numbers.
+    """
+
+    request: Request
+    wish: RouteWish | None = None
+    accepted: bool = False
+    begun: bool = False
+    done: bool = False
+    replica: str | None = None
+    ended: set[int] = field(default_factory=set)
+    choices: dict[int, int] = field(default_factory=dict)
+    closed: bool = False
+    task: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        self.closed = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+class ServeLink:
+    """An `EngineLink` to many engines. A request that its replica loses goes to another one, if no step had it.
+
+    Args:
+        engines: the replicas.
+        max_replicas: as many engines may there be; together they run so many times what one runs.
+    """
+
+    def __init__(self, engines: Engines, max_replicas: int) -> None:
+        self._engines, self._max_replicas = engines, max_replicas
+        self._listener: LinkListener | None = None
+        self._calls: dict[str, _Call] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._serials = itertools.count(1)
+        self._prefix = secrets.token_hex(8)  # ids of requests are unique over all fronts
+        self._block_tokens = 0
+
+    async def start(self, listener: LinkListener) -> None:
+        """See `EngineLink`."""
+        self._listener = listener
+        self._spawn(self._wait_ready(listener))
+
+    def send(self, command: Command) -> None:
+        """See `EngineLink`."""
+        if isinstance(command, Add):
+            call = self._calls[command.request.request_id] = _Call(command.request)
+            call.task = self._spawn(self._run(call))
+        elif isinstance(command, Abort):
+            self._abort(command)
+        elif isinstance(command, AskStats):
+            self._spawn(self._ask_stats(command.ticket))
+        elif isinstance(command, ClearCache):
+            self._spawn(self._clear_caches(command.ticket))
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """See `EngineLink`: the engines are their replicas'."""
+        for call in self._calls.values():
+            call.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _wait_ready(self, listener: LinkListener) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                info = await self._engines.info()
+            except Exception as error:  # noqa: BLE001 - Serve's errors and those of the network have no common class
+                _LOG.warning("no engine can be asked yet: %s", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                break
+        self._block_tokens = info.cached_block_tokens
+        count = self._max_replicas
+        listener.handle(
+            Ready(
+                msgspec.structs.replace(
+                    info, max_running=info.max_running * count, queue_length=info.queue_length * count
+                )
+            )
+        )
+
+    async def _run(self, call: _Call) -> None:
+        """Have replicas run a request, one after another, until one of them has begun it or it is refused."""
+        request_id = call.request.request_id
+        error: RealizarError | None = None
+        try:
+            for number in range(_MAX_SENDS):
+                if number:
+                    await asyncio.sleep(_FIRST_PAUSE_S * number)
+                error = await self._try(call)
+                if error is None or call.begun:
+                    break
+            if error is not None:
+                lost = RequestsLost((request_id,), record_error(error))
+                self._report(lost if call.accepted else Refused(request_id, record_error(error)))
+        finally:
+            if self._calls.get(request_id) is call:
+                del self._calls[request_id]
+
+    async def _try(self, call: _Call) -> RealizarError | None:
+        """Have one replica run a request; the error with which it lost the request, or None at the request's end."""
+        request = call.request
+        sent = replace(request, request_id=f"{self._prefix}-{request.request_id}")
+        translation = Translation(request.request_id, next(self._serials))
+        call.wish = wish_of(request, self._block_tokens, call.replica)
+        parts = self._engines.run(_ENCODER.encode(sent), call.wish)
+        try:
+            async with aclosing(parts):
+                async for part in parts:
+                    reports = _REPORTS.decode(part)
+                    translation.note_clock(reports.sent_s, time.monotonic())
+                    call.replica = reports.replica
+                    for event in reports.events:
+                        if isinstance(event, Lost):
+                            return EngineDeadError(event.error.message)
+                        if isinstance(event, Refused) and event.error.kind == EngineUnavailableError.__name__:
+                            return EngineUnavailableError(event.error.message, event.error.retry_after_s or 1.0)
+                        self._take(call, event, translation)
+        except Exception as error:  # noqa: BLE001 - as in `_wait_ready`
+            if call.closed:  # its end was no clean one, and nobody waits for it
+                return None
+            _LOG.warning("a replica lost a request: %s", " ".join(str(error).split())[:300])
+            return EngineDeadError("the replica that had this request is gone")
+        finally:
+            call.wish.has_ended = True
+        return None if call.done or call.closed else EngineDeadError("the replica that had this request ended it")
+
+    def _take(self, call: _Call, event: Accepted | Refused | PromptRead | Outputs, translation: Translation) -> None:
+        if isinstance(event, Outputs):
+            deltas = event.deltas
+            call.begun = True
+            if call.wish is not None:
+                call.wish.has_begun = True
+            call.choices.update((start.number, start.choice) for start in deltas.starts)
+            call.ended.update(call.choices[end.number] for end in deltas.ends if end.number in call.choices)
+            call.done |= len(call.ended) == call.request.sampling.n or bool(deltas.failures)
+        elif isinstance(event, Refused):
+            call.done = True
+            if call.accepted:  # by a replica that is gone
+                self._report(RequestsLost((call.request.request_id,), event.error))
+                return
+        elif isinstance(event, Accepted):
+            call.accepted = True
+        self._report(translation.event(event, call.replica or ""))
+
+    def _abort(self, command: Abort) -> None:
+        """End a call, when the text of all its choices is complete or nothing of it is wanted any more."""
+        call = self._calls.get(command.request_id)
+        if call is None:
+            return
+        if command.choice is not None:
+            call.ended.add(command.choice)
+            if len(call.ended) < call.request.sampling.n:
+                return  # the others' deltas go on; this choice's are passed over
+        call.close()
+
+    async def _ask_stats(self, ticket: int) -> None:
+        total = EngineStats()
+        for stats in await self._engines.stats():
+            total = total.added(stats)
+        self._report(StatsAnswer(ticket, total))
+
+    async def _clear_caches(self, ticket: int) -> None:
+        error: RealizarError | None = None
+        try:
+            await self._engines.clear_caches()
+        except Exception as problem:  # noqa: BLE001 - as in `_wait_ready`
+            error = RealizarError(f"not every replica's cache was cleared: {' '.join(str(problem).split())[:300]}")
+        self._report(CacheCleared(ticket, None if error is None else record_error(error)))
+
+    def _report(self, event: Any) -> None:
+        if self._listener is not None:
+            self._listener.handle(event)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run work in a context of its own: Ray Serve would take all calls in that of one HTTP request for one."""
+        task = asyncio.create_task(work, context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
