@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from realizar.config import EngineConfig
 from realizar.engine.planned_load import PlannedLoad
@@ -38,6 +41,16 @@ def test_a_configuration_file_gives_options() -> None:
 def test_wrong_fields_are_named(fields: dict[str, object], error: str) -> None:
     with pytest.raises(RealizarError, match=error):
         RayOptions.read(fields)
+
+
+def test_the_file_for_kubernetes_names_options_that_are_there() -> None:
+    text = (Path(__file__).parents[2] / "deploy" / "kuberay.yaml").read_text()
+    (application_,) = yaml.safe_load(yaml.safe_load(text)["spec"]["serveConfigV2"])["applications"]
+    module, name = application_["import_path"].split(":")
+    assert getattr(importlib.import_module(module), name) is application
+    fields = dict(application_["args"])
+    assert fields.pop("model") == "smollm2:135m"
+    assert RayOptions.read(fields).max_replicas == 4
 
 
 def test_a_configuration_file_needs_a_model() -> None:
