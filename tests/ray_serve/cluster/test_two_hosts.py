@@ -81,11 +81,11 @@ def test_the_openai_client_finds_the_same_api(hosts: TwoHosts) -> None:
     indirect=True,
 )
 def test_engines_follow_the_load_and_no_request_fails(hosts: TwoHosts) -> None:
-    api, stopping = client(hosts), threading.Event()
+    api, easing, stopping = client(hosts), threading.Event(), threading.Event()
 
     def load(number: int) -> list[Answer]:
         answers = []
-        while not stopping.is_set():
+        while not (stopping if number == 0 else easing).is_set():
             answers.append(stream(api, f"Story {number}, part {len(answers)}: once upon a time", 40))
         return answers
 
@@ -95,12 +95,14 @@ def test_engines_follow_the_load_and_no_request_fails(hosts: TwoHosts) -> None:
         try:
             wait_until(lambda: hosts.num_engines() == 3, "three engines run")
             wait_until(lambda: min(running(hosts))[0] > 0, "each of them has requests")
+            easing.set()
+            wait_until(lambda: hosts.num_engines() == 1, "one engine is left, for the one client that goes on")
         finally:
+            easing.set()
             stopping.set()
     answers = [answer for each in loads for answer in each.result()]
     assert not [answer for answer in answers if answer.errors]
     assert all(answer.num_tokens for answer in answers)
-    wait_until(lambda: hosts.num_engines() == 1, "one engine is left")
     assert stream(api, "Once upon a time", 4).errors == 0
 
 
