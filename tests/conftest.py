@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("markexpr") != "ray":
         for item in items:
             if item.get_closest_marker("ray"):
-                item.add_marker(pytest.mark.skip(reason="starts a cluster: -m ray"))
+                item.add_marker(pytest.mark.skip(reason="needs Ray: -m ray"))
     if config.getoption("--full"):
         return
     skip = pytest.mark.skip(reason="part of the wider matrix: --full")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,8 @@ def start_application(model: str, options: RayOptions, door: Door, address: str 
         serve.start(proxy_location="EveryNode", http_options=_http_options(door))
         serve.run(make_application(planned, options), name=APPLICATION, route_prefix="/", blocking=False)
     except BaseException as error:
+        with suppress(Exception):  # there may be none yet, or no cluster any more
+            serve.delete(APPLICATION, _blocking=False)
         _leave(owns_cluster=owns_cluster)
         if isinstance(error, RuntimeError):
             raise RealizarError(f"Ray Serve did not start {model}: {_last_line(error)}") from error
