@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from realizar.models.mixers import ShortConvolution
-from realizar.models.spec import Attention, ExpertLinear, Experts, FeedForward, Layer, Linear, ModelSpec, Norm
+from realizar.models.parts import Linear, Norm
+from realizar.models.spec import Attention, ExpertLinear, Experts, FeedForward, Layer, ModelSpec
 from realizar.models.tensor_source import TensorSource
 
 HIDDEN, WIDTH, EXPERTS, LENGTH, VOCAB = 8, 16, 4, 3, 32

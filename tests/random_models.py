@@ -14,18 +14,8 @@ from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.expert_norms import ExpertNorms
 from realizar.models.mixers import GatedDeltaNet, ShortConvolution
-from realizar.models.spec import (
-    Attention,
-    ExpertLinear,
-    Experts,
-    FeedForward,
-    Layer,
-    Linear,
-    Mixer,
-    ModelSpec,
-    Norm,
-    Rope,
-)
+from realizar.models.parts import Linear, Norm, Rope
+from realizar.models.spec import Attention, ExpertLinear, Experts, FeedForward, Layer, Mixer, ModelSpec
 from realizar.models.tensor_source import TensorSource
 from realizar.quantization.random_blocks import random_blocks
 

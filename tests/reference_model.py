@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
+from realizar.models.parts import Linear, Norm, Rope
 from realizar.models.spec import (
     SWIGLU_ALPHA,
     SWIGLU_LIMIT,
@@ -23,10 +24,7 @@ from realizar.models.spec import (
     Experts,
     FeedForward,
     Layer,
-    Linear,
     ModelSpec,
-    Norm,
-    Rope,
 )
 
 Array = NDArray[Any]

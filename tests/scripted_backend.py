@@ -19,7 +19,8 @@ from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, RowOutput, ScheduledRo
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.mixers import ShortConvolution
-from realizar.models.spec import Attention, FeedForward, Layer, Linear, ModelSpec, Norm
+from realizar.models.parts import Linear, Norm
+from realizar.models.spec import Attention, FeedForward, Layer, ModelSpec
 from realizar.outputs import TokenLogprobs
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams

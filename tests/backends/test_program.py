@@ -13,7 +13,8 @@ from realizar.backends.program import (
     ShortConvolutionBlock,
     build_program,
 )
-from realizar.models.spec import Layer, Linear, ModelSpec
+from realizar.models.parts import Linear
+from realizar.models.spec import Layer, ModelSpec
 
 
 def names(linears: tuple[Linear, ...]) -> str:

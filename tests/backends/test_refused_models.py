@@ -18,7 +18,8 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import UnsupportedModelError
-from realizar.models.spec import Attention, FeedForward, QueryGrowth
+from realizar.models.parts import QueryGrowth
+from realizar.models.spec import Attention, FeedForward
 from resolving import resolved
 
 EMPTY = Checkpoint(Path("hybrid.gguf"), "gguf", {}, {})

@@ -13,7 +13,8 @@ from realizar.cache_kinds import FullCache, StateCache, WindowCache
 from realizar.errors import UnsupportedModelError
 from realizar.models.expert_norms import ExpertNorms
 from realizar.models.mixers import ShortConvolution
-from realizar.models.spec import Attention, Experts, FeedForward, Layer, Norm
+from realizar.models.parts import Norm
+from realizar.models.spec import Attention, Experts, FeedForward, Layer
 
 DENSE = Supported(
     "the test backend", frozenset({Attention}), frozenset({FeedForward}), frozenset({FullCache, WindowCache})

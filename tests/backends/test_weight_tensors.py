@@ -13,7 +13,7 @@ from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CheckpointError, UnsupportedModelError
-from realizar.models.spec import Linear
+from realizar.models.parts import Linear
 from realizar.models.tensor_source import TensorSource
 from realizar.quantization import dequantize, random_blocks
 

@@ -28,8 +28,9 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models import registry
 from realizar.models.check_tensors import check_tensors
+from realizar.models.parts import Rope
 from realizar.models.registry import build_spec
-from realizar.models.spec import ModelSpec, Rope
+from realizar.models.spec import ModelSpec
 
 
 def _windows(spec: ModelSpec) -> list[int | None]:

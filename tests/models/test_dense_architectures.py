@@ -12,8 +12,9 @@ from handmade_checkpoint import CONFIG, config_checkpoint, gguf_checkpoint, stor
 from realizar.backends.cpu.supported import SUPPORTED as CPU
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
+from realizar.models.parts import QueryGrowth, Rope
 from realizar.models.registry import build_spec
-from realizar.models.spec import ModelSpec, QueryGrowth, Rope
+from realizar.models.spec import ModelSpec
 
 YARN: dict[str, Any] = {
     "attention_factor": 1.2079441541679836,

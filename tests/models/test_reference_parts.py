@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from hybrid_spec import EXPERTS, HIDDEN, LENGTH, hybrid_spec
 from realizar.models.expert_norms import ExpertNorms
 from realizar.models.mixers import ShortConvolution
-from realizar.models.spec import Attention, Experts, FeedForward, ModelSpec, Norm, Rope
+from realizar.models.parts import Norm, Rope
+from realizar.models.spec import Attention, Experts, FeedForward, ModelSpec
 from reference_model import ReferenceModel, State
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]

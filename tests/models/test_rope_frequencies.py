@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from handmade_checkpoint import config_checkpoint
+from realizar.models.parts import Rope
 from realizar.models.registry import build_spec
 from realizar.models.rope import plain_frequencies, proportional_frequencies
-from realizar.models.spec import Rope
 
 torch = pytest.importorskip("torch", reason="frequencies are compared with transformers', which needs torch")
 transformers = pytest.importorskip("transformers", reason="frequencies are compared with transformers'")

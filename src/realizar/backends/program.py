@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
-from realizar.models.spec import Attention, Experts, FeedForward, Layer, Linear, Mixer, ModelSpec, Norm
+from realizar.models.parts import Linear, Norm
+from realizar.models.spec import Attention, Experts, FeedForward, Layer, Mixer, ModelSpec
 from realizar.models.tensor_source import TensorName
 
 

@@ -13,7 +13,8 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.mixers import GatedDeltaNet
-from realizar.models.spec import ExpertLinear, Linear, ModelSpec
+from realizar.models.parts import Linear
+from realizar.models.spec import ExpertLinear, ModelSpec
 from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization import MatrixSource, WeightLayout, expert_source, stack_layout, tensor_source
 

@@ -2,9 +2,9 @@
 
 Read in this order:
 
-1. `spec.py`: `ModelSpec` and its parts, all that a backend knows of a model. `mixers.py`: mixers other than attention.
-   `layer_inputs.py`: inputs beside the residual stream. `expert_norms.py`: norms of a mixture's parts.
-   `tensor_source.py`: where tensors lie.
+1. `spec.py`: `ModelSpec`, all that a backend knows of a model. `parts.py`: matrices, norms and rotations.
+   `mixers.py`: mixers other than attention over a layer's own keys. `layer_inputs.py`: inputs beside the residual
+   stream. `expert_norms.py`: norms of a mixture's parts. `tensor_source.py`: where tensors lie.
 2. `registry.py`: `build_spec` looks the architecture's file up in `architectures/`; `llama.py` there is the plainest.
 3. `hyper_parameters.py`, `dimensions.py`, `rope_parameters.py`: strict reading of metadata. `known_keys.py` has the
    keys that have no effect, and `rope.py` computes the frequencies.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from realizar.models.dimensions import MAX_CONVOLUTION, MAX_HEAD_SIZE, MAX_HEADS
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.mixers import GatedDeltaNet
-from realizar.models.spec import Linear
+from realizar.models.parts import Linear
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_source import TensorName, TensorSource
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from realizar.models.parts import Norm
 from realizar.models.tensor_source import TensorName
-
-if TYPE_CHECKING:
-    from realizar.models.spec import Norm
 
 
 @dataclass(frozen=True, slots=True)

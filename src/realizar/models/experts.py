@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from realizar.errors import InvalidRequestError
 from realizar.models.dimensions import MAX_FEED_FORWARD
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.spec import Activation, ExpertLinear, Experts, FeedForward, Linear, Scoring
+from realizar.models.parts import Activation, Linear
+from realizar.models.spec import ExpertLinear, Experts, FeedForward, Scoring
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization import is_packed

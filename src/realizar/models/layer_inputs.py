@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from realizar.models.parts import Activation, Linear, Norm
 from realizar.models.tensor_source import TensorName
-
-if TYPE_CHECKING:
-    from realizar.models.spec import Activation, Linear, Norm
 
 
 @dataclass(frozen=True, slots=True)

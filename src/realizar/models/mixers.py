@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from realizar.cache_kinds import CacheKind, StateCache
+from realizar.models.parts import Linear, Norm, Rope
 from realizar.models.tensor_source import TensorName
-
-if TYPE_CHECKING:
-    from realizar.models.spec import Linear, Norm, Rope
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.dimensions import MAX_CONTEXT, Dimensions
 from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.parts import QueryGrowth, Rope
 from realizar.models.rope import (
     Frequencies,
     Yarn,
@@ -24,7 +25,6 @@ from realizar.models.rope import (
     proportional_frequencies,
     yarn_magnitude,
 )
-from realizar.models.spec import QueryGrowth, Rope
 
 Pairing = Literal["neox", "interleaved"]
 MAX_FACTOR = 1e6

@@ -14,75 +14,12 @@ from realizar.cache_kinds import CacheKind, StateCache, attention_cache
 from realizar.models.expert_norms import ExpertNorms
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
+from realizar.models.parts import Activation, Linear, Norm, QueryGrowth, Rope
 from realizar.models.tensor_source import TensorName, TensorSource
 
-Activation = Literal["silu", "gelu_tanh", "gelu"]
 Scoring = Literal["softmax", "sigmoid"]
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
 """The numbers of `Experts.clamped`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """RMSNorm or LayerNorm over the last dimension: `normalised * (weight + weight_offset) * weight_scale + bias`.
-
-    `weight_offset` is 1 where the checkpoint stores weights around zero (gemma from Hugging Face).
-    """
-
-    kind: Literal["rms", "layer"]
-    eps: float
-    weight: TensorName
-    bias: TensorName | None = None
-    weight_offset: float = 0.0
-    weight_scale: float = 1.0
-
-    def vectors(self) -> Iterator[TensorName]:
-        """Weight, and bias if there is one."""
-        yield self.weight
-        if self.bias is not None:
-            yield self.bias
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """`y = x @ weight.T + bias`."""
-
-    weight: TensorName
-    out_features: int
-    in_features: int
-    bias: TensorName | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary embedding of the first `2 * len(inverse_frequencies)` dimensions of a head.
-
-    Attributes:
-        pairing: `neox` pairs dimension i with i + size/2, `interleaved` 2 i with 2 i + 1.
-        inverse_frequencies: radians per position, scaling (linear, llama-3, YaRN, longrope) applied; float32 values.
-        magnitude: multiplies cosine and sine (YaRN, longrope).
-    """
-
-    pairing: Literal["neox", "interleaved"]
-    inverse_frequencies: tuple[float, ...]
-    magnitude: float = 1.0
-
-    @property
-    def size(self) -> int:
-        """Rotated dimensions of a head."""
-        return 2 * len(self.inverse_frequencies)
-
-
-@dataclass(frozen=True, slots=True)
-class QueryGrowth:
-    """Queries are multiplied by `1 + factor * ln(1 + floor(position / period))`, after rope.
-
-    Attributes:
-        period: tokens.
-    """
-
-    factor: float
-    period: int
 
 
 @dataclass(frozen=True, slots=True)

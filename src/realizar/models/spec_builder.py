@@ -15,7 +15,8 @@ import numpy as np
 from realizar.models.dimensions import MAX_CONTEXT, Dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.layer_inputs import LayerInputs
-from realizar.models.spec import Activation, Attention, FeedForward, Layer, Linear, ModelSpec, Norm, QueryGrowth, Rope
+from realizar.models.parts import Activation, Linear, Norm, QueryGrowth, Rope
+from realizar.models.spec import Attention, FeedForward, Layer, ModelSpec
 from realizar.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, gguf_name, is_unneeded, renamed
 from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization import is_stored

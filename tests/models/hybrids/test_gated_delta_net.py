@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from realizar.models.mixers import GatedDeltaNet
-from realizar.models.spec import Linear, ModelSpec, Norm
+from realizar.models.parts import Linear, Norm
+from realizar.models.spec import ModelSpec
 from reference_model import ReferenceModel, State
 
 torch = pytest.importorskip("torch")

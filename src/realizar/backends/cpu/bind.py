@@ -44,7 +44,8 @@ from realizar.backends.program import (
 )
 from realizar.errors import UnsupportedModelError
 from realizar.models.layer_inputs import LayerInputs
-from realizar.models.spec import Activation, FeedForward, Linear, Norm
+from realizar.models.parts import Activation, Linear, Norm
+from realizar.models.spec import FeedForward
 from realizar.models.tensor_source import TensorName
 
 _DEFAULT_L2_BYTES = 1 << 20  # where the system reports none

@@ -32,7 +32,8 @@ from realizar.backends.program import build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import InvalidRequestError
-from realizar.models.spec import ExpertLinear, Linear, ModelSpec
+from realizar.models.parts import Linear
+from realizar.models.spec import ExpertLinear, ModelSpec
 
 PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
 

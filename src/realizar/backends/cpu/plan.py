@@ -21,7 +21,8 @@ from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
 from realizar.models.parameters import size_of_token
-from realizar.models.spec import ExpertLinear, Linear, ModelSpec
+from realizar.models.parts import Linear
+from realizar.models.spec import ExpertLinear, ModelSpec
 from realizar.models.tensor_source import TensorName
 from realizar.quantization import FLOAT32_LAYOUT
 

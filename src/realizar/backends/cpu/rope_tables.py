@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.models.spec import ModelSpec, QueryGrowth, Rope
+from realizar.models.parts import QueryGrowth, Rope
+from realizar.models.spec import ModelSpec
 
 
 class RopeTables:

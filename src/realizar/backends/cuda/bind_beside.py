@@ -20,7 +20,8 @@ from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.parts import SHARED_PART
 from realizar.backends.program import ExpertsBlock
-from realizar.models.spec import FeedForward, Norm
+from realizar.models.parts import Norm
+from realizar.models.spec import FeedForward
 
 
 @dataclass(frozen=True, slots=True)

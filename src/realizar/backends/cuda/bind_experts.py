@@ -31,7 +31,8 @@ from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import Inputs, Join
-from realizar.models.spec import Experts, Norm
+from realizar.models.parts import Norm
+from realizar.models.spec import Experts
 from realizar.models.tensor_source import TensorName
 
 

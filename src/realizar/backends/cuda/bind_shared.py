@@ -18,7 +18,8 @@ from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.parts import SHARED_PART
-from realizar.models.spec import Experts, FeedForward, ModelSpec, Norm
+from realizar.models.parts import Norm
+from realizar.models.spec import Experts, FeedForward, ModelSpec
 
 
 def shared_floats(spec: ModelSpec, merger: Merger, token_counts: Iterable[int]) -> int:

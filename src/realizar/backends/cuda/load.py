@@ -48,7 +48,8 @@ from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import KernelError
-from realizar.models.spec import Linear, ModelSpec
+from realizar.models.parts import Linear
+from realizar.models.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
 

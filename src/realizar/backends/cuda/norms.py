@@ -21,7 +21,8 @@ from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import Join
-from realizar.models.spec import ModelSpec, Norm
+from realizar.models.parts import Norm
+from realizar.models.spec import ModelSpec
 
 NORM_KINDS = {"rms": 1, "layer": 2}
 

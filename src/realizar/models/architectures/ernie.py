@@ -16,8 +16,9 @@ from realizar.models.experts import (
     read_shared_width,
 )
 from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.parts import Activation
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import Activation, AnyFeedForward, Layer, ModelSpec
+from realizar.models.spec import AnyFeedForward, Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_names import is_unneeded
 

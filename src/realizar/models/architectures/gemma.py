@@ -8,8 +8,9 @@ from typing import Literal
 from realizar.models.dimensions import Dimensions, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.multimodal import is_other_part, text_prefix
+from realizar.models.parts import Rope
 from realizar.models.rope_parameters import plain_rope, read_local_rope, read_rope
-from realizar.models.spec import Layer, ModelSpec, Rope
+from realizar.models.spec import Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
 # Gemma 3's configurations inside multi-modal ones name only what differs from these.

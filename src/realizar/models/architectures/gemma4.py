@@ -23,9 +23,10 @@ from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import SharedAttention
 from realizar.models.multimodal import is_other_part, text_prefix
+from realizar.models.parts import Activation, Rope
 from realizar.models.rope import proportional_frequencies
 from realizar.models.rope_parameters import make_rope, plain_rope, read_local_rope, read_rope
-from realizar.models.spec import Activation, Attention, FeedForward, Layer, ModelSpec, Rope
+from realizar.models.spec import Attention, FeedForward, Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_source import TensorName, TensorSource
 

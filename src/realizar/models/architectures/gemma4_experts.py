@@ -12,7 +12,8 @@ from realizar.models.dimensions import MAX_FEED_FORWARD
 from realizar.models.expert_norms import ExpertNorms
 from realizar.models.experts import MAX_EXPERTS, Joined, build_experts, read_expert_count, read_experts_per_token
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.spec import Activation, Experts, FeedForward, Norm
+from realizar.models.parts import Activation, Norm
+from realizar.models.spec import Experts, FeedForward
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_source import TensorName, TensorSource
 

@@ -20,8 +20,9 @@ from realizar.models.experts import (
 )
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.next_token import next_token_tensors, read_next_token_blocks, without_next_token_blocks
+from realizar.models.parts import Activation
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import Activation, Experts, Layer, ModelSpec
+from realizar.models.spec import Experts, Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_names import is_unneeded
 

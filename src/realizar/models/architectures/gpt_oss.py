@@ -10,8 +10,9 @@ from dataclasses import replace
 from realizar.models.dimensions import MAX_FEED_FORWARD, read_dimensions
 from realizar.models.experts import Joined, build_experts, read_expert_count, read_experts_per_token
 from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.parts import Rope
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT, Attention, Layer, ModelSpec, Rope
+from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT, Attention, Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_source import TensorSource
 

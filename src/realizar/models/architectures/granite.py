@@ -17,8 +17,9 @@ from realizar.models.experts import (
     read_experts_per_token,
 )
 from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.parts import Activation
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import Activation, AnyFeedForward, Experts, FeedForward, Layer, ModelSpec
+from realizar.models.spec import AnyFeedForward, Experts, FeedForward, Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
 _NAMES = {"mlp.gate": "block_sparse_moe.router.layer", "mlp.shared_experts.down_proj": "shared_mlp.output_linear"}

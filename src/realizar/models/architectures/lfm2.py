@@ -26,8 +26,9 @@ from realizar.models.experts import (
 )
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.mixers import ShortConvolution
+from realizar.models.parts import Rope
 from realizar.models.rope_parameters import plain_rope, read_rope
-from realizar.models.spec import AnyFeedForward, Layer, ModelSpec, Rope
+from realizar.models.spec import AnyFeedForward, Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
 _CONFIG_NAMES = {

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from realizar.models.dimensions import MAX_CONTEXT, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.parts import Rope
 from realizar.models.rope_parameters import read_local_rope, read_rope
-from realizar.models.spec import Layer, ModelSpec, Rope
+from realizar.models.spec import Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
 _DEFAULTS = {"rms_norm_eps": 1e-5}

@@ -21,8 +21,9 @@ from realizar.models.experts import (
 )
 from realizar.models.hyper_parameters import REQUIRED, HyperParameters
 from realizar.models.multimodal import is_other_part, text_prefix
+from realizar.models.parts import Activation, Rope
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import Activation, Experts, Layer, ModelSpec, Rope
+from realizar.models.spec import Experts, Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_names import is_unneeded
 

@@ -23,7 +23,8 @@ from realizar.backends.cpu.kernels.delta_net import (
 from realizar.backends.cpu.state.rows import FIRST, IS_NEW, REPLAYED, SLOT, STATE_ROW_FIELDS, TOKENS, UNCERTAIN
 from realizar.backends.cpu.state.sizes import convolved_width
 from realizar.models.mixers import GatedDeltaNet
-from realizar.models.spec import Linear, ModelSpec, Norm
+from realizar.models.parts import Linear, Norm
+from realizar.models.spec import ModelSpec
 from reference_model import ReferenceModel
 
 EPS = 1e-6

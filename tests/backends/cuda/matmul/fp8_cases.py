@@ -10,7 +10,8 @@ from realizar.backends.cuda.matmul.fp8_copies import FP8_INPUT, FP8Copy
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.ggml_types import GGMLType
-from realizar.models.spec import Linear, ModelSpec
+from realizar.models.parts import Linear
+from realizar.models.spec import ModelSpec
 from realizar.quantization import BlockSource, block_source
 from realizar.quantization.random_blocks import random_blocks
 from reference_model import Array, ReferenceModel

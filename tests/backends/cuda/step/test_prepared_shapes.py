@@ -22,7 +22,8 @@ from realizar.backends.cuda.shapes import (  # noqa: E402
     padded_tokens,
 )
 from realizar.backends.cuda.step_arrays import StepShape, StepSizes  # noqa: E402
-from realizar.models.spec import Attention, Linear  # noqa: E402
+from realizar.models.parts import Linear  # noqa: E402
+from realizar.models.spec import Attention  # noqa: E402
 
 
 class Native:

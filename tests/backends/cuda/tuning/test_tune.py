@@ -27,7 +27,7 @@ from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.errors import CapacityError, KernelError  # noqa: E402
 from realizar.models import registry  # noqa: E402
-from realizar.models.spec import QueryGrowth  # noqa: E402
+from realizar.models.parts import QueryGrowth  # noqa: E402
 from realizar.quantization.ggml_layouts import Q4_0, Q4_K  # noqa: E402
 
 HOPPER = load_tuning("NVIDIA X", (9, 0), 114, 227 * 1024)

@@ -24,7 +24,8 @@ from realizar.backends.program import build_program  # noqa: E402
 from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import UnsupportedModelError  # noqa: E402
-from realizar.models.spec import Layer, Linear, ModelSpec  # noqa: E402
+from realizar.models.parts import Linear  # noqa: E402
+from realizar.models.spec import Layer, ModelSpec  # noqa: E402
 from realizar.quantization import MatrixSource  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group, qu
 from realizar.backends.cpu.memory import load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
 from realizar.backends.cpu.weights.formats import GROUP
-from realizar.models.spec import Norm
+from realizar.models.parts import Norm
 
 NO_NORM, RMS_NORM, LAYER_NORM = 0, 1, 2
 

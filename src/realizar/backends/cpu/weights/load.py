@@ -15,7 +15,8 @@ from realizar.backends.cpu.weights.pack_floats import FloatMatrix, allocate_floa
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.parameters import size_of_token
-from realizar.models.spec import ExpertLinear, Linear, ModelSpec, Norm
+from realizar.models.parts import Linear, Norm
+from realizar.models.spec import ExpertLinear, ModelSpec
 from realizar.models.tensor_source import TensorName
 from realizar.quantization import MatrixSource, float32_source
 

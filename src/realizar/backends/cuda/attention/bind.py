@@ -30,7 +30,8 @@ from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import AttentionBlock
-from realizar.models.spec import Attention, Norm
+from realizar.models.parts import Norm
+from realizar.models.spec import Attention
 
 
 class AttentionBinder:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from realizar.models.spec import ModelSpec, Rope
+from realizar.models.parts import Rope
+from realizar.models.spec import ModelSpec
 
 _ROWS = 4096  # positions computed at once
 

@@ -11,7 +11,7 @@ from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.load import Group, Weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.program import Program
-from realizar.models.spec import Linear
+from realizar.models.parts import Linear
 
 
 class Merger:

@@ -25,7 +25,8 @@ from realizar.backends.cuda.native.experts.source import (
     many_choices_source,
 )
 from realizar.backends.cuda.native.launcher import Kernel
-from realizar.models.spec import Experts, Norm
+from realizar.models.parts import Norm
+from realizar.models.spec import Experts
 
 ROUTED_TOKENS = 16  # at most, for each reads the whole router, from the second-level cache
 MANY_TOKENS = 256  # at most, where tokens share what is read of it

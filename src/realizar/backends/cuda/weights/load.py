@@ -25,7 +25,8 @@ from realizar.backends.program import Program
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CapacityError, DeviceLostError, KernelError
-from realizar.models.spec import FeedForward, Layer, Linear, ModelSpec, Norm
+from realizar.models.parts import Linear, Norm
+from realizar.models.spec import FeedForward, Layer, ModelSpec
 from realizar.models.tensor_source import TensorName
 from realizar.quantization import MatrixSource, WeightLayout
 

@@ -1,0 +1,74 @@
+"""The parts that a description of a model is made of: matrices, norms, rotations. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from realizar.models.tensor_source import TensorName
+
+Activation = Literal["silu", "gelu_tanh", "gelu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMSNorm or LayerNorm over the last dimension: `normalised * (weight + weight_offset) * weight_scale + bias`.
+
+    `weight_offset` is 1 where the checkpoint stores weights around zero (gemma from Hugging Face).
+    """
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    weight: TensorName
+    bias: TensorName | None = None
+    weight_offset: float = 0.0
+    weight_scale: float = 1.0
+
+    def vectors(self) -> Iterator[TensorName]:
+        """Weight, and bias if there is one."""
+        yield self.weight
+        if self.bias is not None:
+            yield self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`y = x @ weight.T + bias`."""
+
+    weight: TensorName
+    out_features: int
+    in_features: int
+    bias: TensorName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding of the first `2 * len(inverse_frequencies)` dimensions of a head.
+
+    Attributes:
+        pairing: `neox` pairs dimension i with i + size/2, `interleaved` 2 i with 2 i + 1.
+        inverse_frequencies: radians per position, scaling (linear, llama-3, YaRN, longrope) applied; float32 values.
+        magnitude: multiplies cosine and sine (YaRN, longrope).
+    """
+
+    pairing: Literal["neox", "interleaved"]
+    inverse_frequencies: tuple[float, ...]
+    magnitude: float = 1.0
+
+    @property
+    def size(self) -> int:
+        """Rotated dimensions of a head."""
+        return 2 * len(self.inverse_frequencies)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries are multiplied by `1 + factor * ln(1 + floor(position / period))`, after rope.
+
+    Attributes:
+        period: tokens.
+    """
+
+    factor: float
+    period: int
