@@ -14,6 +14,8 @@ from realizar.config import EngineConfig
 from realizar.engine.fetch_speed import FetchSpeed, keep_speed, known_speed
 from realizar.engine.loading import load_core
 from realizar.hub.folders import user_cache
+from realizar.kv_cache.snapshot_tiers import SnapshotCounts
+from realizar.scheduler.counts import SchedulerCounts
 from tiny_model import write_tiny_model
 
 OPTIONS: dict[str, Any] = {
@@ -42,8 +44,27 @@ def test_a_load_measures_both_speeds_and_keeps_them(hybrid: Path) -> None:
     assert core.cache.least_fetched_tokens == speed.least_tokens >= 1
     assert not core.has_work
     assert all(group.used == group.cached == 0 for group in core.block_counts)
-    assert core.snapshot_counts.kept == core.snapshot_counts.host_kept == 0
+    total, on_host = core.capacity.num_snapshots, core.capacity.num_host_snapshots
+    assert core.snapshot_counts == SnapshotCounts(total=total, host_total=on_host)
+    assert core.counts == SchedulerCounts(0, 0, 0)  # what was read to measure is nobody's request
     core.audit()
+    core.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"host_snapshot_bytes": 100}, "host_snapshot_bytes is 100"),
+        ({"host_snapshot_bytes": 4 << 20, "prefix_cache": False}, "the cache has none to store"),
+    ],
+)
+def test_a_load_says_why_no_snapshot_waits_on_the_host(
+    hybrid: Path, options: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = load_core(open_checkpoint(hybrid), EngineConfig(**OPTIONS, **options))
+    (message,) = [each.getMessage() for each in caplog.records if "waits in the host's memory" in each.getMessage()]
+    assert why in message
+    assert core.cache.least_fetched_tokens == 1
     core.close()
 
 

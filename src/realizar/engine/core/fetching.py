@@ -5,28 +5,46 @@ from __future__ import annotations
 import logging
 import time
 
-from realizar.backends.base import FetchesSnapshots
+from realizar.backends.base import Backend, FetchesSnapshots
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.fetch_speed import FetchSpeed
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from realizar.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
 _MOST_TOKENS = 2048  # of the prompt that is measured
 
 
-def measure_fetching(core: EngineCore, backend: object) -> FetchSpeed | None:
-    """Measure an engine that nothing else uses yet, and have it decide by that; None if it has no host snapshots."""
-    if not core.capacity.num_host_snapshots or not isinstance(backend, FetchesSnapshots):
+def measure_fetching(core: EngineCore, backend: Backend) -> FetchSpeed | None:
+    """Measure a backend that nobody uses yet, and have its engine decide by that; None if it has no host snapshots.
+
+    The prompts are read by another engine, so that none of them is in this one's figures.
+    """
+    if not isinstance(backend, FetchesSnapshots) or not core.spec.state_layers():
+        return None
+    if not core.capacity.num_host_snapshots:
+        _warn(core, backend.snapshot_bytes)
         return None
     count = min(_MOST_TOKENS, core.capacity.max_step_tokens, core.max_request_tokens - 1)
     prompt = tuple(place * 7919 % core.spec.vocab_size for place in range(count))
-    seconds = min(_read(core, prompt, salt) for salt in ("first", "second"))  # the first may compile
-    core.clear_cache()
+    reader = EngineCore(backend, core.spec, core.config)
+    seconds = min(_read(reader, prompt, salt) for salt in ("first", "second"))  # the first may compile
     found = FetchSpeed(backend.time_fetch(), backend.snapshot_bytes, count / seconds)
     core.cache.least_fetched_tokens = found.least_tokens
     _LOG.info("snapshots in the host's memory are %s", found)
     return found
+
+
+def _warn(core: EngineCore, snapshot_bytes: int) -> None:
+    """Say why no snapshot waits in the host's memory, where that was asked for."""
+    given = core.config.host_snapshot_bytes
+    if not given:
+        return
+    why = "the cache has none to store"
+    if core.capacity.num_snapshots:
+        why = f"one takes {format_bytes(snapshot_bytes)}, and host_snapshot_bytes is {format_bytes(given)}"
+    _LOG.warning("no snapshot of a state waits in the host's memory: %s", why)
 
 
 def _read(core: EngineCore, prompt: tuple[int, ...], salt: str) -> float:
