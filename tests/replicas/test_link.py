@@ -389,3 +389,12 @@ def test_the_last_ready_engine_is_not_drained() -> None:
         assert scene.engines[0] is not before[0]
 
     play(2, main)
+
+
+def test_the_log_says_why_a_replica_gets_no_engine_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(scene: Scene) -> None:
+        scene.engines[0].die(restarting=False)
+        assert scene.link.statuses()[0].state == "down"
+
+    play(2, main)
+    assert any("replica 0" in line and "it was killed" in line for line in caplog.messages)

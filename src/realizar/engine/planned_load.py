@@ -100,6 +100,7 @@ def load_of(plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, vo
             f"the model does not fit into {sizes[0]}: weights, workspace and process take {sizes[1]}, and the KV cache"
             f" of one request of {plan.contexts[-1].context_length} tokens {sizes[2]}"
             + (f", which gets {format_bytes(cache)}" if cache < one <= left else "")
+            + (f"; it is to have {format_bytes(cache)} in all" if cache > left >= one else "")
         )
     rows = resolved.max_running if plan.state_bytes else config.max_running
     return PlannedLoad(

@@ -192,7 +192,7 @@ class ReplicaLink:
             if self._has_begun or not restarting_any:
                 self._pass_loss(named, restarting=restarting_any, blame=blame)
         if not restarting and not self._closed:
-            _LOG.error("replica %s gets another engine in %.0f s", replica.name, _REVIVAL_S)
+            _LOG.error("replica %s gets another engine in %.0f s: %s", replica.name, _REVIVAL_S, error)
             self._spawn(self._revive(replica))
         self._note_change()
 
