@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -9,8 +10,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from random_models import Recipe, random_model  # noqa: E402
+from realizar.backends.cuda.recurrences import host_snapshots  # noqa: E402
+from realizar.backends.cuda.recurrences.host_snapshots import HostSnapshots  # noqa: E402
 from realizar.backends.cuda.recurrences.memory import StateMemory  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
+from realizar.errors import CapacityError  # noqa: E402
 from realizar.state_moves import StateMoves  # noqa: E402
 from resolving import resolved  # noqa: E402
 
@@ -102,3 +106,57 @@ def test_a_fetch_takes_time(case: Case) -> None:
     assert host is not None
     assert host.size_bytes == ON_HOST * sum(4 * tensor[0].numel() for tensor in case.tensors)
     assert host.time_fetch() > 0
+
+
+def test_more_than_the_host_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system would give the addresses, and end a process when their memory is pinned."""
+    monkeypatch.setattr(host_snapshots, "free_memory_bytes", lambda: 1000)
+    with pytest.raises(CapacityError, match=r"has no 1\.\d+ k.*, with 1\S* k?B free: lower host_snapshot_bytes$"):
+        HostSnapshots([torch.zeros((4, 100))], 2, 3)
+    assert HostSnapshots([torch.zeros((4, 100))], 2, 2).size_bytes == 800
+
+
+class OnGPU:
+    """A tensor that says that it is on a GPU."""
+
+    device = torch.device("cuda")
+    shape = (4, 100)
+
+    def __getitem__(self, slot: int) -> torch.Tensor:
+        return torch.zeros(100)
+
+
+class Pins:
+    """A driver that knows what is pinned."""
+
+    pinned: dict[int, int]
+
+    def __init__(self, device: torch.device) -> None:
+        assert device.type == "cuda"
+
+    def pin(self, address: int, size_bytes: int) -> None:
+        self.pinned[address] = size_bytes
+
+    def synchronize(self) -> None:
+        self.waited = True
+
+    def unpin(self, address: int) -> None:
+        assert self.waited
+        del self.pinned[address]
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_what_is_pinned_is_given_back_by_a_load_that_fails_too(closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: dict[int, int] = {}
+    monkeypatch.setattr(Pins, "pinned", pinned, raising=False)
+    monkeypatch.setattr(host_snapshots, "CUDADriver", Pins)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _device: None)
+    made = HostSnapshots([OnGPU()], 2, 3)  # type: ignore[list-item]
+    assert list(pinned.values()) == [1200]
+    if closes:
+        made.close()
+        made.close()
+        assert not pinned
+    del made
+    gc.collect()
+    assert not pinned

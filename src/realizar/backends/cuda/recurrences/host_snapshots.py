@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import mmap
 import time
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
 from realizar.backends.cuda.sleep.driver import CUDADriver, SleepDriver
-from realizar.errors import CapacityError
+from realizar.backends.machine import free_memory_bytes
+from realizar.errors import CapacityError, KernelError
 from realizar.sizes import format_bytes
 from realizar.state_moves import StateMoves
 
@@ -20,7 +23,7 @@ class HostSnapshots:
     """Copies of slots of the device's states. On a GPU they go over a stream of their own.
 
     A step waits for the snapshots that its rows start from, and for no others before it ends: what leaves the device
-    does so while the step computes.
+    does so while the step computes. The memory is given back by `close`, or with this object after a load that failed.
 
     Args:
         tensors: of all layers, on one device; the first dimension of each is the slot.
@@ -48,6 +51,8 @@ class HostSnapshots:
             driver = CUDADriver(device)
             driver.pin(self._address, self._size_bytes)
             self._driver, self._stream = driver, torch.cuda.Stream(device)
+            self._unpins = weakref.finalize(self, _unpin_unless_lost, driver, self._address, self._map)
+            self._unpins.atexit = False  # the driver may have ended by then
         self._busy = False
 
     @property
@@ -91,8 +96,8 @@ class HostSnapshots:
         """Give the memory back to the system. Nothing may copy from or to it any more; idempotent."""
         driver, self._driver = self._driver, None
         if driver is not None:
-            driver.synchronize()
-            driver.unpin(self._address)
+            self._unpins.detach()
+            _unpin(driver, self._address)
 
     def _start(self, moves: StateMoves) -> torch.cuda.Event | None:
         """Start all copies; an event after those that rows start from."""
@@ -118,14 +123,30 @@ class HostSnapshots:
             torch.cuda.synchronize(self._stream.device)
 
 
+def _unpin(driver: SleepDriver, address: int) -> None:
+    driver.synchronize()
+    driver.unpin(address)
+
+
+def _unpin_unless_lost(driver: SleepDriver, address: int, _mapped: mmap.mmap) -> None:
+    """Give back what nobody has closed, which is mapped until then."""
+    with suppress(KernelError, RuntimeError):  # of a GPU that is lost
+        _unpin(driver, address)
+
+
 def _reserve(size_bytes: int) -> mmap.mmap:
-    """Memory that the system gives when it is pinned or written."""
+    """Memory that the system gives when it is pinned or written: of more than there is, it would end a process then."""
+    free = free_memory_bytes()
+    refused = CapacityError(
+        f"the host has no {format_bytes(size_bytes)} for snapshots of states, with {format_bytes(free)} free:"
+        " lower host_snapshot_bytes"
+    )
+    if size_bytes > free:
+        raise refused
     try:
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
-        raise CapacityError(
-            f"the host has no {format_bytes(size_bytes)} for snapshots of states: lower host_snapshot_bytes"
-        ) from error
+        raise refused from error
     # A child that shares pages would have the GPU write to the wrong ones.
     for name in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
         advice = getattr(mmap, name, None)
