@@ -76,6 +76,23 @@ def check_once(net: Net, device: str, splits: int, columns: int, norm: float = 1
     assert torch.isnan(kernels.rings[0]).all()
 
 
+def check_first(net: Net, device: str, splits: int) -> None:
+    """A row's first tokens one by one, each held once, while its state and ring have nothing yet that may be read."""
+    kernels = Kernels(net, device, splits=splits, columns=net.value // 2, undone=2)
+    inputs = net.inputs(6, 3)
+    expected = net.run(inputs)[0]
+    for at in range(len(inputs)):
+        for uncertain in (1, 1, 0):  # the token before is certain by now
+            found = kernels.once([Row(2, inputs[at : at + 1], at, 0, uncertain)])
+            close(found, expected[at : at + 1])
+        close(kernels.states[2].cpu().numpy(), net.run(inputs[: at + 1])[1])
+    kernels = Kernels(net, device, splits=splits, columns=net.value // 2, undone=2)
+    for at, replayed in ((0, 0), (1, 1), (2, 1)):  # uncertain ones, replayed by the token after
+        found = kernels.once([Row(2, inputs[at : at + 1], at, replayed, 1)])
+        close(found, expected[at : at + 1])
+    close(kernels.states[2].cpu().numpy(), net.run(inputs[:2])[1])
+
+
 def check_scans(net: Net, device: str, sizes: tuple[int, int], uncertain: int, limit: float = 2e-5) -> None:
     """A long chunk beside a short one, then another, whose last token may be uncertain and computed again."""
     kernels = Kernels(net, device, "tf32" if device == "cuda" else "ieee")

@@ -14,6 +14,7 @@ from backends.cuda.recurrences.delta_checks import (  # noqa: E402
     TILED,
     check_alike,
     check_decodes,
+    check_first,
     check_once,
     check_scans,
 )
@@ -34,6 +35,11 @@ def test_rows_of_decodes_and_drafts(net: Net, splits: int) -> None:
 def test_rows_of_one_token(net: Net, splits: int, columns: int, norm: float, undone: int) -> None:
     """Whole heads through norm and gate, and halves of heads without."""
     check_once(net, "cpu", splits, columns, norm, undone)
+
+
+@pytest.mark.parametrize(("net", "splits"), [(TILED, 1), (SHORT, 2)])
+def test_first_tokens_of_a_row(net: Net, splits: int) -> None:
+    check_first(net, "cpu", splits)
 
 
 @pytest.mark.parametrize(("net", "sizes", "uncertain"), [(TILED, (70, 17), 0), (SHORT, (17, 65), 1)])

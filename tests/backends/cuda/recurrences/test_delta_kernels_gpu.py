@@ -17,6 +17,7 @@ from backends.cuda.recurrences.delta_checks import (  # noqa: E402
     WIDE,
     check_alike,
     check_decodes,
+    check_first,
     check_once,
     check_scans,
 )
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.gpu
 def test_on_a_gpu(net: Net) -> None:
     """Products of tf32 keep three digits; token by token nearly all of float32 are kept."""
     check_decodes(net, "cuda", 2)
+    check_first(net, "cuda", 2)
     for columns, norm, undone in ((128, 1.0, 1), (16, 1.0, 3), (128, 1e-6, 5)):
         check_once(net, "cuda", 2, columns, norm, undone)
     for sizes, uncertain in (((150, 90), 1), ((64, 65), 1), ((17, 200), 0)):
