@@ -135,13 +135,13 @@ class ReplicaLink:
     def drain(self, replica: Replica) -> None:
         """Give a replica that is ready no more requests."""
         replica.state = "draining"
-        self._report_ready()
 
     async def renew(self, replica: Replica) -> None:
         """Replace the engine of a replica that has no request."""
         replica.state = "starting"
         replica.count_end(restarting=False)
         self._placement.router.leave(replica.name)
+        self._report_ready()
         await replica.close()
         await replica.start()
 
@@ -224,8 +224,8 @@ class ReplicaLink:
         self._note_change()
 
     def _report_ready(self) -> None:
-        """Report readiness, and what the engines that are ready can do together."""
-        infos = [each.info for each in self._replicas if each.state == "ready" and each.info is not None]
+        """Report readiness, and what engines can do together; one that drains has its own requests still."""
+        infos = [each.info for each in self._replicas if each.is_alive and each.info is not None]
         if infos and (self._has_begun or len(self._tried) == len(self._replicas)):
             self._has_begun = True
             self._pass_on(Ready(joint_info(infos)))

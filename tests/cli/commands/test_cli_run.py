@@ -185,6 +185,13 @@ def test_a_text_from_stdin_has_a_perplexity(
     assert result.stdout == realizar("perplexity", smollm2_path, file, "--json").stdout
 
 
+def test_doctor_shows_places_of_as_many_replicas_as_can_be_served(realizar: Callable[..., Any]) -> None:
+    for count in ("0", "65"):
+        result = realizar("doctor", "--replicas", count)
+        assert result.status == 1
+        assert f"--replicas must be between 1 and 64, not {count}" in result.stderr
+
+
 def test_doctor_reports_and_checks(realizar: Callable[..., Any]) -> None:
     result = realizar("doctor", "--json")
     record = json.loads(result.stdout)
