@@ -6,12 +6,11 @@ Connections are served here, or in API processes of their own.
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -21,6 +20,7 @@ from realizar.errors import RealizarError
 from realizar.server.http.listen import uvicorn_config
 from realizar.server.http.memory_return import keep_little_memory
 from realizar.server.settings import ServerSettings
+from realizar.server.stop_signals import StopSignals
 
 SWITCH_INTERVAL_S = 0.0005
 """Seconds that a worker thread keeps the interpreter from the event loop, which asks for it after every write."""
@@ -30,7 +30,7 @@ _POLL_S = 0.1
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn without its signal handlers; `_Signals` handles signals."""
+    """uvicorn without its signal handlers; `StopSignals` handles signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -115,37 +115,6 @@ class OwnFront:
         self._server.force_exit |= at_once
 
 
-class _Signals:
-    """SIGTERM and SIGINT as futures: the first signal drains the server, the second stops it at once.
-
-    Args:
-        hang_up: called at SIGHUP; None leaves that signal alone.
-    """
-
-    def __init__(self, hang_up: Callable[[], None] | None) -> None:
-        self._loop, self._hang_up = asyncio.get_running_loop(), hang_up
-        self.first: asyncio.Future[int] = self._loop.create_future()
-        self.second: asyncio.Future[int] = self._loop.create_future()
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._note, int(number))
-        if self._hang_up is not None:
-            self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.remove_signal_handler(number)
-        if self._hang_up is not None:
-            self._loop.remove_signal_handler(signal.SIGHUP)
-
-    def _note(self, number: int) -> None:
-        waiting = self.second if self.first.done() else self.first
-        if not waiting.done():
-            waiting.set_result(number)
-
-
 def open_port(host: str, port: int) -> socket.socket:
     """Open a listening socket, before the slow parts of the start; port 0 takes a free port.
 
@@ -210,7 +179,7 @@ async def _serve(
     serving = asyncio.create_task(front.serve(served, listener))
     dead = asyncio.create_task(served.wait_dead())
     announcing = asyncio.create_task(_announce(served, loading, ready))
-    with _Signals(hang_up) as signals:
+    with StopSignals(hang_up) as signals:
         try:
             await served.start()
             await asyncio.wait((serving, dead, signals.first), return_when=asyncio.FIRST_COMPLETED)
