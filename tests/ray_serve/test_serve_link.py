@@ -218,13 +218,14 @@ def test_a_replica_reports_what_its_engine_holds_until_that_dies() -> None:
     play(main)
 
 
-def test_a_report_of_many_keys_has_the_last_of_them() -> None:
+def test_a_report_of_too_many_keys_has_the_oldest_and_the_newest() -> None:
     held = HeldBlocks()
     keys = [number.to_bytes(16, "little") for number in range(MOST_KEYS + 3)]
     held.take(CacheChanges(b"".join(keys), complete=True))
     report = read_report(held.report(0))
     assert report is not None
-    assert report.blocks.added == [key[:KEY_BYTES] for key in keys[3:]]
+    sent = keys[: MOST_KEYS // 2] + keys[MOST_KEYS // 2 + 3 :]
+    assert report.blocks.added == [key[:KEY_BYTES] for key in sent]
 
 
 def test_every_cache_is_cleared() -> None:

@@ -120,8 +120,14 @@ def _change(held: OrderedDict[bytes, None], added: bytes, removed: bytes) -> Non
 
 
 def _joined(keys: OrderedDict[bytes, None]) -> bytes:
-    """The keys as one column. Of too many the first are left out, which have been there for the longest time."""
-    return b"".join(list(keys)[-MOST_KEYS:])
+    """The keys as one column.
+
+    Of too many the oldest half, where the prefixes begin that many prompts share, and the newest half are sent.
+    """
+    held = list(keys)
+    if len(held) > MOST_KEYS:
+        held = held[: MOST_KEYS // 2] + held[-MOST_KEYS // 2 :]
+    return b"".join(held)
 
 
 def _apart(column: bytes) -> Sequence[bytes]:
