@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -140,8 +140,8 @@ class PlayedReplicas:
         for calls in self.calls:
             await calls.engine.clear_cache()
 
-    async def stats(self) -> Sequence[EngineStats]:
-        return [await calls.engine.stats() for calls in self.calls]
+    async def stats(self) -> Mapping[str, EngineStats]:
+        return {calls.name: await calls.engine.stats() for calls in self.calls}
 
 
 class Scene:

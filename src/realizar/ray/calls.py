@@ -66,7 +66,7 @@ class EngineCalls:
     def __init__(
         self, name: str, link: EngineLink, max_queued: int | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._name, self._clock = name, clock
+        self.name, self._clock = name, clock
         self._held = HeldBlocks()
         self._calls: dict[str, _Call] = {}
         self._splitter: DeltaSplitter[_Call] = DeltaSplitter(self._calls.get)
@@ -145,4 +145,4 @@ class EngineCalls:
             call.put(event)
 
     def _reports(self, events: list[CallEvent]) -> bytes:
-        return _ENCODER.encode(Reports(self._name, self._clock(), tuple(events)))
+        return _ENCODER.encode(Reports(self.name, self._clock(), tuple(events)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +17,7 @@ from realizar.ray.serve_link import ServeLink
 from realizar.ray.wish import RouteWish
 from realizar.server.app import create_app
 from realizar.server.processes.messages import Start
+from realizar.server.replica_figures import engine_samples
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.tokenizer.stop_checker import StopChecker
 
@@ -44,10 +45,10 @@ class Replicas:
         info: EngineInfo = await self._handle.info.remote()
         return info
 
-    async def stats(self) -> Sequence[EngineStats]:
+    async def stats(self) -> Mapping[str, EngineStats]:
         """See `Engines`. Replicas that don't answer in time are left out."""
         answers = await self._handle.broadcast("stats").results_async(timeout_s=_STATS_PATIENCE_S)
-        return [answer for answer in answers if isinstance(answer, EngineStats)]
+        return dict(answer for answer in answers if isinstance(answer, tuple))
 
     async def clear_caches(self) -> None:
         """See `Engines`."""
@@ -71,15 +72,19 @@ class Front:
         """Make the application. Ray Serve calls this once, on the loop on which requests are answered."""
         start = self._start
         model = await asyncio.to_thread(_served, start)
+        link = ServeLink(self._replicas, self._max_replicas)
         engine = AsyncEngine(
-            ServeLink(self._replicas, self._max_replicas),
+            link,
             lambda params: StopChecker(model.tokenizer, params),
             model.tokenizer.eos_ids,
             max_queued=start.max_queued,
             pooling=start.pooling,
         )
         await engine.start()
-        return PlainBodies(create_app(engine, model, start.settings))
+        app = create_app(
+            engine, model, start.settings, more_samples=lambda: engine_samples(link.figures.engines, start.names[0])
+        )
+        return PlainBodies(app)
 
 
 class PlainBodies:

@@ -59,9 +59,9 @@ class EngineReplica:
         """Facts of the engine."""
         return self._calls.engine.info
 
-    async def stats(self) -> EngineStats:
-        """Figures of the engine."""
-        return await self._calls.engine.stats()
+    async def stats(self) -> tuple[str, EngineStats]:
+        """The replica's name, and the figures of its engine."""
+        return self._calls.name, await self._calls.engine.stats()
 
     async def clear_cache(self) -> None:
         """Have the prefix cache forget all that it holds."""

@@ -8,7 +8,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -35,6 +35,7 @@ from realizar.engine.process.messages import (
     record_error,
 )
 from realizar.errors import EngineDeadError, EngineUnavailableError, RealizarError
+from realizar.ray.engine_figures import EngineFigures
 from realizar.ray.messages import Lost, Reports
 from realizar.ray.translate import Translation
 from realizar.ray.wish import RouteWish, wish_of
@@ -61,8 +62,8 @@ class Engines(Protocol):
     async def info(self) -> EngineInfo:
         """Facts of an engine, once a replica has one."""
 
-    async def stats(self) -> Sequence[EngineStats]:
-        """Figures of every engine."""
+    async def stats(self) -> Mapping[str, EngineStats]:
+        """Figures of the engines that answer, by the names of their replicas."""
 
     async def clear_caches(self) -> None:
         """Have the prefix cache of every engine forget what it holds."""
@@ -104,6 +105,9 @@ class ServeLink:
     Args:
         engines: the replicas.
         max_replicas: as many engines may there be; together they run so many times what one runs.
+
+    Attributes:
+        figures: of the engines, as they were last asked for.
     """
 
     def __init__(self, engines: Engines, max_replicas: int) -> None:
@@ -114,6 +118,7 @@ class ServeLink:
         self._serials = itertools.count(1)
         self._prefix = secrets.token_hex(8)  # ids of requests are unique over all fronts
         self._block_tokens = 0
+        self.figures = EngineFigures()
 
     async def start(self, listener: LinkListener) -> None:
         """See `EngineLink`."""
@@ -237,10 +242,8 @@ class ServeLink:
         call.close()
 
     async def _ask_stats(self, ticket: int) -> None:
-        total = EngineStats()
-        for stats in await self._engines.stats():
-            total = total.added(stats)
-        self._report(StatsAnswer(ticket, total))
+        self.figures.take(await self._engines.stats())
+        self._report(StatsAnswer(ticket, self.figures.total()))
 
     async def _clear_caches(self, ticket: int) -> None:
         error: RealizarError | None = None

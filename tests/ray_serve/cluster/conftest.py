@@ -74,7 +74,8 @@ class TwoHosts:
         """The figures of every engine."""
         from ray import serve
 
-        return list(serve.get_deployment_handle("engine", "realizar").broadcast("stats").results(timeout_s=30))
+        answers = serve.get_deployment_handle("engine", "realizar").broadcast("stats").results(timeout_s=30)
+        return [stats for _, stats in answers]
 
     def num_engines(self) -> int:
         from ray import serve
