@@ -34,8 +34,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the GPUs that torch lists, and what the kernels' libraries lack."""
 
     def has(*found: tuple[str, int, int], library: str | None = None) -> None:
+        pci = {"pci_domain_id": 0, "pci_bus_id": 0x1B, "pci_device_id": 0}
         listed = [
-            SimpleNamespace(name=name, major=major, minor=minor, total_memory=16 << 30) for name, major, minor in found
+            SimpleNamespace(name=name, major=major, minor=minor, total_memory=16 << 30, **pci)
+            for name, major, minor in found
         ]
         monkeypatch.setattr(presence, "gpu_listed", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(listed))
@@ -131,7 +133,7 @@ def test_the_doctors_facts(machine: Any) -> None:
     assert first["fault"].startswith("compute capability 8.0")
     assert second == {
         "device": "cuda:1", "name": "NVIDIA H200", "compute_capability": "9.0", "memory_bytes": 16 << 30,
-        "free_bytes": 9 << 30, "fault": None,
+        "free_bytes": 9 << 30, "fault": None, "bus_id": "0000:1b:00.0",
     }  # fmt: skip
     lines = _gpu_lines({"gpus": [first, second], "no_gpu": None}, "torch 2.11.0")
     assert lines[1].startswith("cuda:0           Tesla T4, compute capability 7.5, not used: compute capability 8.0")
