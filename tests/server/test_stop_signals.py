@@ -25,8 +25,7 @@ async def wait():
 
 if len(sys.argv) > 1:
     os.open(sys.argv[1], os.O_RDWR)  # the first terminal that the leader of a session opens becomes its own
-if sys.argv[2:]:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[2:] else signal.SIG_DFL)  # whatever started the tests
 asyncio.run(wait())
 """
 
