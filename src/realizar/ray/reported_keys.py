@@ -10,8 +10,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from realizar.engine.clients.async_link import EngineLink, LinkListener
-from realizar.engine.process.messages import CachedKeys, Command, Event, Ready, WatchKeys
+from realizar.engine.clients.async_link import EngineLink
+from realizar.engine.clients.link_between import LinkBetween
+from realizar.engine.process.messages import CachedKeys, Event, Ready, WatchKeys
 from realizar.errors import RealizarError
 from realizar.kv_cache.key_changes import KEY_BYTES as ENGINE_KEY_BYTES
 from realizar.kv_cache.key_changes import CacheChanges
@@ -60,7 +61,7 @@ def read_report(stats: Mapping[str, Any]) -> KeyReport | None:
     return KeyReport(stats["generation"], stats["number"], KeyChanges(_apart(stats["blocks"])), ends, complete=True)
 
 
-class WatchedLink:
+class WatchedLink(LinkBetween):
     """An `EngineLink` that has each engine report its keys, and passes everything else on.
 
     Args:
@@ -69,26 +70,8 @@ class WatchedLink:
     """
 
     def __init__(self, link: EngineLink, held: HeldBlocks) -> None:
-        self._link, self._held = link, held
-        self._listener: LinkListener | None = None
-
-    async def start(self, listener: LinkListener) -> None:
-        """See `EngineLink`."""
-        self._listener = listener
-        await self._link.start(self)
-
-    def send(self, command: Command) -> None:
-        """See `EngineLink`."""
-        self._link.send(command)
-
-    async def close(self, *, at_once: bool = False) -> None:
-        """See `EngineLink`."""
-        await self._link.close(at_once=at_once)
-
-    @property
-    def may_be_to_blame(self) -> bool:
-        """See `LinkListener`."""
-        return self._listener is not None and self._listener.may_be_to_blame
+        super().__init__(link)
+        self._held = held
 
     def handle(self, event: Event) -> None:
         """See `LinkListener`."""
@@ -96,20 +79,13 @@ class WatchedLink:
             self._held.take(event.changes)
             return
         if isinstance(event, Ready) and event.info.cached_block_tokens:
-            self._link.send(WatchKeys())
-        if self._listener is not None:
-            self._listener.handle(event)
+            self.send(WatchKeys())
+        super().handle(event)
 
     def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True, counted: bool = False) -> None:
         """See `LinkListener`."""
         self._held.clear()
-        if self._listener is not None:
-            self._listener.lost(error, restarting=restarting, blame=blame, counted=counted)
-
-    def blocked(self, reason: str) -> None:
-        """See `LinkListener`."""
-        if self._listener is not None:
-            self._listener.blocked(reason)
+        super().lost(error, restarting=restarting, blame=blame, counted=counted)
 
 
 def _change(held: OrderedDict[bytes, None], added: bytes, removed: bytes) -> None:

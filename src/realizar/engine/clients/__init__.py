@@ -6,7 +6,8 @@ then one client:
 
 1. `engine_client.py`: `EngineClient`, for `LLM` and scripts. The caller's thread runs the steps; `interrupts.py` moves
    Ctrl-C to the end of a step, and `prompt_progress.py` reports progress.
-2. `async_engine.py`: `AsyncEngine`, for the server. `async_link.py` connects it to an engine in a thread or a process.
+2. `async_engine.py`: `AsyncEngine`, for the server. `async_link.py` connects it to an engine in a thread or a process;
+   `link_between.py` is a link over another one.
    `async_requests.py`, `async_stream.py` and `async_questions.py` hold its open requests and unanswered questions,
    `embedding.py` the answer with a vector, and `suspects.py` refuses requests that crash engines.
 """

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from realizar.engine.clients.async_link import EngineLink, LinkListener
-from realizar.engine.process.messages import Accepted, Command, Event, Loading, Outputs, PromptRead, Ready, RequestsLost
+from realizar.engine.clients.async_link import EngineLink
+from realizar.engine.clients.link_between import LinkBetween
+from realizar.engine.process.messages import Accepted, Event, Loading, Outputs, PromptRead, Ready, RequestsLost
 from realizar.errors import RealizarError
 from realizar.step_deltas import StepDeltas
 
@@ -49,7 +50,7 @@ class NoText:
         return ""
 
 
-class RoutedLink:
+class RoutedLink(LinkBetween):
     """An `EngineLink` between another one and the engine of the main process.
 
     Args:
@@ -58,26 +59,8 @@ class RoutedLink:
     """
 
     def __init__(self, link: EngineLink, audience: Audience) -> None:
-        self._link, self._audience = link, audience
-        self._listener: LinkListener | None = None
-
-    async def start(self, listener: LinkListener) -> None:
-        """See `EngineLink`."""
-        self._listener = listener
-        await self._link.start(self)
-
-    def send(self, command: Command) -> None:
-        """See `EngineLink`."""
-        self._link.send(command)
-
-    async def close(self, *, at_once: bool = False) -> None:
-        """See `EngineLink`."""
-        await self._link.close(at_once=at_once)
-
-    @property
-    def may_be_to_blame(self) -> bool:
-        """See `LinkListener`."""
-        return self._listener is not None and self._listener.may_be_to_blame
+        super().__init__(link)
+        self._audience = audience
 
     def handle(self, event: Event) -> None:
         """See `LinkListener`."""
@@ -93,20 +76,17 @@ class RoutedLink:
             self._audience.requests_lost(event)
         elif isinstance(event, Ready | Loading):
             self._audience.state_changed(event)
-        if self._listener is not None:
-            self._listener.handle(event)
+        super().handle(event)
 
     def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True, counted: bool = False) -> None:
         """See `LinkListener`."""
         self._audience.engine_lost(error, restarting=restarting)
-        if self._listener is not None:
-            self._listener.lost(error, restarting=restarting, blame=blame, counted=counted)
+        super().lost(error, restarting=restarting, blame=blame, counted=counted)
 
     def blocked(self, reason: str) -> None:
         """See `LinkListener`."""
         self._audience.engine_blocked(reason)
-        if self._listener is not None:
-            self._listener.blocked(reason)
+        super().blocked(reason)
 
 
 def _without_tokens(deltas: StepDeltas) -> StepDeltas:
