@@ -11,6 +11,7 @@ from contextlib import suppress
 import torch
 
 from realizar.backends.cuda.sleep.driver import CUDADriver, SleepDriver
+from realizar.backends.cuda.sleep.host_memory import map_pages
 from realizar.backends.machine import free_memory_bytes
 from realizar.errors import CapacityError, KernelError
 from realizar.sizes import format_bytes
@@ -144,15 +145,6 @@ def _reserve(size_bytes: int) -> mmap.mmap:
     if size_bytes > free:
         raise refused
     try:
-        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return map_pages(size_bytes)
     except (OSError, ValueError, OverflowError) as error:
         raise refused from error
-    # A child that shares pages would have the GPU write to the wrong ones.
-    for name in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-        advice = getattr(mmap, name, None)
-        if advice is not None:
-            try:
-                memory.madvise(advice)
-            except OSError:
-                continue  # a kernel without it
-    return memory

@@ -46,11 +46,9 @@ class HostMemory:
     def __init__(self, driver: SleepDriver, size_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._driver, self._chunk_bytes, self.size_bytes = driver, chunk_bytes, size_bytes
         try:
-            self._map = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._map = map_pages(size_bytes)
         except (OSError, ValueError, OverflowError) as error:
             raise CapacityError(f"the host has no {format_bytes(size_bytes)} for a model's weights: {error}") from error
-        self._advise("MADV_HUGEPAGE")  # fewer pages are pinned sooner
-        self._advise("MADV_DONTFORK")  # a child that shares pages would have the GPU write to the wrong ones
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._pinned: dict[int, int] = {}
         self._threads = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="host-memory")
@@ -98,10 +96,23 @@ class HostMemory:
         start = chunk * self._chunk_bytes
         self._bytes[start : start + self._chunk_bytes : _PAGE_BYTES] = 0
 
-    def _advise(self, name: str) -> None:
-        advice = getattr(mmap, name, None)
-        if advice is not None:
-            try:
-                self._map.madvise(advice)
-            except OSError:
-                return  # a kernel without it
+
+def map_pages(size_bytes: int) -> mmap.mmap:
+    """Memory that is to be pinned. The system gives its pages when they are pinned or written.
+
+    Raises:
+        OSError, ValueError, OverflowError: the system has no such range of addresses.
+    """
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    _advise(memory, "MADV_HUGEPAGE")  # fewer pages are pinned sooner
+    _advise(memory, "MADV_DONTFORK")  # a child that shares pages would have the GPU write to the wrong ones
+    return memory
+
+
+def _advise(memory: mmap.mmap, name: str) -> None:
+    advice = getattr(mmap, name, None)
+    if advice is not None:
+        try:
+            memory.madvise(advice)
+        except OSError:
+            return  # a kernel without it
