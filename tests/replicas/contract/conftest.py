@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
-import openai
 import pytest
 
 from realizar.config import EngineConfig
 from realizar.server.settings import ServerSettings
+from server.conftest import client, http
 from server_thread import CONTEXT, RunningServer, ServerThread
-from waits import HANG_S
+
+__all__ = ["client", "http", "server"]
 
 
 @pytest.fixture(scope="session")
@@ -23,17 +23,3 @@ def server(smollm2_path: Path) -> Iterator[RunningServer]:
     thread = ServerThread(smollm2_path, settings, config, num_replicas=2)
     yield thread.start()
     thread.stop()
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    """The official client."""
-    with server.client() as client:
-        yield client
-
-
-@pytest.fixture
-def http(server: RunningServer) -> Iterator[httpx.Client]:
-    """A plain client."""
-    with httpx.Client(base_url=server.url, timeout=HANG_S) as client:
-        yield client
