@@ -93,6 +93,23 @@ def test_a_queued_request_of_a_lost_replica_goes_to_another() -> None:
     play(main)
 
 
+def test_a_queued_request_goes_to_no_third_engine() -> None:
+    async def main(scene: Scene) -> None:
+        task = opening(scene)
+        for link, other in ((scene.one, scene.two), (scene.two, scene.one)):
+            await link.news.wait()
+            await turns()
+            link.accept()
+            stream = await task
+            num_added = len(other.added)
+            link.listener.lost(EngineDeadError("out of luck"), restarting=True)
+        with pytest.raises(EngineDeadError, match="out of luck"):
+            await stream.result()
+        assert len(other.added) == num_added == 1
+
+    play(main)
+
+
 def test_a_running_request_of_a_lost_replica_gets_one_error() -> None:
     async def main(scene: Scene) -> None:
         task = opening(scene)

@@ -117,19 +117,34 @@ def test_a_request_whose_second_engine_dies_too_is_thought_to_be_the_cause() -> 
     play(3, main)
 
 
-def test_a_request_that_was_alone_with_its_engine_does_not_move() -> None:
+def test_a_request_that_was_alone_with_its_engine_goes_elsewhere_and_ends_no_third_one() -> None:
     async def main(scene: Scene) -> None:
         stream = await scene.add("alone", prompt(1))
         scene.owner("alone").die()
+        assert not stream.done
+        assert scene.link.num_moved == 1
+        scene.engines[int(stream.replica)].die()
         with pytest.raises(EngineDeadError):
             await stream.result()
-        assert scene.link.num_moved == 0
-        again = await scene.add("again", prompt(1))
-        scene.owner("again").die()
-        assert again.done
-        scene.engines[0].ready()
-        with pytest.raises(InvalidRequestError, match="engine stopped each time"):  # not one engine after another
-            await scene.add("once more", prompt(1))
+        with pytest.raises(InvalidRequestError, match="engine stopped each time"):
+            await scene.add("again", prompt(1))
+        innocent = await scene.add("innocent", prompt(2))
+        assert not innocent.done
+
+    play(3, main)
+
+
+def test_a_request_that_ends_well_after_its_engine_died_is_no_suspect() -> None:
+    async def main(scene: Scene) -> None:
+        for turn in ("once", "twice", "thrice"):
+            stream = await scene.add(turn, prompt(1))
+            scene.owner(turn).die()
+            other = scene.engines[int(stream.replica)]
+            other.begin(turn)
+            other.end(turn)
+            assert (await stream.result()).outputs[0].text == "x"
+            for engine in scene.engines:
+                engine.ready()
 
     play(2, main)
 

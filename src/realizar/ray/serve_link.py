@@ -45,6 +45,7 @@ _LOG = logging.getLogger(__name__)
 _ENCODER = msgspec.msgpack.Encoder()
 _REPORTS = msgspec.msgpack.Decoder(Reports)
 _MAX_SENDS = 4  # of a request that no engine has begun
+_MAX_LOSSES = 2  # of replicas that had queued it: the second one may have died of it
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
@@ -75,7 +76,7 @@ class _Call:
 
     Attributes:
         wish: of the present replica's try.
-        accepted: a replica has queued it, which the client knows.
+        num_queued: replicas that have queued it.
         begun: a step had it, so that no other replica can take over. done: its end has come.
         closed: nobody waits for it any more.
         replica: the last that had it.
@@ -84,7 +85,7 @@ class _Call:
 
     request: Request
     wish: RouteWish | None = None
-    accepted: bool = False
+    num_queued: int = 0
     begun: bool = False
     done: bool = False
     replica: str | None = None
@@ -92,6 +93,11 @@ class _Call:
     choices: dict[int, int] = field(default_factory=dict)
     closed: bool = False
     task: asyncio.Task[None] | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """A replica has queued it, which the client knows."""
+        return self.num_queued > 0
 
     def close(self) -> None:
         self.closed = True
@@ -175,7 +181,7 @@ class ServeLink:
                 if number:
                     await asyncio.sleep(_FIRST_PAUSE_S * number)
                 error = await self._try(call)
-                if error is None or call.begun:
+                if error is None or call.begun or call.num_queued == _MAX_LOSSES:
                     break
             if error is not None:
                 lost = RequestsLost((request_id,), record_error(error))
@@ -227,7 +233,7 @@ class ServeLink:
                 self._report(RequestsLost((call.request.request_id,), event.error))
                 return
         elif isinstance(event, Accepted):
-            call.accepted = True
+            call.num_queued += 1
         self._report(translation.event(event, call.replica or ""))
 
     def _abort(self, command: Abort) -> None:

@@ -50,8 +50,8 @@ class ReplicaLink:
 
     An engine that can't load before all were ready once ends the link. After that the link lives as long as engines
     are being started, and the API answers as long as one is ready. When an engine dies, its requests of which something
-    came end with an error. The others go to another replica, once: a request that was alone with its engine, or whose
-    second engine dies, is thought to be the cause.
+    came end with an error. The others go to another replica, once: a request whose second engine dies is thought to be
+    the cause. So no request ends more than two engines, and the client refuses its content afterwards.
 
     Args:
         new_links: make links to engines that are not started yet, one for each replica.
@@ -242,13 +242,11 @@ class ReplicaLink:
 
     def _lose(self, requests: Sequence[PlacedRequest], error: RealizarError, *, blame: bool) -> None:
         """End the requests of a dead engine that have begun, and give the others to another one."""
-        alone = len(requests) == 1 and blame
         ended: list[PlacedRequest] = []
-        moving: list[PlacedRequest] = []
+        moved: list[PlacedRequest] = []
         for each in requests:
-            (ended if each.has_begun or each.num_moves or alone else moving).append(each)
-        moved = [each for each in moving if self._move(each)]
-        ended += [each for each in moving if each not in moved]
+            stays = each.has_begun or each.num_moves > 0
+            (ended if stays or not self._move(each) else moved).append(each)
         for each in ended:
             self._placement.forget(each.request.request_id)
         self._num_moved += len(moved)
