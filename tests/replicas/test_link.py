@@ -29,10 +29,28 @@ def test_it_is_ready_when_all_were_tried_and_adds_up_what_they_can_do() -> None:
         assert (info.max_running, info.queue_length, info.max_request_tokens) == (5, 6, 4096)
         assert (info.capacity.kv_cache_bytes, info.capacity.num_blocks) == (2000, (128,))
         assert [type(command) for command in first.sent] == [WatchKeys]
-        second.die()
-        assert (scene.client.state, scene.client.info.max_running) == ("ready", 2)
 
     play(2, main, ready=False)
+
+
+def test_the_room_of_a_replica_counts_while_it_gets_another_engine_soon() -> None:
+    async def main(scene: Scene) -> None:
+        first, second = scene.engines
+        room = scene.client.info.max_running + scene.client.max_queued
+        assert room == 2 * (2 + 3)
+        second.die()
+        assert (scene.client.state, scene.client.info.max_running) == ("ready", 4)
+        for number in range(room):
+            await scene.add(f"{number}", prompt(1))
+        assert len(first.added) == room
+        with pytest.raises(QueueFullError, match="limit 10"):
+            await scene.add("too many", prompt(1))
+        second.die(restarting=False)
+        assert scene.client.info.max_running == 2
+        second.ready()
+        assert scene.client.info.max_running == 4
+
+    play(2, main)
 
 
 @pytest.mark.parametrize("restarting", [True, False])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from realizar.errors import QueueFullError
 from replicas.played_replicas import Scene, play, prompt, turns
 
 
@@ -39,7 +42,7 @@ def test_a_rolling_restart_replaces_engines_one_by_one_when_they_have_no_request
     play(2, main)
 
 
-def test_what_a_draining_engine_still_has_takes_no_room_of_the_others() -> None:
+def test_as_many_requests_wait_as_ever_while_an_engine_is_replaced() -> None:
     async def main(scene: Scene) -> None:
         first, idle = scene.engines
         first.hold(prompt(1))
@@ -56,7 +59,10 @@ def test_what_a_draining_engine_still_has_takes_no_room_of_the_others() -> None:
             first.end(name)
         await turns()
         assert scene.link.statuses()[0].state == "starting"
-        assert scene.client.info.max_running == 2
+        for number in range(9):
+            await scene.add(f"waits {number}", prompt(1))
+        with pytest.raises(QueueFullError):
+            await scene.add("too many", prompt(1))
 
     play(2, main)
 

@@ -224,9 +224,13 @@ class ReplicaLink:
         self._note_change()
 
     def _report_ready(self) -> None:
-        """Report readiness, and what engines can do together; one that drains has its own requests still."""
-        infos = [each.info for each in self._replicas if each.is_alive and each.info is not None]
-        if infos and (self._has_begun or len(self._tried) == len(self._replicas)):
+        """Report readiness, and what engines can do together.
+
+        One that is being replaced counts: requests for which the others have no room wait until it is there again.
+        """
+        infos = [each.info for each in self._replicas if each.state != "down" and each.info is not None]
+        is_working = any(each.is_alive for each in self._replicas)
+        if is_working and (self._has_begun or len(self._tried) == len(self._replicas)):
             self._has_begun = True
             self._pass_on(Ready(joint_info(infos)))
 

@@ -24,13 +24,14 @@ from engine.process.served import (
     short_text,
     wait_until,
 )
-from realizar.config import EngineConfig
+from realizar.config import QUEUED_PER_ROW, EngineConfig
 from realizar.engine.process.main import take_place
 from realizar.engine.process.messages import Load
 from realizar.replicas.places import places_on_cores
 from realizar.replicas.topology import allowed_cpus, read_cores
 
 REPLICAS = ("--replicas", "2", "--max-running", "2")
+ROOM = 2 * 2 * (1 + QUEUED_PER_ROW)  # answers that run and wait
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one API process", "two API processes"])
@@ -146,6 +147,7 @@ def test_a_killed_replica_costs_its_running_requests_alone(server: Served) -> No
 
 
 def test_replicas_restart_one_by_one_and_no_request_fails(server: Served) -> None:
+    """With as many clients as the server has room for."""
     url = server.wait_ready()
     wait_until(lambda: num_ready(url) == 2)
     before, whole = engine_pids(server), short_text(url)
@@ -157,8 +159,8 @@ def test_replicas_restart_one_by_one_and_no_request_fails(server: Served) -> Non
             texts.add(short_text(url))
         return texts
 
-    with ThreadPoolExecutor(4) as clients:
-        asking = [clients.submit(ask) for _ in range(4)]
+    with ThreadPoolExecutor(ROOM) as clients:
+        asking = [clients.submit(ask) for _ in range(ROOM)]
         server.process.send_signal(signal.SIGHUP)
         try:
             wait_until(
@@ -166,7 +168,7 @@ def test_replicas_restart_one_by_one_and_no_request_fails(server: Served) -> Non
             )
         finally:
             ended.set()
-        assert [each.result() for each in asking] == [{whole}] * 4
+        assert [each.result() for each in asking] == [{whole}] * ROOM
 
 
 def test_it_drains_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
