@@ -20,11 +20,12 @@ def places(
     matched: int = 0,
     num_snapshots: int = 64,
     is_shared: bool = False,
+    step_tokens: int | None = None,
 ) -> tuple[int, ...]:
     """With blocks of 16, a context of 8,192 and steps of 512 tokens: gaps of 64 and an interval of 512."""
     chooser = SnapshotPlaces(num_snapshots, 16, 8192, 512)
     prefix = Prefix(cached, (), None, max(cached, matched))
-    return chooser.of_prompt(num_tokens, marks, prefix, is_shared=is_shared)
+    return chooser.of_prompt(num_tokens, marks, prefix, is_shared=is_shared, step_tokens=step_tokens)
 
 
 def test_a_prompt_of_several_choices_has_a_place_near_its_end() -> None:
@@ -58,6 +59,28 @@ def test_the_end_of_what_two_prompts_share_is_a_place() -> None:
 
 def test_long_messages_have_places_within() -> None:
     assert places(1700, (30, 1690)) == (16, 512, 1024, 1536, 1680)
+
+
+@pytest.mark.parametrize(
+    ("step_tokens", "num_snapshots", "interval"),
+    [
+        (None, 1000, 4096),
+        (9000, 1000, 4096),  # a step has no more
+        (4095, 1000, 2048),
+        (2500, 1000, 2048),
+        (2048, 1000, 2048),
+        (2047, 1000, 1024),
+        (100, 1000, 1024),  # memory bounds it: a sixteenth of the context
+        (2500, 8, 8192),  # or a half, as a request may take two of eight
+        (100, 20, 3280),  # a fifth, in full blocks
+    ],
+)
+def test_places_within_messages_follow_speed_and_memory(
+    step_tokens: int | None, num_snapshots: int, interval: int
+) -> None:
+    chooser = SnapshotPlaces(num_snapshots, 16, 16_384, 4096)
+    found = chooser.of_prompt(16_000, (), Prefix(0, (), None, 0), step_tokens=step_tokens)
+    assert found == tuple(range(interval, 16_000, interval))
 
 
 def test_what_is_cached_has_no_place() -> None:

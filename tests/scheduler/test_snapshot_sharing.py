@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
+
 from realizar.batch import ScheduledBatch
+from realizar.cache_kinds import attention_cache
+from realizar.kv_cache.manager import KVCacheManager
 from realizar.outputs import RowError
 from realizar.request import Request
+from realizar.scheduler.pace import Pace
 from realizar.scheduler.scheduler import Scheduler
 from realizar.state_moves import NO_MOVES
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape, step
@@ -43,6 +50,25 @@ def test_chunks_end_where_snapshots_are_taken() -> None:
     assert [shape(batch) for batch in batches[:3]] == [[(0, 0, 12, False)], [(0, 12, 6, False)], [(0, 18, 1, True)]]
     assert [batch.state_moves.taken for batch in batches] == [((0, 0),), ((0, 1),), (), ()]
     assert all(batch.state_moves.restored == () for batch in batches)
+
+
+@pytest.mark.parametrize(("token_s", "ends"), [(1e-6, (4096,)), (30e-6, (2048, 4096))])
+def test_snapshots_within_a_message_are_taken_where_chunks_end(token_s: float, ends: tuple[int, ...]) -> None:
+    """A step may have 4,096 tokens, and half as many where the measured speed gives it no more."""
+    cache = KVCacheManager(
+        [attention_cache(None)], [400], block_size=16, num_rows=1, context_length=6000, max_step_tokens=4096,
+        has_state=True, num_snapshots=64,
+    )  # fmt: skip
+    pace = Pace(4.0, 64)
+    pace.observe(0, 1000, 1000 * token_s)
+    clock = iter(range(1000))
+    scheduler = Scheduler(
+        cache, max_running=1, max_step_tokens=4096, context_length=6000, pace=pace, clock=lambda: token_s * next(clock)
+    )
+    scheduler.add(request("a", tuple(range(5000)), 1, salt=None))
+    batches = [run(scheduler) for _ in range(len(ends) + 1)]
+    assert [(start, start + count) for ((_, start, count, _),) in map(shape, batches)] == [*pairwise((0, *ends, 5000))]
+    assert [len(batch.state_moves.taken) for batch in batches] == [1] * len(ends) + [0]
 
 
 def test_a_sequence_starts_from_the_longest_prefix_with_a_snapshot() -> None:

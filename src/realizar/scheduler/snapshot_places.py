@@ -38,10 +38,17 @@ class SnapshotPlaces:
         self._size = block_size
         self._most = min(MOST_OF_A_REQUEST, -(-num_snapshots // _SHARE))
         self._gap = self._up(max_step_tokens // _CUTS_OF_A_STEP)
-        self._interval = self._up(max(-(-context_length // max(self._most, 1)), max_step_tokens))
+        self._max_step_tokens = max_step_tokens
+        self._least_interval = -(-context_length // max(self._most, 1))
 
     def of_prompt(
-        self, num_tokens: int, marks: Iterable[int], prefix: Prefix, *, is_shared: bool = False
+        self,
+        num_tokens: int,
+        marks: Iterable[int],
+        prefix: Prefix,
+        *,
+        is_shared: bool = False,
+        step_tokens: int | None = None,
     ) -> tuple[int, ...]:
         """Numbers of tokens, ascending, after each of which a snapshot is to be taken.
 
@@ -50,6 +57,7 @@ class SnapshotPlaces:
             marks: numbers of tokens after which a message ends; others are ignored.
             prefix: what was found of the prompt.
             is_shared: several choices start from the prompt.
+            step_tokens: of prompts, that a step may have by the speed that was measured; None is a full step.
         """
         if not self._most:
             return ()
@@ -62,11 +70,19 @@ class SnapshotPlaces:
         wanted = [*([last] if ends or is_shared else ()), parted, *ends[:1]]
         least = prefix.num_tokens + self._gap if prefix.num_tokens else 1
         fixed = [place for place in dict.fromkeys(wanted) if place >= least][: self._most]
-        between = range(self._interval, end, self._interval)
+        interval = self._interval(step_tokens)
+        between = range(interval, end, interval)
         gap = self._gap
         while len(places := _spread(fixed, (ends, between), prefix.num_tokens, gap)) > self._most:
             gap *= 2
         return tuple(places)
+
+    def _interval(self, step_tokens: int | None) -> int:
+        """The number of tokens between places within messages."""
+        step = self._max_step_tokens
+        if step_tokens is not None and step_tokens < step:
+            step = 1 << max(step_tokens.bit_length() - 1, 0)
+        return self._up(max(self._least_interval, step))
 
     def _up(self, num_tokens: int) -> int:
         """The number of tokens, at least one, rounded up to full blocks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.kv_cache.snapshot_tiers import Taken
 from realizar.outputs import SnapshotUse
+from realizar.scheduler.pace import Pace
 from realizar.scheduler.plan import Plan
 from realizar.scheduler.sequence import Sequence
 from realizar.scheduler.snapshot_places import SnapshotPlaces
@@ -16,10 +17,13 @@ class StateCopies:
 
     Args:
         context_length: tokens per row. max_step_tokens: tokens of a step.
+        pace: knows how many tokens of prompts a step reads; None lets it read as many as fit.
     """
 
-    def __init__(self, cache: KVCacheManager, context_length: int, max_step_tokens: int) -> None:
-        self._cache, counts = cache, cache.snapshot_counts
+    def __init__(
+        self, cache: KVCacheManager, context_length: int, max_step_tokens: int, pace: Pace | None = None
+    ) -> None:
+        self._cache, self._pace, counts = cache, pace, cache.snapshot_counts
         most = counts.total + counts.host_total
         self._places = SnapshotPlaces(most, cache.block_size, context_length, max_step_tokens)
 
@@ -31,7 +35,11 @@ class StateCopies:
             plan.restored[sequence] = prefix
         request = sequence.request
         places = self._places.of_prompt(
-            request.num_prompt_tokens, request.prompt_marks, prefix, is_shared=request.sampling.n > 1
+            request.num_prompt_tokens,
+            request.prompt_marks,
+            prefix,
+            is_shared=request.sampling.n > 1,
+            step_tokens=None if self._pace is None else self._pace.prompt_tokens(0),
         )
         sequence.places = tuple(
             place for place in places if not self._cache.has_snapshot(sequence.keys, sequence.token_ids, place)
