@@ -8,6 +8,7 @@ RealizarError
 ├── InvalidRequestError     a request whose field is out of range; `param` names the field
 │   └── ContextLengthError  prompt and output do not fit the context
 ├── HubError                a model that can't be found or fetched
+│   └── UnknownModelError   no model can have the name, or none has it
 ├── CapacityError           not enough memory for what was asked
 │   └── StepMemoryError     a step did not fit into the device's memory: its requests ended, and others may run
 ├── KernelError             a device kernel that can't be compiled, loaded or launched
@@ -68,6 +69,10 @@ class ContextLengthError(InvalidRequestError):
 
 class HubError(RealizarError):
     """A model is not found, not readable, or its bytes are not the expected ones."""
+
+
+class UnknownModelError(HubError):
+    """No model can have the name, none has it, or several do: another name is needed, and trying again does not help."""
 
 
 class CapacityError(RealizarError):

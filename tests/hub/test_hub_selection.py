@@ -126,7 +126,12 @@ def test_names_are_taken_apart(name: str, parts: tuple[str, str | None, str | No
 
 
 @pytest.mark.parametrize(
-    "name", ["", "repo", "a/b/c", "smollm2:135m", "user/", "user/repo:", "us er/repo", "user/repo\n"]
+    "name",
+    [
+        *("", "repo", "a/b/c", "smollm2:135m", "user/", "user/repo:", "us er/repo", "user/repo\n"),
+        *("user/repo@/srv/models", "user/repo@refs//x", "user/repo@x/", "user/repo@refs/../x", "user/repo@."),
+        *("user/repo:/srv/m.gguf", "user/repo:../m.gguf", "user/..", "./repo"),
+    ],
 )
 def test_other_names_are_not_repositories(name: str) -> None:
     assert parse_name(name) is None

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from realizar.errors import HubError
+from realizar.errors import HubError, UnknownModelError
 from realizar.hub.progress import Announce, Progress, RemoteFile, ignore_files
 from realizar.hub.selection import select_files
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _NAME = re.compile(r"([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?(?::([\w./ -]+))?")
-_UPWARD = re.compile(r"(^|[/@:])\.{1,2}($|[/@:])")
+_ELSEWHERE = re.compile(r"(^|[/@:])\.{0,2}($|[/@:])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,11 @@ class RepositoryName:
 
 
 def parse_name(name: str) -> RepositoryName | None:
-    """Parse a Hugging Face name; None if it is not one. A part of `.` or `..`, which leads elsewhere, is in none."""
-    match = None if _UPWARD.search(name) else _NAME.fullmatch(name)
+    """Parse a Hugging Face name; None if it is not one.
+
+    No part of a revision or a file is empty, `.` or `..`: joined to the cache's folder it would lead elsewhere.
+    """
+    match = None if _ELSEWHERE.search(name) else _NAME.fullmatch(name)
     return RepositoryName(match.group(1), match.group(2), match.group(3)) if match else None
 
 
@@ -57,7 +60,8 @@ def fetch(name: RepositoryName, progress: Progress, announce: Announce = ignore_
     """Download the model's missing files into huggingface_hub's cache.
 
     Raises:
-        HubError: the name is unknown, private, or offline and not cached, or the repository has no fitting files.
+        UnknownModelError: no repository has the name, or it is private, or has no fitting files.
+        HubError: it is offline and not cached, or can't be fetched.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.constants import HF_HUB_CACHE
@@ -76,7 +80,8 @@ def fetch(name: RepositoryName, progress: Progress, announce: Announce = ignore_
         if cached is None:
             raise
         return cached
-    siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+    listed = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+    siblings = {file: sibling for file, sibling in listed.items() if not _ELSEWHERE.search(file)}
     wanted = select_files(name.repo, list(siblings), name.wanted)
     announce(Path(HF_HUB_CACHE), [_remote_file(name, siblings[file], info.sha) for file in wanted])
     return _download([_translated(name, partial(_fetch_file, name, file, progress)) for file in wanted])
@@ -135,23 +140,33 @@ def _http_error() -> type[Exception]:
 
 
 def _translated(name: RepositoryName, call: Callable[[], Result]) -> Result:
-    """Run a call, and translate huggingface_hub's errors to `HubError` with the original as its cause."""
+    """Run a call, and translate huggingface_hub's errors to `HubError` with the original as its cause.
+
+    Raises:
+        UnknownModelError: the endpoint has nothing of the name, or none that it gives.
+        HubError: any other error.
+    """
     from huggingface_hub import errors
 
     try:
         return call()
     except errors.GatedRepoError as error:
-        raise HubError(f"{name} has terms that must be accepted: accept them on its page, then set HF_TOKEN") from error
+        message = f"{name} has terms that must be accepted: accept them on its page, then set HF_TOKEN"
+        raise UnknownModelError(message) from error
     except errors.RepositoryNotFoundError as error:
-        raise HubError(f"{name} does not exist on the endpoint, or is private (then set HF_TOKEN)") from error
+        raise UnknownModelError(f"{name} does not exist on the endpoint, or is private (then set HF_TOKEN)") from error
     except errors.RevisionNotFoundError as error:
-        raise HubError(f"{name}: the repository has no revision {name.revision}") from error
+        raise UnknownModelError(f"{name}: the repository has no revision {name.revision}") from error
     except errors.OfflineModeIsEnabled as error:
         raise HubError(f"{name} is not in the cache, and HF_HUB_OFFLINE is set") from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
-        raise HubError(f"{name}: {'not found' if status == 404 else f'HTTP {status}: {_first_line(error)}'}") from error
-    except (errors.HFValidationError, errors.EntryNotFoundError, OSError, _http_error()) as error:
+        if status == 404:
+            raise UnknownModelError(f"{name}: not found") from error
+        raise HubError(f"{name}: HTTP {status}: {_first_line(error)}") from error
+    except (errors.HFValidationError, errors.EntryNotFoundError) as error:
+        raise UnknownModelError(f"{name}: {_first_line(error)}") from error
+    except (OSError, _http_error()) as error:
         if _is_transport(error):
             from huggingface_hub.constants import ENDPOINT
 

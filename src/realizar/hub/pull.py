@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from realizar.errors import HubError
+from realizar.errors import HubError, UnknownModelError
 from realizar.hub import huggingface, wheels
 from realizar.hub.builtin import BUILTIN_MODELS, BuiltinModel
 from realizar.hub.cache import locked, models_dir
@@ -79,10 +79,10 @@ def network_name(name: str) -> str:
     """The name by which a model that comes from the network is listed. A path is none.
 
     Raises:
-        HubError: it is neither a short name nor one of Hugging Face, or longer than a process's argument may be.
+        UnknownModelError: it is neither a short name nor one of Hugging Face, or longer than one is.
     """
     if len(name) > _LONGEST_NAME:
-        raise HubError(f"{name[:200]}... has {len(name)} characters, more than a name of {_LONGEST_NAME}")
+        raise UnknownModelError(f"{name[:200]}... has {len(name)} characters, more than a name of {_LONGEST_NAME}")
     return name.lower() if name.lower() in BUILTIN_MODELS else str(_repository(name))
 
 
@@ -144,7 +144,7 @@ def _repository(name: str) -> RepositoryName:
     repository = parse_name(name)
     if repository is None:
         known = ", ".join(BUILTIN_MODELS)
-        raise HubError(f"{name[:200]} is neither a file, nor a known name ({known}), nor of the form user/repo:Q4_K_M")
+        raise UnknownModelError(f"{name[:200]} is neither a file, nor a known name ({known}), nor of the form user/repo:Q4_K_M")
     return repository
 
 

@@ -1,7 +1,8 @@
 """A pull in a process of its own: `python -m realizar.hub.pull_process NAME`, with lines of JSON on stdout.
 
 A server ends a pull by ending this process, whatever library is downloading. Lines are `{"files": [...]}` with the
-fields of `RemoteFile`, then `{"label", "done"}` again and again, then `{"path"}` or `{"error"}`. Standard library only.
+fields of `RemoteFile`, then `{"label", "done"}` again and again, then `{"path"}`, `{"error"}`, or `{"unknown"}` where no
+model has the name. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from realizar.errors import HubError, RealizarError
+from realizar.errors import HubError, RealizarError, UnknownModelError
 from realizar.hub.progress import RemoteFile
 from realizar.hub.pull import pull_by_name
 from realizar.sizes import format_bytes
@@ -80,7 +81,7 @@ def main(name: str) -> int:
     try:
         last, status = {"path": str(pull_by_name(name, lines.progress, lines.files))}, 0
     except RealizarError as error:
-        last, status = {"error": str(error)}, 1
+        last, status = {"unknown" if isinstance(error, UnknownModelError) else "error": str(error)}, 1
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # who has read the last line ends this process, and nothing is left
     lines.write(**last)
     return status

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
-from realizar.errors import HubError
+from realizar.errors import UnknownModelError
 
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 _QUANT = re.compile(
@@ -40,7 +40,7 @@ def select_files(repo: str, names: Sequence[str], wanted: str | None) -> tuple[s
             GGUF, else its Q4_K_M or Q8_0.
 
     Raises:
-        HubError: no file or several files match, parts are missing, or there are only pickled weights.
+        UnknownModelError: no file or several files match, parts are missing, or there are only pickled weights.
     """
     models = _gguf_models(names)
     if wanted is not None:
@@ -48,15 +48,15 @@ def select_files(repo: str, names: Sequence[str], wanted: str | None) -> tuple[s
     safetensors = _safetensors(names)
     if safetensors:
         if "config.json" not in names:
-            raise HubError(f"{repo} has safetensors but no config.json, so its architecture is not known")
+            raise UnknownModelError(f"{repo} has safetensors but no config.json, so its architecture is not known")
         return ("config.json", *safetensors, *sorted(_CONFIG_FILES.intersection(names) - {"config.json"}))
     if models:
         return _checked(repo, _default(repo, models))
     if any(name.lower().endswith(_PICKLES) for name in names):
-        raise HubError(
+        raise UnknownModelError(
             f"{repo} has only pickled weights, which are refused because they can run code when they are opened"
         )
-    raise HubError(f"{repo} has neither GGUF nor safetensors files")
+    raise UnknownModelError(f"{repo} has neither GGUF nor safetensors files")
 
 
 def _gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
@@ -84,8 +84,8 @@ def _named(repo: str, models: dict[str, list[str]], wanted: str) -> list[str]:
         return matches[0]
     if matches:
         choices = ", ".join(files[0] for files in matches)
-        raise HubError(f"{repo} has several files of {wanted}: {choices}; name one after the colon")
-    raise HubError(f"{repo} has no file of {wanted}; it has: {_choices(models)}")
+        raise UnknownModelError(f"{repo} has several files of {wanted}: {choices}; name one after the colon")
+    raise UnknownModelError(f"{repo} has no file of {wanted}; it has: {_choices(models)}")
 
 
 def _default(repo: str, models: dict[str, list[str]]) -> list[str]:
@@ -95,7 +95,7 @@ def _default(repo: str, models: dict[str, list[str]]) -> list[str]:
         matches = [files for key, files in models.items() if quantization_of(key) == quant]
         if len(matches) == 1:
             return matches[0]
-    raise HubError(f"{repo} has several models; add `:` and one of: {_choices(models)}")
+    raise UnknownModelError(f"{repo} has several models; add `:` and one of: {_choices(models)}")
 
 
 def _choices(models: dict[str, list[str]]) -> str:
@@ -106,7 +106,7 @@ def _checked(repo: str, files: list[str]) -> tuple[str, ...]:
     """Check that no part is missing, and return the files."""
     match = _SPLIT.search(files[0])
     if match is not None and [_part(name) for name in files] != list(range(1, int(match.group(2)) + 1)):
-        raise HubError(f"{repo}: {files[0]} is of {int(match.group(2))} parts, but the repository has {len(files)}")
+        raise UnknownModelError(f"{repo}: {files[0]} is of {int(match.group(2))} parts, but the repository has {len(files)}")
     return tuple(files)
 
 

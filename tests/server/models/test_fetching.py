@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from hub.fake_hub import Endpoint, fake_hub
-from realizar.errors import HubError
+from realizar.errors import HubError, UnknownModelError
 from realizar.hub.cache import models_dir
 from realizar.hub.progress import RemoteFile
 from realizar.hub.pull_process import RESERVE_BYTES, check_room
@@ -46,19 +46,40 @@ def test_progress_has_digests_and_sizes(hub: Endpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "message"),
+    ("name", "size", "kind", "message"),
     [
-        ("user/m:Q8_0", 1 << 62, "4.61 EB of disk|disk, and"),
-        ("user/gone", 1, "does not exist on the endpoint"),
-        ("user/m:Q4_0", 1, "it has: Q8_0"),
-        ("/etc/passwd", 1, "neither a file"),
+        ("user/m:Q8_0", 1 << 62, HubError, "4.61 EB of disk|disk, and"),
+        ("user/gone", 1, UnknownModelError, "does not exist on the endpoint"),
+        ("user/m:Q4_0", 1, UnknownModelError, "it has: Q8_0"),
+        ("user/m--m", 1, UnknownModelError, "Cannot have --"),
+        ("/etc/passwd", 1, UnknownModelError, "neither a file"),
     ],
 )
-def test_what_is_not_fetched_says_why(hub: Endpoint, name: str, size: int, message: str) -> None:
+def test_what_is_not_fetched_says_why(
+    hub: Endpoint, name: str, size: int, kind: type[HubError], message: str
+) -> None:
     hub.sizes["m-Q8_0.gguf"] = size
-    with pytest.raises(HubError, match=message):
+    with pytest.raises(HubError, match=message) as raised:
         asyncio.run(fetch_in_process(name, lambda event: None))
+    assert type(raised.value) is kind
     assert not any("resolve" in request for request in hub.requests)
+
+
+def test_an_offline_pull_stays_within_the_cache(hub: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "private-Q8_0.gguf").write_bytes(WEIGHTS)
+    with pytest.raises(UnknownModelError, match="neither a file"):
+        asyncio.run(fetch_in_process(f"user/m@{tmp_path}/own", lambda event: None))
+
+
+def test_a_hub_can_name_no_file_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_hub({"user/m": {"../../../../outside-Q8_0.gguf": WEIGHTS}}) as endpoint:
+        for name, value in endpoint.variables(tmp_path).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(HubError, match="neither GGUF nor safetensors"):
+            asyncio.run(fetch_in_process("user/m", lambda event: None))
+    assert not list(tmp_path.rglob("outside*"))
 
 
 def test_a_reserve_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,4 +124,4 @@ def test_a_process_that_is_ended_on_its_way_out_says_nothing() -> None:
     )
     ended = subprocess.run((sys.executable, "-c", code), capture_output=True, check=False, timeout=HANG_S)
     assert (ended.returncode, ended.stderr) == (-signal.SIGTERM, b"")
-    assert "neither a file" in json.loads(ended.stdout)["error"]
+    assert "neither a file" in json.loads(ended.stdout)["unknown"]

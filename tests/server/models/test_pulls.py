@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from realizar.errors import EngineUnavailableError, HubError, QueueFullError, RealizarError
+from realizar.errors import EngineUnavailableError, HubError, QueueFullError, RealizarError, UnknownModelError
 from realizar.server.app import create_app_of
 from realizar.server.models.pulls import MOST_PULLS, PullEvent, Pulls, Report
 from realizar.server.settings import ServerSettings
@@ -23,12 +23,12 @@ class ScriptedFetch:
 
     def __init__(self, *held: str) -> None:
         self.held, self.log = {name: asyncio.Event() for name in held}, list[str]()
-        self.errors: dict[str, str] = {}
+        self.errors: dict[str, HubError] = {}
 
     async def __call__(self, name: str, report: Report) -> Path:
         self.log.append(f"+{name}")
         if name in self.errors:
-            raise HubError(self.errors[name])
+            raise self.errors[name]
         report(PullEvent("pulling aa", "sha256:aa", 10, 4))
         try:
             if name in self.held:
@@ -129,17 +129,25 @@ def test_without_the_option_it_is_named() -> None:
     run(main)
 
 
-@pytest.mark.parametrize(("name", "message"), [("user/gone", "no such repository"), ("user/torn", "header is torn")])
-def test_a_failure_is_the_last_line_and_the_next_pull_begins_anew(name: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "expected", "message"),
+    [
+        ("user/gone", 404, "no such repository"),
+        ("user/far", 502, "can't be reached"),
+        ("user/torn", 502, "header is torn"),
+    ],
+)
+def test_a_failure_is_the_last_line_and_the_next_pull_begins_anew(name: str, expected: int, message: str) -> None:
     async def main(case: Case) -> None:
         fetch = ScriptedFetch()
-        fetch.errors["user/gone"] = "no such repository"
+        fetch.errors["user/gone"] = UnknownModelError("no such repository")
+        fetch.errors["user/far"] = HubError("the hub can't be reached")
         pulling(case, fetch)
         async with client_of(case) as client:
             status, lines = await pull(client, name)
             assert (status, message in lines[-1]["error"]) == (200, True)
             status, lines = await pull(client, name, stream=False)
-            assert (status, message in lines[-1]["error"]) == (502, True)
+            assert (status, message in lines[-1]["error"]) == (expected, True)
             assert fetch.log.count(f"+{name}") == 2
             assert len((await client.get("/api/tags")).json()["models"]) == 3
 

@@ -284,6 +284,7 @@ _PLAIN: dict[str, type[errors.RealizarError]] = {
         errors.UnsupportedModelError,
         errors.TokenizerError,
         errors.HubError,
+        errors.UnknownModelError,
         errors.CapacityError,
         errors.EngineDeadError,
         errors.StepError,

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from realizar.errors import HubError
+from realizar.errors import HubError, UnknownModelError
 from realizar.hub.pull_process import COMMAND
 from realizar.server.models.pulls import PullEvent, Report
 
@@ -22,6 +22,7 @@ async def fetch_in_process(name: str, report: Report) -> Path:
     """See `Fetch`. The files lie where `realizar pull` has them.
 
     Raises:
+        UnknownModelError: no model has the name.
         HubError: the model can't be fetched.
     """
     process = await asyncio.create_subprocess_exec(
@@ -40,6 +41,8 @@ async def _read(name: str, lines: asyncio.StreamReader, report: Report) -> Path:
         record = msgspec.json.decode(line)
         if "path" in record:
             return Path(record["path"])
+        if "unknown" in record:
+            raise UnknownModelError(record["unknown"])
         if "error" in record:
             raise HubError(record["error"])
         if "files" in record:

@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.errors import HubError
+from realizar.errors import HubError, UnknownModelError
 from realizar.hub.pull import network_name
 from realizar.server.api import settings_of
 from realizar.server.errors import ApiError, cleaned, refused
@@ -60,16 +60,22 @@ def _checked(name: str) -> str:
     """
     try:
         return network_name(network_part(name))
-    except HubError as error:
+    except UnknownModelError as error:
         raise refused(str(error), "model", "invalid_value") from None
 
 
 async def _lines(pulls: Pulls, name: str) -> AsyncGenerator[bytes]:
-    """The lines of a stream. Raises: ApiError: 502; the model can't be fetched or served."""
+    """The lines of a stream.
+
+    Raises:
+        ApiError: 404; no model has the name. 502; the model can't be fetched or served.
+    """
     try:
         async with aclosing(pulls.events(name)) as events:
             async for event in events:
                 yield _line(event)
+    except UnknownModelError as error:
+        raise ApiError(404, cleaned(str(error)), param="model", code="model_not_found") from None
     except HubError as error:
         raise ApiError(502, cleaned(str(error)), kind="server_error", param="model", code="pull_failed") from None
     yield _SUCCESS + b"\n"
