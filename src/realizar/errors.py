@@ -72,7 +72,7 @@ class HubError(RealizarError):
 
 
 class UnknownModelError(HubError):
-    """No model can have the name, none has it, or several do: another name is needed, and trying again does not help."""
+    """No model can have the name, none has it, or several do: to try again does not help."""
 
 
 class CapacityError(RealizarError):

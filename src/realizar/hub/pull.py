@@ -144,7 +144,9 @@ def _repository(name: str) -> RepositoryName:
     repository = parse_name(name)
     if repository is None:
         known = ", ".join(BUILTIN_MODELS)
-        raise UnknownModelError(f"{name[:200]} is neither a file, nor a known name ({known}), nor of the form user/repo:Q4_K_M")
+        raise UnknownModelError(
+            f"{name[:200]} is neither a file, nor a known name ({known}), nor of the form user/repo:Q4_K_M"
+        )
     return repository
 
 

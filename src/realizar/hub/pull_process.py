@@ -1,8 +1,8 @@
 """A pull in a process of its own: `python -m realizar.hub.pull_process NAME`, with lines of JSON on stdout.
 
 A server ends a pull by ending this process, whatever library is downloading. Lines are `{"files": [...]}` with the
-fields of `RemoteFile`, then `{"label", "done"}` again and again, then `{"path"}`, `{"error"}`, or `{"unknown"}` where no
-model has the name. Standard library only.
+fields of `RemoteFile`, then `{"label", "done"}` again and again, then `{"path"}`, `{"error"}`, or `{"unknown"}` where
+no model has the name. Standard library only.
 """
 
 from __future__ import annotations

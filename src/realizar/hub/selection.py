@@ -106,7 +106,9 @@ def _checked(repo: str, files: list[str]) -> tuple[str, ...]:
     """Check that no part is missing, and return the files."""
     match = _SPLIT.search(files[0])
     if match is not None and [_part(name) for name in files] != list(range(1, int(match.group(2)) + 1)):
-        raise UnknownModelError(f"{repo}: {files[0]} is of {int(match.group(2))} parts, but the repository has {len(files)}")
+        raise UnknownModelError(
+            f"{repo}: {files[0]} is of {int(match.group(2))} parts, but the repository has {len(files)}"
+        )
     return tuple(files)
 
 

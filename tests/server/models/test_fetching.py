@@ -55,9 +55,7 @@ def test_progress_has_digests_and_sizes(hub: Endpoint) -> None:
         ("/etc/passwd", 1, UnknownModelError, "neither a file"),
     ],
 )
-def test_what_is_not_fetched_says_why(
-    hub: Endpoint, name: str, size: int, kind: type[HubError], message: str
-) -> None:
+def test_what_is_not_fetched_says_why(hub: Endpoint, name: str, size: int, kind: type[HubError], message: str) -> None:
     hub.sizes["m-Q8_0.gguf"] = size
     with pytest.raises(HubError, match=message) as raised:
         asyncio.run(fetch_in_process(name, lambda event: None))

@@ -100,6 +100,19 @@ def test_a_tool_may_be_allowed_by_its_definition() -> None:
     assert response.status_code == 200
 
 
+def test_a_tool_that_is_allowed_again_and_again_is_shown_once() -> None:
+    def asked(times: int) -> tuple[int, dict[str, Any], ScriptedEngine]:
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [tool()] * times}}
+        response, engine = ask(CHAT, {**BODIES[CHAT], "tools": [tool()], "tool_choice": choice})
+        return response.status_code, response.json(), engine
+
+    (once, _, first), (twice, _, second) = asked(1), asked(2)
+    assert (once, twice) == (200, 200)
+    assert first.asked == second.asked
+    status, answer, _ = asked(129)
+    assert (status, answer["error"]["param"]) == (400, "tool_choice.allowed_tools.tools")
+
+
 SCHEMA = {"name": "x", "schema": {"type": "integer"}}
 
 

@@ -40,14 +40,17 @@ def shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | No
     return [_without_strict(tool) for tool in tools] or None
 
 
-def check_num_tools(given: Sequence[object]) -> None:
-    """Check that a request has not too many tools.
+def check_num_tools(given: Sequence[object], where: str = "tools") -> None:
+    """Check that a request has not too many tools, or names too many of them.
+
+    Args:
+        where: path of their list.
 
     Raises:
         ApiError: 400.
     """
     if len(given) > MAX_TOOLS:
-        raise refused(f"tools has {len(given)} entries; at most {MAX_TOOLS} are allowed", "tools", "array_too_long")
+        raise refused(f"{where} has {len(given)} entries; at most {MAX_TOOLS} are allowed", where, "array_too_long")
 
 
 def check_functions(

@@ -72,9 +72,12 @@ def _allowed(tools: Sequence[Mapping[str, Any]], choice: dict[str, Any], paralle
     mode = allowed.get("mode")
     if mode not in ("auto", "required"):
         raise refused(f"{path}.mode must be auto or required", f"{path}.mode", "invalid_value")
+    check_num_tools(allowed["tools"], f"{path}.tools")
     fields = FunctionDefinition.__struct_fields__  # a tool may be named by its whole definition
-    named = tuple(_named(tools, each, f"{path}.tools[{place}]", fields) for place, each in enumerate(allowed["tools"]))
-    return ToolPlan(named, required=mode == "required", parallel=parallel)
+    named = [_named(tools, each, f"{path}.tools[{place}]", fields) for place, each in enumerate(allowed["tools"])]
+    wanted = {tool["function"]["name"] for tool in named}  # one that is named twice is shown once
+    kept = tuple(tool for tool in tools if tool["function"]["name"] in wanted)
+    return ToolPlan(kept, required=mode == "required", parallel=parallel)
 
 
 def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str, known: tuple[str, ...]) -> Mapping[str, Any]:

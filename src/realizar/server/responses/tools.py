@@ -195,7 +195,7 @@ def _allowed(
         raise refused("tool_choice.mode must be auto or required", "tool_choice.mode", "invalid_value")
     if not isinstance(allowed, list) or not allowed:
         raise refused("tool_choice.tools must be a list that is not empty", "tool_choice.tools", "invalid_value")
-    check_num_tools(allowed)
+    check_num_tools(allowed, "tool_choice.tools")
     named = [_named(tools, custom, each, f"tool_choice.tools[{place}]") for place, each in enumerate(allowed)]
     wanted = {tool["function"]["name"] for tool in named}
     kept = tuple(tool for tool in tools if tool["function"]["name"] in wanted)
