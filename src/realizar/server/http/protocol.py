@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from realizar.server.errors import ApiError, plain_body
 from realizar.server.http.connections import Connections
 from realizar.server.http.forwarded import TrustedProxies
+from realizar.server.http.request_parser import RequestParser
 from realizar.server.settings import ServerSettings
 
 _MAX_PIPELINED = 8
@@ -57,6 +59,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.parser = cast("httptools.HttpRequestParser", RequestParser(self))
         if self.table.enter(self, self.client[0] if self.client else ""):
             self._start_timer(self.settings.header_timeout_s, self._headers_too_slow)
             return
