@@ -1,4 +1,53 @@
-"""The time after which a test's wait is a hang. A busy machine may take minutes for what an idle one does at once."""
+"""How tests wait, and how they look for processes meanwhile.
+
+A busy machine may take minutes for what an idle one does at once. A process that ends in the middle of a question is as
+good as ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 HANG_S = 600.0
-"""Seconds. Nothing is measured by it: a wait that ends well ends as soon as its condition holds."""
+"""Seconds after which a wait is a hang. Nothing is measured by it: a wait ends as soon as its condition holds."""
+_POLL_S = 0.005
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return when the condition holds.
+
+    Raises:
+        AssertionError: it has not held for HANG_S.
+    """
+    until_s = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < until_s, "waited in vain"
+        time.sleep(_POLL_S)
+
+
+def is_alive(pid: int) -> bool:
+    """True if a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # also of a process that ended between the opening of the file and its reading
+        return False
+
+
+def child_pids(pid: int) -> list[int]:
+    """Processes that the main thread of a process has started and that it has not waited for, zombies among them."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+
+
+def child_commands(pid: int) -> dict[int, bytes]:
+    """The commands of those of them that run, by their ids; words of a command end with a null byte."""
+    commands: dict[int, bytes] = {}
+    for child in child_pids(pid):
+        try:
+            command = Path(f"/proc/{child}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if is_alive(child):
+            commands[child] = command
+    return commands

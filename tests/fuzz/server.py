@@ -13,6 +13,8 @@ from pathlib import Path
 
 import httpx
 
+from waits import child_commands
+
 HEALTHY_KEY = "healthy-client"
 HOSTILE_KEY = "hostile-client"
 _START_S = 300.0
@@ -64,9 +66,7 @@ class FuzzedServer:
     def api_pids(self) -> list[int]:
         """Processes that answer requests; the main process alone where there are no others, else that too."""
         main = self.process.pid
-        children = Path(f"/proc/{main}/task/{main}/children").read_text(encoding="ascii").split()
-        others = [int(pid) for pid in children if b"api_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return [main, *others]
+        return [main, *(pid for pid, command in child_commands(main).items() if b"api_process" in command)]
 
     def peak_mb(self) -> float:
         """The most memory that one of these processes has held."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,21 +30,6 @@ PATIENT = WorkerLimits(compile_cpu_s=600, compile_s=600, step_s=600)
 
 def make_service(limits: WorkerLimits | None = None) -> GrammarService:
     return GrammarService(GRAMMAR_TOKENS, limits=limits)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "waited in vain"
-        time.sleep(0.005)
-
-
-def is_alive(pid: int) -> bool:
-    """True if a process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Follower:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -41,7 +40,7 @@ from structured.grammar_engines import (
     text_of,
     tokens_of,
 )
-from waits import HANG_S
+from waits import HANG_S, wait_until
 
 SERVICE = LastingService(GRAMMAR_TOKENS)
 
@@ -239,13 +238,6 @@ class _SlowService:
         return Service(GRAMMAR_TOKENS)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "waited in vain"
-        time.sleep(0.002)
-
-
 def test_compiling_holds_up_nobody_else() -> None:
     """Others are answered while a grammar compiles; an abort meanwhile is heeded; a refusal comes after it."""
     slow, events = _SlowService(), []
@@ -257,11 +249,11 @@ def test_compiling_holds_up_nobody_else() -> None:
         loop.post(Add(structured_request(name, [1], SamplingParams(structured=structured))))
     assert slow.asked.wait(HANG_S)
     loop.post(Add(Request("plain", (1, 2), SamplingParams(temperature=0), 10)))
-    wait_for(lambda: "plain" in finished(events))
+    wait_until(lambda: "plain" in finished(events))
     assert "good" not in finished(events)
     loop.post(Abort("left"))
     slow.go_on.set()
-    wait_for(lambda: "good" in finished(events) and any(isinstance(event, Refused) for event in events))
+    wait_until(lambda: "good" in finished(events) and any(isinstance(event, Refused) for event in events))
     loop.post(Shutdown())
     thread.join(HANG_S)
     assert isinstance(events[0], Ready)
@@ -289,7 +281,7 @@ def test_a_request_waits_in_the_line_of_its_client() -> None:
     for client, grammar in (("somebody", "choice"), ("", "schema")):
         request = structured_request(client or "nobody", [1], SamplingParams(structured=GRAMMARS[grammar][0]))
         loop.post(Add(replace(request, client=client)))
-    wait_for(lambda: finished(events) == {"somebody", "nobody"})
+    wait_until(lambda: finished(events) == {"somebody", "nobody"})
     loop.post(Shutdown())
     thread.join(HANG_S)
     assert lines == ["somebody", ""]

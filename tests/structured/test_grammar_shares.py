@@ -18,12 +18,10 @@ from structured.grammar_followers import (
     LETTERS,
     PATIENT,
     Follower,
-    is_alive,
     make_service,
     step,
-    wait_for,
 )
-from waits import HANG_S
+from waits import HANG_S, is_alive, wait_until
 
 
 def test_grammars_of_closed_requests_are_ended() -> None:
@@ -32,7 +30,7 @@ def test_grammars_of_closed_requests_are_ended() -> None:
     heard: list[RealizarError | None] = []
     ticket = service.prepare_later(ENDLESS, "a", heard.append)
     job = service._queue._jobs[ENDLESS]
-    wait_for(lambda: job.stop is not None)
+    wait_until(lambda: job.stop is not None)
     worker = getattr(job.stop, "__self__", None)
     assert isinstance(worker, GrammarWorker)
     os.kill(worker.pid, signal.SIGSTOP)  # it won't come to an end by itself

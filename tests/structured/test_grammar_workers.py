@@ -28,13 +28,11 @@ from structured.grammar_followers import (
     PATIENT,
     VOCAB_SIZE,
     Follower,
-    is_alive,
     make_service,
     step,
-    wait_for,
 )
 from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids
-from waits import HANG_S
+from waits import HANG_S, is_alive, wait_until
 
 MOST = 2**63
 _CRASHES = {"enum": [0, -MOST], "x-guidance": {"lenient": True}}  # a segmentation fault in llguidance 1.9
@@ -149,7 +147,7 @@ def test_a_service_that_closes_does_not_wait_for_the_vocabulary(monkeypatch: pyt
     command = (sys.executable, "-c", "import time; time.sleep(10**6)")
     service = GrammarService(GrammarTokens(TOKENS, (), (END,), VOCAB_SIZE), server_command=command)
     service.start()
-    wait_for(lambda: service._starting is not None)
+    wait_until(lambda: service._starting is not None)
     server = service._starting
     assert server is not None
     closing = threading.Thread(target=service.close, daemon=True)
@@ -242,7 +240,7 @@ def test_closing_ends_all_processes() -> None:
     assert all(map(is_alive, pids))
     service.close()
     service.close()
-    wait_for(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))
     assert [type(error) for error in heard] == [EngineDeadError]
     with pytest.raises(EngineDeadError, match="closed"):
         service.prepare(DIGITS)
@@ -275,4 +273,4 @@ def test_processes_end_with_the_engine() -> None:
         assert len(pids) == 2
         assert all(map(is_alive, pids))
         engine.kill()
-    wait_for(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))

@@ -19,8 +19,9 @@ from realizar.structured.known_states import UNKNOWN, KnownStates
 from realizar.structured.regex_states import MOST_STATES
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.state_lines import NO_LINES, StateLines
-from structured.grammar_followers import BYTES, FACTORY, LETTERS, PATIENT, Follower, make_service, step, wait_for
+from structured.grammar_followers import BYTES, FACTORY, LETTERS, PATIENT, Follower, make_service, step
 from structured.grammar_walks import END, TOKENS, allowed_ids
+from waits import wait_until
 
 NO_DRAFTS = replace(PATIENT, drafts=0)
 KNOWN = [
@@ -131,7 +132,7 @@ def test_rows_in_known_states_ask_nothing() -> None:
     first = follow_until_known(service, LETTERS)
     rows = [first, *(Follower(service, LETTERS, seed) for seed in range(3))]
     step(service, *rows)
-    wait_for(lambda: (step(service, *rows), known(service, *rows))[1])
+    wait_until(lambda: (step(service, *rows), known(service, *rows))[1])
     asked = service.rows.memory.asked.copy()
     for _ in range(60):  # more tokens than a question may have, and on after the end
         step(service, *rows)
@@ -182,7 +183,7 @@ def test_rows_in_known_states_go_on_when_their_process_dies(begins: bool) -> Non
         service.rows.wait(0.01)
         return not known(service, row)
 
-    wait_for(is_asked)
+    wait_until(is_asked)
     for _ in range(60):
         step(service, row)
         if row.ended:

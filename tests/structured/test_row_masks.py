@@ -26,14 +26,12 @@ from structured.grammar_followers import (
     Follower,
     ask,
     finish,
-    is_alive,
     make_service,
     slots_of,
     step,
-    wait_for,
 )
 from structured.grammar_walks import TOKENS
-from waits import HANG_S
+from waits import HANG_S, is_alive, wait_until
 
 
 def test_a_killed_process_costs_nothing(service: GrammarService) -> None:
@@ -167,7 +165,7 @@ def test_tokens_without_a_choice_need_no_question() -> None:
         walk.advance([token_id])
         count += 1
     assert count > 10
-    wait_for(lambda: all(memory.forced_token(slot, count - 1) >= 0 for slot in slots.tolist()))
+    wait_until(lambda: all(memory.forced_token(slot, count - 1) >= 0 for slot in slots.tolist()))
     worker, asked = rows[0].row.worker, memory.asked[slots].tolist()
     assert worker is not None
     os.kill(worker.pid, signal.SIGSTOP)
@@ -321,7 +319,7 @@ def test_many_rows_of_a_slow_grammar_get_more_processes() -> None:
     while service.rows.num_repairs:  # a process in place of the dead one may be on its way
         service.rows.wait(HANG_S)
     service.prepare(StructuredOutput("regex", "another"))
-    wait_for(lambda: sum(map(is_alive, pids)) == 1)
+    wait_until(lambda: sum(map(is_alive, pids)) == 1)
     assert len(grammar.workers) == 1
     service.close()
 
@@ -349,5 +347,5 @@ def test_a_process_that_comes_after_the_rows_have_ended_ends_with_the_others(mon
     while service.rows.num_repairs:
         service.rows.wait(HANG_S)
     service.prepare(StructuredOutput("regex", "yet another"))
-    wait_for(lambda: not is_alive(pids[0]))
+    wait_until(lambda: not is_alive(pids[0]))
     service.close()

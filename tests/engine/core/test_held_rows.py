@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -34,7 +33,7 @@ from structured.grammar_engines import (
     structured_request,
     tokens_of,
 )
-from waits import HANG_S
+from waits import HANG_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -385,10 +384,7 @@ def test_the_process_of_a_row_that_ended_while_it_was_held_makes_room() -> None:
     run_out(core)
     assert not grammar.num_rows
     os.kill(grammar.worker.pid, signal.SIGCONT)
-    deadline_s = time.monotonic() + HANG_S
-    while (memory.asked != memory.answered).any():
-        assert time.monotonic() < deadline_s
-        time.sleep(1e-3)
+    wait_until(lambda: not (memory.asked != memory.answered).any())
     assert grammar.is_busy
     core.add(structured_request("next", (5, 6), SamplingParams(structured=second)))
     assert tokens_of(run_out(core)["next"])[-1] == END

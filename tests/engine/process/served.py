@@ -1,4 +1,4 @@
-"""A server process and its clients, as the tests of this folder use them. Waiting ends with an event, or after 60 s."""
+"""A server process and its clients, as the tests of this folder use them. Waiting ends with an event, or as a hang."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from engine.process import held_serve
-from waits import HANG_S
+from waits import HANG_S, child_pids
 
 LONG = {"model": "tiny", "prompt": "Once", "max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
 SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
@@ -68,8 +68,7 @@ class Served:
 
     @property
     def engine_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(encoding="ascii")
-        return int(children.split()[0])
+        return child_pids(self.process.pid)[0]
 
     @contextmanager
     def held_steps(self) -> Iterator[None]:
@@ -178,21 +177,6 @@ def figure(url: str, name: str) -> float:
 
 def is_ready(url: str) -> bool:
     return httpx.get(f"{url}/ready", timeout=HANG_S).status_code == 200
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < until_s, "waited in vain"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    """True if a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def short_text(url: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,19 +14,17 @@ import httpx
 import pytest
 
 from engine.process.served import (
-    HANG_S,
     LONG,
     SHORT,
     Served,
     Stream,
-    alive,
     bare_request,
     figure,
     is_ready,
     serving,
     short_text,
-    wait_until,
 )
+from waits import HANG_S, child_commands, is_alive, wait_until
 
 KEY = "a-key-of-two-processes"
 CLEARS = ("--allow-cache-clearing",)
@@ -43,23 +40,12 @@ def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         yield served
 
 
-def child_pids(served: Served) -> dict[int, bytes]:
-    """Processes that the server has started, and their commands."""
-    main = served.process.pid
-    children = Path(f"/proc/{main}/task/{main}/children").read_text(encoding="ascii").split()
-    commands: dict[int, bytes] = {}
-    for pid in map(int, children):
-        if alive(pid):
-            commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes()
-    return commands
-
-
 def api_pids(served: Served) -> list[int]:
-    return [pid for pid, command in child_pids(served).items() if b"api_process" in command]
+    return [pid for pid, command in child_commands(served.process.pid).items() if b"api_process" in command]
 
 
 def engine_pid(served: Served) -> int:
-    (pid,) = (pid for pid, command in child_pids(served).items() if b"api_process" not in command)
+    (pid,) = (pid for pid, command in child_commands(served.process.pid).items() if b"api_process" not in command)
     return pid
 
 
@@ -226,7 +212,7 @@ def test_it_drains_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
     with serving(tiny, "--api-processes", "3", hold=tmp_path) as served:
         url = served.wait_ready()
         wait_until(lambda: len(api_pids(served)) == 3)
-        children = list(child_pids(served))
+        children = list(child_commands(served.process.pid))
         assert len(children) == 4
         with served.held_steps():
             streams = [Stream(url) for _ in range(3)]
@@ -241,7 +227,7 @@ def test_it_drains_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
             stream.join()
         assert {(stream.finish, stream.error) for stream in streams} == {("length", None)}
         assert served.wait_exit() == 0
-        wait_until(lambda: not any(map(alive, children)))
+        wait_until(lambda: not any(map(is_alive, children)))
 
 
 @pytest.mark.parametrize("kill_main", [False, True], ids=["ctrl-c twice", "main process killed"])
@@ -249,7 +235,7 @@ def test_an_end_at_once_leaves_nothing(tiny: Path, tmp_path: Path, kill_main: bo
     with serving(tiny, "--api-processes", "2", hold=tmp_path) as served, served.held_steps():
         url = served.wait_ready()
         wait_until(lambda: len(api_pids(served)) == 2)
-        children = list(child_pids(served))
+        children = list(child_commands(served.process.pid))
         stream = Stream(url)
         stream.wait_begun()
         if kill_main:
@@ -260,7 +246,7 @@ def test_an_end_at_once_leaves_nothing(tiny: Path, tmp_path: Path, kill_main: bo
             served.wait_line("shuts down when")
             served.process.send_signal(signal.SIGINT)
             assert served.wait_exit() == 130
-        wait_until(lambda: not any(map(alive, children)))
+        wait_until(lambda: not any(map(is_alive, children)))
         stream.join()
         assert stream.finish is None
 
@@ -311,9 +297,7 @@ def _fill_connections(served: Served, url: str, head: dict[str, str]) -> None:
         assert sorted(num_tcp_sockets(pid, port_of(url)) for pid in api_pids(served)) == [2, 3]
         refused = httpx.get(f"{url}/health", timeout=HANG_S)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
-    deadline_s = time.monotonic() + HANG_S
-    while httpx.get(f"{url}/health", timeout=HANG_S).status_code != 200:
-        assert time.monotonic() < deadline_s
+    wait_until(lambda: httpx.get(f"{url}/health", timeout=HANG_S).status_code == 200)
 
 
 def test_what_can_not_be_is_refused_by_name(tiny: Path) -> None:

@@ -34,7 +34,7 @@ from realizar.errors import (
 )
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from scripted_backend import expected_tokens
-from waits import HANG_S
+from waits import HANG_S, is_alive, wait_until
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 LONG = SamplingParams(temperature=0.0, max_tokens=200)
@@ -101,21 +101,6 @@ def spawned(path: Path) -> list[tuple[int, float]]:
     return [(int(pid), float(started_s)) for pid, started_s in map(str.split, lines)]
 
 
-def alive(pid: int) -> bool:
-    """True if a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_gone(pid: int) -> bool:
-    until_s = time.monotonic() + HANG_S
-    while alive(pid) and time.monotonic() < until_s:
-        time.sleep(0.02)
-    return not alive(pid)
-
-
 async def wait_file(path: Path) -> None:
     """Wait until the engine says by this file that it waits."""
     until_s = time.monotonic() + HANG_S
@@ -139,7 +124,7 @@ def test_streams_through_a_process(factory: Callable[[], asyncio.AbstractEventLo
             with pytest.raises(ContextLengthError):
                 await engine.generate([1] * 300, GREEDY)
             await settled(engine)
-        assert not alive(pid)
+        assert not is_alive(pid)
 
     run(main(), factory)
 
@@ -211,7 +196,7 @@ def test_a_failing_engine_is_replaced(tmp_path: Path, dies: str, message: str) -
                 await read(engine, 1)
             limits.step_limit_s = 900.0
             await ready_again(engine)
-            assert not alive(pid)
+            assert not is_alive(pid)
 
     run(main())
 
@@ -232,7 +217,7 @@ def test_a_frozen_engine_is_replaced(tmp_path: Path) -> None:
                 await asyncio.wait_for(reader, HANG_S)
             limits.max_missed_pings = 1200
             await ready_again(engine)
-            assert not alive(pid)
+            assert not is_alive(pid)
 
     run(main())
 
@@ -276,7 +261,7 @@ def test_an_engine_that_never_says_a_word_is_replaced(tmp_path: Path) -> None:
         await engine.start()
         await ready_again(engine)
         assert engine.num_restarts == 1
-        assert not alive(spawned(spawns)[0][0])
+        assert not is_alive(spawned(spawns)[0][0])
         await engine.close()
 
     run(main())
@@ -322,7 +307,7 @@ def test_closing_while_it_starts_leaves_no_process(
             await wait_file(moment)
         await engine.close()
         assert engine.state == "dead"
-        assert not any(alive(pid) for pid, _ in spawned(spawns))
+        assert not any(is_alive(pid) for pid, _ in spawned(spawns))
 
     for moment in (*range(8), spawns, loads):
         spawns.unlink(missing_ok=True)
@@ -341,7 +326,7 @@ def test_closing_in_a_step_that_hangs_kills(tmp_path: Path) -> None:
             await engine.stats()
             pid = engine.info.pid
             await engine.close()
-            assert not alive(pid)
+            assert not is_alive(pid)
             with pytest.raises(EngineDeadError):
                 await reader
 
@@ -378,10 +363,10 @@ def test_no_engine_outlives_its_parent(tmp_path: Path, hangs: bool) -> None:
         )
         assert parent.stdout is not None
         pid = int(await asyncio.wait_for(parent.stdout.readline(), HANG_S))
-        assert alive(pid)
+        assert is_alive(pid)
         parent.kill()
         await parent.wait()
-        assert wait_gone(pid)
+        wait_until(lambda: not is_alive(pid))
 
     run(main())
 

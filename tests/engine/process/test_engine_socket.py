@@ -40,7 +40,7 @@ from realizar.engine.process.transport import FrameReader, encode_frame
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from scripted_backend import expected_tokens
-from waits import HANG_S
+from waits import HANG_S, wait_until
 
 GREEDY = SamplingParams(temperature=0.0, seed=1)
 
@@ -124,14 +124,6 @@ def test_commands_and_their_answers() -> None:
         assert engine.last_words() == (0, "")
 
 
-def wait_file(path: Path) -> None:
-    """Wait until the engine says by this file that it waits in a step."""
-    until_s = time.monotonic() + HANG_S
-    while not path.exists():
-        assert time.monotonic() < until_s, "waited in vain"
-        time.sleep(0.005)
-
-
 def wait_full(end: socket.socket) -> None:
     """Wait until the unread bytes have begun to arrive and have stopped growing."""
     sizes = [0]
@@ -146,7 +138,7 @@ def test_pings_are_answered_in_the_middle_of_a_step(tmp_path: Path) -> None:
     with raw_engine(holds=str(holds), rows=1) as engine:
         engine.start()
         engine.send(request("a", 5, 3))
-        wait_file(holds)
+        wait_until(holds.exists)  # by this file the engine says that it waits in a step
         engine.send(Ping(1))
         first = engine.wait_for(Pong)
         engine.send(Ping(2))
@@ -209,7 +201,7 @@ def test_it_ends_when_the_socket_closes(tmp_path: Path, part: bytes, when: str) 
             engine.start()
             engine.send(request("a", 5, 200))
         if when == "stepping":
-            wait_file(holds)
+            wait_until(holds.exists)  # by this file the engine says that it waits in a step
         if when == "unread":
             select.select([engine.socket], [], [], HANG_S)
         engine.socket.sendall(part)

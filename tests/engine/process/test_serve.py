@@ -16,17 +16,14 @@ import httpx
 import pytest
 
 from engine.process.served import (
-    HANG_S,
     SHORT,
     Served,
     Stream,
-    alive,
     bare_request,
     figure,
     is_ready,
     serving,
     short_text,
-    wait_until,
 )
 from realizar.backends.devices import ChosenDevice
 from realizar.cli.commands.serve import describe
@@ -35,6 +32,7 @@ from realizar.engine.process.loop import EngineLoop
 from realizar.engine.process.messages import Event, Ready, Shutdown
 from resolving import new_core
 from scripted_backend import ScriptedBackend, make_spec
+from waits import HANG_S, is_alive, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +187,7 @@ def test_sigterm_ends_all_that_was_accepted(tiny: Path, tmp_path: Path) -> None:
             stream.join()
         assert [(stream.finish, stream.error) for stream in streams] == [("length", None)] * 4
         assert served.wait_exit() == 0
-        assert not alive(engine_pid)
+        assert not is_alive(engine_pid)
 
 
 def test_a_second_signal_stops_at_once(tiny: Path, tmp_path: Path) -> None:
@@ -207,7 +205,7 @@ def test_a_second_signal_stops_at_once(tiny: Path, tmp_path: Path) -> None:
         for stream in streams:
             stream.join()
         assert all(stream.finish is None for stream in streams)
-        assert not alive(engine_pid)
+        assert not is_alive(engine_pid)
         assert "Traceback" not in "".join(served.lines)
 
 
@@ -218,9 +216,9 @@ def test_no_engine_is_left_when_the_server_is_killed(tiny: Path, tmp_path: Path)
             stream = Stream(url)
             stream.wait_begun()
             engine_pid = served.engine_pid
-            assert alive(engine_pid)
+            assert is_alive(engine_pid)
             served.process.kill()
-            wait_until(lambda: not alive(engine_pid))
+            wait_until(lambda: not is_alive(engine_pid))
             stream.join()
 
 

@@ -8,10 +8,11 @@ import httpx
 import ollama
 import pytest
 
-from engine.process.served import HANG_S, serving
+from engine.process.served import serving
 from hub.fake_hub import fake_hub
 from realizar.cli.server_records import running_servers, servers_folder
 from realizar.hub.folders import user_cache
+from waits import HANG_S
 
 OPTIONS = ("--context-length", "512", "--kv-cache-bytes", "4M", "--max-running", "4")
 NAME = "hf.co/user/tiny:latest"

@@ -14,21 +14,19 @@ import httpx
 import pytest
 
 from engine.process.served import (
-    HANG_S,
     SHORT,
     Served,
     Stream,
-    alive,
     figure,
     serving,
     short_text,
-    wait_until,
 )
 from realizar.config import QUEUED_PER_ROW, EngineConfig
 from realizar.engine.process.main import take_place
 from realizar.engine.process.messages import Load
 from realizar.replicas.places import places_on_cores
 from realizar.replicas.topology import allowed_cpus, read_cores
+from waits import HANG_S, child_commands, is_alive, wait_until
 
 REPLICAS = ("--replicas", "2", "--max-running", "2")
 ROOM = 2 * 2 * (1 + QUEUED_PER_ROW)  # answers that run and wait
@@ -44,13 +42,8 @@ def server(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.
 
 
 def engine_pids(served: Served) -> set[int]:
-    main = served.process.pid
-    children = Path(f"/proc/{main}/task/{main}/children").read_text(encoding="ascii").split()
-    return {
-        pid
-        for pid in map(int, children)
-        if alive(pid) and b"api_process" not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    }
+    children = child_commands(served.process.pid)
+    return {pid for pid, command in children.items() if b"api_process" not in command}
 
 
 def of_replicas(url: str, name: str) -> dict[str, float]:
@@ -186,7 +179,7 @@ def test_it_drains_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
             stream.join()
         assert {(stream.finish, stream.error) for stream in streams} == {("length", None)}
         assert served.wait_exit() == 0
-        wait_until(lambda: not any(map(alive, children)))
+        wait_until(lambda: not any(map(is_alive, children)))
 
 
 def test_what_can_not_be_is_refused_by_name(tiny: Path) -> None:

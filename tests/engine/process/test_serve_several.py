@@ -12,9 +12,10 @@ from shutil import copyfile
 import httpx
 import pytest
 
-from engine.process.served import HANG_S, SHORT, Served, alive, serving, wait_until
+from engine.process.served import SHORT, serving
 from realizar.config import EngineConfig
 from realizar.engine.process.planning import answer_of
+from waits import HANG_S, child_pids, is_alive, wait_until
 
 OPTIONS = ("--context-length", "512", "--kv-cache-bytes", "4M", "--max-running", "4")
 CONFIG = EngineConfig(context_length=512, kv_cache_bytes=4_000_000, max_running=4)
@@ -39,11 +40,6 @@ def states(url: str) -> dict[str, str]:
     return {each["id"]: each["state"] for each in listed}
 
 
-def children(server: Served) -> list[int]:
-    path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    return [int(pid) for pid in path.read_text(encoding="ascii").split()]
-
-
 def test_models_take_turns_die_alone_and_are_loaded_again(folder: Path) -> None:
     load = answer_of(str(folder / "one.gguf"), CONFIG, 1 << 30).checked()
     memory = str(load.num_bytes * 5 // 2)  # two fit
@@ -51,7 +47,7 @@ def test_models_take_turns_die_alone_and_are_loaded_again(folder: Path) -> None:
         url = server.wait_ready()
         server.wait_line("warning: torn is left out: .*torn.gguf")
         assert states(url) == {"one": "known", "three": "known", "two": "known"}
-        assert children(server) == []
+        assert child_pids(server.process.pid) == []
         with ThreadPoolExecutor(9) as threads:
             answers = list(threads.map(lambda name: ask(url, name), ("one", "two", "three") * 3))
         assert [answer.status_code for answer in answers] == [200] * 9
@@ -59,7 +55,7 @@ def test_models_take_turns_die_alone_and_are_loaded_again(folder: Path) -> None:
         assert sorted(states(url).values()) == ["known", "ready", "ready"]
         first, second = (name for name, state in states(url).items() if state == "ready")
 
-        os.kill(children(server)[0], signal.SIGKILL)
+        os.kill(child_pids(server.process.pid)[0], signal.SIGKILL)
         wait_until(lambda: sorted(states(url).values()) == ["failed", "known", "ready"])
         left = next(name for name in (first, second) if states(url)[name] == "ready")
         died = second if left == first else first
@@ -78,10 +74,10 @@ def test_models_take_turns_die_alone_and_are_loaded_again(folder: Path) -> None:
         assert ask(url, left).status_code == 200
         wait_until(lambda: ask(url, idle).status_code == 200)
 
-        pids = children(server)
+        pids = child_pids(server.process.pid)
         server.process.send_signal(signal.SIGTERM)
         assert server.wait_exit() == 0
-        assert not any(alive(pid) for pid in pids)
+        assert not any(is_alive(pid) for pid in pids)
 
 
 def test_a_server_that_ends_while_it_loads_leaves_no_process(folder: Path, tmp_path: Path) -> None:
@@ -92,14 +88,14 @@ def test_a_server_that_ends_while_it_loads_leaves_no_process(folder: Path, tmp_p
         url = server.wait_ready()
         with server.held_loading():
             asked = threads.submit(ask, url, "one")
-            wait_until(lambda: len(children(server)) == 1)
-            pids = children(server)
+            wait_until(lambda: len(child_pids(server.process.pid)) == 1)
+            pids = child_pids(server.process.pid)
             server.process.send_signal(signal.SIGTERM)
             answer = asked.result(HANG_S)
             assert answer.status_code == 503
             assert "shutting down" in answer.json()["error"]["message"]
             assert server.wait_exit() == 0
-        assert not any(alive(pid) for pid in pids)
+        assert not any(is_alive(pid) for pid in pids)
 
 
 @pytest.mark.parametrize(

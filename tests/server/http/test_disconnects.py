@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from typing import Any, cast
 
 import httpx
@@ -15,7 +14,7 @@ from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import ScriptedEngine, scripted_model
 from server_thread import RunningServer
-from waits import HANG_S
+from waits import HANG_S, wait_until
 
 MODEL = "org/smollm2"
 LONG = {"max_tokens": 900, "temperature": 0, "ignore_eos": True}
@@ -26,10 +25,11 @@ BODIES = {
 
 
 def wait_until_idle(server: RunningServer) -> None:
-    until_s = time.monotonic() + HANG_S
-    while (stats := server.wait(server.engine.stats())).num_running or stats.num_waiting:
-        assert time.monotonic() < until_s, stats
-        time.sleep(0.02)
+    def is_idle() -> bool:
+        stats = server.wait(server.engine.stats())
+        return not (stats.num_running or stats.num_waiting)
+
+    wait_until(is_idle)
     assert server.wait(server.engine.audit()) is None
 
 
@@ -40,12 +40,14 @@ def test_blocks_are_free_while_others_run(server: RunningServer, path: str, stre
     body = json.dumps({**BODIES[path], "stream": stream}).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     with server.held_steps():
-        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 60) as connection:
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), HANG_S) as connection:
             connection.sendall(head.encode() + body)
-            while not server.wait(server.engine.stats()).num_running:
-                time.sleep(0.01)
-            if stream:
-                assert b"data: {" in connection.recv(65536) + connection.recv(65536)
+            wait_until(lambda: server.wait(server.engine.stats()).num_running > 0)
+            begun = b""
+            while stream and b"data: {" not in begun:
+                part = connection.recv(65536)
+                assert part, begun
+                begun += part
         wait_until_idle(server)
 
 
