@@ -236,6 +236,16 @@ def test_words_without_quotes_are_explained(realizar: Callable[..., Any]) -> Non
     assert (result.status, "too many arguments: is it blue? (" in result.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [(("run", "m", "--tempera", "1"), "run "), (("pull",), "pull "), (("frobnicate",), "")],
+)
+def test_a_wrong_command_line_names_the_help_of_its_command(
+    realizar: Callable[..., Any], arguments: tuple[str, ...], command: str
+) -> None:
+    assert realizar(*arguments).stderr.endswith(f"(see realizar {command}--help)\n")
+
+
 def test_what_is_no_number_is_shown(realizar: Callable[..., Any]) -> None:
     assert "--top-k: 1.5 is not a whole number (" in realizar("run", "m", "hello", "--top-k", "1.5").stderr
 

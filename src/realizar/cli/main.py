@@ -96,9 +96,9 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
         sys.stdout.flush()
     except UnusedCliTokensError as error:
         words = " ".join(error.unused_tokens or ())
-        return _fail(f"too many arguments: {words} (a text of several words needs quotes; see realizar --help)", 2)
+        return _fail(f"too many arguments: {words} (a text of several words needs quotes; {_see_help(error)})", 2)
     except CycloptsError as error:
-        return _fail(f"{error_line(error)} (see realizar --help)", 2)
+        return _fail(f"{error_line(error)} ({_see_help(error)})", 2)
     except RealizarError as error:
         return _fail(error_line(error), 1)
     except BrokenPipeError:
@@ -119,6 +119,11 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
         print(file=sys.stderr)
         return 130
     return result if isinstance(result, int) else 0
+
+
+def _see_help(error: CycloptsError) -> str:
+    """Name the help of the command that was called; all commands where none is known."""
+    return " ".join(("see realizar", *(error.command_chain or ()), "--help"))
 
 
 def _open_standard_streams() -> None:

@@ -30,14 +30,14 @@ class RayServingOptions:
         ray_address: address of the cluster's head; default RAY_ADDRESS, else this host's cluster, which may be started.
         min_replicas: engines that run in any case.
         max_replicas: engines that run when many requests wait; default --min-replicas.
-        target_requests: requests an engine, running and waiting, beyond which more start; default as many as can run.
+        target_requests: open requests of an engine beyond which another starts; default as many as can run.
     """
 
     ray: bool = False
     ray_address: str | None = None
     min_replicas: Integer = 1
     max_replicas: Annotated[Integer | None, Parameter(name="--max-replicas")] = None
-    target_requests: float | None = None
+    target_requests: open requests of an engine beyond which another starts; default as many as can run.
 
     def checked(self, server: ServerOptions, *, several: bool) -> bool:
         """True if Ray Serve is wanted.
