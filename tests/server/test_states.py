@@ -251,15 +251,18 @@ def test_one_line_a_request(caplog: pytest.LogCaptureFixture) -> None:
     ask(ScriptedEngine(), "/v1/chat/completions", {**CHAT, "stream": True})
     ask(ScriptedEngine(), "/v1/chat/completions", {**CHAT, "n": 0})
     ask(ScriptedEngine(), "/health")
+    ask(ScriptedEngine(), "/static/app.js")
+    ask(ScriptedEngine(), "/static/nowhere.js")
     ask(ScriptedEngine(), "/nowhere%0Aforged")
     lines = [record.getMessage() for record in caplog.records if record.name == "realizar.access"]
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert lines[0].startswith("POST /v1/chat/completions 200 ")
     assert "prompt=19 tokens=2" in lines[0]
     assert "tokens=2" in lines[1]
     assert " 400 " in lines[2]
     assert "\n" not in "".join(lines)
-    assert "error=unknown_url" in lines[3]
+    assert lines[3].startswith("GET /static/nowhere.js 404 ")
+    assert "error=unknown_url" in lines[4]
 
 
 def test_request_ids() -> None:

@@ -19,6 +19,7 @@ from realizar.server.http.disconnects import ClientDisconnectedError
 _LOG = logging.getLogger("realizar.access")
 _GOOD_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _QUIET = ("/health", "/ready", "/metrics")
+_PAGE_FILES = "/static/"  # the chat page asks for some thirty when it opens
 
 
 class RequestLogMiddleware:
@@ -89,6 +90,12 @@ def _is_quiet(scope: Scope, status: int) -> bool:
     return scope["path"] in _QUIET and status in (200, 503)
 
 
+def _level(scope: Scope, status: int) -> int:
+    """The level of a request's line: DEBUG for what comes often and says nothing."""
+    is_page_file = scope["path"].startswith(_PAGE_FILES) and status in (200, 304)
+    return logging.DEBUG if is_page_file or _is_quiet(scope, status) else logging.INFO
+
+
 def _write_line(scope: Scope, status: int, duration_s: float, hidden: Collection[str]) -> None:
     """One line, whose `fields` are what it says, for lines of JSON."""
     state = scope["state"]
@@ -110,7 +117,7 @@ def _write_line(scope: Scope, status: int, duration_s: float, hidden: Collection
         if name not in hidden and value != ""
     )
     _LOG.log(
-        logging.DEBUG if _is_quiet(scope, status) else logging.INFO,
+        _level(scope, status),
         "%s %s %s %.3fs %s",
         fields["method"],
         fields["path"],
