@@ -15,9 +15,10 @@ import openai
 import pytest
 import uvicorn
 
+from realizar.backends.load_progress import LoadProgress
 from realizar.config import EngineConfig
 from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import EngineLink, LoadProgress, ThreadLink
+from realizar.engine.clients.async_link import EngineLink, ThreadLink
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core
 from realizar.replicas.link import ReplicaLink

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from realizar.backends.load_progress import LoadProgress
 from realizar.cli.main import app
-from realizar.engine.clients.async_link import LoadProgress, ThreadLink
+from realizar.engine.clients.async_link import ThreadLink
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.core.metrics import EngineStats
 from realizar.replicas.link import ReplicaLink

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from realizar.backends.load_progress import LoadProgress
 from realizar.bench.serve_client import Target
 from realizar.bench.serve_report import ReplicaCounts, parse_replicas, read_replicas, replicas_as_markdown
-from realizar.engine.clients.async_link import LoadProgress, ThreadLink
+from realizar.engine.clients.async_link import ThreadLink
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.core.metrics import EngineStats
 from realizar.replicas.link import ReplicaLink

@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from number_text import NumberText
+from realizar.backends.load_progress import LoadProgress
 from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import LoadProgress, ThreadLink
+from realizar.engine.clients.async_link import ThreadLink
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError
 from realizar.server.app import create_app

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from realizar.backends.base import Backend
 from realizar.backends.devices import THE_CPU, ChosenDevice
 from realizar.backends.inspection import InspectedBackend
+from realizar.backends.load_progress import LoadProgress
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig, resolve_config
 from realizar.backends.supported import Supported
@@ -134,9 +134,7 @@ def resolve_model(
     return spec, resolve_config(spec, config, chosen, float32_weights=float32_weights)
 
 
-def make_backend(
-    device: ChosenDevice, progress: Callable[[str, float], None] | None = None, *, may_sleep: bool = False
-) -> Backend:
+def make_backend(device: ChosenDevice, progress: LoadProgress | None = None, *, may_sleep: bool = False) -> Backend:
     """A backend, not loaded yet; compilers are imported here and not before.
 
     Args:
@@ -160,9 +158,7 @@ def make_backend(
     return CPUBackend(progress)
 
 
-def make_inspected_backend(
-    device: ChosenDevice, progress: Callable[[str, float], None] | None = None
-) -> InspectedBackend:
+def make_inspected_backend(device: ChosenDevice, progress: LoadProgress | None = None) -> InspectedBackend:
     """A backend as of `make_backend` whose steps can be taken apart."""
     if device.kind == "cuda":
         from realizar.backends.cuda.device import open_device
@@ -175,7 +171,7 @@ def make_inspected_backend(
     return InspectedCPUBackend(progress)
 
 
-def _reporting_compilation(progress: Callable[[str, float], None] | None) -> AbstractContextManager[None]:
+def _reporting_compilation(progress: LoadProgress | None) -> AbstractContextManager[None]:
     """Around the import of a module of the CPU backend: some kernels are compiled with their modules."""
     from realizar.backends.cpu.compile_events import on_compiling
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import Backend, Capacity, ForwardInput, Step
 from realizar.backends.inspection import ReadLimit
+from realizar.backends.load_progress import LoadProgress
 from realizar.backends.parts import PartTime
 from realizar.backends.select import make_inspected_backend, resolve_model
 from realizar.batch import OpenedRow, ScheduledRow, StepRows
@@ -86,7 +87,7 @@ def profile_step(
     config: EngineConfig,
     work: StepWork,
     log: Callable[[str], None],
-    progress: Callable[[str, float], None] | None = None,
+    progress: LoadProgress | None = None,
 ) -> StepProfile:
     """Load a model and take one of its steps apart. Keys and values of the context are whatever memory holds.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from realizar.backends.load_progress import LoadProgress
 from realizar.backends.select import make_inspected_backend, resolve_model
 from realizar.backends.step_values import StageValues
 from realizar.bench.profile import StepWork, one_step
@@ -18,7 +19,7 @@ def trace_prompt(
     checkpoint: Checkpoint,
     config: EngineConfig,
     token_ids: Sequence[int],
-    progress: Callable[[str, float], None] | None = None,
+    progress: LoadProgress | None = None,
 ) -> list[StageValues]:
     """Load a model, read a prompt in one step, and describe the values at each stage.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from realizar.backends.base import Capacity
+from realizar.backends.load_progress import LoadProgress
 from realizar.bench.measure import PhaseTimes, measure
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
@@ -73,7 +74,7 @@ def measure_throughput(
     config: EngineConfig,
     work: Work,
     log: Callable[[str], None],
-    progress: Callable[[str, float], None] | None = None,
+    progress: LoadProgress | None = None,
 ) -> list[BatchResult]:
     """Load the weights and time the work.
 

@@ -12,10 +12,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.backends.load_progress import LoadProgress
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_link import LoadProgress, ThreadLink
+from realizar.engine.clients.async_link import ThreadLink
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.engine.clients.prompt_progress import ProgressReporter, PromptProgress, wanted_progress
 from realizar.engine.core.engine_core import EngineCore

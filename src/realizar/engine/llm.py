@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import Capacity
 from realizar.backends.devices import ChosenDevice
+from realizar.backends.load_progress import LoadProgress
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.clients.engine_client import EngineClient, RequestStream
@@ -62,7 +63,7 @@ class LLM:
         config: EngineConfig | None = None,
         chat_template: str | None = None,
         fetch_progress: Progress = ignore_progress,
-        load_progress: Callable[[str, float], None] | None = None,
+        load_progress: LoadProgress | None = None,
         **options: Any,
     ) -> None:
         self._config = with_options(config, options, ("config", "chat_template", "fetch_progress", "load_progress"))

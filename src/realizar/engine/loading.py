@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from realizar.backends.load_progress import LoadProgress
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import make_backend, plan_load, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -45,7 +45,7 @@ def load_core(
     config: EngineConfig,
     *,
     policy: Policy | None = None,
-    progress: Callable[[str, float], None] | None = None,
+    progress: LoadProgress | None = None,
     tokenizer: Tokenizer | None = None,
     may_sleep: bool = False,
 ) -> EngineCore:
@@ -89,7 +89,7 @@ def _new_grammars(
 
 
 def load_fitting_core(
-    checkpoint: Checkpoint, config: EngineConfig, *, progress: Callable[[str, float], None] | None = None
+    checkpoint: Checkpoint, config: EngineConfig, *, progress: LoadProgress | None = None
 ) -> EngineCore:
     """Load with the model's own context, or the largest half, quarter and so on of it that fits into memory.
 

@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 import uvicorn
 from starlette.applications import Starlette
 
+from realizar.backends.load_progress import LoadProgress
 from realizar.engine.process.messages import Loading
 from realizar.errors import RealizarError
 from realizar.server.http.listen import uvicorn_config
@@ -145,7 +146,7 @@ def run_server(
     served: S,
     listener: socket.socket,
     *,
-    loading: Callable[[str, float], None],
+    loading: LoadProgress,
     ready: Callable[[], None],
     draining: Callable[[int], None],
     hang_up: Callable[[], None] | None = None,
@@ -171,7 +172,7 @@ async def _serve(
     front: Front[S],
     served: S,
     listener: socket.socket,
-    loading: Callable[[str, float], None],
+    loading: LoadProgress,
     ready: Callable[[], None],
     draining: Callable[[int], None],
     hang_up: Callable[[], None] | None,
@@ -204,7 +205,7 @@ async def _serve(
     return 128 + signals.second.result() if signals.second.done() else 0
 
 
-async def _announce(served: Served, loading: Callable[[str, float], None], ready: Callable[[], None]) -> None:
+async def _announce(served: Served, loading: LoadProgress, ready: Callable[[], None]) -> None:
     waiting: asyncio.Future[object] = asyncio.ensure_future(served.wait_ready())
     waiting.add_done_callback(lambda task: task.cancelled() or task.exception())  # `wait_dead` reports the error
     while not (await asyncio.wait((waiting,), timeout=_POLL_S))[0]:

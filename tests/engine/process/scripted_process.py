@@ -22,9 +22,9 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[2]))  # a program has only its own folder on the path
 
 from realizar.backends.base import ForwardInput
+from realizar.backends.load_progress import LoadProgress
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
-from realizar.engine.clients.async_link import LoadProgress
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.process.main import run_process
 from realizar.engine.process.messages import Load

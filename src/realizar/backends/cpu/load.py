@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,17 +26,15 @@ from realizar.backends.cpu.state.sizes import state_sizes
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.workspace import Workspace, reserve_workspace
+from realizar.backends.load_progress import LoadProgress, report_weights
 from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import InvalidRequestError
-from realizar.models.parts import Linear
-from realizar.models.spec import ExpertLinear, ModelSpec
+from realizar.models.spec import ModelSpec
 
 PARTIAL_FLOATS = 4 << 20  # float32 for segments of attention that different threads compute
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ def refuse_copies(config: ResolvedConfig) -> None:
         raise InvalidRequestError("fp8_copies needs a GPU of compute capability 8.9 or more, not the CPU", "fp8_copies")
 
 
-def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, progress: Progress) -> LoadedModel:
+def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, progress: LoadProgress) -> LoadedModel:
     """Load a model, with all kernels compiled that its steps can need.
 
     Args:
@@ -111,7 +108,7 @@ def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, 
     workspace = reserve_workspace(spec, config, instructions.tile_tokens[0])
     weights = Weights(spec, checkpoint, instructions.lanes, config.threads)
     kv = KVMemory(spec, config)
-    _load_weights(weights, checkpoint, spec.matrices(), progress)
+    weights.load(spec.matrices(), report_weights(checkpoint.size_bytes, progress))
     ropes = RopeTables(spec, config.max_step_tokens)
     partial: NDArray[np.float32] = aligned_zeros(PARTIAL_FLOATS, np.float32)  # type: ignore[assignment]
     scratch = _attention_scratch(kv, config.threads)
@@ -129,19 +126,6 @@ def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, 
     sampling = SamplingKernel(kernels.sampling, spec.vocab_size, team)
     load_s = time.perf_counter() - start_s
     return LoadedModel(spec, config, *memory, *programs, team, rows, sampling, load_s=load_s)
-
-
-def _load_weights(
-    weights: Weights, checkpoint: Checkpoint, matrices: Sequence[Linear | ExpertLinear], progress: Progress
-) -> None:
-    total, done = max(1, checkpoint.size_bytes), 0
-
-    def loaded(size: int) -> None:
-        nonlocal done
-        done += size
-        progress("loading weights", min(1.0, done / total))
-
-    weights.load(matrices, loaded)
 
 
 def _attention_scratch(kv: KVMemory, threads: int) -> NDArray[np.uint8]:

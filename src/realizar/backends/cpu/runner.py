@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -26,6 +26,7 @@ from realizar.backends.cpu.mean_pool import MeanPool
 from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.sampling.step_sampler import StepSampler
 from realizar.backends.cpu.supported import SUPPORTED
+from realizar.backends.load_progress import LoadProgress
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
 from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, OpenedRow, RowOutput, ScheduledRow, StepOutput, StepRows
@@ -78,7 +79,7 @@ class CPUBackend:
         progress: callback of loading, with the name of the stage and the fraction done, 0 to 1.
     """
 
-    def __init__(self, progress: Callable[[str, float], None] | None = None) -> None:
+    def __init__(self, progress: LoadProgress | None = None) -> None:
         self._progress = progress or (lambda _what, _share: None)
         self._pools: dict[int, MeanPool] = {}
         self._last: NDArray[np.int32] = np.zeros(0, np.int32)  # by row: its last choice, 0 where it has none

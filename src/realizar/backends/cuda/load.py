@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,17 +43,15 @@ from realizar.backends.cuda.sleep.load_memory import LoadMemory
 from realizar.backends.cuda.step_arrays import StepShape, StepSizes
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.load_progress import LoadProgress, report_weights
 from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import KernelError
-from realizar.models.parts import Linear
 from realizar.models.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +153,7 @@ class _Parts:
 
 
 def load_model(
-    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: Progress,
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress,
     memory: LoadMemory,
 ) -> LoadedModel:  # fmt: skip
     """Load a model, with all kernels compiled and all graphs captured that its steps can need.
@@ -215,14 +213,14 @@ def load_model(
 
 
 def _load_parts(
-    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: Progress
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress
 ) -> _Parts:
     """Load all that does not depend on the size of the KV cache."""
     program = build_program(spec)
     body, tail = program.block_matmuls(), program.tail.matmuls()
     kernels = MatmulKernels(device.torch_device, config.batch_invariant) if device.has_cuda_kernels else None
     weights = Weights(spec, program, checkpoint, device, kernels is not None and kernels.packs_floats)
-    _load_weights(weights, checkpoint, body + tail, progress)
+    weights.load(body + tail, report_weights(checkpoint.size_bytes, progress))
     space = _make_workspace(spec, config, device)
     ropes = RopeTables(spec, config.context_length, device.torch_device)
     sampler, reserved = _make_sampler(spec, config, device, space)
@@ -243,19 +241,6 @@ def _load_parts(
     return _Parts(
         program, weights, copy_bytes, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls, grouped
     )
-
-
-def _load_weights(
-    weights: Weights, checkpoint: Checkpoint, groups: Iterable[Sequence[Linear]], progress: Progress
-) -> None:
-    total, done = max(1, checkpoint.size_bytes), 0
-
-    def loaded(size: int) -> None:
-        nonlocal done
-        done += size
-        progress("loading weights", min(1.0, done / total))
-
-    weights.load(groups, loaded)
 
 
 def _make_workspace(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile) -> Workspace:
@@ -289,14 +274,14 @@ def _token_counts(sizes: StepSizes) -> tuple[set[int], set[int]]:
     return {*rows, *token_counts(sizes.tokens)}, {*rows, *row_counts(sizes.selected)}
 
 
-def _copy_to_fp8(matmuls: _Matmuls, device: DeviceProfile, progress: Progress) -> int:
+def _copy_to_fp8(matmuls: _Matmuls, device: DeviceProfile, progress: LoadProgress) -> int:
     """Copy the quantised matrices to FP8; the copies' bytes."""
     if matmuls.kernels is None:
         return 0
     return copy_to_fp8(matmuls.all, matmuls.kernels, sum_type(device), partial(progress, "copying weights to FP8"))
 
 
-def _compile(matmuls: _Matmuls, progress: Progress) -> None:
+def _compile(matmuls: _Matmuls, progress: LoadProgress) -> None:
     """Compile the CUDA matmuls of every padded number of tokens, side by side."""
     if matmuls.kernels is None:
         return
@@ -322,7 +307,7 @@ def _log_decisions(device: DeviceProfile, space: Workspace, kv: KVMemory, matmul
 
 def _warm_up(
     space: Workspace, attention: AttentionBinder, graphs: GraphRunner, finisher: StepFinisher,
-    layers: Sequence[MergedLinear], progress: Progress,
+    layers: Sequence[MergedLinear], progress: LoadProgress,
 ) -> None:  # fmt: skip
     """Compile all that steps with chunks and their choices can need."""
     space.arrays.clear()
@@ -334,7 +319,7 @@ def _warm_up(
 
 def _capture(
     space: Workspace, graphs: GraphRunner, finisher: StepFinisher, decodes: Sequence[StepShape], capture: bool,
-    progress: Progress,
+    progress: LoadProgress,
 ) -> None:  # fmt: skip
     """Capture the graphs, which are freed again where that fails; without `capture` their steps are compiled alone."""
     stage = "capturing graphs" if capture else "compiling steps"
@@ -350,7 +335,7 @@ def _capture(
 
 def _warm_chunks(
     space: Workspace, attention: AttentionBinder, graphs: GraphRunner, layers: Sequence[MergedLinear],
-    progress: Progress,
+    progress: LoadProgress,
 ) -> None:  # fmt: skip
     """Run one step of each kind: of those that start the same kernels, compiled for the same constants."""
     seen: set[object] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -21,6 +21,7 @@ from realizar.backends.cuda.sleep.load_memory import LoadMemory, SleepingMemory
 from realizar.backends.cuda.step import CUDAStep, WantedTokens, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepShape, count_decodes, tiles_of
 from realizar.backends.cuda.supported import SUPPORTED
+from realizar.backends.load_progress import LoadProgress
 from realizar.backends.parts import cached_tokens_read
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import OpenedRow
@@ -44,7 +45,7 @@ class CUDABackend:
 
     def __init__(
         self,
-        progress: Callable[[str, float], None] | None = None,
+        progress: LoadProgress | None = None,
         device: DeviceProfile | None = None,
         *,
         may_sleep: bool = False,

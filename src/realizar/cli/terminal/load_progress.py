@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
+from realizar.backends.load_progress import LoadProgress
 from realizar.cli.terminal.printable import printable
 
 _QUIET_S = 0.7  # after the first report, so that a warm start shows nothing
@@ -16,7 +17,7 @@ _STARTING = "starting"
 
 
 @contextmanager
-def load_progress() -> Iterator[Callable[[str, float], None]]:
+def load_progress() -> Iterator[LoadProgress]:
     """Yield a progress callback for `LLM` or `load_core`; its arguments are the stage and the share done."""
     shown = _Shown(_Line() if sys.stderr.isatty() else _Log())
     try:

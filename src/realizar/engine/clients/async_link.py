@@ -7,12 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from realizar.backends.load_progress import LoadProgress
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.process.loop import EngineLoop
 from realizar.engine.process.messages import Command, Event, Failed, Loading, Ping, Pong, Shutdown, restore_error
 from realizar.errors import EngineDeadError, RealizarError
-
-LoadProgress = Callable[[str, float], None]
 
 
 class LinkListener(Protocol):

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from realizar.engine.clients.async_link import LoadProgress
+from realizar.backends.load_progress import LoadProgress
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core, load_fitting_core
 from realizar.engine.process.loop import EngineLoop
