@@ -37,7 +37,7 @@ class RayServingOptions:
     ray_address: str | None = None
     min_replicas: Integer = 1
     max_replicas: Annotated[Integer | None, Parameter(name="--max-replicas")] = None
-    target_requests: open requests of an engine beyond which another starts; default as many as can run.
+    target_requests: float | None = None
 
     def checked(self, server: ServerOptions, *, several: bool) -> bool:
         """True if Ray Serve is wanted.
