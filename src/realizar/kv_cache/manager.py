@@ -85,7 +85,7 @@ class KVCacheManager:
         self.least_fetched_tokens = 1
         on_evict = self._snapshots.drop if has_state else None
         self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row
-        self._names: list[Sequence[bytes]] = [()] * num_rows  # the keys of each row's full blocks
+        self._keys: list[Sequence[bytes]] = [()] * num_rows  # of each row's full blocks
         self._steady_until = np.zeros(num_rows, np.int32)  # the least of the groups' positions, by row
         self._watch: KeyWatch | None = None
         max_blocks = -(-context_length // block_size)
@@ -140,26 +140,38 @@ class KVCacheManager:
         wanted = keys.of(token_ids)[:most]
         runs = [group.runs(wanted) for group in self._groups]
         matched = end = self._first_usable(runs, range(min(map(len, runs)) - 1, 0, -1))
-        on_device = on_host = None
+        snapshot = host_snapshot = None
         if self._has_state:
-            tiers = self._snapshots
-            end = self._first_usable(
-                runs, (at for at in range(matched, 0, -1) if tiers.find(wanted[at - 1]) is not None)
-            )
-            on_device = tiers.find(wanted[end - 1]) if end else None
-            if tiers.has_host:
-                least = max(-(-self.least_fetched_tokens // self._block_size), 1)
-                ends = range(matched, end + least - 1, -1)
-                later = self._first_usable(runs, (at for at in ends if tiers.find_on_host(wanted[at - 1]) is not None))
-                if later:
-                    end, on_device, on_host = later, None, tiers.find_on_host(wanted[later - 1])
+            end, snapshot, host_snapshot = self._last_snapshot(wanted[:matched], runs)
         return Prefix(
-            end * self._block_size,
-            tuple(group.cached_prefix(wanted[:end]) for group in self._groups),
-            on_device,
-            matched * self._block_size,
-            on_host,
+            num_tokens=end * self._block_size,
+            blocks=tuple(group.cached_prefix(wanted[:end]) for group in self._groups),
+            snapshot=snapshot,
+            num_matched_tokens=matched * self._block_size,
+            host_snapshot=host_snapshot,
         )
+
+    def _last_snapshot(
+        self, keys: Sequence[bytes], runs: Sequence[Sequence[int]]
+    ) -> tuple[int, int | None, int | None]:  # fmt: skip
+        """The last snapshot among cached blocks from which a sequence can go on.
+
+        Args:
+            keys: of the blocks. runs: per cache group, of `GroupBlocks.runs`.
+
+        Returns:
+            The number of blocks before it, 0 where there is none; then the snapshot on the device, or else the one in
+            the host's memory, which is taken where it saves enough tokens.
+        """
+        tiers, ends = self._snapshots, range(len(keys), 0, -1)
+        end = self._first_usable(runs, (at for at in ends if tiers.find(keys[at - 1]) is not None))
+        if tiers.has_host:
+            least = max(-(-self.least_fetched_tokens // self._block_size), 1)
+            later_ends = range(len(keys), end + least - 1, -1)
+            later = self._first_usable(runs, (at for at in later_ends if tiers.find_on_host(keys[at - 1]) is not None))
+            if later:
+                return later, None, tiers.find_on_host(keys[later - 1])
+        return end, tiers.find(keys[end - 1]) if end else None, None
 
     def _first_usable(self, runs: Sequence[Sequence[int]], ends: Iterable[int]) -> int:
         """The first of some numbers of blocks after which all blocks that the next token sees are cached, or 0.
@@ -193,11 +205,11 @@ class KVCacheManager:
         start = int(self._num_registered[row])
         if end <= start or not self._prefix_cache:
             return
-        names = keys.of(token_ids)
+        block_keys = keys.of(token_ids)
         for index in range(start, end):
             for group in self._groups:
-                group.register(row, index, names[index])
-        self._num_registered[row], self._names[row] = end, names
+                group.register(row, index, block_keys[index])
+        self._num_registered[row], self._keys[row] = end, block_keys
 
     def forget(self) -> None:
         """Remove all registered blocks and snapshots from the prefix cache: they may never have been computed."""
@@ -291,11 +303,11 @@ class KVCacheManager:
 
     def free(self, row: int) -> None:
         """Release all blocks of the row. Those after the last snapshot are of no use to a model with a state."""
-        useful, names = int(self._num_registered[row]), self._names[row]
-        while self._has_state and useful and names and not self._snapshots.has(names[useful - 1]):
+        useful, keys = int(self._num_registered[row]), self._keys[row]
+        while self._has_state and useful and keys and not self._snapshots.has(keys[useful - 1]):
             useful -= 1
         self._num_registered[row] = self._steady_until[row] = 0
-        self._names[row] = ()
+        self._keys[row] = ()
         for group in self._groups:
             group.clear(row, useful if self._has_state else group.end[row])
 
