@@ -82,9 +82,7 @@ class EngineLoop:
         self._columns = DeltaColumns()
         self._keys_reported_s = 0.0
         self._unsent: list[str] = []  # requests with a choice of the last step that could not be sent
-        self._compiling: dict[
-            str, tuple[Add, Callable[[], None]]
-        ] = {}  # with the function that cancels the compilation, by id
+        self._compiling: dict[str, tuple[Add, Callable[[], None]]] = {}  # and what cancels the compilation, by id
 
     def post(self, command: _Command) -> None:
         """Put a command into the inbox without waiting. Any thread may call this."""
@@ -246,14 +244,13 @@ class EngineLoop:
 
     def _abort(self, core: EngineCore, request_id: str, choice: int | None = None) -> None:
         core.abort(request_id, choice)
-        if choice is None:
-            self._progress.pop(request_id, None)
         self._columns.forget(request_id, choice)
         if choice is None:
+            self._progress.pop(request_id, None)
+            self._prompts.pop(request_id, None)
             _, cancel = self._compiling.pop(request_id, (None, None))
             if cancel is not None:
                 cancel()
-            self._prompts.pop(request_id, None)
 
     def _take_compiled(self, core: EngineCore, compiled: _Compiled) -> None:
         request_id = compiled.add.request.request_id

@@ -147,11 +147,6 @@ class Hub:
             delay_s = 0.0 if at_once else _STOP_S
             asyncio.get_running_loop().call_later(delay_s, self._spawn, process.kill)
 
-    @property
-    def pids(self) -> list[int]:
-        """The ids of the processes that run."""
-        return [process.pid for process in self._processes]
-
     def take_deltas(self, deltas: StepDeltas) -> None:
         """See `Audience`."""
         for process, share in self._splitter.split(deltas):

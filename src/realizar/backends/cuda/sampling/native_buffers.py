@@ -88,11 +88,6 @@ class NativeBuffers:
             self._adjusted, self._adjusted_tops, self._adjusted_ids = adjusted, tops, ids
             self._write_tables()
 
-    @property
-    def most_masks(self) -> int:
-        """Masks that there is room for."""
-        return int(self._space.logits.shape[0])
-
     def masks(self, count: int) -> torch.Tensor:
         """Room for `count` masks, int32 [count, words]."""
         if not self._masks.numel():
