@@ -115,7 +115,7 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How much of a request's prompt the model has read: `num_read` of `num_tokens`, cached ones counted as read."""
+    """Progress of reading a request's prompt: `num_read` of `num_tokens`, cached ones counted as read."""
 
     num_tokens: int
     num_cached_tokens: int

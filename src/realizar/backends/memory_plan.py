@@ -113,7 +113,7 @@ class MemoryPlan:
 
     @property
     def _of_states(self) -> str:
-        """How to have fewer states of rows, where there are any: the end of an error's line."""
+        """Advice to have fewer states of rows, where there are any: the end of an error's line."""
         if not self.state_bytes:
             return ""
         return f"; each row that may run takes {format_bytes(self.state_bytes)} for its state: lower max_running"

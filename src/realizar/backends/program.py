@@ -230,7 +230,7 @@ def _join(linear: Linear, norm: Norm | None, scale: float) -> Join:
 
 
 def _before(join: Join, block: Block | None) -> Join:
-    """What adds to the stream begins the norm that follows, where one factor for each token finishes that norm.
+    """A residual add begins the norm that follows, where one factor for each token finishes that norm.
 
     A block that reads the stream through several norms finishes none of them so.
     """

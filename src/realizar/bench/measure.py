@@ -48,7 +48,7 @@ RANDOM = SamplingParams(temperature=100.0)
 
 
 def next_tokens(spec: ModelSpec, batch: int) -> SamplingParams:
-    """How rows choose where speed alone is asked for.
+    """The sampling of rows where speed alone is asked for.
 
     Greedy rows of random weights come to repeat tokens, and rows with the same token read the same experts: fewer than
     rows with texts of their own. So rows of a mixture get random tokens, but for a row alone, which reads as many

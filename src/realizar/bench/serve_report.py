@@ -230,7 +230,7 @@ class ReplicaCounts:
     output_tokens: int = 0
 
     def since(self, before: ReplicaCounts) -> ReplicaCounts:
-        """What was counted after `before`."""
+        """The counts after `before`."""
         return ReplicaCounts(
             self.prompt_tokens - before.prompt_tokens,
             self.cached_tokens - before.cached_tokens,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the command line asks of all models.
+    """The options of the command line that hold for all models.
 
     Attributes:
         config: of their engines.

@@ -59,7 +59,7 @@ def keep_speed(path: Path, config: ResolvedConfig, speed: FetchSpeed) -> None:
 
 
 def known_speed(path: Path, config: ResolvedConfig) -> FetchSpeed | None:
-    """What was measured when the model was last loaded on this device; None where it never was."""
+    """The speed that was measured when the model was last loaded on this device; None where it never was."""
     try:
         found: dict[str, Any] = json.loads(_record(path, config).read_text(encoding="ascii"))
         speed = FetchSpeed(float(found["fetch_s"]), int(found["snapshot_bytes"]), float(found["tokens_per_s"]))

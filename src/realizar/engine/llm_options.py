@@ -27,7 +27,7 @@ _EAGER = "enforce_eager"
 
 
 class Advice(NamedTuple):
-    """What is said of an argument of vLLM that has no field.
+    """An argument of vLLM that has no field, and the answer to it.
 
     Attributes:
         neutral: values that ask for nothing; None always is one.

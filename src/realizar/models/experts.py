@@ -62,7 +62,7 @@ def read_groups(hparams: HyperParameters, count: int, per_token: int) -> tuple[i
 
 
 def read_scoring(hparams: HyperParameters, default: Scoring) -> Scoring:
-    """What makes scores of a router's logits, which a GGUF file may name by llama.cpp's number."""
+    """The function that makes scores of a router's logits, which a GGUF file may name by llama.cpp's number."""
     number = hparams.integer("expert_gating_func", None, low=0, high=MAX_EXPERTS, default=0)
     if number not in _SCORINGS and number != 0:
         raise hparams.unsupported("expert_gating_func", None, number)
@@ -179,7 +179,7 @@ def build_shared_gate(builder: SpecBuilder, index: int) -> Linear:
 def build_selection_bias(
     builder: SpecBuilder, index: int, count: int, hf_name: str, *, in_row: bool = False
 ) -> TensorName:
-    """What is added to the scores of layer `index` where experts are chosen.
+    """The bias that is added to the scores of layer `index` where experts are chosen.
 
     Args:
         hf_name: in a layer of a safetensors checkpoint. in_row: True if it is a matrix of one row there.

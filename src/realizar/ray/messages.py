@@ -19,7 +19,7 @@ CallEvent: TypeAlias = Accepted | Refused | PromptRead | Outputs | Lost
 
 
 class Reports(msgspec.Struct, frozen=True):
-    """What came of one request since the last reports.
+    """The events of one request since the last reports.
 
     Attributes:
         replica: name of the replica that has the request.

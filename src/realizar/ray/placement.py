@@ -1,4 +1,4 @@
-"""What a replica takes of its host, by the plan of its model. Ray is not imported."""
+"""The cores, GPUs and memory that a replica takes of its host, by the plan of its model. Ray is not imported."""
 
 from __future__ import annotations
 

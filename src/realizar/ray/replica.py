@@ -68,7 +68,7 @@ class EngineReplica:
         await self._calls.engine.clear_cache()
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """What the prefix cache holds, for routers. Ray Serve calls this again and again."""
+        """Keys of the prefix cache, for routers. Ray Serve calls this again and again."""
         return self._calls.report()
 
     async def check_health(self) -> None:

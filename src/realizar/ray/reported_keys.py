@@ -1,4 +1,4 @@
-"""What a replica's prefix cache holds, as Ray Serve's routing statistics carry it from replicas to routers.
+"""Keys of a replica's prefix cache, as Ray Serve's routing statistics carry it from replicas to routers.
 
 Ray Serve fetches the statistics and gives each router the last ones, so that a report is always complete. It goes
 through the controller to every front each second in which it changes; so keys are short, and not too many.

@@ -12,7 +12,7 @@ _NUMBERS_OF_ONE = 1 << 40  # far more than one engine has choices
 
 
 def first_number(incarnation: int) -> int:
-    """What is added to the numbers of an engine, the so-manieth that was started."""
+    """The first number of an engine's choices; engines are counted as they start."""
     return incarnation * _NUMBERS_OF_ONE
 
 

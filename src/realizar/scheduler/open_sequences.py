@@ -57,7 +57,7 @@ class OpenSequences:
         return self._running_rows
 
     def prompt_progress(self, request_id: str) -> PromptProgress | None:
-        """How much of a request's prompt the first of its choices has read; None if none is open."""
+        """Progress of the first choice of a request in reading the prompt; None if none is open."""
         first = next(iter(self.requests.get(request_id, {}).values()), None)
         if first is None:
             return None

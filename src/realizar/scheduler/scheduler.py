@@ -132,7 +132,7 @@ class Scheduler:
         return request_id in self._open.requests
 
     def prompt_progress(self, request_id: str) -> PromptProgress | None:
-        """How much of an open request's prompt has been read; None if it is not open."""
+        """Progress of reading an open request's prompt; None if it is not open."""
         return self._open.prompt_progress(request_id)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:

@@ -39,7 +39,7 @@ class QuietServer(uvicorn.Server):
 
 
 class Served(Protocol):
-    """What a server runs: the engine of its one model, or its several models.
+    """The engine of a server's one model, or its several models.
 
     Attributes:
         loading: the stage and the progress of loading, until it is ready.
@@ -77,7 +77,7 @@ S = TypeVar("S", bound=Served)
 
 
 class Front(Protocol[S_contra]):
-    """What takes connections and answers requests."""
+    """A server that takes connections and answers requests."""
 
     def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
         """Makes the event loop; None for asyncio's own."""

@@ -172,7 +172,7 @@ class GrammarFactory:
         return Grammar(matcher, self.end_ids, self._shared_masks(structured))
 
     def _shared_masks(self, structured: StructuredOutput) -> StateMasks | None:
-        """What rows of the grammar share; None where states can't be told apart."""
+        """The masks that rows of the grammar share; None where states can't be told apart."""
         if structured.kind == "regex":
             return regex_masks(structured.value, self._vocabulary.tokens)
         return json_masks(structured.value, self._vocabulary.tokens) if structured.kind == "json_schema" else None

@@ -101,7 +101,7 @@ class ExpressionTable:
         return self._number(made, nullable=not least or self._nullable[part])
 
     def after(self, expression: int, text: Sequence[int]) -> int:
-        """What may follow after a text, which is given as bytes.
+        """The state after a text, which is given as bytes.
 
         Raises:
             StatesLostError: it can't be told. RecursionError: the expression is nested too deep.

@@ -30,7 +30,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 
 
 def plain_encoder(path: str) -> Callable[[str], list[int]]:
-    """What gives a text's ids without special tokens, for a process that has no model. Raises what the loads do.
+    """A function from texts to ids without special tokens, for a process that has no model. Raises what the loads do.
 
     Args:
         path: of the checkpoint.

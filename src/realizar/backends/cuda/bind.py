@@ -117,14 +117,14 @@ class Binder:
         yield from self._experts.bind(experts, block.inputs.norm, consumer, router, score, folded, added)
 
     def _next_consumer(self, join: Join) -> Consumer | None:
-        """What reads the stream after a residual add; None where the blocks end."""
+        """The reader of the stream after a residual add; None where the blocks end."""
         if join.next is None:
             return None
         experts = self._mixtures.get(join.next.linears[0].weight)
         return self._merger.merge(join.next.linears) if experts is None else self._experts.input(join.next, experts)
 
     def _branch(self, block: Block) -> Branch:
-        """What a block adds to the stream."""
+        """The branch that a block adds to the stream."""
         if isinstance(block, ExpertsBlock):
             if block.experts.norms is not None:
                 return Branch(self._beside.output(), block.join)

@@ -133,7 +133,7 @@ class _Matmuls:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What is loaded before the KV cache, whose size depends on what is left.
+    """The parts of a model that are loaded before the KV cache, whose size depends on the memory that is left.
 
     Attributes:
         reserved_bytes: that the sampler takes only when a row needs them. Others: as of `LoadedModel`.

@@ -28,7 +28,7 @@ NORM_KINDS = {"rms": 1, "layer": 2}
 
 Run = Callable[[StepShape], None]
 Consumer: TypeAlias = MergedLinear | ExpertsInput
-"""What reads a norm."""
+"""A reader of a norm."""
 Folded = Callable[[int], FoldedNorm | None]
 """The norm scale that the consuming matmul must still apply, by number of tokens; None when nothing is left."""
 ResidualAdd = Callable[[int], Residual]
@@ -225,7 +225,7 @@ class NormBinder:
         return run
 
     def _output_scale(self, branch: Branch | None) -> float:
-        """What the stream is multiplied by once a branch is added."""
+        """The factor of the stream once a branch is added."""
         name = None if branch is None else branch.join.output_scale
         return 1.0 if name is None else float(self._weights.vector_values(name)[0])
 

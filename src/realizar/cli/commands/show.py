@@ -61,7 +61,7 @@ def _write_template(model: str, checkpoint: Checkpoint) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Summary:
-    """What is shown of a model.
+    """Facts of a model to show.
 
     Attributes:
         context_length: tokens that it was made for; None where the model can't be read.

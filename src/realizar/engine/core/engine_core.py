@@ -178,7 +178,7 @@ class EngineCore:
         self.holds_grammar(request)
 
     def prompt_progress(self, request_id: str) -> PromptProgress | None:
-        """How much of an open request's prompt has been read; None if it is not open."""
+        """Progress of reading an open request's prompt; None if it is not open."""
         return self._scheduler.prompt_progress(request_id)
 
     def read_vocabulary(self) -> None:

@@ -52,7 +52,7 @@ class _Asking:
 
 @dataclass(frozen=True, slots=True)
 class GivenMasks:
-    """What became of a step's masks.
+    """The result of giving a step its masks.
 
     Attributes:
         stuck: rows that can't go on: number of the sequence to its request's error. What they get from the step is to

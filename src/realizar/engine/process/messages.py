@@ -197,7 +197,7 @@ class AuditAnswer(msgspec.Struct, frozen=True, tag="audit"):
 
 
 class TransferAnswer(msgspec.Struct, frozen=True, tag="transfer"):
-    """What was copied, or why it could not be; the engine then is as it was before."""
+    """The copies of a sleep or a wake, or the error that prevented it; the engine then is as it was before."""
 
     ticket: int
     transfer: Transfer | None = None

@@ -47,7 +47,7 @@ _PERIOD = 6  # the last layer of each six is full
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What differs between layers.
+    """Parameters that differ between layers.
 
     Attributes:
         source: layer whose keys and values it takes; None where it has its own.

@@ -24,7 +24,7 @@ _GGUF_SCALES = "ffn_down_exps.scale"
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What the experts of all layers have in common.
+    """The parameters that the experts of all layers have in common.
 
     Attributes:
         count: experts of a layer. per_token: those that a token goes through. width: of one of them.

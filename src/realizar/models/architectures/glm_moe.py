@@ -59,7 +59,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Mixture:
-    """What the experts of all layers have in common."""
+    """The parameters that the experts of all layers have in common."""
 
     count: int
     per_token: int

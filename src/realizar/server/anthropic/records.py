@@ -14,7 +14,7 @@ class Metadata(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ThinkingConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Whether the model reasons first. The budget is no bound here: a model ends its reasoning by itself."""
+    """Settings of the model's reasoning. The budget is no bound here: a model ends its reasoning by itself."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None

@@ -80,7 +80,7 @@ class TokenNames:
         return TokenParts(names, [_encode(list(data)) for data in vocabulary], num_characters)
 
     def rows(self, make: Callable[[TokenNames, int], _Part], top_n: int) -> _Part:
-        """What `make` made of these names for so many listed tokens: all requests that list as many share it."""
+        """The result of `make` for these names and so many listed tokens; all requests that list as many share it."""
         found = self._rows.get((make, top_n))
         if found is None:
             found = self._rows[make, top_n] = make(self, top_n)

@@ -58,7 +58,7 @@ class _Renewing:
             _LOG.info("%s has been read again", self._certificate)
 
     def _look(self) -> tuple[tuple[int, int, int], ...] | None:
-        """What tells that a file is another one; None while one is absent."""
+        """Facts of the files that differ once one was replaced; None while one is absent."""
         try:
             found = [path.stat() for path in (self._certificate, self._key)]
         except OSError:

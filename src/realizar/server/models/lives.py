@@ -55,7 +55,7 @@ class Shelf(Protocol):
         """Memory has become free, or requests may have to wait no more."""
 
     def taken(self, model: ShelvedModel) -> str:
-        """How much memory of the model's device is taken, for the log."""
+        """The memory of the model's device that is taken, as text for the log."""
 
 
 class EngineLives:

@@ -121,7 +121,7 @@ class Models(Protocol):
         """The lease of a model, when it is the request's turn. Errors are those of `take`, and of a full queue."""
 
     def running(self, name: str | None = None) -> Sequence[Api]:
-        """What works with each model whose engine is ready; only that of a name, if one is given.
+        """The `Api` of each model whose engine is ready; only that of a name, if one is given.
 
         Raises:
             ApiError: 404 model_not_found; the model is not served.

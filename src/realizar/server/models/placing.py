@@ -18,7 +18,7 @@ Way: TypeAlias = Literal["sleep", "wait", "unload"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done.
+    """Changes to be made.
 
     Attributes:
         loads: models to load now, or to wake if they are asleep.
@@ -30,7 +30,7 @@ class Decision:
 
 
 def decide(models: Sequence[ShelvedModel], bytes_of_pools: Mapping[str, int], host_bytes: int = 0) -> Decision:
-    """What is to be done for the requests that wait.
+    """Decide the changes for the requests that wait.
 
     Args:
         bytes_of_pools: memory that all models of a device may take together.
@@ -110,7 +110,7 @@ class _Placing:
         self._coming[model.pool] += _gain(model, yielding[model])
 
     def _way_to_host(self, model: ShelvedModel) -> Way:
-        """How a model leaves that is to sleep: models that slept longer make room for its weights on the host."""
+        """The way in which a model leaves that is to sleep; models that slept longer make room for its weights."""
         wanted = model.host_bytes - model.held_host_bytes
         yielding, ended = self.decision.yielding, list[ShelvedModel]()
         asleep = [each for each in self._models if each.stage == "asleep" and not each.waiters]

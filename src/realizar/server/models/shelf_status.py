@@ -1,4 +1,4 @@
-"""What a server with several models tells about them: their states, and figures over all their engines."""
+"""Reports of a server with several models: their states, and figures over all their engines."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, Reasoning
 
 @dataclass(slots=True)
 class Part:
-    """What a line of a stream adds to an answer, or the whole of it.
+    """The addition of one line of a stream to an answer, or the whole answer.
 
     Attributes:
         calls: whole calls, in Ollama's form.

@@ -90,5 +90,5 @@ class RoutedLink(LinkBetween):
 
 
 def _without_tokens(deltas: StepDeltas) -> StepDeltas:
-    """What of a step counts for all processes together: starts, ends and failures."""
+    """The part of a step that counts for all processes together: starts, ends and failures."""
     return StepDeltas(deltas.produced_s, starts=deltas.starts, ends=deltas.ends, failures=deltas.failures)

@@ -14,7 +14,7 @@ _LONGEST_ID = 128  # characters; an item with a longer id of a client's own can'
 
 
 class _Output(msgspec.Struct):
-    """What is read of a response. Attributes: output: its items."""
+    """The part of a response that is read. Attributes: output: its items."""
 
     output: list[dict[str, Any]]
 

@@ -157,7 +157,7 @@ class Cursor:
 
 
 def read_whole(cursor: Cursor, reading: Reading[T]) -> Reading[T]:
-    """What `reading` gives, which begins where the cursor is. Text that does not match stays unread.
+    """The result of `reading`, which begins where the cursor is. Text that does not match stays unread.
 
     Raises:
         MismatchError: the text does not match.

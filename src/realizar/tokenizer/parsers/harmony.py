@@ -195,5 +195,5 @@ HARMONY = ToolStyle(
 
 
 def final_start(prompt_end: str) -> str:
-    """What a prompt lacks for the answer to begin in the channel `final`; empty if it ends in another place."""
+    """The text that a prompt lacks for an answer to begin in the channel `final`; empty if it ends in another place."""
     return f"{HARMONY_CHANNEL}final{HARMONY_MESSAGE}" if prompt_end.endswith(f"{HARMONY_START}{_ROLE}") else ""

@@ -78,7 +78,7 @@ def convolved_width(mixer: Mixer | None) -> int:
 
 
 def output_width(mixer: Mixer | None) -> int:
-    """What a mixer with a state gives its last matmul, for a token."""
+    """The number of values that a mixer with a state gives its last matmul, for a token."""
     if isinstance(mixer, ShortConvolution):
         return mixer.channels
     return mixer.num_value_heads * mixer.value_size if isinstance(mixer, GatedDeltaNet) else 0

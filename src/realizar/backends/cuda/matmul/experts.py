@@ -64,7 +64,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsInput:
-    """What reads the norm before a mixture: its experts, and its router where that does not read the stream itself.
+    """The readers of the norm before a mixture: its experts, and its router where that does not read the stream itself.
 
     Attributes:
         pairs: formats that the matmuls of pairs read.
@@ -366,7 +366,7 @@ def most_pair_tokens(experts: int, per_token: int) -> int:
 
 
 def gated_activation(experts: Experts) -> GatedActivation:
-    """What makes one of a mixture's gate and up."""
+    """The activation by which a mixture's gate and up become one."""
     return "clamped" if experts.clamped else experts.activation
 
 

@@ -71,7 +71,7 @@ class GroupedConfig:
 
 
 class GroupedBuffers:
-    """What the kernels of a layer leave for each other, for steps of up to `rows`; layers share it.
+    """Memory in which the kernels of a layer leave results for each other, for steps of up to `rows`; layers share it.
 
     Attributes:
         slots: int32 [places], the pair of each place of a tile, or -1.

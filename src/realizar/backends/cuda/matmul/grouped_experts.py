@@ -93,7 +93,7 @@ class GroupedExperts:
         return self._plans[key]
 
     def _buffers_of(self, experts: Experts) -> GroupedBuffers:
-        """What layers of one shape share."""
+        """The buffers that layers of one shape share."""
         key = experts.experts_per_token, experts.num_experts, experts.down.in_features
         if key not in self._buffers:
             tuning = self._matmuls.tuning

@@ -57,7 +57,7 @@ class Router:
 
     @property
     def key(self) -> ChoiceShape:
-        """What the kernels depend on."""
+        """The parameters that the kernels are compiled for."""
         part = self.experts
         return ChoiceShape(
             int(self.weights.shape[1]), part.num_experts, part.experts_per_token, part.scoring == "sigmoid",

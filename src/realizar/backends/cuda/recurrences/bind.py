@@ -113,7 +113,7 @@ class RecurrenceBinder:
         return bool(self._scratch) and not shape.tiles
 
     def _gated_target(self, net: GatedDeltaNet, consumer: MergedLinear, shape: StepShape) -> ActivationBuffer | None:
-        """What `recur_once` writes for the next matmul; None where it leaves heads to `gate_heads`."""
+        """The activations that `recur_once` writes for the next matmul; None where it leaves heads to `gate_heads`."""
         formats, (columns, _) = consumer.input_formats(shape.tokens), _once_cut(shape, net.value_size)
         if columns < net.value_size or net.value_size % CHUNK or len(formats) > 1 or formats[0].kind == "fp8":
             return None

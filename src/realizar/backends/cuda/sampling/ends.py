@@ -34,7 +34,7 @@ class OutputEnds:
     def up_to_end(
         self, numbers: NDArray[np.intp], choices: NDArray[np.int32], num_outputs: NDArray[np.int64]
     ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """How many choices each row keeps, intp [rows], and true where the last of them ends its output, bool [rows].
+        """Choices that each row keeps, intp [rows], and true where the last of them ends its output, bool [rows].
 
         A row's choices end before the first below 0, and with one that is a stop id of the row, late enough.
 

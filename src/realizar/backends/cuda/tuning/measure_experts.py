@@ -68,7 +68,7 @@ def buffers_of(step: StepTiles, experts: int, width: int) -> GroupedBuffers:
 
 @dataclass(slots=True)
 class _Step:
-    """What the kernels of a step with tiles of one size read: rows, and sorted pairs of each layer."""
+    """The inputs of a step's kernels with tiles of one size: rows, and sorted pairs of each layer."""
 
     tiles: StepTiles
     x: HalfActivations

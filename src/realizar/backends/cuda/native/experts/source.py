@@ -87,7 +87,7 @@ _SHARED_FLOATS = 11_500  # that a block may have without asking
 
 @dataclass(frozen=True, slots=True)
 class ChoiceShape:
-    """What a kernel of the choice depends on.
+    """The parameters that a kernel of the choice is compiled for.
 
     Attributes:
         width: of the stream, a multiple of 4.
@@ -106,7 +106,7 @@ class ChoiceShape:
     groups_per_token: int = 1
 
     def defines(self) -> dict[str, int]:
-        """What the sources take of it."""
+        """Its macros, as the sources take them."""
         return {
             "WIDTH": self.width, "EXPERTS": self.experts, "PER_TOKEN": self.per_token, "SIGMOID": int(self.sigmoid),
             "SELECTS": int(self.selects), "GROUPS": self.groups, "GROUPS_PER_TOKEN": self.groups_per_token,
@@ -143,7 +143,7 @@ class ChoiceShape:
         return min(tokens, 8, _LANE_SUMS // self.lane_experts)
 
     def many_defines(self, tokens: int) -> dict[str, int]:
-        """What the source for many tokens takes beside `defines`; `tokens`: of a cluster."""
+        """Macros that the source for many tokens takes beside `defines`; `tokens`: of a cluster."""
         return {
             "TOKENS": tokens, "WARP_TOKENS": self._warp_tokens(tokens), "LANE_EXPERTS": self.lane_experts,
             "CHOOSERS": -(-tokens // CLUSTER_BLOCKS),
