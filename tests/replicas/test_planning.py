@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from realizar.backends import select
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.machine import read_machine
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -20,7 +21,7 @@ from realizar.replicas.planning import PlannedReplica, ReplicaQuestion, divide, 
 from tiny_model import write_tiny_model
 
 GB = 10**9
-CARD = {"fault": None, "bus_id": None}
+CARD = {"fault": None, "bus_id": None, "free_bytes": 70 * GB}
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,9 @@ def test_cores_and_memory_are_divided(monkeypatch: pytest.MonkeyPatch, tiny: Pat
     kv_bytes = {each.config.kv_cache_bytes for each in planned}
     assert len(kv_bytes) == 1
     assert 0 < (kv_bytes.pop() or 0) < 0.9 * GB
+    assert {each.memory_bytes for each in planned} == {int(3.6 * GB) // 4}
+    assert all(0 < (each.needed_bytes or 0) <= each.memory_bytes for each in planned)
+    assert on_cpu(tiny, 4)[1].label.startswith("2 cores on node 0 (CPUs 2-3), ")
 
 
 def test_a_limit_of_processor_time_is_divided_and_configured_threads_stay(
@@ -74,7 +78,7 @@ def test_a_limit_of_processor_time_is_divided_and_configured_threads_stay(
 def test_replicas_that_do_not_fit_together_are_refused(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
     machine(monkeypatch, 4, 2 * GB)
     assert len(on_cpu(tiny, 4, kv_cache_bytes=100_000_000)) == 4
-    with pytest.raises(CapacityError, match=r"does not fit into 450\.0 MB"):
+    with pytest.raises(CapacityError, match=r"^with --replicas 4, the model does not fit into 450\.0 MB"):
         on_cpu(tiny, 4, kv_cache_bytes=400_000_000)
 
 
@@ -85,10 +89,30 @@ def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tin
     planned = divide(ReplicaQuestion(str(tiny), EngineConfig(), 3))
     assert [each.place.gpu and each.place.gpu.index for each in planned] == [0, 1, 2]
     assert {(each.config.device, each.fit_context, each.place.cpus) for each in planned} == {("cuda", True, ())}
+    assert planned[2].label == "cuda:2, 70.00 GB free"
+    given = divide(ReplicaQuestion(str(tiny), EngineConfig(), 2, memory_bytes=20 * GB))
+    assert [each.label for each in given] == ["cuda:0, 20.00 GB free", "cuda:1, 20.00 GB free"]
     with pytest.raises(CapacityError, match="--replicas 5 needs as many GPUs, and 4 can run a model here"):
         divide(ReplicaQuestion(str(tiny), EngineConfig(), 5))
     with pytest.raises(InvalidRequestError, match="each replica has its own"):
         divide(ReplicaQuestion(str(tiny), EngineConfig(device="cuda:1"), 2))
+
+
+def test_memory_may_be_given(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    machine(monkeypatch, 4, 9 * GB)
+    config = EngineConfig(device="cpu")
+    planned = divide(ReplicaQuestion(str(tiny), config, 2, memory_bytes=3 * GB))
+    assert [each.memory_bytes for each in planned] == [1.5 * GB] * 2
+
+
+def test_a_model_that_no_gpu_runs_gets_cores(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    """As one engine would, where the device is left open."""
+    machine(monkeypatch, 4, 4 * GB)
+    monkeypatch.setattr(planning, "choose_device", lambda wanted: ChosenDevice("cuda", 0, "card"))
+    monkeypatch.setattr(select, "refusal_of_gpus", lambda spec: "no GPU runs it")
+    planned = divide(ReplicaQuestion(str(tiny), EngineConfig(), 2))
+    assert [each.config.device for each in planned] == ["cpu"] * 2
+    assert [each.place.cpus for each in planned] == [(0, 1), (2, 3)]
 
 
 def test_another_process_plans_and_its_errors_come_back(tiny: Path) -> None:

@@ -11,12 +11,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
 from realizar.backends.cgroup import processor_quota
 from realizar.backends.machine import read_machine
-from realizar.backends.select import choose_device, gpu_facts
+from realizar.backends.select import choose_device, gpu_facts, resolve_model
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.loading import find_checkpoint
@@ -25,25 +26,50 @@ from realizar.engine.process.messages import ErrorRecord, record_error, restore_
 from realizar.errors import CapacityError, InvalidRequestError, RealizarError
 from realizar.replicas.places import Core, Gpu, Place, places_on_cores, places_on_gpus
 from realizar.replicas.topology import allowed_cpus, gpu_node, read_cores
+from realizar.sizes import format_bytes
 
 COMMAND = (sys.executable, "-m", "realizar.replicas.planning")
 _FREE_SHARE = 0.9
 
 
 class PlannedReplica(msgspec.Struct, frozen=True):
-    """A replica's place, its configuration, and whether the engine has to find a context that fits by itself."""
+    """A replica, as it is to be started.
+
+    Attributes:
+        config: of its engine.
+        fit_context: the engine has to find a context that fits by itself.
+        memory_bytes: its share of the host's memory, or what is free on its GPU.
+        needed_bytes: what it takes of that; None where the engine finds out when it loads.
+    """
 
     place: Place
     config: EngineConfig
     fit_context: bool
+    memory_bytes: int
+    needed_bytes: int | None = None
+
+    @property
+    def label(self) -> str:
+        """For people: its place and its memory."""
+        if self.needed_bytes is None:
+            return f"{self.place.label}, {format_bytes(self.memory_bytes)} free"
+        return f"{self.place.label}, {format_bytes(self.needed_bytes)} of {format_bytes(self.memory_bytes)}"
 
 
 class ReplicaQuestion(msgspec.Struct, frozen=True):
-    """The path of a model, the configuration of each replica, and their number."""
+    """What is to be planned.
+
+    Attributes:
+        path: of the model.
+        config: of each replica.
+        memory_bytes: of the host for all replicas, or of each GPU; None takes nine tenths of what is free on the host,
+            and all that is free on a GPU.
+    """
 
     path: str
     config: EngineConfig
     num_replicas: int
+    memory_bytes: int | None = None
 
 
 class ReplicaAnswer(msgspec.Struct, frozen=True):
@@ -75,15 +101,16 @@ def plan_replicas(path: str, config: EngineConfig, num_replicas: int) -> tuple[P
 
 def divide(question: ReplicaQuestion) -> tuple[PlannedReplica, ...]:
     """Plan the replicas in this process; errors as of `plan_replicas`."""
-    config, count = question.config, question.num_replicas
+    config = question.config
     if config.device.startswith("cuda:"):
         raise InvalidRequestError(
             f"--device {config.device} names one GPU, and each replica has its own: use --device cuda", "device"
         )
     checkpoint, cores = find_checkpoint(question.path), read_cores(allowed_cpus())
-    if choose_device(config.device).kind == "cuda":
-        return _on_gpus(config, count, usable_gpus(gpu_facts()[0]), cores)
-    return _on_cores(checkpoint, config, count, cores)
+    _, resolved = resolve_model(checkpoint, config, choose_device(config.device), question.memory_bytes)
+    if resolved.chosen.kind == "cuda":
+        return _on_gpus(question, gpu_facts()[0], cores)
+    return _on_cores(checkpoint, question, cores)
 
 
 def usable_gpus(facts: Sequence[dict[str, object]]) -> list[Gpu]:
@@ -96,24 +123,34 @@ def usable_gpus(facts: Sequence[dict[str, object]]) -> list[Gpu]:
 
 
 def _on_gpus(
-    config: EngineConfig, count: int, gpus: Sequence[Gpu], cores: Sequence[Core]
+    question: ReplicaQuestion, facts: Sequence[dict[str, Any]], cores: Sequence[Core]
 ) -> tuple[PlannedReplica, ...]:
+    gpus, count = usable_gpus(facts), question.num_replicas
     if len(gpus) < count:
         raise CapacityError(f"--replicas {count} needs as many GPUs, and {len(gpus)} can run a model here")
-    config = replace(config, device="cuda")
-    return tuple(PlannedReplica(place, config, fit_context=True) for place in places_on_gpus(gpus, cores, count))
+    config, memory = replace(question.config, device="cuda"), question.memory_bytes
+    free = {each["device"]: each["free_bytes"] for each in facts}
+    return tuple(
+        PlannedReplica(place, config, True, free[f"cuda:{gpu.index}"] if memory is None else memory)
+        for gpu, place in zip(gpus[:count], places_on_gpus(gpus, cores, count), strict=True)
+    )
 
 
-def _on_cores(
-    checkpoint: Checkpoint, config: EngineConfig, count: int, cores: Sequence[Core]
-) -> tuple[PlannedReplica, ...]:
-    memory_bytes = int(read_machine().available_bytes * _FREE_SHARE) // count
+def _on_cores(checkpoint: Checkpoint, question: ReplicaQuestion, cores: Sequence[Core]) -> tuple[PlannedReplica, ...]:
+    config, count = question.config, question.num_replicas
+    memory_bytes = question.memory_bytes
+    if memory_bytes is None:
+        memory_bytes = int(read_machine().available_bytes * _FREE_SHARE)
+    memory_bytes //= count
     quota = processor_quota()
     planned: list[PlannedReplica] = []
     for place in places_on_cores(cores, count):
         threads = config.threads or max(1, min(len(place.cores), len(cores) if quota is None else int(quota / count)))
-        load, _ = plan_within(checkpoint, replace(config, device="cpu", threads=threads), memory_bytes)
-        planned.append(PlannedReplica(place, load.config, fit_context=False))
+        try:
+            load, _ = plan_within(checkpoint, replace(config, device="cpu", threads=threads), memory_bytes)
+        except CapacityError as error:
+            raise CapacityError(f"with --replicas {count}, {error}") from error
+        planned.append(PlannedReplica(place, load.config, False, memory_bytes, load.num_bytes))
     return tuple(planned)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from realizar.checkpoint.open import open_checkpoint
 from realizar.cli.main import app, run_app
 from realizar.config import EngineConfig
 from realizar.engine.loading import load_core
+from realizar.replicas.planning import ReplicaQuestion, divide
 
 
 def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -128,3 +130,43 @@ def test_a_cache_above_what_is_left_is_said(smollm2_path: Path, capsys: pytest.C
     assert line.endswith(", 300.0 MB in all, and 250.4 MB are free beside the weights")
     assert run_app(app, [*words, "200M"]) == 0
     assert capsys.readouterr().out.splitlines()[3].endswith(", 200.0 MB in all")
+
+
+def test_replicas_are_those_that_a_server_would_start(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--device", "cpu", "--memory", "1G")
+    found = plan(capsys, str(smollm2_path), "--replicas", "2", *words)
+    planned = divide(ReplicaQuestion(str(smollm2_path), EngineConfig(device="cpu"), 2, 10**9))
+    assert [each["cpus"] for each in found["replicas"]] == [[*each.place.cpus] for each in planned]
+    assert [each["needed_bytes"] for each in found["replicas"]] == [each.needed_bytes for each in planned]
+    assert [each["memory_bytes"] for each in found["replicas"]] == [500_000_000] * 2
+    assert found["free_bytes"] == 500_000_000
+    assert found["kv_limit_bytes"] == planned[0].config.kv_cache_bytes
+    assert found["contexts"][-1]["context_length"] == planned[0].config.context_length == 2048
+    assert "replicas" not in plan(capsys, str(smollm2_path), *words)
+
+
+def test_the_report_of_replicas(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", str(smollm2_path), "--device", "cpu", "--memory", "1G", "--replicas", "2"]
+    assert run_app(app, words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[4] == "free memory  500.0 MB for each replica"
+    assert all(re.fullmatch(rf"replica {at}    .*, \d+\.\d MB of 500\.0 MB", lines[5 + at]) for at in (0, 1))
+    assert lines[7] == "context      2048 tokens a request, as the model's 8192 do not fit"
+    assert run_app(app, [*words, "--context-length", "1024"]) == 0
+    assert "context      " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--replicas", "0"), "--replicas must be between 1 and 64, not 0"),
+        (("--replicas", "3", "--memory", "600M"), "with --replicas 3, the model does not fit into 200.0 MB"),
+        (("--replicas", "2", "--device", "cuda:0"), "each replica has its own: use --device cuda"),
+    ],
+)
+def test_replicas_that_can_not_be_are_refused(
+    realizar: Callable[..., Any], smollm2_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    result = realizar("plan", smollm2_path, *(words if "--device" in words else (*words, "--device", "cpu")))
+    assert result.status == 1
+    assert message in result.error_lines[0]

@@ -16,9 +16,9 @@ from cyclopts import Parameter
 
 from realizar import __version__
 from realizar.cli.options.arguments import Json, MaybeInteger
-from realizar.cli.options.serve import MAX_REPLICAS
+from realizar.cli.options.serve import check_replicas
 from realizar.cli.terminal.printable import printable
-from realizar.errors import InvalidRequestError, RealizarError
+from realizar.errors import RealizarError
 from realizar.sizes import format_bytes
 
 _PACKAGES = ("numpy", "numba", "llvmlite", "tokenizers", "jinja2", "safetensors", "huggingface_hub", "pip")
@@ -40,8 +40,8 @@ def doctor_command(*, replicas: _Replicas = None, as_json: Json = False) -> None
 
     Exit status 1 if a check fails.
     """
-    if replicas is not None and not 1 <= replicas <= MAX_REPLICAS:
-        raise InvalidRequestError(f"--replicas must be between 1 and {MAX_REPLICAS}, not {replicas}", "replicas")
+    if replicas is not None:
+        check_replicas(replicas)
     facts = _facts(replicas)
     checks = [
         _check("the model cache can be written", _write_cache),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from realizar.cli.commands.inspect import file_bytes, parameters_text
-from realizar.cli.options.arguments import Json, MaybeSize, Model
+from realizar.cli.options.arguments import Integer, Json, MaybeSize, Model
 from realizar.cli.options.engine import BatchingOptions, EngineOptions
+from realizar.cli.options.serve import check_replicas
 from realizar.cli.terminal.progress import download_progress
 from realizar.errors import CapacityError
 from realizar.sizes import format_bytes
@@ -32,6 +34,13 @@ def plan_command(
             help="Free memory to plan for, such as 32G, here or on a GPU that is not there; default what is free."
         ),
     ] = None,
+    replicas: Annotated[
+        Integer,
+        Parameter(
+            name=("--replicas", "--data-parallel-size"),
+            help="Engines on this machine; the figures are of each one's share, and --memory is of all, or of a GPU.",
+        ),
+    ] = 1,
     as_json: Json = False,
     batching: BatchingOptions | None = None,
     engine: EngineOptions | None = None,
@@ -42,28 +51,42 @@ def plan_command(
     """
     from realizar.backends.select import choose_planned_device, plan_memory, resolve_model
     from realizar.checkpoint.open import open_checkpoint
+    from realizar.cli.planned_replicas import least_of, replica_facts, replica_lines, replicas_here
     from realizar.engine.fetch_speed import known_speed
     from realizar.hub.pull import resolve
     from realizar.models.parameters import count_parameters
 
+    check_replicas(replicas)
     config = (batching or BatchingOptions()).config((engine or EngineOptions()).config())
-    chosen = choose_planned_device(config.device, memory_given=memory is not None)
+    chosen = choose_planned_device(config.device, memory_given=memory is not None) if replicas == 1 else None
     with download_progress() as progress:
         checkpoint = open_checkpoint(resolve(model, progress))
+    beside: list[str] = []
+    more: dict[str, object] = {}
+    if replicas > 1:
+        planned = replicas_here(checkpoint, config, replicas, memory)
+        beside = replica_lines(checkpoint, planned, context_given=config.context_length is not None)
+        more = {"replicas": list(map(replica_facts, planned))}
+        config, memory = least_of(planned).config, least_of(planned).memory_bytes
     spec, resolved = resolve_model(checkpoint, config, chosen, memory)
     plan = plan_memory(spec, checkpoint, resolved, memory)
     speed = known_speed(checkpoint.path, resolved) if plan.num_host_snapshots else None
     if as_json:
         counts = asdict(count_parameters(spec))
-        measured = {"fetch_speed": None if speed is None else asdict(speed)}
-        print(json.dumps({**asdict(plan), "file_bytes": file_bytes(checkpoint), "parameters": counts, **measured}))
+        more["fetch_speed"] = None if speed is None else asdict(speed)
+        print(json.dumps({**asdict(plan), "file_bytes": file_bytes(checkpoint), "parameters": counts, **more}))
     else:
-        print("\n".join(_report(plan, file_bytes(checkpoint), resolved, count_parameters(spec), speed)))
+        print("\n".join(_report(plan, file_bytes(checkpoint), resolved, count_parameters(spec), speed, beside)))
     check_fits(plan)
 
 
 def _report(
-    plan: MemoryPlan, file_bytes: int, config: ResolvedConfig, counts: ParameterCounts, speed: FetchSpeed | None
+    plan: MemoryPlan,
+    file_bytes: int,
+    config: ResolvedConfig,
+    counts: ParameterCounts,
+    speed: FetchSpeed | None,
+    beside: Sequence[str],
 ) -> list[str]:
     on_gpu = plan.device == "cuda"
     kept = f"{format_bytes(plan.embedding_bytes)}, {'about' if on_gpu else 'which stays in its file'}"
@@ -89,7 +112,8 @@ def _report(
         f"workspace    {format_bytes(plan.workspace_bytes)}{reserved}",
         f"KV cache     {cache}, {format_bytes(plan.kv_limit_bytes)} in all{more}",
         *states_lines(plan, config.max_running, speed),
-        f"free memory  {format_bytes(plan.free_bytes)}{short}",
+        f"free memory  {format_bytes(plan.free_bytes)}{' for each replica' if beside else ''}{short}",
+        *beside,
         "",
         f"{'context':>9}  {'KV cache of one':>15}  requests at once",
     ]

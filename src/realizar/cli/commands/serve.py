@@ -256,7 +256,7 @@ def _replicas(load: Load, files: ModelFiles, count: int) -> ReplicaLink:
 
     planned = plan_replicas(load.model, load.config, count)
     for number, each in enumerate(planned):
-        _report(f"replica {number}: {each.place.label}")
+        _report(f"replica {number}: {each.label}")
     return make_replica_link(load, planned, files)
 
 

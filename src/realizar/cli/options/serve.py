@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from realizar.server.settings import ServerSettings
 
 _MAX_KEY_FILE_BYTES = 1 << 20
+_MAX_REPLICAS = 64
 MAX_API_PROCESSES = 64
-MAX_REPLICAS = 64
 _LOG = logging.getLogger(__name__)
 
 
@@ -116,10 +116,7 @@ class ServerOptions:
             raise InvalidRequestError(
                 f"--api-processes must be between 1 and {MAX_API_PROCESSES}, not {self.api_processes}", "api_processes"
             )
-        if not 1 <= self.replicas <= MAX_REPLICAS:
-            raise InvalidRequestError(
-                f"--replicas must be between 1 and {MAX_REPLICAS}, not {self.replicas}", "replicas"
-            )
+        check_replicas(self.replicas)
         from realizar.server.settings import ServerSettings
 
         return ServerSettings(
@@ -177,6 +174,12 @@ class ServerOptions:
         if not self.allowed_host and not is_loopback(self.host):
             return ()
         return ("localhost", "127.0.0.1", "::1", self.host, *self.allowed_host)
+
+
+def check_replicas(count: int) -> None:
+    """Raise InvalidRequestError for a number of replicas that no server may have."""
+    if not 1 <= count <= _MAX_REPLICAS:
+        raise InvalidRequestError(f"--replicas must be between 1 and {_MAX_REPLICAS}, not {count}", "replicas")
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
