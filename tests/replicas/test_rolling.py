@@ -42,6 +42,25 @@ def test_a_rolling_restart_replaces_engines_one_by_one_when_they_have_no_request
     play(2, main)
 
 
+def test_every_state_is_told() -> None:
+    async def main(scene: Scene) -> None:
+        told: list[list[str]] = []
+        scene.link.when_changed(lambda states: told.append([*states]))
+        scene.link.restart_in_turn()
+        await turns()
+        scene.engines[0].ready()
+        scene.engines[0].die(restarting=False)
+        assert told == [
+            ["ready", "ready"],
+            ["draining", "ready"],
+            ["starting", "ready"],
+            ["ready", "ready"],
+            ["down", "ready"],
+        ]
+
+    play(2, main)
+
+
 def test_as_many_requests_wait_as_ever_while_an_engine_is_replaced() -> None:
     async def main(scene: Scene) -> None:
         first, idle = scene.engines

@@ -37,6 +37,7 @@ class ServerRecord:
         device: a description of the device, once a model is loaded; of several devices, with commas.
         device_bytes: memory of GPUs that models take, as planned where there are several; 0 on a CPU, whose memory is
             that of the processes.
+        replica_states: of the replicas of a single model, in their order; empty without any.
     """
 
     pid: int
@@ -48,6 +49,7 @@ class ServerRecord:
     device: str = ""
     device_bytes: int = 0
     model_states: list[str] = field(default_factory=list)
+    replica_states: list[str] = field(default_factory=list)
 
     @classmethod
     def parse(cls, text: bytes) -> Self | None:
@@ -58,7 +60,8 @@ class ServerRecord:
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
         numbers = (found.pid, found.started_s, found.device_bytes)
-        texts = (found.pid_namespace, found.url, found.state, found.device, *found.models, *found.model_states)
+        states = (found.state, *found.model_states, *found.replica_states)
+        texts = (found.pid_namespace, found.url, found.device, *found.models, *states)
         fits = all(isinstance(number, int | float) for number in numbers) and all(isinstance(s, str) for s in texts)
         return found if fits else None
 

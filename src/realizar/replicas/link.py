@@ -37,7 +37,7 @@ from realizar.replicas.joint_info import joint_info
 from realizar.replicas.numbering import first_number, with_numbers_from
 from realizar.replicas.placing import Placement
 from realizar.replicas.prompt_keys import report_of
-from realizar.replicas.replica import PlacedRequest, Replica
+from realizar.replicas.replica import PlacedRequest, Replica, ReplicaState
 from realizar.replicas.rolling import replace_in_turn
 from realizar.replicas.status import ReplicaStatus, status_of
 
@@ -68,6 +68,7 @@ class ReplicaLink:
         self._num_moved = 0
         self._has_begun = self._closed = False
         self._changed = asyncio.Event()
+        self._on_states: Callable[[Sequence[ReplicaState]], None] = lambda _: None
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -82,6 +83,11 @@ class ReplicaLink:
         """Each replica, with the figures that it last gave."""
         router = self._placement.router
         return tuple(status_of(each, router.num_keys(each.name)) for each in self._replicas)
+
+    def when_changed(self, on_states: Callable[[Sequence[ReplicaState]], None]) -> None:
+        """Register a callback for the replicas' states, which is called with them now and after each change."""
+        self._on_states = on_states
+        self._note_states()
 
     async def start(self, listener: LinkListener) -> None:
         """See `EngineLink`."""
@@ -135,6 +141,7 @@ class ReplicaLink:
     def drain(self, replica: Replica) -> None:
         """Give a replica that is ready no more requests."""
         replica.state = "draining"
+        self._note_states()
 
     async def renew(self, replica: Replica) -> None:
         """Replace the engine of a replica that has no request."""
@@ -142,6 +149,7 @@ class ReplicaLink:
         replica.count_end(restarting=False)
         self._placement.router.leave(replica.name)
         self._report_ready()
+        self._note_states()
         await replica.close()
         await replica.start()
 
@@ -176,6 +184,7 @@ class ReplicaLink:
         """See `ReplicaOwner`."""
         lost = list(replica.requests.values())
         replica.requests.clear()
+        self._note_states()
         self._placement.router.leave(replica.name)
         named = EngineDeadError(f"replica {replica.name}: {error}")
         if not self._has_begun:
@@ -221,6 +230,7 @@ class ReplicaLink:
         if event.info.cached_block_tokens:
             replica.send(WatchKeys())
         self._report_ready()
+        self._note_states()
         self._note_change()
 
     def _report_ready(self) -> None:
@@ -273,6 +283,7 @@ class ReplicaLink:
         await asyncio.sleep(_REVIVAL_S)
         await replica.close()
         await replica.start()
+        self._note_states()
 
     async def _answer_stats(self, ticket: int) -> None:
         """Answer with the sum of all replicas; one that is busy counts as it last did."""
@@ -310,6 +321,9 @@ class ReplicaLink:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def _note_states(self) -> None:
+        self._on_states([each.state for each in self._replicas])
 
     def _note_change(self) -> None:
         self._changed.set()

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
@@ -107,6 +108,7 @@ def test_a_record_changes_without_a_gap(folder: Path) -> None:
 def test_rows_are_readable_and_hostile_names_harmless(folder: Path, realizar: Callable[..., Any]) -> None:
     first = Announcement(folder, RECORD)
     other = ServerRecord(1, "pid:[elsewhere]", "http://h:2", ["\x1b[2J"], 2000.0, "ready", "cuda:0 H200", 3_000_000_000)
+    other = replace(other, replica_states=["ready", "starting", "ready"])
     second = Announcement(folder, other)
     try:
         lines = realizar("ps").stdout.splitlines()
@@ -116,6 +118,7 @@ def test_rows_are_readable_and_hostile_names_harmless(folder: Path, realizar: Ca
     assert "one, two" in lines[1]
     assert "loading" in lines[1]
     assert "\\x1b[2J" in lines[2]
+    assert "ready (replicas: 2 ready, 1 starting)" in lines[2]
     assert "cuda:0 H200, 3.00 GB there  unknown" in lines[2], "a pid of another container is another process here"
 
 

@@ -21,6 +21,7 @@ from engine.process.served import (
     serving,
     short_text,
 )
+from realizar.cli.server_records import running_servers, servers_folder
 from realizar.config import QUEUED_PER_ROW, EngineConfig
 from realizar.engine.process.main import take_place
 from realizar.engine.process.messages import Load
@@ -164,9 +165,12 @@ def test_replicas_restart_one_by_one_and_no_request_fails(server: Served) -> Non
         assert [each.result() for each in asking] == [{whole}] * ROOM
 
 
-def test_it_drains_and_leaves_nothing(tiny: Path, tmp_path: Path) -> None:
+def test_it_is_listed_drains_and_leaves_nothing(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with serving(tiny, *REPLICAS, hold=tmp_path) as served:
         url = served.wait_ready()
+        (record,) = running_servers(servers_folder())
+        assert (record.state, record.replica_states) == ("ready", ["ready", "ready"])
         children = engine_pids(served)
         assert len(children) == 2
         with served.held_steps():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from realizar.cli.options.arguments import Json
@@ -18,7 +20,7 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
 def ps_command(*, as_json: Json = False) -> None:
-    """List your running servers: model, address, memory of all its processes, and how long it has run."""
+    """List your running servers: model, address, state, memory of all its processes, and how long it has run."""
     here, now_s = pid_namespace(), time.time()
     servers = running_servers(servers_folder())
     if as_json:
@@ -53,7 +55,7 @@ def _row(server: ServerRecord, here: str, now_s: float) -> tuple[str, ...]:
         str(server.pid),
         ", ".join(_named(server)) or "-",
         server.url,
-        server.state,
+        server.state + _replicas(server.replica_states),
         device,
         "unknown" if memory is None else format_bytes(memory),
         _duration(max(now_s - server.started_s, 0.0)),
@@ -67,6 +69,12 @@ def _named(server: ServerRecord) -> list[str]:
         return server.models
     states = ("not loaded" if state == "known" else state for state in server.model_states)
     return [f"{name} ({state})" for name, state in zip(server.models, states, strict=True)]
+
+
+def _replicas(states: Sequence[str]) -> str:
+    """How many replicas are in each state, in brackets; empty without replicas."""
+    counts = Counter(states)
+    return f" (replicas: {', '.join(f'{count} {state}' for state, count in counts.items())})" if counts else ""
 
 
 def _duration(seconds: float) -> str:

@@ -146,6 +146,8 @@ def _serve_one(
         _report(f"chat is refused: {NO_CHAT}")
     record = ServerRecord(os.getpid(), pid_namespace(), url, list(served.names), time.time())
     with announced(record) as listed, ExitStack() as loading:
+        if replicas is not None:
+            replicas.when_changed(lambda states: listed.update(replica_states=list(states)))
 
         def ready() -> None:
             loading.close()
