@@ -343,3 +343,45 @@ def test_clients_are_named_by_key_or_peer() -> None:
     assert client_of({**scope, "headers": [other, *scope["headers"]]}, has_keys=True) == named  # as `KeyRing` reads it
     assert client_of({**scope, "headers": [other]}, has_keys=True) != named
     assert client_of({"headers": [], "client": None}, has_keys=True) == "peer:"
+
+
+ASKING = b'{"model": "scripted", "prompt": "a", "stream": %s}'
+
+
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+@pytest.mark.parametrize("then", ["leaves", "sends too many", "sends nonsense"])
+def test_a_request_with_another_behind_it_ends_with_its_client(stream: bytes, then: str) -> None:
+    async def main(door: Door) -> None:
+        _, writer = await door.connect()
+        body = ASKING % stream
+        writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body + GET)
+        engine = door.app.state.models.running()[0].engine
+        while not engine.num_asked:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if then == "leaves":
+            writer.close()
+        else:
+            writer.write(GET * 20 if then == "sends too many" else b"\x00")
+        while not engine.num_closed:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert engine.num_asked == 1
+
+    at_the_door(main, deltas=(None,))
+
+
+def test_bodies_behind_a_request_have_a_bound() -> None:
+    """They are read when their turn comes."""
+
+    async def main(door: Door) -> None:
+        _, writer = await door.connect()
+        body = ASKING % b"true"
+        writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+        writer.write((POST + b"content-length: 50000\r\n\r\n" + b"x" * 50_000) * 2)
+        writer.write(POST + b"content-length: 5000000\r\n\r\n" + b"x" * 5_000_000)
+        while not (door.connections() and door.connections()[0].flow.read_paused):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        (protocol,) = door.connections()
+        assert 50_000 < sum(len(cycle.body) for cycle, _ in protocol.pipeline) < 1 << 20
+        protocol.transport.abort()
+
+    at_the_door(main, deltas=(None,))

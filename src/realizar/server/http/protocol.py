@@ -8,7 +8,7 @@ from typing import cast
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from realizar.server.errors import ApiError, plain_body
 from realizar.server.http.connections import Connections
@@ -17,6 +17,7 @@ from realizar.server.http.request_parser import RequestParser
 from realizar.server.settings import ServerSettings
 
 _MAX_PIPELINED = 8
+_MAX_WAITING = 1 << 16  # bytes of bodies of requests that wait for the answer before theirs
 _MAX_DROPPED = 4  # bytes that are dropped after an answer, as a multiple of the largest body
 _LINGER_S = 1.0  # closing a connection while its peer writes resets it, and the peer may lose the answer
 _LAST_READ_S = 3.0  # for a peer to read its last answer, where it never confirms the end of TLS
@@ -41,6 +42,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     Headers and trailers together are bounded in number and bytes, as is everything between two bytes of a body. Headers
     must arrive in time. After an early answer, the rest of the request is dropped up to a bound. Trailers are ignored.
+    A peer that leaves is noticed while requests of it wait for the answer before theirs, and ends them all.
     A peer that reads nothing of its answer is disconnected. So is one that does not confirm the end of TLS when the
     server ends.
     """
@@ -56,6 +58,7 @@ class _BoundedProtocol(HttpToolsProtocol):
     _unread = _header_bytes = _num_headers = _dropped = 0
     _owed = 0  # requests begun whose answer is not complete
     _written = 0  # bytes given to the transport
+    _open: tuple[RequestResponseCycle, ...] = ()  # requests whose answer is not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -80,6 +83,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self.table.leave(self)
         self._stop_timer()
         self._stop_stall_timer()
+        self._end_requests()
         super().connection_lost(exc)
 
     def give_way(self) -> None:
@@ -144,6 +148,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         self.table.busy(self)
         super().on_headers_complete()  # raises if the target is not a valid address: the request has no cycle then
         self._in_headers = False
+        self._open = (*(cycle for cycle in self._open if not cycle.response_complete), self.cycle)
+        self._read_on()
         self.cycle.transport = cast(
             "asyncio.Transport", _AnswerTransport(self.transport, self._write, self._close_gently)
         )
@@ -153,6 +159,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             self._drop(len(body))
         super().on_body(body)
+        self._read_on()
 
     def on_message_complete(self) -> None:
         self._in_message, self._progress = False, True
@@ -193,15 +200,30 @@ class _BoundedProtocol(HttpToolsProtocol):
             return
         self.refused(fault)
         answerable = self._may_answer()
-        if self.cycle is not None:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._end_requests()
         if not answerable:
             self._discarding = True
             self._close()
             return
         self._write(_error_bytes(fault))
         self._linger(_LINGER_S)
+
+    def _end_requests(self) -> None:
+        """Tell all open requests that their client is gone, those that wait for their turn too."""
+        for cycle in self._open:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._open = ()
+        self.pipeline.clear()
+
+    def _read_on(self) -> None:
+        """Read on while requests wait for the answer before theirs: a peer that leaves is not noticed otherwise."""
+        if not self.pipeline:
+            return
+        if sum(len(cycle.body) for cycle, _ in self.pipeline) > _MAX_WAITING:
+            self.flow.pause_reading()
+        else:
+            self.flow.resume_reading()
 
     def _close_gently(self) -> None:
         """Close after an answer, once the peer has finished writing or its time is over."""
