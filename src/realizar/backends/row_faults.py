@@ -29,7 +29,7 @@ def nothing_allowed(masked: bool) -> InvalidRequestError:
 
 
 def finite_vector(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A pooled hidden state as it is.
+    """A pooled hidden state, float32 [hidden_size], as it is.
 
     Raises:
         RealizarError: a value is NaN or infinite.

@@ -30,7 +30,11 @@ class BlockKeys:
         self._keys: list[bytes] = []
 
     def of(self, token_ids: NDArray[np.int32]) -> Sequence[bytes]:
-        """Keys of the full blocks of `token_ids`, which begin with those of every earlier call; not to be changed."""
+        """Keys of full blocks, 32 bytes each; the list is not to be changed.
+
+        Args:
+            token_ids: int32 [tokens], which begin with those of every earlier call.
+        """
         size = self._block_size
         while (len(self._keys) + 1) * size <= len(token_ids):
             start = len(self._keys) * size

@@ -133,6 +133,9 @@ class KVCacheManager:
         """The longest start of `token_ids`, up to `most_tokens`, after which a sequence can go on from cached blocks.
 
         Full attention needs every block of it, a window the blocks that the next token sees, a state a snapshot.
+
+        Args:
+            keys: of the sequence. token_ids: int32 [tokens], all that are known of it.
         """
         most = min(most_tokens, len(token_ids)) // self._block_size if self._prefix_cache else 0
         if most <= 0:
@@ -200,7 +203,11 @@ class KVCacheManager:
         return new
 
     def register(self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_computed_tokens: int) -> None:
-        """Let the row's full blocks be found; their tokens are known, and computed by steps submitted by now."""
+        """Let the row's full blocks be found; their tokens are known, and computed by steps submitted by now.
+
+        Args:
+            keys, token_ids: as of `find_prefix`.
+        """
         end = min(num_computed_tokens, len(token_ids)) // self._block_size
         start = int(self._num_registered[row])
         if end <= start or not self._prefix_cache:
@@ -264,6 +271,7 @@ class KVCacheManager:
         """Name a new snapshot, after the first `num_tokens` tokens, in the step that is being scheduled.
 
         Args:
+            keys, token_ids: as of `find_prefix`.
             num_tokens: full blocks, the last of which a row has registered.
             client: that it is taken for.
 

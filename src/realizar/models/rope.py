@@ -90,7 +90,7 @@ def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
 
 
 def divided_frequencies(base: float, size: int, divisors: NDArray[np.float32]) -> Frequencies:
-    """Each frequency divided by its own factor: longrope, and the `rope_freqs` tensor of GGUF files."""
+    """Each frequency divided by its own factor, [size / 2]: longrope, and the `rope_freqs` tensor of GGUF files."""
     return np.float32(1) / (divisors.astype(np.float32) * _powers(base, size))
 
 

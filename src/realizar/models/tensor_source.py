@@ -57,6 +57,6 @@ class TensorSource:
         return self.first_out_feature + last // self.run * self.step + last % self.run + 1
 
     def out_features(self) -> NDArray[np.intp]:
-        """The checkpoint tensor's out_features that these are, in order."""
+        """The checkpoint tensor's out_features that these are, in order: intp [out_features]."""
         places = np.arange(self.shape[self.out_feature_axis], dtype=np.intp)
         return self.first_out_feature + places // self.run * self.step + places % self.run

@@ -104,7 +104,7 @@ class DraftLookup:
         self._history = bytearray()
 
     def propose(self, token_ids: NDArray[np.int32], most_tokens: int) -> tuple[int, ...]:
-        """Up to `most_tokens` drafts that follow `token_ids`, which begin with those of every earlier call.
+        """Up to `most_tokens` drafts that follow int32 [tokens], which begin with those of every earlier call.
 
         Where the place found is so near the end that the history does not reach, the drafts themselves go on: a period
         repeats.

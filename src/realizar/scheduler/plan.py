@@ -57,7 +57,7 @@ class Plan:
         return self.budget if self._max_rows is None else min(self.budget, self._max_rows - self.num_rows)
 
     def add_decodes(self, rows: NDArray[np.intp]) -> None:
-        """Schedule one token of each row, before any other."""
+        """Schedule one token of each row, intp [rows], before any other."""
         self.decodes = rows
         self.budget -= len(rows)
 

@@ -82,6 +82,7 @@ class RowTable:
         """Give a row to a sequence of which nothing is computed.
 
         Args:
+            token_ids: int32 [tokens], all that are known.
             least_tokens: may be more than any row ever has.
             stop_ids: of a plain row, of any value; None for any other.
             may_be_held: the row follows a grammar (`scheduler/holding.py`).

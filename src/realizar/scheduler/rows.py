@@ -26,11 +26,11 @@ class RowPool:
         return self._free.pop()
 
     def submitted(self, rows: NDArray[np.intp]) -> None:
-        """Note that a step with these rows, all different, was submitted."""
+        """Note that a step with these rows, intp [rows], all different, was submitted."""
         self._steps[rows] += 1
 
     def finished(self, rows: NDArray[np.intp]) -> None:
-        """Note that a step with these rows is done."""
+        """Note that a step with these rows, intp [rows], is done."""
         self._steps[rows] -= 1
         if not self._draining:
             return

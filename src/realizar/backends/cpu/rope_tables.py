@@ -37,7 +37,7 @@ class RopeTables:
         return address(cosine), address(sine)
 
     def fill(self, positions: NDArray[np.int32]) -> None:
-        """Angles in float32, as the models were trained with."""
+        """Write the rows of a step's tokens, whose positions are int32 [tokens]; angles are float32, as in training."""
         for rope, frequencies in self._frequencies.items():
             angles = (positions.astype(np.float32)[:, None] * frequencies).ravel()
             cosine, sine = self._tables[rope]

@@ -141,7 +141,7 @@ class CUDAStep:
         self._are_held[list(self.held)] = True
 
     def are_held(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-        """True for each of these rows of the step that makes no choice, as its masks are late."""
+        """bool [rows], true for each of these rows of the step that makes no choice, as its masks are late."""
         return self._are_held[numbers] if self.held else np.zeros(len(numbers), np.bool_)
 
     def sample(self) -> None:

@@ -128,7 +128,7 @@ class StepSampler:
 
     @property
     def faulty(self) -> NDArray[np.intp]:
-        """Indices of the rows that have an error, maybe several times."""
+        """intp [errors], indices of the rows that have an error, maybe several times."""
         faulty: NDArray[np.intp] = self._step.owners[self._step.faults[:, 0] != record.NO_FAULT]
         return faulty
 

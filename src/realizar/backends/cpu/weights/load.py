@@ -98,7 +98,7 @@ class Weights:
         return sum(pool.map(load, range(count)))
 
     def vector(self, name: TensorName, offset: float = 0.0, scale: float = 1.0) -> NDArray[np.float32]:
-        """float32 values plus `offset`, times `scale`, padded with zeros to whole tiles; kept alive here."""
+        """float32 [elements padded with zeros to whole tiles], plus `offset`, times `scale`; kept alive here."""
         key = (name, offset, scale)
         if key not in self._vectors:
             values = self._tensors.vector(name)
@@ -124,7 +124,7 @@ class Weights:
         return self._rates[name]
 
     def half_of(self, name: TensorName) -> NDArray[np.float32]:
-        """Half of a vector's values; kept alive here."""
+        """Half of a vector's values, in the shape of `vector`; kept alive here."""
         if name not in self._halves:
             self._halves[name] = aligned_zeros(self.vector(name).size, np.float32)  # type: ignore[assignment]
             np.multiply(self.vector(name), np.float32(0.5), out=self._halves[name])
@@ -150,7 +150,7 @@ class Weights:
         return self._spec.hidden_size
 
     def norm_weight(self, norm: Norm) -> NDArray[np.float32]:
-        """Float32 weights of a norm, its offset added, times its scale."""
+        """The weights of a norm, in the shape of `vector`, its offset added, times its scale."""
         return self.vector(norm.weight, norm.weight_offset, norm.weight_scale)
 
     @property

@@ -20,7 +20,7 @@ class RopeTables:
         self._none = torch.zeros(1, device=device)
 
     def get(self, rope: Rope | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines; a tensor that nothing reads without rope."""
+        """Cosines and sines, as of the class; without rope a tensor that nothing reads."""
         return (self._none, self._none) if rope is None else self._tables[rope]
 
 

@@ -259,7 +259,7 @@ def _once_cut(shape: StepShape, value_size: int) -> tuple[int, int]:
 
 
 def scan_scratch(spec: ModelSpec, space: Workspace) -> tuple[torch.Tensor, ...]:
-    """The arrays that `scan_prepare` hands to `scan_states`, large enough for every layer."""
+    """The arrays that `scan_prepare` hands to `scan_states`, large enough for every layer; flat, float32."""
     nets = [mixer for mixer in recurrent_layers(spec).values() if isinstance(mixer, GatedDeltaNet)]
     if not nets:
         return ()

@@ -103,7 +103,7 @@ class NativeBuffers:
             self._write_tables()
 
     def send_places(self, places: NDArray[np.integer[Any]]) -> None:
-        """Send the masks of a step's choices; the host need not wait."""
+        """Send the mask of each of a step's choices, by its place: [choices]. The host need not wait."""
         host = self._places[self._next_places]
         self._next_places = (self._next_places + 1) % _RING
         values = host.numpy()

@@ -21,7 +21,7 @@ def bounded(values: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
 
 
 def add_bias(logits: torch.Tensor, entries: Sequence[tuple[int, int, float]]) -> None:
-    """Add to single logits, in place: (row, id, number)."""
+    """Add to single logits of [rows, ids], in place. Args: entries: row, id and number of each."""
     device = logits.device
     rows = torch.tensor([row for row, _, _ in entries], device=device)
     ids = torch.tensor([token_id for _, token_id, _ in entries], device=device)

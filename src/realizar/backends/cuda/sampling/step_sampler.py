@@ -51,7 +51,7 @@ class StepSampler(Protocol):
         """Forget a row, also one that could not be opened."""
 
     def awaits_masks(self, numbers: NDArray[np.intp]) -> bool:
-        """True if any of these rows follows a grammar, whose masks come after the step has started."""
+        """True if any of these rows, intp [rows], follows a grammar, whose masks come after the step has started."""
 
     def take_in(
         self, numbers: NDArray[np.intp], choices: NDArray[np.int32]

@@ -26,13 +26,13 @@ def column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
 
 
 def scale(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """(logit - largest) / temperature, at least -700; float64."""
+    """float64 [rows, ids]: (logit - largest) / temperature, at least -700. `temperatures` is [rows, 1]."""
     values = logits.double()
     return ((values - values.max(dim=1, keepdim=True).values) / temperatures).clamp(min=_NO_WEIGHT)
 
 
 def weigh(scaled: torch.Tensor) -> torch.Tensor:
-    """exp(scaled), and 0 at -700."""
+    """exp(scaled), and 0 at -700, in the same shape."""
     return torch.where(scaled > _NO_WEIGHT, torch.exp(scaled) - _SMALLEST, 0.0)
 
 
@@ -148,7 +148,7 @@ def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 def draw_mirostat(
     logits: torch.Tensor, samplings: Sequence[SamplingParams], mu: torch.Tensor, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mirostat 2: choices among ids of a surprise of at most mu bits, or the likeliest; and mu after them."""
+    """Mirostat 2: choices, [rows], among ids of a surprise of at most mu bits, or the likeliest; and mu after them."""
     scaled = scale(logits, column([s.temperature for s in samplings], logits))
     weights = weigh(scaled)
     floor = weights.sum(dim=1, keepdim=True).log() - mu[:, None] * math.log(2.0)

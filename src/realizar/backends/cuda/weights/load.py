@@ -108,7 +108,7 @@ class Weights:
         self._packer = None
 
     def vector(self, name: TensorName, offset: float = 0.0, scale: float = 1.0) -> torch.Tensor:
-        """float32 values plus `offset`, times `scale`."""
+        """float32 [elements] of a vector, plus `offset`, times `scale`."""
         key = name, offset, scale
         if key not in self._vectors:
             with naming(name):
@@ -117,7 +117,7 @@ class Weights:
         return self._vectors[key]
 
     def vector_values(self, name: TensorName) -> NDArray[np.float32]:
-        """float32 values, on the host."""
+        """float32 [elements] of a vector, on the host."""
         return self._tensors.vector(name)
 
     def matrix(self, name: TensorName) -> torch.Tensor:
@@ -133,7 +133,7 @@ class Weights:
         return self.vector(norm.weight, norm.weight_offset, norm.weight_scale)
 
     def bias(self, linears: tuple[Linear, ...]) -> torch.Tensor | None:
-        """The biases of matmuls side by side, zeros for those without; None where none has one."""
+        """float32 [out_features], biases of matmuls side by side, zeros for those without; None where none has one."""
         if all(linear.bias is None for linear in linears):
             return None
         parts = [
