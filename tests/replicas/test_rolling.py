@@ -42,15 +42,15 @@ def test_a_rolling_restart_replaces_engines_one_by_one_when_they_have_no_request
     play(2, main)
 
 
-def test_every_state_is_told() -> None:
+def test_every_state_is_reported() -> None:
     async def main(scene: Scene) -> None:
-        told: list[list[str]] = []
-        scene.link.when_changed(lambda states: told.append([*states]))
+        reported: list[list[str]] = []
+        scene.link.when_changed(lambda states: reported.append([*states]))
         scene.link.restart_in_turn()
         await turns()
         scene.engines[0].ready()
         scene.engines[0].die(restarting=False)
-        assert told == [
+        assert reported == [
             ["ready", "ready"],
             ["draining", "ready"],
             ["starting", "ready"],
