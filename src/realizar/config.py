@@ -76,8 +76,9 @@ class EngineConfig:
             model's.
         instruction_set: CPU instruction set to force (`avx512_vnni`, `avx_vnni`, `avx2`, `neon_dot`, `portable`);
             None takes the best that the processor reports.
-        speculative_tokens: tokens of a row that are drafted from its own text and verified in one step; 0 turns it
-            off. The output is the same, except for ties on a GPU, which other batches may decide otherwise.
+        speculative_tokens: tokens of a row that are drafted, from its own text or as its grammar forces them, and
+            verified in one step; 0 turns it off. The output is the same, except for ties on a GPU, which other batches
+            may decide otherwise.
         prompt_lookup_max, prompt_lookup_min: number of last tokens that must occur earlier in the text; the tokens
             after that occurrence are drafted. The longest match is taken.
         max_queued: maximum of requests that wait beyond those that run; None is no limit.

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ from structured.grammar_engines import (
     GRAMMAR_TOKENS,
     GRAMMARS,
     TOKENS,
+    alone,
     check_mixed,
     new_engine,
     run_out,
@@ -119,6 +121,36 @@ def test_drafts_within_grammars() -> None:
     assert core.counts.accepted_tokens > 0
     assert core.counts.draft_tokens > core.counts.accepted_tokens
     core.close()
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_tokens_that_a_grammar_forces_are_drafts(kills: bool) -> None:
+    """Prompt lookup finds next to nothing in these texts; once one token is certain, the process tells what follows."""
+    service = GrammarService(GRAMMAR_TOKENS, limits=WorkerLimits(drafts=3))
+    structured = StructuredOutput("regex", "[ab]the quick brown fox[cd]jumps over it[ef]")
+
+    def look_around(step: int) -> None:
+        time.sleep(0.003)  # a backend's step; processes look ahead meanwhile
+        if kills and step in (3, 6):
+            for grammar in service._known._grammars.values():
+                if grammar.num_rows and grammar.worker is not None:
+                    os.kill(grammar.worker.pid, signal.SIGKILL)
+
+    steps: list[int] = []
+    backend = ScriptedBackend()
+    core = make_core(backend, new_grammars=lambda: service, speculative_tokens=3)
+    for number in range(200):  # until the process was soon enough
+        request = structured_request(f"r{number}", [1, 2, number], SamplingParams(seed=number, structured=structured))
+        before = backend.num_steps
+        core.add(request)
+        assert tokens_of(run_out(core, look_around)[request.request_id]) == alone(request)
+        steps.append(backend.num_steps - before)
+        if core.counts.accepted_tokens >= 10:
+            break
+    core.close()
+    assert min(steps) < 38  # tokens of the text, and its end
+    assert core.counts.accepted_tokens >= 10
+    assert core.counts.accepted_tokens == core.counts.draft_tokens
 
 
 def test_choices_of_one_request_follow_the_grammar_each() -> None:

@@ -93,7 +93,7 @@ class BatchingOptions:
         kv_cache_bytes: memory of the KV cache, such as 8G; default as `realizar plan` says, or a GPU's free memory.
         host_snapshot_bytes: memory of the host for states of prompts that a GPU has no room for, such as 4G.
         no_prefix_cache: do not reuse the KV cache of prompts with the same prefix.
-        speculative_tokens: number of tokens drafted from the text itself; 0 is off.
+        speculative_tokens: number of tokens drafted from the text itself, or its grammar; 0 is off.
     """
 
     max_running: Annotated[

@@ -12,6 +12,7 @@ from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import NO_STEP, ScheduledBatch
 from realizar.engine.core.forward import build_forward_input
+from realizar.engine.core.grammar_drafts import GrammarDrafts
 from realizar.engine.core.new_cache import new_cache
 from realizar.engine.core.row_grammars import RowGrammars
 from realizar.engine.core.sleeper import Sleeper
@@ -82,8 +83,12 @@ class EngineCore:
             max_queued=config.max_queued,
             policy=policy,
             pace=pace_of(policy, config.tile_tokens, capacity.step_sizes),
-            drafting=Drafting(drafter or prompt_lookup(config), config.speculative_tokens, spec.vocab_size),
+            drafting=self._drafting(drafter or prompt_lookup(config)),
         )
+
+    def _drafting(self, drafter: Drafter | None) -> Drafting:
+        drafts = None if drafter is None else GrammarDrafts(self._grammars.certain_ids, drafter)
+        return Drafting(drafts, self._config.speculative_tokens, self._spec.vocab_size)
 
     @property
     def spec(self) -> ModelSpec:

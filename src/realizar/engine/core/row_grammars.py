@@ -273,6 +273,15 @@ class RowGrammars:
                 return late
             masks.wait(left_s)
 
+    def certain_ids(self, row: int, most: int) -> tuple[int, ...]:
+        """The next tokens of a row that its grammar forces, `most` at the most, as far as they are known by now.
+
+        With drafts alone: without them, masks of such tokens need no question (`ForeseenMasks`), and no step is
+        awaited.
+        """
+        slot = int(self._slots[row])
+        return () if slot == _NO_SLOT else self._made_service().rows.certain_ids(slot, most)
+
     def drop(self) -> None:
         """Forget the step that masks are asked for: it is lost. The masks are those of its rows' next choices still."""
         self._asking = None

@@ -29,3 +29,11 @@ class Cells:
     def is_answered(self, slot: int) -> bool:
         """True if the row's last question is answered, and none of it is left to be asked."""
         return self.asked[slot] == self.answered[slot] and not self.unasked[slot]
+
+    def is_in_use(self, slot: int) -> bool:
+        """True if a process may write to the slot."""
+        return self.asked[slot] != self.answered[slot]
+
+    def is_told(self, slot: int) -> bool:
+        """True if the row's process has told all about it up to the tokens since then."""
+        return self.is_answered(slot) and not self.stale[slot] and not self.failed[slot]

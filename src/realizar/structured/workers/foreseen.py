@@ -72,5 +72,12 @@ class ForeseenMasks:
         self._masks[slot, following >> 5] = 1 << (following & 31)
         return True
 
+    def certain_ids(self, slot: int, num_new: int, most: int) -> tuple[int, ...]:
+        """The tokens, `most` at the most, that are certain to come next. Args: num_new: as of `write_certain`."""
+        found = list[int]()
+        while len(found) < most and (token_id := self._memory.forced_token(slot, num_new + len(found))) >= 0:
+            found.append(token_id)
+        return tuple(found)
+
     def _enter(self, slot: int, line: int) -> None:
         self._lines[slot], self._places[slot] = line, self._memory.num_slots + line

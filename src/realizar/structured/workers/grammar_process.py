@@ -122,6 +122,7 @@ class _Row:
         next_id: the only id that it allows; None where there are several.
         number: of its last question.
         last_s: seconds that its last answer took.
+        is_certain: its last answer left one token, and those after it have not been looked for.
     """
 
     slot: int
@@ -131,6 +132,7 @@ class _Row:
     next_id: int | None = None
     number: int = 0
     last_s: float = 0.0
+    is_certain: bool = False
 
     def take_in(self, token_ids: Sequence[int]) -> None:
         """Take in chosen ids, of which the first may be ahead."""
@@ -265,6 +267,7 @@ class GrammarProcess:
             memory.masks[slot], memory.masks_after_drafts[slot, :num_drafts] = masks[0], masks[1:]
         else:
             self._write_mask(row)
+        row.is_certain = memory.most_drafts > 0 and only_id(memory.masks[slot]) is not None
         state = GOES_ON
         if not row.ahead:
             state = STUCK if matcher.error is not None else ENDED if matcher.ended else GOES_ON
@@ -300,6 +303,8 @@ class GrammarProcess:
 
     def _go_ahead(self) -> int:
         """Take in one more token of each row that has no choice, up to the end of its output; returns how many."""
+        if self._memory.most_drafts:
+            return self._look_ahead()
         memory, num_taken = self._memory, 0
         for row in self._rows.values():
             token_id = row.next_id
@@ -315,6 +320,16 @@ class GrammarProcess:
             if row.next_id is not None:
                 memory.forced[row.slot, len(row.ahead)] = entries_of(row.number, row.next_id)
         return num_taken
+
+    def _look_ahead(self) -> int:
+        """Write the certain tokens of one row, which takes none in, as drafts may be others; returns how many rows."""
+        row = next((each for each in self._rows.values() if each.is_certain), None)
+        if row is None:
+            return 0
+        row.is_certain = False
+        found = self._factory.certain_ids(row.matcher, min(self._memory.most_drafts + 1, MOST_TOKENS))
+        self._memory.forced[row.slot, : len(found)] = entries_of(row.number, np.array(found, np.int64))
+        return 1
 
     def _begin_search(self, grammar: Grammar, first_line: int) -> None:
         """Look for the grammar's states from now on, which have these lines of the shared memory."""

@@ -114,7 +114,6 @@ class StepMasks:
 
     def ask(self, slots: Slots, drafts: Mapping[int, tuple[int, ...]]) -> None:
         """Ask for masks of rows, and of some rows' drafts, by slot; returns at once. See `are_done`."""
-        memory = self.memory
         self.wanted[slots] = True
         memory, cells = self.memory, self._cells
         together, alone = list[int](), list[int]()
@@ -144,8 +143,12 @@ class StepMasks:
         for at, slot in enumerate(those):
             if done[at] and cells.states[slot] == STUCK and not cells.failed[slot]:
                 self._learn(self._row(slot))
-            done[at] = done[at] or bool(cells.failed[slot])
-        return np.array(done, np.bool_)
+        return np.array(done, np.bool_) | self._failed[slots]
+
+    def certain_ids(self, slot: int, most: int) -> tuple[int, ...]:
+        """The next tokens of a row that its grammar forces, `most` at the most, as far as they were found."""
+        cells = self._cells
+        return self._foreseen.certain_ids(slot, cells.num_new[slot], most) if cells.is_told(slot) else ()
 
     def are_failed(self, slots: Slots) -> NDArray[np.bool_]:
         """bool [rows], rows that have an error."""
@@ -214,10 +217,6 @@ class StepMasks:
         assert row is not None
         return row
 
-    def _is_in_use(self, row: FollowedRow) -> bool:
-        """True if a process may write to the row's slot."""
-        return bool(self.memory.asked[row.slot] != self.memory.answered[row.slot])
-
     def _post(self, slots: Slots) -> None:
         self._asked_s[slots] = self._clock()
         self._questions.post(slots)
@@ -245,7 +244,7 @@ class StepMasks:
         if grammar.waiting is not None:
             grammar.waiting.append(row)
             return
-        if self._is_in_use(row):
+        if self._cells.is_in_use(slot):
             if row not in self._later:
                 self._later.append(row)
             return
@@ -270,10 +269,10 @@ class StepMasks:
 
     def _let_go(self) -> None:
         """Go on with rows whose last question is answered: ask about them, or free their slots."""
-        for row in [each for each in self._later if not self._is_in_use(each)]:
+        for row in [each for each in self._later if not self._cells.is_in_use(each.slot)]:
             self._later.remove(row)
             self._ask_alone(row)
-        for row in [each for each in self._closed if not self._is_in_use(each) and not self._unasked[each.slot]]:
+        for row in [each for each in self._closed if self._cells.is_answered(each.slot)]:
             self._closed.remove(row)
             self._rows[row.slot] = None
             heapq.heappush(self._free, row.slot)
@@ -328,7 +327,7 @@ class StepMasks:
         late = (memory.asked != memory.answered) & ~self._unasked & (self._asked_s + step_s <= now_s)
         for slot in late.nonzero()[0].tolist():
             row = self._rows[slot]
-            if row is not None and row.worker is not None and self._is_in_use(row):
+            if row is not None and row.worker is not None and self._cells.is_in_use(row.slot):
                 self._fail(row.worker, row.worker.late(step_s))
 
     def _fail(self, worker: GrammarWorker, death: WorkerDiedError) -> None:
@@ -344,7 +343,7 @@ class StepMasks:
         for row in [row for row in self._rows if row is not None and row.grammar is grammar]:
             if row.worker is not worker and (row.worker is not None or not is_known(row.slot)):
                 continue  # it is another process's, or is being followed anew; a row may know its state and have none
-            asks = self._unasked[row.slot] or self._is_in_use(row) or is_known(row.slot)
+            asks = self._unasked[row.slot] or self._cells.is_in_use(row.slot) or is_known(row.slot)
             self._foreseen.forget(row.slot)
             self._questions.answer_for(np.array([row.slot]))
             self._need_care[row.slot], row.worker = True, None
@@ -394,7 +393,6 @@ class StepMasks:
         """Let rows of the grammar go to a process."""
         grammar.add_worker(worker)
         self._watch(grammar, worker)
-        for row in [row for row in self._rows if row is not None and row.grammar is grammar]:
-            self._need_care[row.slot] = True
+        self._need_care[[row.slot for row in self._rows if row is not None and row.grammar is grammar]] = True
         if not grammar.num_rows:
             self._unwatch_idle(worker)
