@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from realizar.tokenizer.parsers.base import ContentDelta, OutputParser, ParsedDelta, ReasoningDelta
@@ -54,3 +54,11 @@ def cut(text: str, places: Iterable[int]) -> list[str]:
     """A text cut at some places."""
     ends = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
     return [text[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def parse_however_cut(new_parser: Callable[[], OutputParser], text: str, places: Iterable[int] = ()) -> Answer:
+    """Parses a text whole, cut at some places, and character by character: the answer has to be the same."""
+    whole = parse(new_parser(), [text])
+    assert parse(new_parser(), cut(text, places)) == whole
+    assert parse(new_parser(), list(text)) == whole
+    return whole

@@ -23,7 +23,7 @@ from realizar.tokenizer.parsers.grammar import call_grammar
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.tokenizer import Tokenizer
 from tokenizer.parsers.grammar_walk import ByteVocabulary, allows, matcher, walk
-from tokenizer.parsers.parsed_answers import Answer, cut, parse
+from tokenizer.parsers.parsed_answers import Answer, cut, parse, parse_however_cut
 
 THOUGHT = next(marks for marks in REASONING_MARKS if marks.end == "<channel|>")
 TOOLS: dict[str, dict[str, Any]] = {"set": {}, "now": {}}
@@ -92,9 +92,7 @@ soups = st.lists(st.sampled_from(SHARDS), max_size=16).map("".join)
 @given(text=soups, places=cuts, reasoning=st.booleans(), parallel=st.booleans())
 def test_every_way_of_cutting_is_the_same(text: str, places: list[int], reasoning: bool, parallel: bool) -> None:
     options: dict[str, Any] = {"reasoning": THOUGHT if reasoning else None, "parallel": parallel}
-    whole = parse(parser(**options), [text])
-    assert parse(parser(**options), cut(text, places)) == whole
-    assert parse(parser(**options), list(text)) == whole
+    whole = parse_however_cut(lambda: parser(**options), text, places)
     if not whole.names and not reasoning:
         assert whole.content == text
 
@@ -132,8 +130,7 @@ CALL = "<|tool_call>call:set"
     ],
 )
 def test_malformed_and_cut_short(text: str, expected: Answer) -> None:
-    assert parse(parser(), [text]) == expected
-    assert parse(parser(), list(text)) == expected
+    assert parse_however_cut(parser, text) == expected
 
 
 def test_strings_come_as_they_are_written() -> None:

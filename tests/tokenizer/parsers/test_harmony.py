@@ -17,7 +17,7 @@ from realizar.tokenizer.parsers.choose import choose_parser, find_format
 from realizar.tokenizer.parsers.grammar import call_grammar
 from realizar.tokenizer.parsers.harmony import HARMONY, HarmonyParser, final_start
 from tokenizer.parsers.grammar_walk import ByteVocabulary, allows, matcher, walk
-from tokenizer.parsers.parsed_answers import Answer, cut, parse
+from tokenizer.parsers.parsed_answers import Answer, cut, parse, parse_however_cut
 
 TEMPLATE = "{{ tools }}<|start|>user<|message|>x<|end|><|start|>assistant<|channel|>analysis<|message|>"
 FORM = find_format(TEMPLATE)
@@ -80,9 +80,7 @@ soups = st.lists(st.sampled_from(SHARDS), max_size=16).map("".join)
 )
 def test_every_way_of_cutting_is_the_same(text: str, places: list[int], begun: str, one: bool) -> None:
     prompt_end = PROMPT_END + begun
-    whole = parse(parser(prompt_end, parallel=not one), [text])
-    assert parse(parser(prompt_end, parallel=not one), cut(text, places)) == whole
-    assert parse(parser(prompt_end, parallel=not one), list(text)) == whole
+    parse_however_cut(lambda: parser(prompt_end, parallel=not one), text, places)
 
 
 @settings(max_examples=300)
@@ -146,8 +144,7 @@ START = "<|start|>assistant"
     ],
 )
 def test_messages(text: str, expected: Answer) -> None:
-    assert parse(parser(), [text]) == expected
-    assert parse(parser(), list(text)) == expected
+    assert parse_however_cut(parser, text) == expected
 
 
 def test_text_comes_as_it_is_written() -> None:

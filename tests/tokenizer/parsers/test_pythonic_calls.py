@@ -17,7 +17,7 @@ from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.pythonic import PYTHONIC
 from realizar.tokenizer.templates.chat_template import ChatTemplate
 from tokenizer.parsers.grammar_walk import ByteVocabulary, allows
-from tokenizer.parsers.parsed_answers import Answer, cut, parse
+from tokenizer.parsers.parsed_answers import Answer, cut, parse, parse_however_cut
 from tokenizer.templates.test_chat_template import tokenizer
 
 THINK = REASONING_MARKS[0]
@@ -72,9 +72,7 @@ soups = st.lists(st.sampled_from(SHARDS), max_size=16).map("".join)
 @given(text=soups, places=cuts, reasoning=st.booleans(), parallel=st.booleans())
 def test_every_way_of_cutting_is_the_same(text: str, places: list[int], reasoning: bool, parallel: bool) -> None:
     options: dict[str, Any] = {"reasoning": THINK if reasoning else None, "parallel": parallel}
-    whole = parse(parser(**options), [text])
-    assert parse(parser(**options), cut(text, places)) == whole
-    assert parse(parser(**options), list(text)) == whole
+    whole = parse_however_cut(lambda: parser(**options), text, places)
     if not whole.names and not reasoning:
         assert whole.content == text
 
@@ -112,8 +110,7 @@ CALL = f"{START}[set"
     ],
 )  # fmt: skip
 def test_malformed_and_cut_short(text: str, expected: Answer) -> None:
-    assert parse(parser(), [text]) == expected
-    assert parse(parser(), list(text)) == expected
+    assert parse_however_cut(parser, text) == expected
 
 
 def test_texts_come_as_they_are_written() -> None:
