@@ -50,10 +50,10 @@ def router(monkeypatch: pytest.MonkeyPatch) -> PrefixRequestRouter:
     return made
 
 
-def report(*keys: bytes, generation: int = 0) -> dict[str, Any]:
+def report(*keys: bytes, incarnation: int = 0) -> dict[str, Any]:
     held = HeldBlocks()
     held.take(CacheChanges(b"".join(keys), complete=True))
-    return held.report(generation)
+    return held.report(incarnation)
 
 
 def wish(keys: tuple[bytes, ...] = KEYS, avoided: str | None = None) -> RouteWish:
@@ -94,7 +94,7 @@ def test_what_was_sent_counts_before_a_report_and_its_load_until_it_ends(router:
 
 def test_another_engine_in_a_replica_holds_nothing_of_the_one_before(router: PrefixRequestRouter) -> None:
     router.update_replicas([Known("a", report(*KEYS))])  # type: ignore[list-item]
-    router.update_replicas([Known("a", report(generation=1)), Known("b", report(*KEYS[:1]))])  # type: ignore[list-item]
+    router.update_replicas([Known("a", report(incarnation=1)), Known("b", report(*KEYS[:1]))])  # type: ignore[list-item]
     assert ranked(router, [Known("a"), Known("b")], b"request", wish())[0] == ["b"]
 
 

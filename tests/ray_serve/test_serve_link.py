@@ -230,7 +230,7 @@ def test_a_replica_reports_what_its_engine_holds_until_that_dies() -> None:
         scene.one.listener.lost(EngineDeadError("out of luck"), restarting=True)
         after = read_report(calls.report())
         assert after is not None
-        assert (after.generation, after.blocks.added) == (1, [])
+        assert (after.incarnation, after.blocks.added) == (1, [])
 
     play(main)
 

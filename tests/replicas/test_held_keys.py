@@ -23,7 +23,7 @@ def _usable(blocks: set[bytes], ends: set[bytes] | None) -> int:
 
 @given(st.lists(st.tuples(_CHANGES, st.none() | _CHANGES), max_size=6))
 def test_reports_change_what_a_set_would_hold(reports: list[tuple[KeyChanges, KeyChanges | None]]) -> None:
-    held = HeldKeys(generation=3)
+    held = HeldKeys(incarnation=3)
     blocks: set[bytes] = set()
     ends: set[bytes] | None = None
     for number, (of_blocks, of_ends) in enumerate(reports):
@@ -56,7 +56,7 @@ def test_a_snapshot_bounds_what_is_held_and_not_what_is_expected() -> None:
 
 
 def test_another_generation_is_ignored_and_a_gap_forgets_all_until_a_complete_report() -> None:
-    held = HeldKeys(generation=1)
+    held = HeldKeys(incarnation=1)
     assert held.take(KeyReport(1, 0, KeyChanges(KEYS)), 0.0)
     assert not held.take(KeyReport(0, 1, KeyChanges(removed=KEYS)), 0.0)
     assert held.num_usable(KEYS, 0.0) == len(KEYS)

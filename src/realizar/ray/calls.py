@@ -97,7 +97,7 @@ class EngineCalls:
                 call.stream.close()
 
     def report(self) -> dict[str, Any]:
-        """Keys of the prefix cache, as Ray Serve's routing statistics; one generation for each engine."""
+        """Keys of the prefix cache, as Ray Serve's routing statistics; one incarnation for each engine."""
         return self._held.report(self.engine.num_restarts)
 
     def take_deltas(self, deltas: StepDeltas) -> None:

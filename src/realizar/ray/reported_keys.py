@@ -47,18 +47,18 @@ class HeldBlocks:
         """Forget all: the engine is gone, and what it held."""
         self.take(CacheChanges(complete=True))
 
-    def report(self, generation: int) -> dict[str, Any]:
-        """The report for routers. Args: generation: of the engine, as in `KeyReport`."""
+    def report(self, incarnation: int) -> dict[str, Any]:
+        """The report for routers. Args: incarnation: of the engine, as in `KeyReport`."""
         ends = None if self._ends is None else _joined(self._ends)
-        return {"generation": generation, "number": self._number, "blocks": _joined(self._blocks), "ends": ends}
+        return {"incarnation": incarnation, "number": self._number, "blocks": _joined(self._blocks), "ends": ends}
 
 
 def read_report(stats: Mapping[str, Any]) -> KeyReport | None:
     """The report in a replica's routing statistics; None before it has made one."""
-    if "generation" not in stats:
+    if "incarnation" not in stats:
         return None
     ends = None if stats["ends"] is None else KeyChanges(_apart(stats["ends"]))
-    return KeyReport(stats["generation"], stats["number"], KeyChanges(_apart(stats["blocks"])), ends, complete=True)
+    return KeyReport(stats["incarnation"], stats["number"], KeyChanges(_apart(stats["blocks"])), ends, complete=True)
 
 
 class WatchedLink(LinkBetween):

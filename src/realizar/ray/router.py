@@ -69,9 +69,9 @@ class PrefixRequestRouter(RequestRouter):
         self._sent.setdefault(name, [])
         if report is None:
             self._router.begin(name, 0)
-        elif self._numbers.get(name) != (report.generation, report.number):
-            self._numbers[name] = (report.generation, report.number)
-            self._router.begin(name, report.generation)
+        elif self._numbers.get(name) != (report.incarnation, report.number):
+            self._numbers[name] = (report.incarnation, report.number)
+            self._router.begin(name, report.incarnation)
             self._router.report(name, report)
 
     def _forget(self, name: str) -> None:

@@ -20,16 +20,16 @@ class KeyReport:
     """What changed in a replica's prefix cache since its last report.
 
     Attributes:
-        generation: of the replica: another number for every engine that takes its place. What an engine held is gone
+        incarnation: of the replica: another number for every engine that takes its place. What an engine held is gone
             with it.
-        number: of the report: 0 for the first of a generation, then one more each time.
+        number: of the report: 0 for the first of a incarnation, then one more each time.
         blocks: keys of blocks.
         ends: those keys after which a sequence can go on, for a model that needs more than the blocks of full
             attention, such as a snapshot of a state; None where it can go on after any block.
         complete: the report has all that is held, and does not follow from earlier ones.
     """
 
-    generation: int
+    incarnation: int
     number: int
     blocks: KeyChanges = KeyChanges()
     ends: KeyChanges | None = None
@@ -40,7 +40,7 @@ class HeldKeys:
     """The keys of one replica, reported ones and those that its open requests are expected to bring.
 
     Args:
-        generation: of the replica's engine; reports of any other are ignored.
+        incarnation: of the replica's engine; reports of any other are ignored.
         most_keys: keys that are remembered of each kind; the oldest are forgotten.
         expected_s: seconds for which an expected key counts without a report.
         stale_s: seconds after the last report from which on reported keys do not count; None where a silent replica is
@@ -48,9 +48,9 @@ class HeldKeys:
     """
 
     def __init__(
-        self, generation: int = 0, *, most_keys: int = 1 << 20, expected_s: float = 60.0, stale_s: float | None = None
+        self, incarnation: int = 0, *, most_keys: int = 1 << 20, expected_s: float = 60.0, stale_s: float | None = None
     ) -> None:
-        self.generation = generation
+        self.incarnation = incarnation
         self._most_keys, self._expected_s, self._stale_s = most_keys, expected_s, stale_s
         self._next_number = 0
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
@@ -70,10 +70,10 @@ class HeldKeys:
         """Take a report in.
 
         Returns:
-            False if it was not taken: it is of another generation, or one before it is missing. In the latter case
+            False if it was not taken: it is of another incarnation, or one before it is missing. In the latter case
             nothing counts as held any more, and only a complete report helps.
         """
-        if report.generation != self.generation:
+        if report.incarnation != self.incarnation:
             return False
         if report.number != self._next_number and not report.complete:
             self._forget()

@@ -24,13 +24,13 @@ def prompt_keys(request: Request, block_tokens: int) -> tuple[bytes, ...]:
     return tuple([key[:KEY_BYTES] for key in BlockKeys(block_tokens, request.cache_salt).of(token_ids)])
 
 
-def report_of(changes: CacheChanges, generation: int, number: int) -> KeyReport:
-    """An engine's report as the router takes it. Args: generation, number: as in `KeyReport`."""
+def report_of(changes: CacheChanges, incarnation: int, number: int) -> KeyReport:
+    """An engine's report as the router takes it. Args: incarnation, number: as in `KeyReport`."""
     ends = None
     if changes.ends_added is not None:
         ends = KeyChanges(_keys(changes.ends_added), _keys(changes.ends_removed))
     blocks = KeyChanges(_keys(changes.added), _keys(changes.removed))
-    return KeyReport(generation, number, blocks, ends, changes.complete)
+    return KeyReport(incarnation, number, blocks, ends, changes.complete)
 
 
 def _keys(column: bytes) -> list[bytes]:

@@ -91,12 +91,12 @@ class PrefixRouter:
         held = self._held.get(replica)
         return 0 if held is None else len(held)
 
-    def begin(self, replica: str, generation: int) -> None:
-        """Note a replica's new engine, which holds nothing. Nothing changes if this generation has begun already."""
+    def begin(self, replica: str, incarnation: int) -> None:
+        """Note a replica's new engine, which holds nothing. Nothing changes if this incarnation has begun already."""
         held = self._held.get(replica)
-        if held is None or held.generation != generation:
+        if held is None or held.incarnation != incarnation:
             self._held[replica] = HeldKeys(
-                generation, most_keys=self._most_keys, expected_s=self._expected_s, stale_s=self._stale_s
+                incarnation, most_keys=self._most_keys, expected_s=self._expected_s, stale_s=self._stale_s
             )
 
     def leave(self, replica: str) -> None:
