@@ -51,6 +51,8 @@ QWEN3_VL: dict[str, Any] = {
 """Rotary embedding and vision part of Qwen3-VL, dense or a mixture."""
 
 DENSE: dict[str, Case] = {
+    "arcee": Case("Arcee", {**_LONG, "head_dim": 24, "rope_parameters": _YARN}, num_tokens=600),
+    "arcee-biases-tied": Case("Arcee", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "olmo3": Case(
         "Olmo3",
         {

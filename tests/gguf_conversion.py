@@ -30,6 +30,7 @@ _ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "gemma4_text": "g
 }
 PERMUTED = (
     "llama",
+    "arcee",
     "granite",
     "granitemoe",
     "smollm3",

@@ -14,7 +14,7 @@ from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.expert_norms import ExpertNorms
 from realizar.models.mixers import GatedDeltaNet, ShortConvolution
-from realizar.models.parts import Linear, Norm, Rope
+from realizar.models.parts import Activation, Linear, Norm, Rope
 from realizar.models.spec import Attention, ExpertLinear, Experts, FeedForward, Layer, Mixer, ModelSpec
 from realizar.models.tensor_source import TensorSource
 from realizar.quantization.random_blocks import random_blocks
@@ -54,7 +54,7 @@ class Recipe:
     windows: tuple[int | None, ...] = (None, 40)
     weights: str = "Q4_0"
     parts: tuple[str, ...] = ()
-    activation: Literal["silu", "gelu_tanh", "gelu"] = "silu"
+    activation: Activation = "silu"
     context_length: int = 1024
     seed: int = 0
     lacking: tuple[Literal["mixer", "feed_forward"] | None, ...] = ()

@@ -315,6 +315,8 @@ def _activate(name: str, x: Array) -> Array:
     kind = x.dtype.type
     if name == "silu":
         return x / (kind(1) + np.exp(-x))
+    if name == "relu_squared":
+        return np.maximum(x, kind(0)) ** 2
     if name == "gelu_tanh":
         return kind(0.5) * x * (kind(1) + np.tanh(kind(math.sqrt(2 / math.pi)) * (x + kind(0.044715) * x * x * x)))
     erf = np.vectorize(math.erf, otypes=[x.dtype])

@@ -60,6 +60,18 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 32,
         },
     ),
+    "afm 4.5b": (
+        "arcee",
+        {
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "head_dim": 4,
+            "hidden_act": "relu2",
+            "mlp_bias": False,
+            "rope_scaling": {"factor": 20.0, "original_max_position_embeddings": 16, "rope_type": "yarn"},
+            "rope_theta": 10000.0,
+        },
+    ),
     "seed-oss 36b": (
         "seed_oss",
         {
@@ -248,6 +260,19 @@ def test_seed_oss_has_biases_of_q_k_and_v_unless_a_key_says_otherwise() -> None:
     assert _config("seed_oss", attention_bias=False).layers[0].mixer.q.bias is None
     stored = _gguf("seed_oss").tensors["model.layers.0.post_attention_layernorm.weight"]
     assert stored.name == "blk.0.post_attention_norm.weight"
+
+
+def test_arcee_has_no_gate_and_squares_its_relu() -> None:
+    for spec in (_config("arcee", hidden_act="relu2"), _gguf("arcee")):
+        assert {(layer.feed_forward.activation, layer.feed_forward.gate) for layer in spec.layers} == {
+            ("relu_squared", None)
+        }
+    biased = _config("arcee", attention_bias=True, mlp_bias=True).layers[0]
+    assert biased.mixer.o.bias is not None
+    assert biased.feed_forward.up.bias is not None
+    assert _gguf("arcee", attention__scale=0.5).layers[0].mixer.scale == 0.5
+    with pytest.raises(UnsupportedModelError, match=r"arcee\.rope\.dimension_count.*2"):
+        _gguf("arcee", rope__dimension_count=2)
 
 
 def _rotating(spec: ModelSpec) -> list[bool]:

@@ -8,7 +8,8 @@ from typing import Literal
 
 from realizar.models.tensor_source import TensorName
 
-Activation = Literal["silu", "gelu_tanh", "gelu"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu_squared"]
+"""`gelu_tanh` is GELU approximated by tanh; `relu_squared` is max(x, 0) ** 2."""
 
 
 @dataclass(frozen=True, slots=True)

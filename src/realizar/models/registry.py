@@ -11,6 +11,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.hf_config import refuse_remote_code
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.models.architectures import (
+    arcee,
     ernie,
     exaone4,
     gemma,
@@ -41,6 +42,7 @@ BuildSpec = Callable[[HyperParameters], ModelSpec]
 
 _BY_EITHER_NAME: Mapping[str, BuildSpec] = {
     "llama": llama.build,
+    "arcee": arcee.build,
     "qwen2": qwen.build_qwen2,
     "qwen3": qwen.build_qwen3,
     "lfm2": lfm2.build,
@@ -105,6 +107,7 @@ _BY_MODEL_TYPE: Mapping[str, BuildSpec] = {
 _MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "ArceeForCausalLM": "arcee",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",

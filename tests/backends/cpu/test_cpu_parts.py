@@ -20,6 +20,10 @@ RECIPES = {
         96, 2, 1, parts=("soft_cap", "post_norms", "qk_norm"), weights="F32", activation="gelu_tanh"
     ),
     "layer-norm-ungated": Recipe(80, 4, 4, parts=("layer_norm", "ungated", "biases"), weights="F32", activation="gelu"),
+    "relu-squared": Recipe(
+        feed_forward_size=100, parts=("ungated", "biases"), weights="F32", activation="relu_squared"
+    ),
+    "relu-squared-gated": Recipe(24, 6, 2, hidden_size=72, weights="F32", activation="relu_squared"),
     "partial-interleaved": Recipe(64, 8, 1, parts=("partial_rope", "interleaved", "token_norm"), weights="F32"),
     "no-rope-24": Recipe(24, 6, 2, hidden_size=72, feed_forward_size=100, parts=("no_rope", "qk_norm"), weights="F32"),
     "lacking": Recipe(

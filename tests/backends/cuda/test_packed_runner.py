@@ -62,7 +62,9 @@ def check_logits(reference: ReferenceModel, requests: Iterable[Request]) -> None
         assert error.max() <= 0.03
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", pytest.param("gelu", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "activation", ["silu", "gelu_tanh", pytest.param("gelu", marks=pytest.mark.full), "relu_squared"]
+)
 def test_matmuls_have_an_activation_epilogue(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = dataclasses.replace(SMALL, activation=activation)
     launched = run(recipe, True, CONFIG, monkeypatch)

@@ -20,7 +20,10 @@ from realizar.config import EngineConfig
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        *((name, "gguf") for name in ("smollm3", "minimax-m2", "glm4moe", "gemma4", "gemma4-moe", "lfm2", "qwen35")),
+        *(
+            (name, "gguf")
+            for name in ("smollm3", "arcee", "minimax-m2", "glm4moe", "gemma4", "gemma4-moe", "lfm2", "qwen35")
+        ),
         ("gpt-oss", "safetensors"),
         pytest.param("gpt-oss", "gguf", marks=pytest.mark.full),
     ],

@@ -43,7 +43,10 @@ RECIPES = {
         Recipe(**SMALL, weights="Q8_0", windows=(None, None, 5), lacking=("mixer", "feed_forward")), "f16", 0.02
     ),
     "f32-rows": (
-        Recipe(**SMALL, weights="F32", windows=(None,), parts=("token_norm", "ungated", "partial_rope")), "auto", 2e-3
+        Recipe(**SMALL, weights="F32", windows=(None,), activation="relu_squared",
+               parts=("token_norm", "ungated", "partial_rope")),
+        "auto",
+        2e-3,
     ),
 }  # fmt: skip
 GREEDY = SamplingParams(temperature=0)

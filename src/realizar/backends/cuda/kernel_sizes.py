@@ -18,7 +18,8 @@ _WIDE_HEAD = 256  # beyond which blocks of so many keys do not fit in shared mem
 _WIDE_HEAD_BYTES = 100 << 10  # of shared memory, which blocks of wider heads take on cards of 8.0
 ROTATE_PARTS = 4  # heads that one program rotates
 MAX_PARTS = 64  # parts of a context
-ACTIVATIONS: dict[GatedActivation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped": 4}  # of kernels.activate
+# Of kernels.activate, where 3 is no activation.
+ACTIVATIONS: dict[GatedActivation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "clamped": 4, "relu_squared": 5}
 _LEAST_PART, _FIXED_PARTS = 512, 32  # keys of a part at fixed places; parts of the longest context, at most
 
 

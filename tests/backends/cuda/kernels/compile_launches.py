@@ -38,7 +38,14 @@ SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 RECIPES = {  # by element type of the cache, but for heads of 512, whose cache is of bf16
     "f16": Recipe(128, 8, 2, weights="Q4_K", windows=(None, 64), parts=("biases", "qk_norm")),
     "bf16": Recipe(256, 4, 1, weights="Q6_K", parts=("soft_cap", "post_norms"), activation="gelu_tanh"),
-    "int8": Recipe(64, 6, 2, weights="IQ4_NL", parts=("sinks", "interleaved", "layer_norm", "qk_norm")),
+    "int8": Recipe(
+        64,
+        6,
+        2,
+        weights="IQ4_NL",
+        parts=("sinks", "interleaved", "layer_norm", "qk_norm", "ungated"),
+        activation="relu_squared",
+    ),
     "wide": Recipe(
         256,
         8,

@@ -101,10 +101,12 @@ def as_activated(gate: torch.Tensor, up: torch.Tensor, kind: int) -> torch.Tenso
     if kind == 4:
         gate, up = gate.clamp(max=7), up.clamp(-7, 7)
         return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    if kind == 5:
+        return torch.relu(gate) ** 2 * up
     return (torch.nn.functional.silu(gate), gelu(gate, approximate="tanh"), gelu(gate))[kind] * up
 
 
-@pytest.mark.parametrize("kind", [0, 1, 2, 4])
+@pytest.mark.parametrize("kind", [0, 1, 2, 4, 5])
 def test_activation(kind: int) -> None:
     """The input has two splits and a bias; gate and up are 1,000 times as large in one row."""
     rng = np.random.default_rng(4)

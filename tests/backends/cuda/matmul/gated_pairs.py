@@ -15,7 +15,7 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import BlockSource, block_source, random_blocks
 
 TYPES = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.IQ4_NL)
-ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh", "gelu")
+ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh", "gelu", "relu_squared")
 WIDTH, COLS = 320, 512  # five strips each: with two groups the last block of the Hopper kernel ends early
 
 
@@ -35,6 +35,8 @@ def expected(x: torch.Tensor, exact: list[torch.Tensor], activation: GatedActiva
     gate, up = (x.double() @ each.T for each in exact)
     if activation == "silu":
         return torch.nn.functional.silu(gate) * up
+    if activation == "relu_squared":
+        return torch.relu(gate) ** 2 * up
     return torch.nn.functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
 
 

@@ -150,6 +150,8 @@ def _activated(name: str, sums: NDArray[np.float32]) -> NDArray[np.float32]:
     if "clamped" in name:
         gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
         active, up = gate * torch.sigmoid(SWIGLU_ALPHA * gate), up + 1
+    elif "relu_squared" in name:
+        active = torch.relu(gate) ** 2
     elif "silu" in name:
         active = torch.nn.functional.silu(gate)
     else:

@@ -32,7 +32,7 @@ TYPES = [
 
 
 TYPES_AND_FLOATS = [*TYPES, (GGMLType.BF16, False)]
-ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh", "gelu", "clamped")
+ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh", "gelu", "clamped", "relu_squared")
 
 
 @pytest.fixture(scope="module", params=["wgmma", "mma_sync"])
@@ -181,6 +181,8 @@ def gated_values(
         return gate * torch.sigmoid(1.702 * gate) * (up + 1)
     if activation == "silu":
         return torch.nn.functional.silu(gate) * up
+    if activation == "relu_squared":
+        return torch.relu(gate) ** 2 * up
     return torch.nn.functional.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none") * up
 
 
@@ -208,7 +210,7 @@ def test_feed_forwards(matmuls: MatmulKernels, grouped: GroupedMatmuls, ggml_typ
     """Gate, up and down of pairs, with biases: with two warpgroups the last item of gate and up ends early, down's in a
     strip."""
     number = TYPES.index((ggml_type, compact))
-    activation = ACTIVATIONS[number % 4 if number < 5 else 3]
+    activation = ACTIVATIONS[number if number < 5 else 3]
     width, cols = 192 if ggml_type.block_size <= 32 else 256, 768
     gate_up, exact = random_stack(ggml_type, EXPERTS, 2 * width, cols, compact=compact, gated=True)
     down, exact_down = random_stack(GGMLType.Q8_0, EXPERTS, 328, width, seed=1)

@@ -108,6 +108,7 @@ GATED: dict[str, tuple[Tiles, ...]] = {"sm_80": MATVEC_GATED, "sm_90a": MATVEC_G
         pytest.param(GGMLType.Q6_K, "gelu_tanh", marks=pytest.mark.full),
         pytest.param(GGMLType.Q8_0, "gelu", marks=pytest.mark.full),
         pytest.param(GGMLType.IQ4_NL, "gelu", marks=pytest.mark.full),
+        pytest.param(GGMLType.Q4_K, "relu_squared", marks=pytest.mark.full),
     ],
     ids=str,
 )

@@ -95,6 +95,10 @@ class VectorMath(Emitter):
     def gelu(self, x: Value) -> Value:
         return self._half_one_plus(x, self.erf(self.b.fmul(x, self.const_f32(0.7071067811865476))))
 
+    def relu_squared(self, x: Value) -> Value:
+        positive = self.maximum(self.const_f32(0.0), x)  # NaN stays
+        return self.b.fmul(positive, positive)
+
     def gated(self, name: str, gate: Value, up: Value) -> Value:
         """An activation of gate, times up; or what `Experts.clamped` makes of both."""
         if name != CLAMPED:

@@ -13,7 +13,7 @@ from realizar.backends.cpu.codegen.emit import F32, I8, I32, Value
 from realizar.backends.cpu.codegen.vector_math import CLAMPED, VectorMath
 from realizar.backends.cpu.weights.formats import GROUP
 
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", CLAMPED)
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", CLAMPED, "relu_squared")
 
 offset_of = njit(layout.record_offset)
 

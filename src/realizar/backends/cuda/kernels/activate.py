@@ -10,18 +10,21 @@ from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
 
 SILU, GELU_TANH, GELU, NO_ACTIVATION = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 CLAMPED = tl.constexpr(4)  # of gate and up together: see `models.spec.Experts`
+RELU_SQUARED = tl.constexpr(5)
 ALPHA, LIMIT = tl.constexpr(SWIGLU_ALPHA), tl.constexpr(SWIGLU_LIMIT)
 
 
 @triton.jit
 def apply_activation(x, KIND: tl.constexpr):
-    """silu, gelu's approximation by tanh, gelu, or x itself."""
+    """silu, gelu's approximation by tanh, gelu, ReLU squared, or x itself."""
     if KIND == NO_ACTIVATION:
         return x
     if KIND == SILU:
         return x / (1.0 + tl.exp(-x))
     if KIND == GELU_TANH:
         return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    if KIND == RELU_SQUARED:
+        return tl.where(x < 0.0, 0.0, x * x)  # NaN stays
     return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
 
 

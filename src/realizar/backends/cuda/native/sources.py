@@ -12,11 +12,11 @@ from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
 from realizar.quantization import WeightLayout
 
 KernelKind = Literal["matvec", "wgmma", "mma_sync"]
-GatedActivation = Literal["silu", "gelu_tanh", "gelu", "clamped"]
+GatedActivation = Literal["silu", "gelu_tanh", "gelu", "clamped", "relu_squared"]
 """How gate and up become one: activation(gate) * up, or by `clamped` as `models.spec.Experts` says."""
-Epilogue = Literal["silu", "gelu_tanh", "gelu", "clamped", "residual"]
+Epilogue = Literal["silu", "gelu_tanh", "gelu", "clamped", "relu_squared", "residual"]
 """An epilogue: the activation of a gated feed-forward, or the residual add."""
-ACTIVATIONS: dict[Epilogue, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3, "clamped": 4}
+ACTIVATIONS: dict[Epilogue, int] = {"silu": 1, "gelu_tanh": 2, "gelu": 3, "clamped": 4, "relu_squared": 5}
 
 _SMALL: dict[Small, str] = {
     "f16": "SMALL_F16",
