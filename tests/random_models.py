@@ -32,9 +32,8 @@ class Recipe:
         parts: of the architecture: `biases`, `layer_norm`, `qk_norm`, `token_norm`, `sinks`, `soft_cap`, `post_norms`,
             `ungated`, `partial_rope`, `interleaved`, `no_rope`, `undivided`, `value_norm`, `k_is_v` (in layers
             without a window), `output_scale`, `output_gate` (of attention), `tiled` (value heads of delta nets). Of
-            mixtures: `expert_biases`, `sigmoid`,
-            `selection_bias`, `groups` (2 of 4), `shared`, `shared_gate`, `clamped`, `expert_scales`, and `own_norms`,
-            which need `shared`.
+            mixtures: `expert_biases`, `ungated_experts`, `sigmoid`, `selection_bias`, `groups` (2 of 4), `shared`,
+            `shared_gate`, `clamped`, `expert_scales`, and `own_norms`, which need `shared`.
         lacking: what each of the first layers does not have, a `mixer` or a `feed_forward`; None has both.
         experts: of every layer but the last of several, in place of its feed-forward, whose size one expert then has.
             The part `undivided` leaves their weights as the softmax has them. per_token: experts of a token.
@@ -187,7 +186,9 @@ class _Maker:
         weight = self.matrix(f"{name}.router", recipe.experts, hidden, recipe.router_weights)
         bias = self.vector(f"{name}.router.bias", recipe.experts, 0.0) if "expert_biases" in parts else None
         router = Linear(weight, recipe.experts, hidden, bias)
-        gate, up = (self.expert_linear(f"{name}.{part}_experts", width, hidden) for part in ("gate", "up"))
+        ungated = "ungated_experts" in parts
+        gate = None if ungated else self.expert_linear(f"{name}.gate_experts", width, hidden)
+        up = self.expert_linear(f"{name}.up_experts", width, hidden)
         down = self.expert_linear(f"{name}.down_experts", hidden, width, recipe.down_weights)
         divided = "undivided" not in parts
         return Experts(

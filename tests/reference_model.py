@@ -254,10 +254,13 @@ class ReferenceModel:
         output, read = np.zeros_like(x), x if norms is None else self._norm(norms.experts, x)
         for expert in range(part.num_experts):
             tokens, slots = np.nonzero(chosen == expert)
-            gate, up = (self._expert_linear(stack, expert, read[tokens]) for stack in (part.gate, part.up))
-            down = self._expert_linear(
-                part.down, expert, _gated("clamped" if part.clamped else part.activation, gate, up)
-            )
+            fed = self._expert_linear(part.up, expert, read[tokens])
+            if part.gate is None:
+                fed = _activate(part.activation, fed)
+            else:
+                gate = self._expert_linear(part.gate, expert, read[tokens])
+                fed = _gated("clamped" if part.clamped else part.activation, gate, fed)
+            down = self._expert_linear(part.down, expert, fed)
             output[tokens] += weights[tokens, slots, None] * down
         if part.shared is not None and norms is not None:
             shared = self._feed_forward(part.shared, self._norm(norms.shared, x))

@@ -68,6 +68,7 @@ def test_many_layers_are_counted_and_a_model_without_attention_is_refused() -> N
 @pytest.mark.parametrize(
     ("change", "named"),
     [
+        ({"gate": None}, "experts without a gate"),
         ({"clamped": True}, "experts with a clamped SwiGLU"),
         ({"scoring": "sigmoid"}, "a router of sigmoids"),
         ({"selection_bias": "bias"}, "a selection bias of experts"),

@@ -28,6 +28,7 @@ class Feature(Enum):
     QUERY_GROWTH = "queries that grow with the position"
     CLAMPED_EXPERTS = "experts with a clamped SwiGLU"
     EXPERT_BIASES = "experts with biases"
+    UNGATED_EXPERTS = "experts without a gate"
     ROUTER_BIAS = "a router with a bias"
     SIGMOID_ROUTER = "a router of sigmoids"
     SELECTION_BIAS = "a selection bias of experts"
@@ -104,6 +105,7 @@ def _features(layer: Layer) -> Iterator[Feature]:
     found = {
         Feature.CLAMPED_EXPERTS: experts.clamped,
         Feature.EXPERT_BIASES: any(each.bias is not None for each in experts.expert_linears()),
+        Feature.UNGATED_EXPERTS: experts.gate is None,
         Feature.ROUTER_BIAS: experts.router.bias is not None,
         Feature.SIGMOID_ROUTER: experts.scoring == "sigmoid",
         Feature.SELECTION_BIAS: experts.selection_bias is not None,

@@ -118,17 +118,19 @@ class ExpertLinear:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Mixture of experts: each token goes through few of many gated feed-forwards.
+    """Mixture of experts: each token goes through few of many feed-forwards.
 
     scores = softmax(router(x)), over all experts, or sigmoid(router(x)), in float32
     ranks = scores + selection_bias
     chosen = the `experts_per_token` experts with the highest ranks; of equal ranks the lower index
     weights = scores[chosen], divided by their sum if `normalized`, times `scale`, times `expert_scales[chosen]`
-    output = sum over the chosen of weights[e] * down[e](activation(gate[e](x)) * up[e](x))
+    output = sum over the chosen of weights[e] * down[e](activation(gate[e](x)) * up[e](x)),
+             or of weights[e] * down[e](activation(up[e](x))) where gate is None,
              + shared(x), times sigmoid(shared_gate(x)) where there is one
 
     A softmax over the chosen alone is one over all with `normalized`. With `clamped`, as in gpt-oss, the product of
-    activation(gate) and up is g * sigmoid(1.702 * g) * (clip(up, -7, 7) + 1) instead, with g = min(gate, 7).
+    activation(gate) and up is g * sigmoid(1.702 * g) * (clip(up, -7, 7) + 1) instead, with g = min(gate, 7); there is a
+    gate then.
 
     Attributes:
         selection_bias: float32 [num_experts], which weighs nothing; None is zero.
@@ -142,7 +144,7 @@ class Experts:
     router: Linear
     experts_per_token: int
     activation: Activation
-    gate: ExpertLinear
+    gate: ExpertLinear | None
     up: ExpertLinear
     down: ExpertLinear
     normalized: bool = True
@@ -173,7 +175,7 @@ class Experts:
 
     def expert_linears(self) -> tuple[ExpertLinear, ...]:
         """The matrices of the experts, in the order in which they are multiplied."""
-        return self.gate, self.up, self.down
+        return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
     def vectors(self) -> Iterator[TensorName]:
         """Its tensors other than matrices and the biases of matrices."""

@@ -60,6 +60,18 @@ RECIPES = {
         parts=("sigmoid", "selection_bias", "groups", "shared", "undivided"),
         weights="F32",
     ),
+    "experts-ungated": Recipe(
+        24,
+        6,
+        2,
+        hidden_size=72,
+        feed_forward_size=50,
+        experts=5,
+        per_token=2,
+        parts=("ungated_experts", "expert_biases", "sigmoid", "selection_bias", "shared", "ungated"),
+        weights="F32",
+        activation="relu_squared",
+    ),
     "experts-shared-gate": Recipe(
         experts=6,
         feed_forward_size=96,

@@ -40,6 +40,15 @@ RECIPES = {
         windows=(40, None, 40),
         parts=("expert_biases", "clamped", "biases", "sinks"),
     ),
+    "experts-ungated": Recipe(
+        weights="Q4_K",
+        experts=8,
+        per_token=3,
+        feed_forward_size=256,
+        windows=(None, None),
+        parts=("ungated_experts", "shared", "ungated", "sigmoid"),
+        activation="relu_squared",
+    ),
     "experts-groups-shared": Recipe(
         weights="Q8_0",
         experts=8,

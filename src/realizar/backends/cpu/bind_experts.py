@@ -47,19 +47,20 @@ class ExpertsBinder:
         yield self._choose(experts)
         yield self._sort(experts)
         yield self._gather(experts, matrices)
-        yield self._multiply(experts.gate, "routed", "expert gate", "expert gate and up", together, barrier=False)
+        if experts.gate is not None:
+            yield self._multiply(experts.gate, "routed", "expert gate", "expert gate and up", together, barrier=False)
         barrier = together == 1
         yield self._multiply(experts.up, "routed", "expert up", "expert gate and up", together, barrier=barrier)
-        yield self._activate(experts, quantised=isinstance(matrices[2], PackedMatrix))
+        yield self._activate(experts, quantised=isinstance(matrices[-1], PackedMatrix))
         yield self._multiply(experts.down, "expert activated", "routed", "expert down", 1)
         yield self._sum(experts, add_scale)
 
     def _tiles_together(self, experts: Experts, matrices: list[Matrix]) -> int:
         """Tiles of a group of the activation, where threads go on with what they computed; else 1.
 
-        Gate and up are then quantised and of whole groups, as in a dense feed-forward.
+        What is activated is then quantised and of whole groups, as in a dense feed-forward.
         """
-        packed = all(isinstance(matrix, PackedMatrix) for matrix in matrices[:2])
+        packed = all(isinstance(matrix, PackedMatrix) for matrix in matrices[:-1])
         return GROUP // self.instructions.lanes if packed and experts.up.out_features % GROUP == 0 else 1
 
     def _choose(self, experts: Experts) -> BoundOperation:
@@ -88,12 +89,12 @@ class ExpertsBinder:
         return BoundOperation("choice of experts", self.kernels.sort_by_expert, record)
 
     def _gather(self, experts: Experts, matrices: list[Matrix]) -> BoundOperation:
-        """Floats and records of tokens, whichever of both gate and up read."""
+        """Floats and records of tokens, whichever gate and up read."""
         read, written = self.workspace.buffers["normed"], self.workspace.buffers["routed"]
         assert read.records is not None
         assert written.records is not None  # matmuls read both buffers
-        floats = any(isinstance(matrix, FloatMatrix) for matrix in matrices[:2])
-        records = any(isinstance(matrix, PackedMatrix) for matrix in matrices[:2])
+        floats = any(isinstance(matrix, FloatMatrix) for matrix in matrices[:-1])
+        records = any(isinstance(matrix, PackedMatrix) for matrix in matrices[:-1])
         groups = read.records.groups
         record = GATHER.pack({
             "step": address(self.workspace.step), "count_field": STEP_TOKENS, "per_token": experts.experts_per_token,
@@ -143,7 +144,9 @@ class ExpertsBinder:
             **written_records(out.records if quantised else None),
         })  # fmt: skip
         activation = CLAMPED if experts.clamped else experts.activation
-        return BoundOperation("expert activation", self.kernels.expert_activate(activation), record)
+        return BoundOperation(
+            "expert activation", self.kernels.expert_activate(activation, experts.gate is not None), record
+        )
 
     def _sum(self, experts: Experts, add_scale: float | None) -> BoundOperation:
         routing, add = self.workspace.routing, add_scale is not None

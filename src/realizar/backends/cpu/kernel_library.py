@@ -73,8 +73,8 @@ class KernelLibrary:
     def expert_float_linear(self, kind: str) -> int:
         return self._address("expert float linear", make_expert_float_linear, self._isa, FLOAT_TYPES.index(kind))
 
-    def expert_activate(self, activation: str) -> int:
-        return self._address("expert activate", make_expert_activate, ACTIVATIONS.index(activation))
+    def expert_activate(self, activation: str, gated: bool) -> int:
+        return self._address("expert activate", make_expert_activate, ACTIVATIONS.index(activation), int(gated))
 
     @property
     def sampling(self) -> dict[str, int]:

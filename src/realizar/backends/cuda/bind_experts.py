@@ -70,17 +70,17 @@ class ExpertsBinder:
 
     def input(self, inputs: Inputs, experts: Experts) -> ExpertsInput:
         """The consumer of the norm before a mixture."""
-        if experts.gate.weight not in self._inputs:
-            matrices = self._matrices[experts.gate.weight]
+        if experts.up.weight not in self._inputs:
+            matrices = self._matrices[experts.up.weight]
             router, apart = self._router(inputs.norm, experts), experts.norms is not None
             at_once, grouped = self._matmuls.ends_with_activation(matrices), self._grouped
             pairs = tuple(dict.fromkeys(map(input_format, matrices.gate_up)))
-            self._inputs[experts.gate.weight] = ExpertsInput(
+            self._inputs[experts.up.weight] = ExpertsInput(
                 pairs, grouped.input_format if grouped is not None and at_once else None,
                 self._matmuls.pair_tokens(experts, matrices), router, not apart and at_once and router is not None,
                 None if apart else self.shared.first(experts), apart,
             )  # fmt: skip
-        return self._inputs[experts.gate.weight]
+        return self._inputs[experts.up.weight]
 
     def output(self, experts: Experts, join: Join | None = None) -> ExpertsOutput:
         """Where a mixture's outputs are, for the norm that adds them to the stream.
@@ -89,7 +89,7 @@ class ExpertsBinder:
             join: how they are added; None where something else reads them.
         """
         directly = join is not None and join.norm is None and join.output_scale is None
-        matrices = self._matrices[experts.gate.weight]
+        matrices = self._matrices[experts.up.weight]
         most = self._matmuls.residual_tokens(experts, matrices) if directly else 0
         return ExpertsOutput(experts.experts_per_token, experts.down.out_features, most)
 
@@ -125,7 +125,7 @@ class ExpertsBinder:
             added: how they are added to the stream; in some steps that is done then. None where something else reads
                 them.
         """
-        matrices, matmuls = self._matrices[experts.gate.weight], self._matmuls
+        matrices, matmuls = self._matrices[experts.up.weight], self._matmuls
         pairs = Pairs(self._space.chosen, self._space.expert_weights, experts.experts_per_token)
         if matmuls.ends_with_activation(matrices):
             run = self._activate_at_once(experts, matrices, pairs, consumer, folded)
@@ -264,7 +264,7 @@ class ExpertsBinder:
 
     def _activated(self, experts: Experts) -> ActivationBuffer:
         """The input of the last matrix, a row for each pair of the largest step that multiplies pairs."""
-        matrices, tokens = self._matrices[experts.gate.weight], self._space.arrays.sizes.tokens
+        matrices, tokens = self._matrices[experts.up.weight], self._space.arrays.sizes.tokens
         if self._grouped is not None and self._matmuls.ends_with_activation(matrices):
             tokens = min(tokens, self._matmuls.pair_tokens(experts, matrices))
         pairs = tokens * experts.experts_per_token

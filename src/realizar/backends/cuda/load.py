@@ -92,7 +92,7 @@ class LoadedModel:
     def capacity(self) -> Capacity:
         weights = self.weights
         unread = sum(
-            weights.experts[one.gate.weight].size_bytes // one.num_experts * (one.num_experts - one.experts_per_token)
+            weights.experts[one.up.weight].size_bytes // one.num_experts * (one.num_experts - one.experts_per_token)
             for _, one in self.spec.mixtures()
         )
         return loaded_capacity(
@@ -229,7 +229,7 @@ def _load_parts(
     matmuls = _Matmuls(kernels, layers, head, *_token_counts(space.arrays.sizes))
     copy_bytes = _copy_to_fp8(matmuls, device, progress) if config.fp8_copies else 0
     _compile(matmuls, progress)
-    mixtures = [(experts, weights.experts[experts.gate.weight]) for _, experts in spec.mixtures()]
+    mixtures = [(experts, weights.experts[experts.up.weight]) for _, experts in spec.mixtures()]
     expert_matmuls = ExpertMatmuls(kernels)
     expert_matmuls.prepare(mixtures)
     grouped = None

@@ -257,6 +257,26 @@ def test_biases_and_the_clamped_activation(weights: str) -> None:
     np.testing.assert_array_equal(mixture.run(x[4:5], chosen[4:5], factors[4:5])[0], got[4])
 
 
+@pytest.mark.parametrize(("weights", "width"), [("F32", 50), ("F32", 96), ("Q8_0", 96)])
+def test_experts_without_a_gate(weights: str, width: int) -> None:
+    """Their ReLU is squared; what lies where a gate would be is not read."""
+    spec, checkpoint = model(
+        "plain", weights, parts=("ungated_experts",), activation="relu_squared", feed_forward_size=width
+    )
+    tensors = {name: values.astype(np.float64) for name, values in load_tensors(spec, checkpoint).items()}
+    mixture, rng = Mixture.load(spec, checkpoint), np.random.default_rng(14)
+    up, down = (tensors[each.weight] for each in mixture.experts.expert_linears())
+    x = rng.standard_normal((30, spec.hidden_size)).astype(np.float32)
+    chosen, factors = routes("any", 30, 6, 2, rng), rng.random((30, 2)).astype(np.float32)
+    want = np.zeros(x.shape)
+    for token, row in enumerate(x.astype(np.float64)):
+        for expert, factor in zip(chosen[token], factors[token], strict=True):
+            want[token] += factor * (down[expert] @ np.maximum(up[expert] @ row, 0) ** 2)
+    got = mixture.run(x, chosen, factors, 2)
+    assert np.linalg.norm(got - want) <= (2e-6 if weights == "F32" else 2e-2) * np.linalg.norm(want)
+    np.testing.assert_array_equal(mixture.run(x[4:5], chosen[4:5], factors[4:5])[0], got[4])
+
+
 TYPES = [("Q4_K", "Q6_K"), ("Q8_0", "F32"), ("MXFP4", "IQ4_NL"), ("F16", "Q4_0")]
 
 

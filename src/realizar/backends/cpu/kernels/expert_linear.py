@@ -133,13 +133,13 @@ def make_expert_float_linear(instruction_set: int, weight_type: int) -> Any:
     return expert_float_linear
 
 
-# `out` 0 leaves the floats out, `records` 0 the records
+# `out` 0 leaves the floats out, `records` 0 the records; without gate nothing is read at `gate`
 EXPERT_ACTIVATE = Record("counts items gate up input_stride groups out out_stride records records_groups records_width")
 _, _, _GATE, _UP, _A_IN_STRIDE, _A_GROUPS, _A_OUT, _A_OUT_STRIDE, _RECORDS, _RECORDS_GROUPS, _RECORDS_WIDTH = range(11)
 
 
-def make_expert_activate(kind: int) -> Any:
-    """The kernel of one activation. A thread takes what it computed: groups of 32 columns of items."""
+def make_expert_activate(kind: int, gated: int) -> Any:
+    """The kernel of one activation, gated or not. A thread takes what it computed: groups of 32 columns of items."""
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def expert_activate(arguments: int, thread: int, threads: int) -> None:
@@ -161,7 +161,7 @@ def make_expert_activate(kind: int) -> Any:
                     target = scratch.ctypes.data
                     if out != 0:
                         target = out + position * load_i64(arguments, _A_OUT_STRIDE) + group * GROUP * 4
-                    activate_group(kind, 1, gate + at, up + at, target)
+                    activate_group(kind, gated, gate + at, up + at, target)
                     if records != 0:
                         quantize_group(target, records + offset_of(position, group, record_groups, width))
             item, start = item + 1, 0

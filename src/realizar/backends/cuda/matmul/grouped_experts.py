@@ -84,7 +84,7 @@ class GroupedExperts:
 
     def _plan(self, experts: Experts, matrices: ExpertMatrices, tokens: int) -> _Plan:
         """Tiles and kernels of a step, made once: steps without a graph ask for them layer by layer."""
-        key = experts.gate.weight, tokens
+        key = experts.up.weight, tokens
         if key not in self._plans:
             step = self._grouped.step(tokens, experts.experts_per_token, experts.num_experts)
             gate_up = self._grouped.route(step, _packed(matrices.gate_up[0]), gated_activation(experts))

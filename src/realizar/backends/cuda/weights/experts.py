@@ -133,6 +133,7 @@ class ExpertLoader:
             CheckpointError: a weight is NaN or infinite.
             UnsupportedModelError: no kernel reads a matrix's layout.
         """
+        assert experts.gate is not None  # `SUPPORTED` lists no experts without
         gate, up, down = (self._tensors.layout(linear.weight) for linear in experts.expert_linears())
         floats = packs_floats(experts, gate, up, down)
         if self._packer is not None and (floats or not gate.is_float) and is_interleaved(experts, gate, up):

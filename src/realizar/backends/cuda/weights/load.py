@@ -104,7 +104,7 @@ class Weights:
         loader = ExpertLoader(self._tensors, self._device.torch_device, self._packer, progress)
         for _, experts in self._spec.mixtures():
             with naming(*(linear.weight for linear in experts.expert_linears())):
-                self.experts[experts.gate.weight] = loader.load(experts)
+                self.experts[experts.up.weight] = loader.load(experts)
         self._packer = None
 
     def vector(self, name: TensorName, offset: float = 0.0, scale: float = 1.0) -> torch.Tensor:
