@@ -22,7 +22,7 @@ class KeyReport:
     Attributes:
         incarnation: of the replica: another number for every engine that takes its place. What an engine held is gone
             with it.
-        number: of the report: 0 for the first of a incarnation, then one more each time.
+        number: of the report: 0 for the first of an incarnation, then one more each time.
         blocks: keys of blocks.
         ends: those keys after which a sequence can go on, for a model that needs more than the blocks of full
             attention, such as a snapshot of a state; None where it can go on after any block.
