@@ -34,6 +34,6 @@ class Cells:
         """True if a process may write to the slot."""
         return self.asked[slot] != self.answered[slot]
 
-    def is_told(self, slot: int) -> bool:
-        """True if the row's process has told all about it up to the tokens since then."""
+    def is_reported(self, slot: int) -> bool:
+        """True if the row's process has reported all of it up to the tokens since then."""
         return self.is_answered(slot) and not self.stale[slot] and not self.failed[slot]

@@ -148,7 +148,7 @@ class StepMasks:
     def certain_ids(self, slot: int, most: int) -> tuple[int, ...]:
         """The next tokens of a row that its grammar forces, `most` at the most, as far as they were found."""
         cells = self._cells
-        return self._foreseen.certain_ids(slot, cells.num_new[slot], most) if cells.is_told(slot) else ()
+        return self._foreseen.certain_ids(slot, cells.num_new[slot], most) if cells.is_reported(slot) else ()
 
     def are_failed(self, slots: Slots) -> NDArray[np.bool_]:
         """bool [rows], rows that have an error."""
