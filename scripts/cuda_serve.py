@@ -39,6 +39,7 @@ from soak_models import ask_in_turn
 
 from realizar.bench import generate
 from realizar.bench.shapes import SHAPES, FileType
+from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
 from realizar.cli.options.several_models import SeveralModelsOptions
@@ -83,6 +84,8 @@ _PROMPT = "The history of the copper letter in the winter garden"
 def write_model(shape_name: str, path: Path, folder: Path, file_type: FileType = "q4_k_m") -> None:
     """A random model with the vocabulary of Llama 3 and a template; matrices of one shape and type have the same bytes.
 
+    Vectors, and whatever else is in float32, are a tensor's own: what a state decays by has the shape of a bias.
+
     Args:
         shape_name: a key of `SHAPES`; one with a vocabulary of another size gets that of Llama 3.
     """
@@ -93,7 +96,7 @@ def write_model(shape_name: str, path: Path, folder: Path, file_type: FileType =
     vocabulary.setdefault("tokenizer.chat_template", _TEMPLATE)
     metadata: dict[str, Any] = {**generate._metadata(shape, shape_name, file_type), **vocabulary}
     tensors = list(generate._tensors(shape, file_type, 0))
-    first = {(tensor.ggml_type, tuple(tensor.shape)): tensor for tensor in reversed(tensors)}
+    first = {_bytes_of(tensor): tensor for tensor in reversed(tensors)}
 
     @cache
     def made(key: Any) -> np.ndarray:
@@ -102,8 +105,13 @@ def write_model(shape_name: str, path: Path, folder: Path, file_type: FileType =
 
     write_gguf(
         path, metadata,
-        [NewTensor(t.name, t.ggml_type, t.shape, partial(made, (t.ggml_type, tuple(t.shape)))) for t in tensors],
+        [NewTensor(t.name, t.ggml_type, t.shape, partial(made, _bytes_of(t))) for t in tensors],
     )  # fmt: skip
+
+
+def _bytes_of(tensor: NewTensor) -> Any:
+    """The same for tensors that have the same bytes in a model of `write_model`."""
+    return tensor.name if tensor.ggml_type is GGMLType.F32 else (tensor.ggml_type, tuple(tensor.shape))
 
 
 class Running(NamedTuple):
