@@ -187,7 +187,8 @@ def test_a_path_stands_for_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["nonesuch.gguf", "/nonesuch/m.gguf", "./m", "nonesuch", "a/b/c", "", "x" * 5000, "a\0b"]
+    "name",
+    ["nonesuch.gguf", "/nonesuch/m.gguf", "./m", "~nobody-at-all/m", "nonesuch", "a/b/c", "", "x" * 5000, "a\0b"],
 )
 def test_a_name_that_means_nothing_is_refused(name: str) -> None:
     with pytest.raises(HubError):

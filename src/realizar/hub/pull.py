@@ -128,12 +128,14 @@ def list_models() -> tuple[ListedModel, ...]:
 
 def _local(name: str) -> Path | None:
     """The path, if the name is an existing path; None if it is a name."""
-    path = Path(name).expanduser()
     try:
+        path = Path(name).expanduser()
         if name and path.exists():
             return path
     except OSError as error:
         raise HubError(f"{name[:200]}: {error.strerror or error}") from error
+    except RuntimeError:
+        raise HubError(f"{name[:200]} does not exist: no user with this name has a home") from None
     looks_like_a_path = path.is_absolute() or name.startswith((".", "~")) or name.endswith((".gguf", ".safetensors"))
     if looks_like_a_path and ":" not in name:
         raise HubError(f"{name} does not exist")

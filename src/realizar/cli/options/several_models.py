@@ -73,8 +73,9 @@ class SeveralModelsOptions:
             return []
         try:
             entries = sorted(self.model_folder.expanduser().iterdir())
-        except OSError as error:
-            raise InvalidRequestError(f"{self.model_folder} can't be read: {error.strerror}", "model_folder") from error
+        except (OSError, RuntimeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InvalidRequestError(f"{self.model_folder} can't be read: {reason}", "model_folder") from error
         found = [
             each
             for each in entries
