@@ -1,11 +1,15 @@
-"""Lines of the log as JSON: each line of stderr is one object, whoever wrote it."""
+"""Lines of the log: as JSON each line of stderr is one object, whoever wrote it; what can't be written is lost."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 _CODE = """
 import logging, sys
@@ -48,3 +52,18 @@ def test_every_line_is_an_object() -> None:
         ("info", "ready: http://127.0.0.1:8000"),
         ("error", "realizar: port in use"),
     ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("lost", ["full disk", "closed pipe"])
+def test_lines_that_cannot_be_written_are_lost(lost: str, form: str) -> None:
+    if lost == "full disk":
+        stderr = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, stderr = os.pipe()
+        os.close(reader)
+    code = _CODE.replace('"json"', f'"{form}"') + 'print("went on")'
+    done = subprocess.run([sys.executable, "-c", code], stderr=stderr, stdout=subprocess.PIPE, check=False)
+    os.close(stderr)
+    assert (done.returncode, done.stdout) == (0, b"went on\n")

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine.process import held_serve
 from engine.process.served import (
     SHORT,
     Served,
@@ -188,6 +189,28 @@ def test_sigterm_ends_all_that_was_accepted(tiny: Path, tmp_path: Path) -> None:
         assert [(stream.finish, stream.error) for stream in streams] == [("length", None)] * 4
         assert served.wait_exit() == 0
         assert not is_alive(engine_pid)
+
+
+def test_whoever_reads_its_log_may_leave(tiny: Path, tmp_path: Path) -> None:
+    """A signal still lets open answers end."""
+    command = [sys.executable, held_serve.__file__, str(tmp_path), "serve", str(tiny), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stderr is not None
+        url = next(line for line in process.stderr if line.startswith("ready: ")).split()[1]
+        process.stderr.close()
+        (tmp_path / "steps").touch()
+        stream = Stream(url)
+        stream.wait_begun()
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not is_ready(url))
+        (tmp_path / "steps").unlink()
+        stream.join()
+        assert (stream.finish, stream.error) == ("length", None)
+        assert process.wait(HANG_S) == 0
+    finally:
+        process.kill()
+        process.wait(HANG_S)
 
 
 def test_a_second_signal_stops_at_once(tiny: Path, tmp_path: Path) -> None:

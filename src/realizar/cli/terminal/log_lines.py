@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
 
@@ -19,16 +20,44 @@ _LEVELS = (("warning: ", "warning"), ("realizar: ", "error"))
 def log_to_stderr(level: str, form: LogFormat = "text") -> None:
     """Write log lines from `level` on, one of `logging`'s names in any letters, with the time of each.
 
-    With `json`, whatever else the process writes to `sys.stderr` becomes lines of JSON too.
+    With `json`, whatever else the process writes to `sys.stderr` becomes lines of JSON too. What can't be written is
+    lost from now on: a server outlives the disk and the reader of its log.
     """
-    lines = logging.StreamHandler(sys.stderr)
+    stderr = sys.stderr = _LosingStream(sys.stderr)
+    lines = logging.StreamHandler(stderr)
     if form == "json":
         lines.setFormatter(_JsonFormatter())
-        sys.stderr = _JsonLines(sys.stderr)
+        sys.stderr = _JsonLines(stderr)
     else:
         lines.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[lines])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+class _LosingStream(io.TextIOBase):
+    """A text stream that loses what its disk has no room for, or its pipe no reader."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
 
 
 class _JsonFormatter(logging.Formatter):
@@ -43,7 +72,7 @@ class _JsonFormatter(logging.Formatter):
 class _JsonLines(io.TextIOBase):
     """A text stream whose lines become JSON. Threads may write at once: each has a line of its own until its end."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: _LosingStream) -> None:
         self._stream, self._own = stream, threading.local()
 
     def write(self, text: str) -> int:
