@@ -98,3 +98,33 @@ def test_random_conversations(on_host: int, drafts: int, steps_in_flight: int) -
     assert counts.prefix_cache_hits > counts.prefix_cache_queries / 4
     assert not drafts or counts.accepted_tokens > 100
     assert backend.rows == {}
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+@pytest.mark.parametrize("on_host", [0, 6])
+def test_clearing_in_the_midst_changes_no_answer(
+    on_host: int, steps_in_flight: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows read, decode, start from snapshots and leave some while the cache forgets what it holds."""
+    backend = ScriptedBackend(
+        (None, 7), num_blocks=[100, 60], max_rows=5, max_step_tokens=24, num_ids=4,
+        num_snapshots=2 if on_host else 12, num_host_snapshots=on_host,
+    )  # fmt: skip
+    core = make_core(backend, drafts=3, steps_in_flight=steps_in_flight)
+    chat, step, cleared = Chat(steps_in_flight, core), core.step, [0]
+
+    def step_and_clear() -> list[TokenOutput]:
+        if chat.rng.random() < 0.03:
+            core.clear_cache()
+            core.audit()
+            assert core.snapshot_counts.kept == core.snapshot_counts.host_kept == 0
+            cleared[0] += 1
+        return step()
+
+    monkeypatch.setattr(core, "step", step_and_clear)
+    chat.run(120)
+    check_all(chat, backend, 120)
+    assert cleared[0] > 5
+    assert core.snapshot_counts.restored > 10
+    assert core.counts.prefix_cache_hits > 0
+    assert not on_host or core.snapshot_counts.fetched > 0
