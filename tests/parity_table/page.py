@@ -14,6 +14,7 @@ FIGURES = Path(__file__).parents[1] / "data" / "parity.json"
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 DEVICES = ("cpu", "cuda")
 DIFFERENCES = {
+    "arcee-biases-tied": "it knows no biases after attention and in the feed-forward",
     "exaone4": "it knows windows by the number of layers of the published model",
     "exaone4-without-windows": "it expects heads that are together as wide as the hidden size",
     "gpt-oss": "it rounds the ends of YaRN's ramp, and reads no betas; transformers told so agrees: 6.0e-07, 2.5e-06",
