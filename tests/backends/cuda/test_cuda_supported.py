@@ -11,6 +11,7 @@ pytest.importorskip("transformers", reason="rows are made by transformers")
 
 from architectures import CASES, build_case
 from models.mixture_architectures import MIXTURES
+from random_models import Recipe, random_model
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import UnsupportedModelError
@@ -28,4 +29,13 @@ def test_rows_that_are_not_run_are_refused(name: str, tmp_path: Path) -> None:
         SUPPORTED.check(spec)
         return
     with pytest.raises(UnsupportedModelError, match="the CUDA backend"):
+        SUPPORTED.check(spec)
+
+
+def test_experts_without_a_gate_are_refused() -> None:
+    """No architecture that loads has such ones; a dense feed-forward without a gate is run."""
+    dense, _ = random_model(Recipe(parts=("ungated",), activation="relu_squared"))
+    SUPPORTED.check(dense)
+    spec, _ = random_model(Recipe(experts=4, windows=(None,), parts=("ungated_experts",), activation="relu_squared"))
+    with pytest.raises(UnsupportedModelError, match="layer 0 has experts without a gate, which the CUDA backend does"):
         SUPPORTED.check(spec)
