@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar
-from realizar.structured.json_masks import JsonMasks, json_masks
+from realizar.structured.json_masks import JsonMasks
 from realizar.structured.json_places import JsonPlaces, Place
+from realizar.structured.json_steps import JsonState, JsonSteps, TokenUnits, json_steps
 from realizar.structured.string_masks import StringMasks
 from structured.grammar_followers import FACTORY
 from structured.grammar_walks import BUDGET, TOKENS, allowed_ids
@@ -95,7 +97,13 @@ def test_masks_are_those_of_rows_by_themselves(name: str) -> None:
     ids=str,
 )
 def test_other_schemas_have_no_places(schema: dict[str, Any]) -> None:
-    assert json_masks(json.dumps(schema), TOKENS) is None
+    assert json_steps(json.dumps(schema), TokenUnits(TOKENS)) is None
+
+
+def steps_of(schema: dict[str, Any], tokens: Sequence[bytes] = TOKENS) -> JsonSteps:
+    steps = json_steps(json.dumps(schema), TokenUnits(tokens))
+    assert steps is not None
+    return steps
 
 
 def place(schema: dict[str, Any], text: str) -> Place | None:
@@ -160,10 +168,9 @@ def test_a_text_that_is_not_the_schemas_has_no_place(text: str) -> None:
 
 def test_masks_used_longest_ago_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("realizar.structured.state_masks._MOST_BYTES", 5 * 4)
-    shared = json_masks(json.dumps(PERSON), TOKENS)
-    assert shared is not None
+    shared = JsonMasks(steps_of(PERSON))
     ids = [TOKENS.index(bytes((byte,)), 2) for byte in b'{"name": "aaaaaaaa']
-    states: list[int | None] = [shared.start]
+    states: list[JsonState | None] = [shared.start]
     for token_id in ids:
         states.append(shared.after(states[-1], token_id))
     states = states[-8:]
@@ -212,9 +219,8 @@ def test_a_schema_without_room_gets_no_masks_of_strings(monkeypatch: pytest.Monk
 
 
 def test_masks_within_escaped_strings_are_not_shared() -> None:
-    shared = json_masks(json.dumps(PERSON), TOKENS)
-    assert shared is not None
-    state: int | None = shared.start
+    shared = JsonMasks(steps_of(PERSON))
+    state: JsonState | None = shared.start
     for byte in b'{"name": "a\\n':
         state = shared.after(state, TOKENS.index(bytes((byte,)), 2))
     shared.keep(state, np.ones(1, np.uint32))
@@ -224,11 +230,72 @@ def test_masks_within_escaped_strings_are_not_shared() -> None:
 
 
 def test_too_many_places_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realizar.structured.json_masks._MOST_PLACES", 3)
-    shared = json_masks(json.dumps(PERSON), TOKENS)
-    assert shared is not None
-    state: int | None = shared.start
+    monkeypatch.setattr("realizar.structured.json_steps._MOST_PLACES", 3)
+    shared = JsonMasks(steps_of(PERSON))
+    state: JsonState | None = shared.start
     for byte in b'{"name':
         state = shared.after(state, TOKENS.index(bytes((byte,)), 2))
     assert state is None
-    assert shared.after(shared.start, TOKENS.index(b"{", 2)) == 1
+    assert shared.after(shared.start, TOKENS.index(b"{", 2)) is not None
+
+
+SHORT_TOKENS = [
+    *(bytes((byte,)) for byte in range(256)),
+    b"  ",
+    b"    ",
+    b"\n  ",
+    b'",\n   "',
+    b'": ',
+    b"abc",
+    b"",
+    b"  , ",
+]
+SHORT_TOKENS += [
+    "日本".encode(),
+    "é😀".encode(),
+    "é".encode() + b"\xf0",
+    b"\x9f\x98\x80b",
+    b'a\\"',
+    b'": "',
+    b"12",
+    b'"}',
+]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_steps_lead_where_texts_do(name: str) -> None:
+    """Token by token, as the schema's places are found for the whole text."""
+    rng = np.random.default_rng(7)
+    places, steps = JsonPlaces(SHARED[name]), steps_of(SHARED[name], SHORT_TOKENS)
+    number = {part: index for index, part in enumerate(SHORT_TOKENS)}
+    num_followed = 0
+    values = [(value, indent) for value in VALUES[name] for indent in (None, 4)]
+    for text in (json.dumps(value, ensure_ascii=False, indent=indent) for value, indent in values):
+        for _ in range(20):
+            state: JsonState | None = steps.start
+            done, rest = b"", text.encode()
+            while rest and state is not None:
+                fitting = [each for each in number if each and rest.startswith(each)]
+                part = fitting[int(rng.integers(len(fitting)))]
+                state, done, rest = steps.after(state, number[part]), done + part, rest[len(part) :]
+                assert (None if state is None else state.place) == places.after(places.start, done), done
+                num_followed += state is not None
+    assert num_followed > 200
+    assert steps.after(steps.start, number[b""]) is None
+    assert steps.after(steps.start, len(SHORT_TOKENS)) is None
+
+
+VALUES: dict[str, list[Any]] = {
+    "person": [{"name": 'aé😀b "c" d', "age": 120}, {"name": "abc\\日本語", "age": 7}],
+    "optional": [{"a": "x", "b": "日本 y", "cafe": True, "üb": None}, {"b": ""}],
+    "lengths": [{"a": "abcdefg é", "b": "abc abc  abc    abc"}],
+    "nested": [{"one": {"name": "abc", "age": 1}, "two": {}, "three": {"x": {"name": "é", "age": 999}}}],
+    "list": [[{"name": "abc", "age": 1}, {"name": "日本", "age": 99}]],
+    "lists": [{"a": [["a", "abcé"], [], ["日本    x"]]}],
+    "enum": [{"a": "b c", "b": "name"}, {"a": None, "b": "name"}],
+    "number": [{"a": -1.5e12, "b": 123}, {"a": 0, "b": -7}],
+    "other values": [
+        {"open": {"x": "abc", "é": "d"}, "either": [1, 12], "pattern": "abc", "tuple": ["日本"], "last": "é  "}
+    ],
+    "text": ["abc é日本"],
+}

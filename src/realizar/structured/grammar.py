@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
@@ -16,7 +17,8 @@ from realizar.errors import RealizarError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_text import grammar_text
 from realizar.structured.grammar_tokens import GrammarTokens
-from realizar.structured.json_masks import json_masks
+from realizar.structured.json_masks import JsonMasks
+from realizar.structured.json_steps import TokenUnits, json_steps
 from realizar.structured.kind_names import refusal
 from realizar.structured.regex_masks import regex_masks
 from realizar.structured.state_masks import StateMasks
@@ -24,6 +26,7 @@ from realizar.structured.token_columns import TokenColumns
 from realizar.structured.vocabulary import GrammarVocabulary
 
 _LOG = logging.getLogger(__name__)
+_LETTER = b"a"
 
 # llguidance's bounds of time and memory: a grammar compiles within a second, and a mask takes tens of milliseconds.
 _LIMITS = LLParserLimits(max_lexer_states=100_000, step_max_items=50_000, step_lexer_fuel=200_000, verbose_errors=False)
@@ -37,9 +40,9 @@ class GrammarMatcher:
         state: see `StateMasks`; None where it is not known.
     """
 
-    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: StateMasks | None = None) -> None:
+    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: StateMasks[Any] | None = None) -> None:
         self._matcher, self._end_ids, self._shared = matcher, end_ids, shared
-        self.state = None if shared is None else shared.start
+        self.state: Any = None if shared is None else shared.start
         self._ended = False
         self.error: str | None = None
 
@@ -108,7 +111,7 @@ class Grammar:
         shared: masks by state; None where states can't be told.
     """
 
-    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: StateMasks | None = None) -> None:
+    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: StateMasks[Any] | None = None) -> None:
         self._matcher, self._end_ids, self.shared = matcher, end_ids, shared
 
     def start(self, output: Sequence[int] = ()) -> GrammarMatcher:
@@ -125,6 +128,7 @@ class GrammarFactory:
         num_words: of a mask.
         end_ids: ids that end an output. end_mask: uint32 [words], these alone.
         token_columns: the bytes of all ids.
+        letter_id: id of a letter that is allowed in all strings which are counted, or None.
     """
 
     def __init__(self, tokens: GrammarTokens) -> None:
@@ -132,6 +136,8 @@ class GrammarFactory:
         self._vocabulary = GrammarVocabulary(tokens)
         self.num_words = tokens.num_words
         self.token_columns = TokenColumns(self._vocabulary.tokens)
+        self._units = TokenUnits(self._vocabulary.tokens)
+        self.letter_id = self._vocabulary.tokens.index(_LETTER) if _LETTER in self._vocabulary.tokens else None
         self.end_mask = np.zeros(self.num_words, np.uint32)
         for index in self.end_ids:
             self.end_mask[index // 32] |= np.uint32(1 << (index % 32))
@@ -171,11 +177,14 @@ class GrammarFactory:
             raise refusal(structured, _reason(first.error or "nothing satisfies it"))
         return Grammar(matcher, self.end_ids, self._shared_masks(structured))
 
-    def _shared_masks(self, structured: StructuredOutput) -> StateMasks | None:
+    def _shared_masks(self, structured: StructuredOutput) -> StateMasks[Any] | None:
         """The masks that rows of the grammar share; None where states can't be told apart."""
         if structured.kind == "regex":
             return regex_masks(structured.value, self._vocabulary.tokens)
-        return json_masks(structured.value, self._vocabulary.tokens) if structured.kind == "json_schema" else None
+        if structured.kind != "json_schema":
+            return None
+        steps = json_steps(structured.value, self._units)
+        return None if steps is None else JsonMasks(steps)
 
     def masks(self, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[NDArray[np.uint32]]:
         """Compute the allowed ids of rows and of their drafts: uint32 [drafts + 1, words] for each row. See `fill`."""

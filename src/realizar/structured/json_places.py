@@ -85,17 +85,22 @@ class JsonPlaces:
                 found, at = self._step(found, text[at]), at + 1
             elif found.mode == _STRING:
                 counted = self._counted(self._value_node(found.frames), found.length + len(run[0]))
-                found, at = found._replace(length=counted), run.end()
+                found, at = Place(found.frames, _STRING, length=counted), run.end()
             else:
-                found, at = found._replace(seen=found.seen + run[0]), run.end()
+                found, at = Place(found.frames, found.mode, found.seen + run[0]), run.end()
         return found
 
     def most_characters(self, place: Place) -> int:
         """Characters at the most of the string that is being written; -1 if none is, or if it has no bound."""
-        if place.mode != _STRING or place.inside or place.seen:
+        if not self.counts_characters(place):
             return -1
         node = self._value_node(place.frames)
         return -1 if node is None else node.most
+
+    @staticmethod
+    def counts_characters(place: Place) -> bool:
+        """True between two characters of a string that are counted."""
+        return place.mode == _STRING and not place.inside and not place.seen
 
     def _read(self, schema: object) -> _Node:
         number = len(self._nodes)

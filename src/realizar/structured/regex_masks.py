@@ -11,7 +11,7 @@ from realizar.structured.state_masks import StateMasks
 _MOST_STEPS = 50_000  # from a state with a token to the next state
 
 
-class RegexMasks(StateMasks):
+class RegexMasks(StateMasks[int]):
     """Masks by state, for all rows of the expression.
 
     Attributes:

@@ -3,44 +3,48 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+State = TypeVar("State", bound=Hashable)
+
 _MOST_BYTES = 32 << 20  # of masks; those used longest ago are dropped first
 
 
-class StateMasks:
-    """Masks by state. Rows in equal states have the same masks. A class for each kind of grammar numbers its states.
+class StateMasks(Generic[State]):
+    """Masks by state. Rows in equal states have the same masks. A class for each kind of grammar has its own states.
 
     Attributes:
         start: the state of a row without output.
     """
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: State) -> None:
         self.start = start
-        self._masks: OrderedDict[int, NDArray[np.uint32]] = OrderedDict()
+        self._masks: OrderedDict[State, NDArray[np.uint32]] = OrderedDict()
 
     def has_room(self, size_bytes: int) -> bool:
         """True if a mask of that size can be kept without another being dropped."""
         return (len(self._masks) + 1) * size_bytes <= _MOST_BYTES
 
-    def after(self, state: int | None, token_id: int) -> int | None:
+    def after(self, state: State | None, token_id: int) -> State | None:
         """The state after one more token, which the grammar allows; None if it is not known."""
         raise NotImplementedError
 
-    def can_keep(self, state: int) -> bool:
+    def can_keep(self, state: State) -> bool:
         """False for a state in which rows may have different masks."""
         return True
 
-    def find(self, state: int | None) -> NDArray[np.uint32] | None:
+    def find(self, state: State | None) -> NDArray[np.uint32] | None:
         """The mask of a state, uint32 [words]; None if it has not been computed yet."""
         if state is None or state not in self._masks:
             return None
         self._masks.move_to_end(state)
         return self._masks[state]
 
-    def keep(self, state: int | None, mask: NDArray[np.uint32]) -> None:
+    def keep(self, state: State | None, mask: NDArray[np.uint32]) -> None:
         """Keep a state's mask for other rows."""
         if state is not None and self.can_keep(state):
             self._masks[state] = mask.copy()

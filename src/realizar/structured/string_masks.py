@@ -15,7 +15,6 @@ from realizar.structured.json_masks import JsonMasks
 from realizar.structured.json_places import Frames
 
 _LONGEST = 128  # characters of a string whose masks are computed
-_LETTER = b"a"  # allowed in all strings that are counted
 
 
 class StringMasks:
@@ -23,7 +22,7 @@ class StringMasks:
 
     def __init__(self, factory: GrammarFactory, shared: JsonMasks) -> None:
         self._factory, self._shared = factory, shared
-        self._letter = shared.token_bytes.index(_LETTER) if _LETTER in shared.token_bytes else None
+        self._letter = factory.letter_id
         self._begun: dict[Frames, int] = {}  # the shortest length from which a string was begun
         self._open: deque[GrammarMatcher] = deque()
         self._mask = np.empty((1, factory.num_words), np.uint32)
@@ -32,8 +31,8 @@ class StringMasks:
         """A row is here: if it is within a string, the masks of greater lengths will be computed."""
         if matcher.state is None or self._letter is None:
             return
-        place = self._shared.place(matcher.state)
-        most = self._shared.places.most_characters(place)
+        place = matcher.state.place
+        most = self._shared.steps.places.most_characters(place)
         if 0 <= most <= _LONGEST and place.length < self._begun.get(place.frames, most):
             self._begun[place.frames] = place.length
             self._open.append(matcher.copy())

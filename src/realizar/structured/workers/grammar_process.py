@@ -34,6 +34,7 @@ from realizar.structured.workers.mask_memory import (
     ENDED,
     GOES_ON,
     MOST_TOKENS,
+    ONLY_TOKENS,
     STUCK,
     MaskMemory,
     entries_of,
@@ -57,6 +58,7 @@ from realizar.structured.workers.messages import (
 
 _ENCODED_TEXTS = 1024
 _FEW_ANSWERS = 200  # before more is found out than is asked, which takes as long as some hundred of them
+_NOT_AWAITED_S = float("inf")  # in place of the time of an answer that no step waits for
 _NEWS_BYTES = 1 << 20  # of memory, which the engine's process is told
 
 
@@ -231,14 +233,15 @@ class GrammarProcess:
         """Answer the questions of all rows that have one; returns how many."""
         memory, started_s, num_answers = self._memory, time.perf_counter(), 0
         asking = [
-            (row.last_s, key, row)
+            (_NOT_AWAITED_S if memory.num_drafts[row.slot] == ONLY_TOKENS else row.last_s, key, row)
             for key, row in self._rows.items()
             if memory.asked[row.slot] != memory.answered[row.slot] and memory.keys[row.slot] == key
         ]
-        for _, key, row in sorted(asking, key=itemgetter(0)):  # what took long takes long again, and the others wait
+        for last_s, key, row in sorted(asking, key=itemgetter(0)):  # what took long takes long again: others wait
             before_s = time.perf_counter()
             self._answer(key, row)
-            row.last_s = time.perf_counter() - before_s
+            if last_s != _NOT_AWAITED_S:
+                row.last_s = time.perf_counter() - before_s
             num_answers += 1
         self._num_answers += num_answers
         if num_answers > 1 and time.perf_counter() - started_s >= command.slow_s:
@@ -265,7 +268,7 @@ class GrammarProcess:
             masks = np.empty((num_drafts + 1, self._factory.num_words), np.uint32)
             self._factory.fill(matcher, memory.drafts[slot, :num_drafts].tolist(), masks)
             memory.masks[slot], memory.masks_after_drafts[slot, :num_drafts] = masks[0], masks[1:]
-        else:
+        elif num_drafts != ONLY_TOKENS:
             self._write_mask(row)
         row.is_certain = memory.most_drafts > 0 and only_id(memory.masks[slot]) is not None
         state = GOES_ON

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from realizar.errors import RequestFailedError
 from realizar.outputs import ErrorCause
 from realizar.structured.workers.cells import Cells
-from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
+from realizar.structured.workers.chosen import ChosenTokens
+from realizar.structured.workers.followed import FollowedGrammar, FollowedRow, NewSteps
 from realizar.structured.workers.foreseen import ForeseenMasks
-from realizar.structured.workers.mask_memory import GOES_ON, MOST_TOKENS, STUCK, fence
+from realizar.structured.workers.mask_memory import GOES_ON, ONLY_TOKENS, STUCK, fence
 from realizar.structured.workers.messages import Slow, Stuck
 from realizar.structured.workers.questions import Questions
 from realizar.structured.workers.repair import Repair
@@ -28,6 +29,7 @@ from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError
 _LOG = logging.getLogger(__name__)
 _NAP_S, _LONGEST_NAP_S = 2e-5, 1e-3
 _LOOKS = 100  # at the clock, in the time in which a process must answer
+_MOST_BEHIND = 4  # tokens that the process of a row lacks which needs no answer of it
 
 Slots = NDArray[np.intp]
 
@@ -37,7 +39,8 @@ class StepMasks:
 
     A step's questions are a few writes to the shared memory and one ring of a bell, its answers two numbers to compare.
     What a process has found beforehand costs no question (`ForeseenMasks`): where the grammar leaves no choice it goes
-    ahead of what is chosen, and of small expressions it knows all states. A process that dies or does not answer in
+    ahead of what is chosen, and of small expressions it knows all states. Of schemas the places of rows are followed
+    here, and masks kept by them. A process that dies or does not answer in
     time is replaced on another thread, while the rows of others go on.
 
     Attributes:
@@ -47,18 +50,19 @@ class StepMasks:
         questions: puts rows before processes.
         repair: follows rows anew whose process has died, and adds processes.
         most_more: processes that grammars may have beyond one each, of all together.
+        new_steps: follows the texts of a grammar by their places; None where it has none.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, questions: Questions, repair: Repair, most_more: int, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._questions, self._repair, self._clock = questions, repair, clock
+        self, questions: Questions, repair: Repair, most_more: int, new_steps: NewSteps, *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._questions, self._repair, self._new_steps, self._clock = questions, repair, new_steps, clock
         self.memory = memory = questions.memory
         count = memory.num_slots
         self._free = list(range(count))
         self._rows: list[FollowedRow | None] = [None] * count
-        self._outputs: list[list[int]] = [[] for _ in range(count)]  # of the rows
         self.wanted = np.zeros(count, np.bool_)
         self._failed = np.zeros(count, np.bool_)  # rows with an error
         self._unasked = np.zeros(count, np.bool_)  # rows whose question is not there yet
@@ -68,8 +72,8 @@ class StepMasks:
         self._asked_s = np.zeros(count, np.float64)
         self._foreseen = ForeseenMasks(memory)
         own = (self._unasked, self._failed, self._need_care, self._stale, self._num_new)
-        columns = (memory.asked, memory.answered, memory.states, memory.tokens, *own)
-        self._cells = Cells(*(column.data for column in columns))
+        self._cells = Cells.of(memory, *(column.data for column in own))
+        self._chosen = ChosenTokens(self._cells, self._foreseen)
         self._seen = b""  # of `memory.answered`
         self._later: list[FollowedRow] = []  # rows to be asked about once their last question is answered
         self._closed: list[FollowedRow] = []  # rows that are closed, and whose slots are still in use
@@ -88,15 +92,23 @@ class StepMasks:
             raise RequestFailedError(f"{self.memory.num_slots} rows follow grammars, or did a moment ago")
         slot = heapq.heappop(self._free)
         self._rows[slot] = row = FollowedRow(slot, grammar, list(output))
-        self._outputs[slot] = row.output
+        self._chosen.outputs[slot] = row.output
         for column in (self.wanted, self._failed, self._unasked, self._stale, self._num_new):
             column[slot] = 0
         self._foreseen.forget(slot)
         self._need_care[slot], self.memory.states[slot] = True, GOES_ON
         if not output:
-            others = [each.slot for each in self._rows if each is not None and each.grammar is grammar]
-            self._foreseen.begin(slot, others)
+            self._begin(row)
         return row
+
+    def _begin(self, row: FollowedRow) -> None:
+        """A row without output may be where others have been."""
+        grammar = row.grammar
+        if (steps := grammar.begin_text(self._new_steps)) is not None:
+            self._foreseen.begin_text(row.slot, steps)
+            return
+        others = [each.slot for each in self._rows if each is not None and each.grammar is grammar]
+        self._foreseen.begin(row.slot, others)
 
     def close(self, row: FollowedRow) -> None:
         """End a row, which is placed nowhere any more. Its slot is free once nobody writes to it."""
@@ -115,20 +127,23 @@ class StepMasks:
     def ask(self, slots: Slots, drafts: Mapping[int, tuple[int, ...]]) -> None:
         """Ask for masks of rows, and of some rows' drafts, by slot; returns at once. See `are_done`."""
         self.wanted[slots] = True
-        memory, cells = self.memory, self._cells
+        cells, foreseen = self._cells, self._foreseen
         together, alone = list[int](), list[int]()
         for slot in slots.tolist():
-            if self._foreseen.is_known(slot):
-                continue
-            if cells.need_care[slot] or cells.failed[slot] or not cells.is_answered(slot) or slot in drafts:
+            if foreseen.is_known(slot):
+                if cells.num_new[slot] < _MOST_BEHIND or not foreseen.has_place(slot) or not cells.is_answered(slot):
+                    continue
+                cells.num_drafts[slot] = ONLY_TOKENS
+                (alone if cells.need_care[slot] else together).append(slot)
+            elif cells.need_care[slot] or cells.failed[slot] or not cells.is_answered(slot) or slot in drafts:
                 alone.append(slot)
-            elif not self._foreseen.write_certain(slot, cells.num_new[slot]):
+            elif not foreseen.write_certain(slot, cells.num_new[slot]):
+                cells.num_drafts[slot] = 0
                 together.append(slot)
+        for slot in together:
+            self._chosen.name(slot)
         if together:
-            those = np.array(together)
-            memory.num_tokens[those], memory.num_drafts[those] = self._num_new[those], 0
-            self._num_new[those] = 0
-            self._post(those)
+            self._post(np.array(together))
         for slot in alone:
             row = self._row(slot)
             row.drafts = drafts.get(slot, ())
@@ -137,12 +152,13 @@ class StepMasks:
 
     def are_done(self, slots: Slots) -> NDArray[np.bool_]:
         """bool [rows], rows whose masks are there, or that have an error."""
-        cells, those = self._cells, slots.tolist()
+        cells, those, is_known = self._cells, slots.tolist(), self._foreseen.is_known
         done = [cells.is_answered(slot) for slot in those]
         fence()
         for at, slot in enumerate(those):
             if done[at] and cells.states[slot] == STUCK and not cells.failed[slot]:
                 self._learn(self._row(slot))
+            done[at] = done[at] or is_known(slot)
         return np.array(done, np.bool_) | self._failed[slots]
 
     def certain_ids(self, slot: int, most: int) -> tuple[int, ...]:
@@ -158,23 +174,7 @@ class StepMasks:
         """Take in the choices of rows, int32 [rows, most choices], so many of each; earlier masks are used up."""
         self.wanted[slots] = False
         for slot, token_ids, count in zip(slots.tolist(), choices.tolist(), counts.tolist(), strict=True):
-            self._take_in(slot, token_ids[:count])
-
-    def _take_in(self, slot: int, token_ids: list[int]) -> None:
-        """Take in the choices of one row."""
-        cells = self._cells
-        self._outputs[slot] += token_ids
-        new, is_answered = cells.num_new[slot], cells.is_answered(slot)
-        is_first = is_answered and not new
-        for token_id in token_ids:
-            self._foreseen.take_in(slot, token_id, is_first=is_first)
-            is_first = False
-        if is_answered and new + len(token_ids) <= MOST_TOKENS:
-            for place, token_id in enumerate(token_ids, new):
-                cells.tokens[slot, place] = token_id
-            cells.num_new[slot] = new + len(token_ids)
-        else:
-            cells.stale[slot] = cells.need_care[slot] = True
+            self._chosen.take_in(slot, token_ids[:count])
 
     def wait(self, timeout_s: float) -> None:
         """Take in what there is; where nothing has come, wait for the first masks or news, `timeout_s` at most."""
@@ -259,10 +259,9 @@ class StepMasks:
                 row.worker = worker
                 self._fail(worker, death)
                 return
-            self._stale[slot] = False
+            self._stale[slot], self._num_new[slot] = False, 0
         else:
-            self.memory.num_tokens[slot] = self._num_new[slot]
-        self._num_new[slot] = 0
+            self._chosen.name(slot)
         self._need_care[slot] = self._unasked[slot] = False
         self._questions.name_drafts(row)
         self._post(np.array([slot]))
