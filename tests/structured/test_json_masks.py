@@ -239,6 +239,21 @@ def test_too_many_places_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> No
     assert shared.after(shared.start, TOKENS.index(b"{", 2)) is not None
 
 
+def test_places_in_long_values_hold_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("realizar.structured.json_steps._MOST_SEEN_BYTES", 1000)
+    steps = steps_of({**PERSON, "properties": {"name": {"type": "string", "pattern": "^a*$"}, "age": {}}})
+    state: JsonState | None = steps.start
+    held = num_places = 0
+    for byte in b'{"name":"' + 100 * b"a":
+        state = steps.after(state, TOKENS.index(bytes((byte,)), 2))
+        if state is None:
+            break
+        held, num_places = held + len(state.place.seen), num_places + 1
+    assert state is None
+    assert 900 < held <= 1000
+    assert 30 < num_places < 100
+
+
 SHORT_TOKENS = [
     *(bytes((byte,)) for byte in range(256)),
     b"  ",

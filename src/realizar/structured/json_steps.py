@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from realizar.structured.json_places import Frames, JsonPlaces, Place
 
 _MOST_PLACES = 10_000  # some 5 MB
+_MOST_SEEN_BYTES = 2 << 20  # of texts that places hold: a long value whose bytes all count is at many places
 _UNIT = re.compile(rb" {2,}|.", re.DOTALL)
 _SPACES = 256  # added to the length of a run, for its unit
 
@@ -93,6 +94,7 @@ class JsonSteps:
         self._states: dict[Place, JsonState] = {}
         self._runs: dict[Frames, dict[int, JsonState]] = {}
         self._frames: dict[Frames, Frames] = {}
+        self._seen_bytes = 0
         self.start = self._state(places.start)
 
     def after(self, state: JsonState, token_id: int) -> JsonState | None:
@@ -123,8 +125,10 @@ class JsonSteps:
     def _state(self, place: Place) -> JsonState:
         found = self._states.get(place)
         if found is None:
-            if len(self._states) >= _MOST_PLACES:
+            seen_bytes = self._seen_bytes + len(place.seen)
+            if len(self._states) >= _MOST_PLACES or seen_bytes > _MOST_SEEN_BYTES:
                 raise StepLostError
+            self._seen_bytes = seen_bytes
             frames = self._frames.setdefault(place.frames, place.frames)
             runs = self._runs.setdefault(frames, {}) if self.places.counts_characters(place) else None
             place = place._replace(frames=frames)
