@@ -242,7 +242,8 @@ class StepMasks:
         if not self._unasked[slot]:
             return
         if grammar.waiting is not None:
-            grammar.waiting.append(row)
+            if row not in grammar.waiting:  # it may have waited to tell what it chose, and wants masks by now
+                grammar.waiting.append(row)
             return
         if self._cells.is_in_use(slot):
             if row not in self._later:
