@@ -101,7 +101,7 @@ def test_gguf_value_without_a_meaning_here_is_refused_by_name(key: str, value: A
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("hidden_act", "relu2"),
+        ("hidden_act", "tanh"),
         ("num_local_experts", 8),
         ("clip_qkv", 8.0),
         ("is_causal", False),

@@ -70,7 +70,7 @@ def test_every_option_exists(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("serve", "plan", "bench-serve", "doctor"):
         app([command, "--help"], result_action="return_value")
         known |= set(_OPTION.findall(capsys.readouterr().out))
-    of_docker = {"--profile", "--target", "--gpus"}
+    of_docker = {"--profile", "--target", "--gpus", "--signal"}
     named = set(_OPTION.findall(_PAGE)) - {"--help"} - of_docker
     assert named - known == set()
     assert {option for _, _, option in _ROW.findall(_PAGE) if option} <= named
