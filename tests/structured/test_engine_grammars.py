@@ -71,7 +71,7 @@ def test_every_row_gets_what_it_gets_alone(steps_in_flight: int) -> None:
 def test_texts_are_the_same_where_processes_go_ahead(steps_in_flight: int, kills: bool) -> None:
     """Of tokens that the grammar forces; also if rows are preempted, or processes end meanwhile."""
     service = GrammarService(GRAMMAR_TOKENS, limits=WorkerLimits(drafts=0))
-    backend = ScriptedBackend(num_blocks=(20,), max_rows=6, context_length=80)
+    backend = ScriptedBackend(num_blocks=(18,), max_rows=6, context_length=80)
     core = make_core(backend, new_grammars=lambda: service, steps_in_flight=steps_in_flight)
 
     def disturb(step: int) -> None:
