@@ -233,6 +233,17 @@ class SpecBuilder:
         down = self.linear(f"{base}.down_proj", hidden, width, bias=bias)
         return FeedForward(activation, up, down, gate)
 
+    def ungated_feed_forward(
+        self, index: int, activation: Activation, *, up: str = "up_proj", down: str = "down_proj", bias: bool = False
+    ) -> FeedForward:
+        """The feed-forward of layer `index` without gate. Args: up, down: last part of the matrices' names."""
+        hidden, width, base = self.sizes.hidden_size, self.sizes.feed_forward_size, f"model.layers.{index}.mlp"
+        return FeedForward(
+            activation,
+            self.linear(f"{base}.{up}", width, hidden, bias=bias),
+            self.linear(f"{base}.{down}", hidden, width, bias=bias),
+        )
+
     def windows(self, is_windowed: Callable[[int], bool], *, default: int | None = None) -> list[int | None]:
         """The attention window of each layer in `windowed_layers`. A window as long as the context is dropped.
 

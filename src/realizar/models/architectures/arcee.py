@@ -5,7 +5,7 @@ from __future__ import annotations
 from realizar.models.dimensions import read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import FeedForward, Layer, ModelSpec
+from realizar.models.spec import Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
 
@@ -20,20 +20,14 @@ def build(hparams: HyperParameters) -> ModelSpec:
     qkv_bias = builder.bias("attention_bias", "self_attn.q_proj")
     output_bias = builder.bias("attention_bias", "self_attn.o_proj")
     mlp_bias = builder.bias("mlp_bias", "mlp.down_proj")
+    activation = builder.activation(default="relu_squared")
     layers = [
         Layer(
             mixer=builder.attention(index, rope=rope, scale=scale, qkv_bias=qkv_bias, output_bias=output_bias),
-            feed_forward=_feed_forward(builder, index, mlp_bias),
+            feed_forward=builder.ungated_feed_forward(index, activation, bias=mlp_bias),
             input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
             pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
         )
         for index in range(sizes.num_layers)
     ]
     return builder.spec(layers, tied_by_default=False)
-
-
-def _feed_forward(builder: SpecBuilder, index: int, bias: bool) -> FeedForward:
-    hidden, width, base = builder.sizes.hidden_size, builder.sizes.feed_forward_size, f"model.layers.{index}.mlp"
-    up = builder.linear(f"{base}.up_proj", width, hidden, bias=bias)
-    down = builder.linear(f"{base}.down_proj", hidden, width, bias=bias)
-    return FeedForward(builder.activation(default="relu_squared"), up, down)
