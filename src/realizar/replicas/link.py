@@ -51,7 +51,7 @@ class ReplicaLink:
     An engine that can't load before all were ready once ends the link. After that the link lives as long as engines
     are being started, and the API answers as long as one is ready. When an engine dies, its requests of which something
     came end with an error. The others go to another replica, once: a request whose second engine dies may be the cause.
-    So none ends more than two engines before its client knows of it, who keeps an eye on its content (`Suspects`).
+    So no request ends more than two engines, and its content is watched from then on (`Suspects`).
 
     Args:
         new_links: make links to engines that are not started yet, one for each replica.

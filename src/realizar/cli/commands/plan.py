@@ -67,7 +67,8 @@ def plan_command(
         planned = replicas_here(checkpoint, config, replicas, memory)
         beside = replica_lines(checkpoint, planned, context_given=config.context_length is not None)
         more = {"replicas": list(map(replica_facts, planned))}
-        config, memory = least_of(planned).config, least_of(planned).memory_bytes
+        least = least_of(planned)
+        config, memory = least.config, least.memory_bytes
     spec, resolved = resolve_model(checkpoint, config, chosen, memory)
     plan = plan_memory(spec, checkpoint, resolved, memory)
     speed = known_speed(checkpoint.path, resolved) if plan.num_host_snapshots else None

@@ -60,7 +60,7 @@ class ForeseenMasks:
         """
         if (steps := self._steps[slot]) is not None and (state := self._states[slot]) is not None:
             if is_first:
-                self.keep(slot)
+                self._keep(slot)
             self._leave(slot)
             self._go_to(slot, steps.after(state, token_id))
         elif self._num_states:
@@ -78,7 +78,7 @@ class ForeseenMasks:
         else:
             self._leave(slot)
 
-    def keep(self, slot: int) -> None:
+    def _keep(self, slot: int) -> None:
         """Keep the mask in a row's slot for other rows at its place, unless it is known."""
         state = self._states[slot]
         if state is not None and not self.is_known(slot):
@@ -98,7 +98,7 @@ class ForeseenMasks:
         mask = self._memory.masks[slot]
         mask[:] = 0  # the mask before may have been a kept one
         mask[following >> 5] = 1 << (following & 31)
-        self.keep(slot)
+        self._keep(slot)
         return True
 
     def certain_ids(self, slot: int, num_new: int, most: int) -> tuple[int, ...]:

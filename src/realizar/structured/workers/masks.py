@@ -38,10 +38,10 @@ class StepMasks:
     """The rows that follow grammars, and what is asked of each, in columns by slot. Not thread-safe.
 
     A step's questions are a few writes to the shared memory and one ring of a bell, its answers two numbers to compare.
-    What a process has found beforehand costs no question (`ForeseenMasks`): where the grammar leaves no choice it goes
-    ahead of what is chosen, and of small expressions it knows all states. Of schemas the places of rows are followed
-    here, and masks kept by them. A process that dies or does not answer in
-    time is replaced on another thread, while the rows of others go on.
+    What is known beforehand costs no question (`ForeseenMasks`): where the grammar leaves no choice its process goes
+    ahead of what is chosen, and of small expressions the process knows all states; rows of a schema are followed here
+    by their places, whose masks are kept. A process that dies or does not answer in time is replaced on another thread,
+    while the rows of others go on.
 
     Attributes:
         wanted: bool [slots], masks of the row's next choice are asked for.
