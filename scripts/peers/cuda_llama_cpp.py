@@ -3,7 +3,7 @@
 Our figures are those of `cuda_bench.py`; its own are those of its programs on a file of the same shape and types:
 `llama-batched-bench` with random tokens after prompts of as many tokens, and `llama-bench` for the prompt. Prints the
 ratios of the medians. The build needs cmake, a C++ compiler and CUDA's; it takes minutes, lies in `build-cuda` of the
-sources, and is gone on with where it stopped.
+sources, and is gone on with where it stopped. Programs that were built elsewhere are named by `--programs`.
 
     python scripts/peers/cuda_llama_cpp.py --source LLAMA_CPP --build-only
     python scripts/peers/cuda_llama_cpp.py --source LLAMA_CPP --shape gemma4-26b-a4b --batches 1,64 --prefill 2048
@@ -115,7 +115,9 @@ def show(rounds: Sequence[tuple[dict[str, float], dict[str, float]]]) -> None:
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", type=Path, required=True, help="llama.cpp's sources")
+    peer = parser.add_mutually_exclusive_group(required=True)
+    peer.add_argument("--source", type=Path, help="llama.cpp's sources")
+    peer.add_argument("--programs", type=Path, help="folder of llama.cpp's programs, built before")
     parser.add_argument("--capability", default="90", help="of the card: 90 is an H200's")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers beside each other")
     parser.add_argument("--build-only", action="store_true")
@@ -128,7 +130,8 @@ def parsed() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parsed()
-    programs = build(arguments.source.resolve(), arguments.capability, arguments.jobs)
+    built = arguments.programs
+    programs = built.resolve() if built else build(arguments.source.resolve(), arguments.capability, arguments.jobs)
     if arguments.build_only:
         return 0
     batches = [int(text) for text in arguments.batches.split(",") if text]
