@@ -69,8 +69,8 @@ class EngineConfig:
         kv_cache_bytes: memory for the KV cache; None has room for max_running requests of typical_request_tokens, and
             for 1 to 4 of the whole context, bounded by a share of free memory. On a GPU, None takes the free memory.
         host_snapshot_bytes: memory of the host for snapshots of states that have no room on the device, of a model
-            whose layers have states. It is pinned for a GPU when the model is loaded; on the CPU it is memory of the
-            same kind with a bound of its own.
+            whose layers have states. It is pinned for a GPU in pieces, as snapshots first need them; on the CPU it is
+            memory of the same kind with a bound of its own.
         typical_request_tokens: expected prompt and output tokens of a request; longer and shorter ones run too.
         expert_used_count: experts that a token goes through in each mixture, which changes answers; None takes the
             model's.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +15,7 @@ from realizar.backends.cuda.recurrences import host_snapshots  # noqa: E402
 from realizar.backends.cuda.recurrences.host_snapshots import HostSnapshots  # noqa: E402
 from realizar.backends.cuda.recurrences.memory import StateMemory  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
-from realizar.errors import CapacityError  # noqa: E402
+from realizar.errors import CapacityError, KernelError  # noqa: E402
 from realizar.state_moves import StateMoves  # noqa: E402
 from resolving import resolved  # noqa: E402
 
@@ -57,10 +58,17 @@ class Case:
 
 
 @pytest.fixture(params=DEVICES)
-def case(request: pytest.FixtureRequest) -> Iterator[Case]:
-    if request.param == "cuda" and not torch.cuda.is_available():
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[32 << 20, 1], ids=["one-piece", "pieces"])
+def case(device: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
+    """The snapshots lie in one piece of the host's memory, or each in one of its own."""
+    monkeypatch.setattr(host_snapshots, "_PIECE_BYTES", request.param)
+    if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    made = Case(request.param)
+    made = Case(device)
     yield made
     made.memory.close()
 
@@ -130,11 +138,16 @@ class Pins:
     """A driver that knows what is pinned."""
 
     pinned: dict[int, int]
+    most: int
 
     def __init__(self, device: torch.device) -> None:
         assert device.type == "cuda"
 
     def pin(self, address: int, size_bytes: int) -> None:
+        if len(self.pinned) >= self.most:
+            raise KernelError("pinning memory of the host: out of memory")
+        assert address % 4096 == size_bytes % 4096 == 0
+        assert all(address >= other + size or other >= address + size_bytes for other, size in self.pinned.items())
         self.pinned[address] = size_bytes
 
     def synchronize(self) -> None:
@@ -145,18 +158,47 @@ class Pins:
         del self.pinned[address]
 
 
-@pytest.mark.parametrize("closes", [True, False])
-def test_what_is_pinned_is_given_back_by_a_load_that_fails_too(closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """What the driver has pinned: bytes by address."""
     pinned: dict[int, int] = {}
     monkeypatch.setattr(Pins, "pinned", pinned, raising=False)
+    monkeypatch.setattr(Pins, "most", 2, raising=False)
     monkeypatch.setattr(host_snapshots, "CUDADriver", Pins)
     monkeypatch.setattr(torch.cuda, "Stream", lambda _device: None)
+    return pinned
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_what_is_pinned_is_given_back_by_a_load_that_fails_too(closes: bool, pinned: dict[int, int]) -> None:
     made = HostSnapshots([OnGPU()], 2, 3)  # type: ignore[list-item]
-    assert list(pinned.values()) == [1200]
+    made.begin(StateMoves(stored=((0, 2),)))
+    assert list(pinned.values()) == [4096]
     if closes:
         made.close()
         made.close()
         assert not pinned
     del made
     gc.collect()
+    assert not pinned
+
+
+def test_memory_is_pinned_as_snapshots_need_it(
+    pinned: dict[int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two snapshots a piece. What the driver pins no more is used all the same, which is said once."""
+    monkeypatch.setattr(host_snapshots, "_PIECE_BYTES", 1000)
+    made = HostSnapshots([OnGPU()], 2, 8)  # type: ignore[list-item]
+    assert made.size_bytes == 3200
+    sizes = []
+    with caplog.at_level(logging.WARNING):
+        for host_snapshot in (1, 0, 5, 4, 2, 7, 3):
+            made.begin(StateMoves(stored=((0, host_snapshot),)))
+            made.begin(StateMoves(fetched=((0, host_snapshot),)))
+            sizes.append(len(pinned))
+    assert sizes == [1, 1, 2, 2, 2, 2, 2]
+    assert [each.getMessage() for each in caplog.records] == [
+        "snapshots of states beyond 8.2 kB are moved slowly: pinning memory of the host: out of memory"
+    ]
+    made.close()
     assert not pinned

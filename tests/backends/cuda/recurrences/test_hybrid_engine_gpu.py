@@ -22,6 +22,7 @@ from engine.core.late_service import LateService  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.base import Capacity  # noqa: E402
 from realizar.backends.cuda.device import open_device  # noqa: E402
+from realizar.backends.cuda.recurrences import host_snapshots  # noqa: E402
 from realizar.backends.cuda.recurrences.memory import slot_bytes  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.backends.cuda.step import CUDAStep  # noqa: E402
@@ -135,8 +136,12 @@ def test_conversations_have_the_bits_of_fresh_ones(name: str, drafts: int, steps
 
 @pytest.mark.parametrize("name", ["convolutions", "delta-nets"])
 @pytest.mark.parametrize(("drafts", "steps_in_flight"), [(0, 2), (3, 1)])
-def test_conversations_with_snapshots_in_the_hosts_memory(name: str, drafts: int, steps_in_flight: int) -> None:
-    """They leave the device while steps compute, and are fetched before others."""
+@pytest.mark.parametrize("requests", [60, pytest.param(200, marks=pytest.mark.full)])
+def test_conversations_with_snapshots_in_the_hosts_memory(
+    name: str, drafts: int, steps_in_flight: int, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They leave the device while steps compute, and are fetched before others. Each is pinned when it first comes."""
+    monkeypatch.setattr(host_snapshots, "_PIECE_BYTES", 1)
     recipe, options = RECIPES[name], {"context_length": 640, "speculative_tokens": drafts}
     spec, checkpoint = random_model(recipe)
     settled = resolved(spec, checkpoint, EngineConfig(max_running=5, max_step_tokens=96, **options), "cuda")
@@ -147,7 +152,7 @@ def test_conversations_with_snapshots_in_the_hosts_memory(name: str, drafts: int
     fresh = make_core(recipe, max_running=1, prefix_cache=False, **options)
     try:
         chat = Chat(21 + drafts, core, scale=4, few_ids=drafts > 0)
-        chat.run(60)
+        chat.run(requests)
         for request, choices in chat.ended:
             alone: list[list[TokenOutput]] = [[] for _ in choices]
             fresh.add(request)

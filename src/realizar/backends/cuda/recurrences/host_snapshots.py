@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import time
 import weakref
@@ -17,14 +18,19 @@ from realizar.errors import CapacityError, KernelError
 from realizar.sizes import format_bytes
 from realizar.state_moves import StateMoves
 
+_LOG = logging.getLogger(__name__)
 _FETCHES = 5  # to know how long one takes
+_PIECE_BYTES = 32 << 20  # pinned at once, while a step waits; or one snapshot where that is more
+_PAGE_BYTES = 4096
 
 
 class HostSnapshots:
     """Copies of slots of the device's states. On a GPU they go over a stream of their own.
 
     A step waits for the snapshots that its rows start from, and for no others before it ends: what leaves the device
-    does so while the step computes. The memory is given back by `close`, or with this object after a load that failed.
+    does so while the step computes. Addresses are reserved; a piece of the memory is taken and pinned when a snapshot
+    is first in it, and the first piece at once. The memory is given back by `close`, or with this object after a load
+    that failed.
 
     Args:
         tensors: of all layers, on one device; the first dimension of each is the slot.
@@ -32,29 +38,30 @@ class HostSnapshots:
         count: snapshots on the host, at least one.
 
     Raises:
-        CapacityError: the host has no memory for them. KernelError: the driver pins no more.
+        CapacityError: the host has no memory for them. KernelError: the driver pins none.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], rows: int, count: int) -> None:
         self._tensors, self._rows, device = tensors, rows, tensors[0].device
-        sizes = [tensor[0].numel() for tensor in tensors]
-        self._size_bytes = 4 * sum(sizes) * count
-        self._map = _reserve(self._size_bytes)
-        memory = torch.frombuffer(self._map, dtype=torch.float32, count=sum(sizes) * count).view(count, sum(sizes))
-        self._parts = [  # of each snapshot, by tensor
-            [part.view(tensor.shape[1:]) for part, tensor in zip(each.split(sizes), tensors, strict=True)]
-            for each in memory
-        ]
+        self._sizes = [tensor[0].numel() for tensor in tensors]
+        snapshot_bytes = 4 * sum(self._sizes)
+        self._size_bytes = snapshot_bytes * count
+        self._per_piece = min(max(_PIECE_BYTES // snapshot_bytes, 1), count)
+        # A copy must lie within what was pinned at once, and no page may be pinned twice.
+        self._piece_bytes = -(-self._per_piece * snapshot_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        self._map = _reserve(self._size_bytes, -(-count // self._per_piece) * self._piece_bytes)
+        self._memory = torch.frombuffer(self._map, dtype=torch.float32)
+        self._pinned: dict[int, int] = {}  # addresses by piece
         self._driver: SleepDriver | None = None
-        self._address = memory.data_ptr()
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             driver = CUDADriver(device)
-            driver.pin(self._address, self._size_bytes)
-            self._driver, self._stream = driver, torch.cuda.Stream(device)
-            self._unpins = weakref.finalize(self, _unpin_unless_lost, driver, self._address, self._map)
+            self._unpins = weakref.finalize(self, _unpin_unless_lost, driver, self._pinned, self._map)
             self._unpins.atexit = False  # the driver may have ended by then
-        self._busy = False
+            self._driver = driver
+            self._pin(0)
+            self._stream = torch.cuda.Stream(device)
+        self._busy, self._pins_more = False, True
 
     @property
     def size_bytes(self) -> int:
@@ -98,7 +105,7 @@ class HostSnapshots:
         driver, self._driver = self._driver, None
         if driver is not None:
             self._unpins.detach()
-            _unpin(driver, self._address)
+            _unpin(driver, self._pinned)
 
     def _start(self, moves: StateMoves) -> torch.cuda.Event | None:
         """Start all copies; an event after those that rows start from."""
@@ -108,7 +115,8 @@ class HostSnapshots:
         if moves.fetched and self._stream is not None:
             fetched = self._stream.record_event()
         for snapshot, host_snapshot in moves.stored:
-            for tensor, part in zip(self._tensors, self._parts[host_snapshot], strict=True):
+            self._take(host_snapshot // self._per_piece)
+            for tensor, part in zip(self._tensors, self._parts(host_snapshot), strict=True):
                 part.copy_(tensor[self._rows + snapshot], non_blocking=True)
         came_from = dict(moves.fetched)
         for row, snapshot in moves.kept:
@@ -116,27 +124,56 @@ class HostSnapshots:
         return fetched
 
     def _to_device(self, host_snapshot: int, slot: int) -> None:
-        for tensor, part in zip(self._tensors, self._parts[host_snapshot], strict=True):
+        for tensor, part in zip(self._tensors, self._parts(host_snapshot), strict=True):
             tensor[slot].copy_(part, non_blocking=True)
+
+    def _parts(self, host_snapshot: int) -> list[torch.Tensor]:
+        """A snapshot's memory, by tensor."""
+        piece, place = divmod(host_snapshot, self._per_piece)
+        start, floats = piece * self._piece_bytes // 4 + place * sum(self._sizes), sum(self._sizes)
+        split = self._memory[start : start + floats].split(self._sizes)
+        return [part.view(tensor.shape[1:]) for part, tensor in zip(split, self._tensors, strict=True)]
+
+    def _take(self, piece: int) -> None:
+        """Have a piece pinned that is to be written. One that the driver does not pin is copied to all the same, but
+        the host waits for such a copy.
+        """
+        if self._driver is None or piece in self._pinned or not self._pins_more:
+            return
+        try:
+            self._pin(piece)
+        except KernelError as error:
+            self._pins_more = False
+            pinned = format_bytes(len(self._pinned) * self._piece_bytes)
+            _LOG.warning("snapshots of states beyond %s are moved slowly: %s", pinned, error)
+
+    def _pin(self, piece: int) -> None:
+        assert self._driver is not None
+        address = self._memory.data_ptr() + piece * self._piece_bytes
+        self._driver.pin(address, self._piece_bytes)
+        self._pinned[piece] = address
 
     def _synchronize(self) -> None:
         if self._stream is not None:
             torch.cuda.synchronize(self._stream.device)
 
 
-def _unpin(driver: SleepDriver, address: int) -> None:
+def _unpin(driver: SleepDriver, pinned: dict[int, int]) -> None:
     driver.synchronize()
-    driver.unpin(address)
+    while pinned:
+        driver.unpin(pinned.popitem()[1])
 
 
-def _unpin_unless_lost(driver: SleepDriver, address: int, _mapped: mmap.mmap) -> None:
+def _unpin_unless_lost(driver: SleepDriver, pinned: dict[int, int], _mapped: mmap.mmap) -> None:
     """Give back what nobody has closed, which is mapped until then."""
     with suppress(KernelError, RuntimeError):  # of a GPU that is lost
-        _unpin(driver, address)
+        _unpin(driver, pinned)
 
 
-def _reserve(size_bytes: int) -> mmap.mmap:
-    """Memory that the system gives when it is pinned or written: of more than there is, it would end a process then."""
+def _reserve(size_bytes: int, mapped_bytes: int) -> mmap.mmap:
+    """Addresses whose memory the system gives when it is pinned or written: of more than there is, it would end a
+    process then.
+    """
     free = free_memory_bytes()
     refused = CapacityError(
         f"the host has no {format_bytes(size_bytes)} for snapshots of states, with {format_bytes(free)} free:"
@@ -145,6 +182,6 @@ def _reserve(size_bytes: int) -> mmap.mmap:
     if size_bytes > free:
         raise refused
     try:
-        return map_pages(size_bytes)
+        return map_pages(mapped_bytes)
     except (OSError, ValueError, OverflowError) as error:
         raise refused from error
