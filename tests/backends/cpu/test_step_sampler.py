@@ -94,7 +94,7 @@ def test_the_same_as_row_by_row(seed: int, threads: int) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("seed", range(6))
 def test_decodes_are_as_any_rows(seed: int, threads: int) -> None:
-    """Steps of decodes, whose rows change, in the arrays of the step before; the same steps described row by row."""
+    """Steps of decodes, whose rows and masks change, in the arrays of the step before; the same, row by row."""
     rng = np.random.default_rng(seed)
     alike = [SamplingRows(9, VOCAB, 64) for _ in range(2)]
     for row in range(9):
@@ -107,8 +107,10 @@ def test_decodes_are_as_any_rows(seed: int, threads: int) -> None:
         decodes = StepRows.of_decodes(chosen, chosen, computed, tokens)
         others = StepRows.of([scheduled_row(row, (1,), 4 + number, True) for row in chosen.tolist()])
         logits = random_logits(rng, len(chosen))
+        masked = chosen[rng.random(len(chosen)) < 0.4] if number % 3 else ()  # none now and then, after some
+        masks = {int(row): rng.integers(0, 2**32, 2, np.uint32) for row in masked}
         ours, theirs = (
-            StepSampler(kernel_of(threads), rows, columns, {})
+            StepSampler(kernel_of(threads), rows, columns, masks)
             for rows, columns in zip(alike, (decodes, others), strict=True)
         )
         assert ours.tokens.tolist() == theirs.tokens.tolist()
@@ -181,3 +183,6 @@ def test_a_mask_that_is_too_small_is_refused() -> None:
     for shape in ((1,), (2, 1), (1, 2)):
         with pytest.raises(ValueError, match="a mask of shape"):
             StepSampler(kernel_of(1), rows, columns, {0: np.ones(shape, np.uint32)})
+    number, one = np.arange(1), np.ones(1, np.int32)
+    with pytest.raises(ValueError, match=r"a mask of shape \(1, 1\) for 1 choices and 2 words"):
+        StepSampler(kernel_of(1), rows, StepRows.of_decodes(number, number, one, one), {0: np.ones(1, np.uint32)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,6 +100,7 @@ class DecodeRuns:
         self._version = -1
         self._logprobs = np.full(count, -1, np.int64)  # for which the runs have room for lines
         self._logits: tuple[int, int] | None = None  # address and stride of those that all runs name
+        self._has_masks = False
 
     def names(self, numbers: NDArray[np.intp], version: int) -> bool:
         """True if these rows are named: the same array, never written, and the same version of what rows hold."""
@@ -124,6 +126,14 @@ class DecodeRuns:
         self._found.fill(0)
         self.choices.fill(NO_CHOICE)
         self.step.runs[:, record.RUN_POSITION] = positions
+
+    def place_masks(self, masks: Mapping[int, int]) -> None:
+        """Let runs read masks of their choices, by the run's index at these addresses, and others none."""
+        if self._has_masks:
+            self.step.runs[:, RUN["mask"]] = 0
+        for index, at in masks.items():
+            self.step.runs[index, RUN["mask"]] = at
+        self._has_masks = bool(masks)
 
     def place_logits(self, first: int, count: int, at: int, stride: int) -> None:
         """Let runs from `first` on read logits at an address, which lie `stride` bytes apart."""

@@ -47,14 +47,37 @@ class StepSampler:
         self._masks: dict[int, NDArray[np.uint32]] = {}
         self._decodes: DecodeRuns | None = None
         self.tokens: Integers
-        if columns.only_decodes and not masks:
-            self._decodes = rows.begin_decodes(columns.numbers, columns.num_context_tokens)
-            self._step, self.tokens, self.choices = self._decodes.step, self._decodes.tokens, self._decodes.choices
-            self.made = self._step.made
-            return
         for row, mask in masks.items():
             self._masks[row] = np.ascontiguousarray(mask, np.uint32)  # stays for the kernel
-        self._describe()
+        if not columns.only_decodes:
+            self._describe()
+            return
+        self._decodes = rows.begin_decodes(columns.numbers, columns.num_context_tokens)
+        self._decodes.place_masks({at: address(mask) for at, mask in self._masks_of(columns.numbers, None)})
+        self._step, self.tokens, self.choices = self._decodes.step, self._decodes.tokens, self._decodes.choices
+        self.made = self._step.made
+
+    def _masks_of(self, numbers: Integers, drafts: Integers | None) -> list[tuple[int, NDArray[np.uint32]]]:
+        """Places among some rows, [rows], of those with masks, and those masks, uint32 [1 + drafts, words].
+
+        Args:
+            drafts: of each row, [rows]; None if none has any.
+
+        Raises:
+            ValueError: a mask has too few choices or words.
+        """
+        if not self._masks:
+            return []
+        words, found = -(-self._kernel.vocab_size // 32), list[tuple[int, NDArray[np.uint32]]]()
+        for at, row in enumerate(numbers.tolist()):
+            if (mask := self._masks.get(row)) is None:
+                continue
+            choices = 1 if drafts is None else 1 + int(drafts[at])
+            mask = mask if mask.ndim > 1 else mask[None]
+            if mask.shape[0] < choices or mask.shape[1] < words:
+                raise ValueError(f"a mask of shape {mask.shape} for {choices} choices and {words} words of ids")
+            found.append((at, mask))
+        return found
 
     def _describe(self) -> None:
         """Describe choices and queries of any rows."""
@@ -175,11 +198,7 @@ class StepSampler:
         }
         for name, column in values.items():
             runs[:, RUN[name]] = column
-        words = -(-self._kernel.vocab_size // 32)
-        for at in [at for at, row in enumerate(numbers.tolist()) if row in self._masks] if self._masks else ():
-            mask = np.atleast_2d(self._masks[int(numbers[at])])
-            if mask.shape[0] < 1 + drafts[at] or mask.shape[1] < words:
-                raise ValueError(f"a mask of shape {mask.shape} for {1 + drafts[at]} choices and {words} words of ids")
+        for at, mask in self._masks_of(numbers, drafts):
             runs[at, RUN["mask"]], runs[at, RUN["mask_stride"]] = address(mask), mask.strides[0]
 
     def _describe_queries(self, runs: NDArray[np.int64], queries: list[tuple[int, int]]) -> None:

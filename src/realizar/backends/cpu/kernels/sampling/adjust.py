@@ -21,11 +21,16 @@ _FORBIDDEN = np.float32(-np.inf)
 
 @inner
 def _copy_allowed(source: int, mask: int, vocab: int, target: int) -> None:
-    """Logits whose bit of the mask is set; -inf in place of others."""
-    for first in range(0, vocab, _WORD):
-        bits = read_i32(mask, first // _WORD)
-        for i in range(min(_WORD, vocab - first)):
-            write_f32(target, first + i, read_f32(source, first + i) if (bits >> i) & 1 != 0 else _FORBIDDEN)
+    """Logits whose bit of the mask is set; -inf in place of others. Without branches, as bits can't be guessed."""
+    whole = vocab // _WORD
+    for word in range(whole):
+        bits, first = read_i32(mask, word), word * _WORD
+        for i in range(_WORD):
+            logit = read_f32(source, first + i)
+            write_f32(target, first + i, logit if (bits >> i) & 1 != 0 else _FORBIDDEN)
+    for i in range(whole * _WORD, vocab):
+        is_allowed = (read_i32(mask, whole) >> (i % _WORD)) & 1 != 0
+        write_f32(target, i, read_f32(source, i) if is_allowed else _FORBIDDEN)
 
 
 @inner
