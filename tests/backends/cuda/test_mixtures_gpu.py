@@ -149,11 +149,21 @@ def test_pairs(weights: str, shape: str, clamped: bool) -> None:
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize(
     "parts",
-    [(), ("bias",), ("scales",), ("sigmoid", "bias", "selection"), ("groups", "selection"), ("sigmoid", "groups")],
+    [
+        (),
+        ("bias",),
+        ("scales",),
+        ("sigmoid", "bias", "selection"),
+        ("groups", "selection"),
+        ("sigmoid", "groups"),
+        ("shared", "scales"),
+        ("gate",),
+        ("gate", "bias", "sigmoid"),
+    ],
 )
 def test_choices(hidden: int, count: int, per_token: int, normalized: bool, parts: Sequence[str]) -> None:
     """The norm, scores and choice of one kernel, for few tokens and for many; of equal ranks the lowest index, and
-    none for tokens of padding."""
+    none for tokens of padding. The shared expert comes last, by its gate where it has one."""
     spec, _ = random_model(Recipe(hidden_size=256, feed_forward_size=64, windows=(None,), experts=5))
     part = spec.layers[0].feed_forward
     assert isinstance(part, Experts)
@@ -171,13 +181,16 @@ def test_choices(hidden: int, count: int, per_token: int, normalized: bool, part
     rows = rng.standard_normal((count, hidden)).astype(np.float32) / np.sqrt(hidden).astype(np.float32)
     rows[count // 2] = rows[0]  # always equal
     rows[-1] = rows[0]
-    kernels = RouterKernels(MatmulKernels(DEVICE))
+    kernels, shared = RouterKernels(MatmulKernels(DEVICE)), 2 if "gate" in parts else int("shared" in parts)
     bias = (rng.integers(-2, 3, count) / 8).astype(np.float32) if "bias" in parts else np.zeros(count, np.float32)
     bias[count // 2] = bias[-1] = bias[0]
+    if shared == 2:
+        rows = np.concatenate([rows, rng.standard_normal((1, hidden)).astype(np.float32) / np.float32(hidden**0.5)])
+        bias = np.append(bias, np.float32(-0.5 if "bias" in parts else 0.0))
     on_device = torch.from_numpy(bias).cuda() if "bias" in parts else None
     factors = rng.standard_normal(count).astype(np.float32) if "scales" in parts else np.ones(count, np.float32)
     scales = torch.from_numpy(factors).cuda() if "scales" in parts else None
-    router = Router(torch.from_numpy(rows).cuda(), on_device, part, 1e-5, selection, scales)
+    router = Router(torch.from_numpy(rows).cuda(), on_device, part, 1e-5, selection, scales, shared=shared)
     router = replace(router, columns=kernels.columns(router.key, router.weights))
     assert kernels.runs(part, Norm("rms", 1e-5, "norm"))
     kernels.prepare([router])
@@ -194,21 +207,29 @@ def check_choices(
     kernels: RouterKernels, router: Router, x: NDArray[np.float32], live: int, rows: NDArray[np.float32],
     bias: NDArray[np.float32], factors: NDArray[np.float32],
 ) -> None:  # fmt: skip
-    tokens, part, count = len(x), router.experts, len(rows)
+    tokens, part, count = len(x), router.experts, router.experts.num_experts
     per_token, normalized = part.experts_per_token, part.normalized
     header = torch.tensor([0, live], dtype=torch.int32, device=DEVICE)
-    chosen = torch.full((tokens + 1, per_token), -9, dtype=torch.int32, device=DEVICE)
-    weights, scores = torch.zeros((tokens, per_token), device=DEVICE), torch.zeros((tokens, count), device=DEVICE)
+    places = per_token + (router.shared > 0)
+    chosen = torch.full((tokens + 1, places), -9, dtype=torch.int32, device=DEVICE)
+    weights, memory = torch.zeros((tokens, places), device=DEVICE), torch.zeros(tokens * (count + 1), device=DEVICE)
+    scores = memory[: tokens * count].view(tokens, count)
     for _ in range(3):  # arrivals are left as they were
         kernels.launch(router, torch.from_numpy(x).cuda(), header, scores, chosen, weights, tokens)
     root = np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True) + 1e-5)
     expected = (x / root) @ rows.T.astype(np.float64) + bias
+    expected, gates = expected[:, :count], expected[:, count:]
     found = scores.cpu().numpy()
     np.testing.assert_allclose(found[:live], expected[:live], atol=1e-5)
     order, shares = chosen.cpu().numpy(), shares_of(part, found)
     assert (order[tokens:] == -9).all()
     order = order[:tokens]
     assert (order[live:] == -1).all()
+    if router.shared:
+        wanted = 1 / (1 + np.exp(-gates[:live, 0])) if router.shared == 2 else 1.0
+        assert (order[:live, per_token] == count).all()
+        np.testing.assert_allclose(weights.cpu().numpy()[:live, per_token], wanted, rtol=1e-5)
+        order = order[:, :per_token]
     if router.selection is not None or part.num_groups > 1:  # ranks are equal or apart
         wanted_order = expected_choices(part, shares, router.selection)[:live]
         assert np.array_equal(np.sort(order[:live]), np.sort(wanted_order))
@@ -216,7 +237,7 @@ def check_choices(
         assert np.array_equal(order[:live], np.argsort(-found, axis=1, kind="stable")[:live, :per_token])
     shares = np.take_along_axis(shares_of(part, expected), np.maximum(order, 0), axis=1)
     wanted = 2.5 * (shares / shares.sum(axis=1, keepdims=True) if normalized else shares) * factors[order]
-    np.testing.assert_allclose(weights.cpu().numpy()[:live], wanted[:live], rtol=1e-4)
+    np.testing.assert_allclose(weights.cpu().numpy()[:live, :per_token], wanted[:live], rtol=1e-4)
 
 
 def shares_of(part: Experts, sums: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -232,6 +253,13 @@ RECIPES = {
     "q4_0, down f16": recipe_of("Q4_0", "a strip", down_weights="F16", router_weights="F16"),
     "bf16": recipe_of("BF16", "a strip", router_weights="BF16"),
     "q4_k, shared": recipe_of("Q4_K", "long", down_weights="Q6_K", parts=("shared", "shared_gate")),
+    "q4_k, shared in the stacks": replace(
+        recipe_of("Q4_K", "long", parts=("shared", "shared_gate")),
+        feed_forward_size=256,
+        experts=64,
+        per_token=4,
+        windows=(None, None),
+    ),
     "q8_0, groups": replace(
         recipe_of("Q8_0", "long", parts=("sigmoid", "selection_bias", "groups", "shared")),
         experts=16,
@@ -318,7 +346,9 @@ def test_a_file_runs(tmp_path: Path) -> None:
     assert np.quantile(errors(found, expected), 0.8) <= 0.04
 
 
-@pytest.mark.parametrize("name", ["q4_k", "bf16", "gpt-oss", "q4_k, shared", "q8_0, groups"])
+@pytest.mark.parametrize(
+    "name", ["q4_k", "bf16", "gpt-oss", "q4_k, shared", "q4_k, shared in the stacks", "q8_0, groups"]
+)
 def test_batch_invariant(name: str) -> None:
     """A row's logits have the same bits alone and in any batch, experts included."""
     recipe = RECIPES[name]
@@ -342,7 +372,7 @@ def test_batch_invariant(name: str) -> None:
     runner.close()
 
 
-@pytest.mark.parametrize("name", ["q4_k", "gpt-oss", "q4_k, shared"])
+@pytest.mark.parametrize("name", ["q4_k", "gpt-oss", "q4_k, shared", "q4_k, shared in the stacks"])
 def test_graphs_give_what_launches_give(name: str) -> None:
     """Logits of the same steps by graphs and launch by launch, bit for bit."""
     found = []

@@ -17,8 +17,10 @@ from backends.cuda.matmul.packed_experts import run_packed_experts  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from backends.cuda.routed_runs import run_prompts  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
+from realizar.backends.cuda.matmul import routing  # noqa: E402
 from realizar.backends.cuda.matmul.experts import most_pair_tokens  # noqa: E402
 from realizar.backends.cuda.plan import plan_memory  # noqa: E402
+from realizar.backends.parts import SHARED_PART  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
@@ -26,6 +28,7 @@ from resolving import resolved  # noqa: E402
 
 SMALL = Recipe(32, 2, 1, 64, 128, 48, windows=(None, 8, None), weights="Q8_0", experts=5, per_token=2)
 GPT_OSS = replace(SMALL, weights="MXFP4", parts=("biases", "expert_biases", "clamped", "sinks"))
+STACKED = {"pairs folded", "sums", "grouped", "routed"}  # with the shared expert in the stacks
 CASES = {  # recipe, batch_invariant, kinds of launches that run
     "gate and up in one": (SMALL, False, {"pairs folded", "sums", "grouped", "routed"}),
     "a part of a strip": (replace(SMALL, feed_forward_size=96), False, {"pairs whole", "routed"}),
@@ -38,7 +41,18 @@ CASES = {  # recipe, batch_invariant, kinds of launches that run
     "gpt-oss, batch-invariant": (GPT_OSS, True, {"grouped"}),
     "gpt-oss, a part of a strip": (replace(GPT_OSS, feed_forward_size=96), False, {"pairs whole", "routed"}),
     "gpt-oss, down of floats": (replace(GPT_OSS, down_weights="F32"), False, {"pairs whole", "routed"}),
-    "shared": (replace(SMALL, parts=("shared",)), False, {"pairs folded", "pairs whole", "grouped", "routed"}),
+    "shared": (replace(SMALL, parts=("shared",)), False, STACKED | {"shared, whole"}),
+    "shared, gate, one stack": (replace(SMALL, parts=("shared", "shared_gate")), False, STACKED | {"shared, gate"}),
+    "shared, gate, layer norms": (
+        replace(SMALL, parts=("shared", "shared_gate", "layer_norm")),
+        False,
+        {"pairs whole", "sums", "grouped"},
+    ),
+    "shared of another type": (
+        replace(SMALL, down_weights="Q4_0", parts=("shared", "shared_gate")),
+        False,
+        {"pairs folded", "pairs whole", "grouped", "routed"},
+    ),
     "shared, gate": (
         replace(SMALL, parts=("shared", "shared_gate"), feed_forward_size=96, seed=1),
         False,
@@ -69,7 +83,7 @@ CASES = {  # recipe, batch_invariant, kinds of launches that run
     "groups": (
         replace(SMALL, experts=8, parts=("sigmoid", "selection_bias", "groups", "shared")),
         False,
-        {"pairs folded", "pairs whole", "grouped", "routed"},
+        STACKED | {"shared, whole"},
     ),
 }
 
@@ -119,6 +133,43 @@ def test_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert error.max() <= 0.03
     runner.close()
     assert set(launched) == kinds
+
+
+@pytest.mark.parametrize("parts", [("shared",), ("shared", "shared_gate"), ("shared", "shared_gate", "layer_norm")])
+def test_a_shared_expert_in_the_stacks(parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks side by side in steps of 1 to 32 tokens, some padded, and some larger than a router's kernel takes: every
+    token is near the twin that goes its way. The shared expert has no launches of its own."""
+    recipe = replace(SMALL, experts=16, windows=(None, None), parts=parts)  # pairs of up to four tokens
+    run_packed(monkeypatch)
+    launched = run_packed_experts(monkeypatch)
+    monkeypatch.setattr(routing, "MANY_TOKENS", 16)
+    config = EngineConfig(
+        threads=1, max_running=8, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64, kv_cache_dtype="f16",
+        graphs=False,
+    )  # fmt: skip
+    spec, tensors, runs = run_prompts(recipe, config, (1, 2, 4, 3, 25, 18), (1, 2, 12))
+    assert max(run.errors(spec, tensors).max() for run in runs) <= 0.03
+    assert launched["pairs whole" if "layer_norm" in parts else "pairs folded"]
+    assert launched["grouped"]
+    assert launched["sums"]
+
+
+def test_a_shared_expert_in_the_stacks_is_not_counted_as_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_packed(monkeypatch)
+    run_packed_experts(monkeypatch)
+    recipe = replace(SMALL, parts=("shared", "shared_gate"))
+    spec, checkpoint = random_model(recipe)
+    config = EngineConfig(threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64)
+    runner = GPURunner(spec, checkpoint, config)
+    first = runner.request(0, random_tokens(recipe, 21, 1))
+    runner.backend.forget_experts_read()
+    runner.step([(first, 1)])
+    assert runner.backend.experts_read() == recipe.per_token
+    runner.backend.forget_experts_read()
+    runner.step([(first, 20)])
+    assert recipe.per_token < (runner.backend.experts_read() or 0) <= recipe.experts
+    assert SHARED_PART not in {launch.name for launch in runner.backend.model.graphs._body}
+    runner.close()
 
 
 def test_experts_read_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.experts import choose_experts
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.matmul.experts import (
+    FLOATS,
     ExpertMatmuls,
     ExpertsInput,
     ExpertsOutput,
@@ -34,6 +35,8 @@ from realizar.backends.program import Inputs, Join
 from realizar.models.parts import Norm
 from realizar.models.spec import Experts
 from realizar.models.tensor_source import TensorName
+
+_GATE_COLUMNS = 512  # of a shared expert's gate, that are multiplied at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class ExpertsBinder:
         directly = join is not None and join.norm is None and join.output_scale is None
         matrices = self._matrices[experts.up.weight]
         most = self._matmuls.residual_tokens(experts, matrices) if directly else 0
-        return ExpertsOutput(experts.experts_per_token, experts.down.out_features, most)
+        return ExpertsOutput(matrices.per_token(experts), experts.down.out_features, most)
 
     def bind(
         self, experts: Experts, norm: Norm | None, consumer: ExpertsInput, router: MergedLinear, score: Run,
@@ -126,7 +129,7 @@ class ExpertsBinder:
                 them.
         """
         matrices, matmuls = self._matrices[experts.up.weight], self._matmuls
-        pairs = Pairs(self._space.chosen, self._space.expert_weights, experts.experts_per_token)
+        pairs = Pairs(self._space.chosen, self._space.expert_weights, matrices.per_token(experts))
         if matmuls.ends_with_activation(matrices):
             run = self._activate_at_once(experts, matrices, pairs, consumer, folded)
             yield self._launch("expert gate and up", run, matrices.gate_up[0], experts)
@@ -147,10 +150,29 @@ class ExpertsBinder:
             None if name is None else self._weights.vector(name)
             for name in (experts.router.bias, experts.selection_bias, experts.expert_scales)
         )
-        router = Router(weights * self._weights.norm_weight(norm), bias, experts, float(norm.eps), selection, scales)
+        shared = self._shared(experts)
+        if shared == 2:
+            weights, bias = self._with_gate(experts, weights, bias)
+        weights = weights * self._weights.norm_weight(norm)
+        router = Router(weights, bias, experts, float(norm.eps), selection, scales, shared=shared)
         router = replace(router, columns=self._routers.columns(router.key, router.weights))
         self._routers.prepare([router])
         return router
+
+    def _shared(self, experts: Experts) -> int:
+        """Whether a token's last expert is the shared one, as in `ChoiceShape`."""
+        return self._matrices[experts.up.weight].shared * (1 if experts.shared_gate is None else 2)
+
+    def _with_gate(
+        self, experts: Experts, weights: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The router's weights and biases, and those of the shared expert's gate behind them."""
+        assert experts.shared_gate is not None
+        row, own = self.shared.gate(experts.shared_gate)
+        if bias is not None or own is not None:
+            bias = weights.new_zeros(experts.num_experts) if bias is None else bias
+            bias = torch.cat([bias, weights.new_zeros(1) if own is None else own])
+        return torch.cat([weights, row]), bias
 
     def _route(self, consumer: ExpertsInput, score: Run) -> Run:
         """Scores: with few tokens, choices too."""
@@ -160,7 +182,7 @@ class ExpertsBinder:
             if router is None or self._routers is None or not consumer.is_routed(shape.tokens):
                 score(shape)
                 return
-            scores = space.partials(1, shape.tokens, router.experts.num_experts)
+            scores = space.partials(1, shape.tokens, len(router.weights))
             self._routers.launch(
                 router, space.hidden, space.arrays["header"], scores, space.chosen, space.expert_weights, shape.tokens
             )
@@ -169,7 +191,10 @@ class ExpertsBinder:
 
     def _launch(self, name: str, run: Run, stack: Stack, experts: Experts) -> Launch:
         """A launch that reads at most `per_token` experts for each token."""
-        return Launch(name, run, stack_bytes(stack), share_of_token=experts.experts_per_token / experts.num_experts)
+        matrices = self._matrices[experts.up.weight]
+        return Launch(
+            name, run, stack_bytes(stack), share_of_token=matrices.per_token(experts) / matrices.count(experts)
+        )
 
     def _choose(self, experts: Experts, consumer: ExpertsInput, router: MergedLinear) -> Run:
         space, count, per_token = self._space, experts.num_experts, experts.experts_per_token
@@ -177,6 +202,10 @@ class ExpertsBinder:
         bias = self._none if router.bias is None else router.bias
         selection = self._none if selects is None else self._weights.vector(selects)
         scales = self._none if experts.expert_scales is None else self._weights.vector(experts.expert_scales)
+        shared, slots, width = self._shared(experts), per_token + (self._shared(experts) > 0), experts.up.in_features
+        gate, gate_bias = (self._none, None)
+        if shared == 2 and experts.shared_gate is not None:
+            gate, gate_bias = self.shared.gate(experts.shared_gate)
 
         def run(shape: StepShape) -> None:
             if consumer.is_routed(shape.tokens):
@@ -184,11 +213,14 @@ class ExpertsBinder:
             scores = space.partials(router.splits(shape.tokens), shape.tokens, router.width)
             choose_experts[(shape.tokens,)](
                 scores, scores.stride(1), bias, selection, scales, space.arrays["header"], space.chosen,
-                space.expert_weights, float(experts.scale), count, PER_TOKEN=per_token, GROUPS=experts.num_groups,
+                space.expert_weights, float(experts.scale), count,
+                space.activations.normed(FLOATS, width).values if shared == 2 else self._none, gate,
+                self._none if gate_bias is None else gate_bias, width, PER_TOKEN=per_token, SHARED=shared,
+                GATE_BIAS=gate_bias is not None, COLUMNS=_GATE_COLUMNS, GROUPS=experts.num_groups,
                 GROUPS_PER_TOKEN=experts.groups_per_token, BIAS=biased,
                 SIGMOID=experts.scoring == "sigmoid", SELECTION=selects is not None,
                 SCALED=experts.expert_scales is not None, NORMALIZED=experts.normalized,
-                SLOTS=triton.next_power_of_2(per_token), BLOCK=triton.next_power_of_2(count), num_warps=1,
+                SLOTS=triton.next_power_of_2(slots), BLOCK=triton.next_power_of_2(count), num_warps=1,
                 **space.launching(shape.tokens),
             )  # fmt: skip
 
@@ -231,7 +263,7 @@ class ExpertsBinder:
         stride = 2 * width if interleaved else width
 
         def run(shape: StepShape) -> None:
-            pairs = shape.tokens * experts.experts_per_token
+            pairs = shape.tokens * experts.experts_per_token  # of stacks without a shared expert
             target, cut = self._activated(experts), activation_blocks(width, shape.tokens)
             activate[(pairs, cut.blocks)](
                 space.partial_sums, 0, stride, self._none, 64 if interleaved else pairs * width, width,
@@ -267,5 +299,5 @@ class ExpertsBinder:
         matrices, tokens = self._matrices[experts.up.weight], self._space.arrays.sizes.tokens
         if self._grouped is not None and self._matmuls.ends_with_activation(matrices):
             tokens = min(tokens, self._matmuls.pair_tokens(experts, matrices))
-        pairs = tokens * experts.experts_per_token
+        pairs = tokens * matrices.per_token(experts)
         return self._space.activations.get(input_format(matrices.down), experts.down.in_features, pairs)

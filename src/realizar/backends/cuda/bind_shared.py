@@ -1,8 +1,11 @@
-"""Shared experts bound to kernels: dense feed-forwards, whose output joins that of a token's last expert."""
+"""Shared experts bound to kernels: dense feed-forwards, whose output joins that of a token's last expert.
+
+Those that are the last of the experts' stacks have no launches of their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 
@@ -18,14 +21,16 @@ from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.parts import SHARED_PART
-from realizar.models.parts import Norm
+from realizar.models.parts import Linear, Norm
 from realizar.models.spec import Experts, FeedForward, ModelSpec
 
 
-def shared_floats(spec: ModelSpec, merger: Merger, token_counts: Iterable[int]) -> int:
-    """float32 of the largest partial sums that lie behind the outputs of a step's pairs."""
-    parts = [one.shared for _, one in spec.mixtures() if one.shared is not None]
-    return partial_floats((merger.merge((part.down,)) for part in parts), token_counts) if parts else 0
+def shared_floats(spec: ModelSpec, weights: Weights, merger: Merger, token_counts: Collection[int]) -> int:
+    """float32 of the largest partial sums, or outputs of shared experts, behind those of the pairs that are chosen."""
+    downs = [one.shared.down for _, one in spec.mixtures() if one.shared is not None]
+    stacked = [down.out_features * max(token_counts) for down in downs if down.weight in weights.stacked]
+    apart = [merger.merge((down,)) for down in downs if down.weight not in weights.stacked]
+    return max([*stacked, partial_floats(apart, token_counts) if apart else 0])
 
 
 class SharedBinder:
@@ -40,8 +45,19 @@ class SharedBinder:
         self._none = torch.zeros(1, device=space.hidden.device)
 
     def first(self, experts: Experts) -> MergedLinear | None:
-        """The matmul that reads the norm before a mixture; None where there is no shared expert."""
-        return None if experts.shared is None else self._merger.merge(experts.shared.linears()[:-1])
+        """The matmul that reads the norm before a mixture; None where there is no shared expert apart."""
+        shared = experts.shared
+        return None if shared is None or self._is_stacked(shared) else self._merger.merge(shared.linears()[:-1])
+
+    def _is_stacked(self, shared: FeedForward) -> bool:
+        """True if it is one of a stack of experts."""
+        return shared.up.weight in self._weights.stacked
+
+    def gate(self, gate: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weights of a shared expert's gate, float32 [1, width], and its bias, [1] or None."""
+        (matrix,) = self._weights.groups[(gate.weight,)]
+        assert isinstance(matrix, torch.Tensor)
+        return matrix, self._merger.merge((gate,)).bias
 
     def bind_first(self, experts: Experts, folded: Folded | None) -> Iterator[Launch]:
         """The launches before the experts.
@@ -62,7 +78,7 @@ class SharedBinder:
         Args:
             norm: before the mixture.
         """
-        if experts.shared is not None:
+        if experts.shared is not None and not self._is_stacked(experts.shared):
             last = self._merger.merge((experts.shared.down,))
             yield Launch(SHARED_PART, self._project(experts, last), last.weight_bytes)
             yield Launch(SHARED_PART, self._add(experts, last, norm))
@@ -125,11 +141,7 @@ class SharedBinder:
         cut, none, gate = whole_width(width), self._none, experts.shared_gate
         weight = none if norm is None else self._weights.norm_weight(norm)
         norm_bias = none if norm is None or norm.bias is None else self._weights.vector(norm.bias)
-        rows, gate_bias = none, None
-        if gate is not None:
-            (matrix,) = self._weights.groups[(gate.weight,)]
-            assert isinstance(matrix, torch.Tensor)
-            rows, gate_bias = matrix, self._merger.merge((gate,)).bias
+        rows, gate_bias = (none, None) if gate is None else self.gate(gate)
 
         def run(shape: StepShape) -> None:
             partials = self._partials(experts, last, shape.tokens)

@@ -92,8 +92,9 @@ class LoadedModel:
     def capacity(self) -> Capacity:
         weights = self.weights
         unread = sum(
-            weights.experts[one.up.weight].size_bytes // one.num_experts * (one.num_experts - one.experts_per_token)
+            stacks.size_bytes // stacks.count(one) * (one.num_experts - one.experts_per_token)
             for _, one in self.spec.mixtures()
+            for stacks in [weights.experts[one.up.weight]]
         )
         return loaded_capacity(
             self.config, self.kv, weights.size_bytes, self.load_s, self.copy_bytes, weights.size_bytes - unread,
@@ -217,9 +218,10 @@ def _load_parts(
 ) -> _Parts:
     """Load all that does not depend on the size of the KV cache."""
     program = build_program(spec)
-    body, tail = program.block_matmuls(), program.tail.matmuls()
     kernels = MatmulKernels(device.torch_device, config.batch_invariant) if device.has_cuda_kernels else None
-    weights = Weights(spec, program, checkpoint, device, kernels is not None and kernels.packs_floats)
+    stacks_shared = kernels is not None and not config.batch_invariant and not config.fp8_copies
+    weights = Weights(spec, program, checkpoint, device, kernels is not None and kernels.packs_floats, stacks_shared)
+    body, tail = weights.apart(program.block_matmuls()), program.tail.matmuls()
     weights.load(body + tail, report_weights(checkpoint.size_bytes, progress))
     space = _make_workspace(spec, config, device)
     ropes = RopeTables(spec, config.context_length, device.torch_device)
@@ -236,7 +238,7 @@ def _load_parts(
     if kernels is not None and mixtures:
         grouped = GroupedExperts(kernels, expert_matmuls, space.arrays.sizes.tokens)
         grouped.prepare(mixtures, matmuls.counts)
-    pair_floats = expert_floats(spec, space.arrays.sizes.tokens) + shared_floats(spec, merger, matmuls.counts)
+    pair_floats = expert_floats(spec, space.arrays.sizes.tokens) + shared_floats(spec, weights, merger, matmuls.counts)
     space.size_partials(max(matmuls.partial_floats, pair_floats))
     return _Parts(
         program, weights, copy_bytes, space, ropes, sampler, reserved, merger, matmuls, expert_matmuls, grouped

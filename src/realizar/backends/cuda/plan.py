@@ -167,9 +167,11 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     shared = [one.shared for _, one in spec.mixtures() if one.shared is not None]
     widest = max((one.up.out_features for one in (*(one for _, one in spec.feed_forwards()), *shared)), default=0)
     tiles = (
-        (step_tiles(sizes.tokens, one.experts_per_token, one.num_experts, True), one) for _, one in spec.mixtures()
+        step_tiles(sizes.tokens, one.experts_per_token, one.num_experts, True, shared=int(one.shared is not None))
+        for _, one in spec.mixtures()
     )
-    pairs = max((step.places * one.down.in_features // 2 for step, one in tiles), default=0)
+    wide = (one.down.in_features for _, one in spec.mixtures())
+    pairs = max((step.places * width // 2 for step, width in zip(tiles, wide, strict=True)), default=0)
     partials = max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size, _pair_floats(spec, sizes))
     routers = sum(2 * one.router.out_features * one.router.in_features for _, one in spec.mixtures())  # in two orders
     biases = sum(

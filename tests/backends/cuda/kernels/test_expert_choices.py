@@ -21,20 +21,23 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def choose(
     scores: NDArray[np.float32], per_token: int, live: int, normalized: bool = True, scale: float = 1.0,
     bias: NDArray[np.float32] | None = None, selection: NDArray[np.float32] | None = None, sigmoid: bool = False,
-    groups: tuple[int, int] = (1, 1), scales: NDArray[np.float32] | None = None,
+    groups: tuple[int, int] = (1, 1), scales: NDArray[np.float32] | None = None, shared: int = 0,
+    gate: tuple[NDArray[np.float32], ...] = (), gate_bias: float | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:  # fmt: skip
-    tokens, experts = scores.shape
+    (tokens, experts), places = scores.shape, per_token + (shared > 0)
     header = torch.zeros(16, dtype=torch.int32, device=DEVICE)
     header[1] = live
-    chosen = torch.full((tokens, per_token), -9, dtype=torch.int32, device=DEVICE)
-    weights = torch.zeros((tokens, per_token), device=DEVICE)
+    chosen = torch.full((tokens, places), -9, dtype=torch.int32, device=DEVICE)
+    weights = torch.zeros((tokens, places), device=DEVICE)
     vectors = bias, selection, scales
     biases = [torch.from_numpy(np.zeros(1, np.float32) if one is None else one).to(DEVICE) for one in vectors]
-    padded, slots = 1 << (experts - 1).bit_length(), 1 << (per_token - 1).bit_length()
+    padded, slots = 1 << (experts - 1).bit_length(), 1 << (places - 1).bit_length()
+    normed, row = (torch.from_numpy(each).to(DEVICE) for each in gate or (np.zeros((1, 1), np.float32),) * 2)
     choose_experts[(tokens,)](
         torch.from_numpy(scores).to(DEVICE), experts, *biases, header, chosen, weights, scale, experts,
-        PER_TOKEN=per_token, GROUPS=groups[0], GROUPS_PER_TOKEN=groups[1], BIAS=bias is not None, SIGMOID=sigmoid,
-        SELECTION=selection is not None, SCALED=scales is not None,
+        normed, row, torch.full((1,), gate_bias or 0.0, device=DEVICE), row.numel(), PER_TOKEN=per_token, SHARED=shared,
+        GATE_BIAS=gate_bias is not None, COLUMNS=16, GROUPS=groups[0], GROUPS_PER_TOKEN=groups[1],
+        BIAS=bias is not None, SIGMOID=sigmoid, SELECTION=selection is not None, SCALED=scales is not None,
         NORMALIZED=normalized, DEPENDENT=False, SLOTS=slots, BLOCK=padded,
     )  # fmt: skip
     return chosen.cpu().numpy(), weights.cpu().numpy()
@@ -80,6 +83,22 @@ def test_scales_of_experts() -> None:
     chosen, weights = choose(scores, 4, 6, scales=scales)
     assert np.array_equal(chosen, plain)
     np.testing.assert_allclose(weights, shares * scales[chosen], rtol=1e-6)
+
+
+@pytest.mark.parametrize("gate_bias", [None, -0.75])
+@pytest.mark.parametrize("shared", [1, 2])
+def test_the_shared_expert_comes_last(shared: int, gate_bias: float | None) -> None:
+    """Beside the same choices as without: by its gate, or whole, neither divided nor scaled."""
+    rng = np.random.default_rng(8)
+    scores, normed, gate = (rng.standard_normal(shape).astype(np.float32) for shape in ((6, 20), (6, 50), (50,)))
+    normed[4] *= 100
+    plain, shares = choose(scores, 4, 5, scale=2.5)
+    chosen, weights = choose(scores, 4, 5, scale=2.5, shared=shared, gate=(normed, gate), gate_bias=gate_bias)
+    assert np.array_equal(chosen[:, :4], plain)
+    assert chosen[:, 4].tolist() == [20] * 5 + [-1]
+    np.testing.assert_array_equal(weights[:, :4], shares)
+    logits = normed.astype(np.float64) @ gate + (gate_bias or 0.0)
+    np.testing.assert_allclose(weights[:, 4], 1 / (1 + np.exp(-logits)) if shared == 2 else 1.0, rtol=1e-5, atol=1e-30)
 
 
 @pytest.mark.parametrize(("experts", "groups", "per_token"), [(20, (4, 2), 5), (64, (8, 4), 6), (6, (6, 3), 2)])

@@ -62,7 +62,7 @@ class HostExpertMatmuls(ExpertMatmuls):
         x = decoded(Int8Activations(source.codes, source.terms, norm), count // per_input, stack.in_features)
         out, terms, factors = target
         if factors:
-            self.experts_read.counts += torch.tensor([_num_experts(pairs.chosen[:count].tolist()), 1])
+            self.experts_read.counts[stack.shared] += torch.tensor([_num_experts(pairs.chosen[:count].tolist()), 1])
         for pair, expert in enumerate(pairs.chosen[:count].tolist()):
             if expert < 0:
                 continue
@@ -81,7 +81,7 @@ class HostExpertMatmuls(ExpertMatmuls):
         launched["sums"] += 1
         assert residual.bias is None
         chosen = pairs.chosen[: tokens * pairs.per_token].tolist()
-        self.experts_read.counts += torch.tensor([_num_experts(chosen), 1])
+        self.experts_read.counts[stack.shared] += torch.tensor([_num_experts(chosen), 1])
         x = decoded(Int8Activations(source.codes, source.terms), len(chosen), stack.in_features)
         sums = np.zeros((tokens, stack.out_features), np.float32)
         for pair, expert in enumerate(chosen):
@@ -121,6 +121,7 @@ class HostRouters(RouterKernels):
         sums = x / torch.sqrt(x.square().mean(dim=1, keepdim=True) + router.eps) @ router.weights.T
         if router.bias is not None:
             sums = sums + router.bias
+        sums, gates = sums[:, : part.num_experts], sums[:, part.num_experts :]
         scores.view(-1)[: sums.numel()] = sums.reshape(-1)
         shares = torch.softmax(sums, dim=1) if part.scoring == "softmax" else torch.sigmoid(sums)
         ids = torch.from_numpy(expected_choices(part, shares.numpy(), router.selection))
@@ -130,8 +131,15 @@ class HostRouters(RouterKernels):
             found = found / found.sum(dim=1, keepdim=True)
         if router.scales is not None:
             found = found * router.scales[ids.clamp(min=0)]
+        found = found * part.scale
+        if router.shared:
+            launched[f"shared, {'gate' if router.shared == 2 else 'whole'}"] += 1
+            last = torch.full((tokens, 1), part.num_experts)
+            last[int(header[1]) :] = -1
+            ids = torch.cat([ids, last], dim=1)
+            found = torch.cat([found, torch.sigmoid(gates) if router.shared == 2 else torch.ones(tokens, 1)], dim=1)
         chosen[: ids.numel()] = ids.reshape(-1).int()
-        weights[: found.numel()] = found.reshape(-1) * part.scale
+        weights[: found.numel()] = found.reshape(-1)
 
 
 class HostGrouped:
@@ -142,8 +150,8 @@ class HostGrouped:
         self._chosen: list[int] = []
         self._gated: dict[int, Array] = {}
 
-    def step(self, rows: int, per_token: int, experts: int) -> StepTiles:
-        return step_tiles(rows, per_token, experts, True)
+    def step(self, rows: int, per_token: int, experts: int, shared: int) -> StepTiles:
+        return step_tiles(rows, per_token, experts, True, shared=shared)
 
     def route(self, step: StepTiles, stack: PackedExperts, activation: Any = None, tiled: bool = False) -> Any:
         assert (activation is None) == tiled
@@ -153,7 +161,7 @@ class HostGrouped:
 
     def sort(self, chosen: torch.Tensor, step: StepTiles, experts: int, buffers: object) -> None:
         self._chosen, self._gated = chosen[: step.pairs].tolist(), {}
-        self._experts_read.counts += torch.tensor([_num_experts(self._chosen), 1])
+        self._experts_read.counts[int(step.shared > 0)] += torch.tensor([_num_experts(self._chosen), 1])
 
     def launch_gated(
         self, stack: PackedExperts, x: HalfActivations, per_token: int, step: StepTiles, buffers: object, config: Any,

@@ -55,12 +55,14 @@ class HostPacker:
         self, parts: Sequence[MatrixSource], into: torch.Tensor | None = None, interleaved: bool = False
     ) -> PackedMatrix:
         packed = pack_by_threads(parts, "cpu", into, interleaved=interleaved)
-        floats = [part.dequantize() for part in parts]
+        floats, at = [part.dequantize() for part in parts], packed.weights.data_ptr()
+        for old in [each for each in _floats if at <= each < at + packed.weights.numel()]:
+            del _floats[old]  # of memory that was freed
         if interleaved:
             strips = np.stack([each.reshape(-1, 64, packed.in_features) for each in floats], axis=1)
-            _floats[packed.weights.data_ptr()] = strips.reshape(-1, packed.in_features)
+            _floats[at] = strips.reshape(-1, packed.in_features)
         else:
-            _floats[packed.weights.data_ptr()] = np.concatenate(floats)
+            _floats[at] = np.concatenate(floats)
         return packed
 
 

@@ -25,7 +25,9 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("weights", ["Q4_K", "Q6_K", "MXFP4"])
-@pytest.mark.parametrize(("hidden", "width", "per_token"), [(2048, 768, 8), (2880, 192, 4), (256, 128, 1)])
+@pytest.mark.parametrize(
+    ("hidden", "width", "per_token"), [(2048, 768, 8), (2880, 192, 4), (256, 128, 1), (2048, 512, 9)]
+)
 @pytest.mark.parametrize("has_norm", [True, False])
 def test_sums(
     monkeypatch: pytest.MonkeyPatch, weights: str, hidden: int, width: int, per_token: int, has_norm: bool

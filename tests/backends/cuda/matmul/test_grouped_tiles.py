@@ -37,6 +37,14 @@ def test_tiles_grow_with_rows() -> None:
     assert step_tiles(64, 8, 128, True).places == step_tiles(64, 8, 128, True).count * tile_tokens(64, 8, 128, True)
 
 
+def test_an_expert_that_all_rows_share_has_tiles_of_its_own() -> None:
+    """Places go by the experts that rows choose."""
+    step = step_tiles(65, 8, 256, True, shared=1)
+    assert (step.pairs, step.shared, step.tokens) == (585, 65, 8)
+    assert step.count == most_tiles(520, 256, 8) + 9
+    assert step_tiles(65, 8, 256, True).shared == 0
+
+
 @pytest.mark.parametrize("tokens", TILE_TOKENS)
 @pytest.mark.parametrize("gated", [False, True])
 def test_rings_fit(tokens: int, gated: bool) -> None:

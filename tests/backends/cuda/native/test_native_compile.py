@@ -66,8 +66,10 @@ def test_choices_compile(arch: str) -> None:
     """A softmax alone, one with a bias and groups of one expert, and sigmoids with all that ranks may have."""
     plain, biased = ChoiceShape(2048, 128, 8), ChoiceShape(64, 6, 3, groups=6, groups_per_token=2)
     grouped = ChoiceShape(64, 160, 8, True, True, 8, 4)
+    whole, gated = ChoiceShape(4096, 128, 8, True, True, shared=1), ChoiceShape(2048, 256, 8, shared=2)
+    clustered = ChoiceShape(64, 60, 4, shared=2)
     clusters = arch == "sm_90a"
-    shapes = plain, biased, grouped
+    shapes = plain, biased, grouped, whole, gated, clustered
     sources = [choice_source(choice, clusters) for choice in shapes]
     if clusters:
         sources += [
@@ -164,8 +166,9 @@ def test_pairs_keep_their_sums_in_registers(ggml_type: GGMLType, arch: str, tmp_
     gated, plain = MatvecTiles(1, 2, 4, 2, 3), MatvecTiles(1, 1, 3, 2, 8)
     activation: GatedActivation = "clamped" if ggml_type is GGMLType.MXFP4 else "silu"
     sources = [expert_source(form_of(ggml_type), gated, activation), expert_source(form_of(ggml_type), plain, None)]
-    sums = MatvecTiles(1, 1, 24, 2, 1), MatvecTiles(1, 1, 12, 2, 2)
-    sources += [expert_sums_source(form_of(ggml_type), tiles, each) for tiles, each in zip(sums, (8, 4), strict=True)]
+    sums = MatvecTiles(1, 1, 24, 2, 1), MatvecTiles(1, 1, 12, 2, 2), MatvecTiles(1, 1, 18, 2, 1)
+    counts = 8, 4, 9
+    sources += [expert_sums_source(form_of(ggml_type), tiles, each) for tiles, each in zip(sums, counts, strict=True)]
     check_registers(sources, (gated, plain, *sums), arch, tmp_path)
 
 

@@ -1,6 +1,6 @@
 """A mixture's choice of experts, and matmuls of pairs with experts that are not in fragment order.
 
-A pair is a token and one expert that it goes through; its number is token * PER_TOKEN + slot.
+A pair is a token and one expert that it goes through; its number is token * experts of a token + slot.
 """
 
 import triton
@@ -30,19 +30,39 @@ def keep_groups(left, expert, size, GROUPS: tl.constexpr, KEPT: tl.constexpr):
 
 
 @triton.jit
+def weigh_shared(normed, gate, gate_bias, token, width, BIAS: tl.constexpr, COLUMNS: tl.constexpr):
+    """sigmoid(gate . normed[token] + gate_bias)."""
+    sums = tl.zeros([COLUMNS], tl.float32)
+    for block in tl.range(0, (width + COLUMNS - 1) // COLUMNS):
+        column = block * COLUMNS + tl.arange(0, COLUMNS)
+        x = tl.load(normed + token * width + column, mask=column < width, other=0.0)
+        sums += x * tl.load(gate + column, mask=column < width, other=0.0)
+    logit = tl.sum(sums, axis=0)
+    if BIAS:
+        logit += tl.load(gate_bias)
+    power = tl.exp(-tl.abs(logit))
+    return tl.where(logit < 0.0, power, 1.0) / (1.0 + power)
+
+
+@triton.jit
 def choose_experts(
-    scores, scores_stride, bias, selection, expert_scales, header, chosen, weights, scale, experts,
-    PER_TOKEN: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PER_TOKEN: tl.constexpr, BIAS: tl.constexpr,
-    SIGMOID: tl.constexpr, SELECTION: tl.constexpr, SCALED: tl.constexpr, NORMALIZED: tl.constexpr,
-    DEPENDENT: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+    scores, scores_stride, bias, selection, expert_scales, header, chosen, weights, scale, experts, normed, gate,
+    gate_bias, width,
+    PER_TOKEN: tl.constexpr, SHARED: tl.constexpr, GATE_BIAS: tl.constexpr, COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr, GROUPS_PER_TOKEN: tl.constexpr, BIAS: tl.constexpr, SIGMOID: tl.constexpr,
+    SELECTION: tl.constexpr, SCALED: tl.constexpr, NORMALIZED: tl.constexpr, DEPENDENT: tl.constexpr,
+    SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Softmax over all experts, or sigmoids, then the highest ranks, of equal ones the first. Grid: tokens.
 
-    chosen int32, weights float32 [tokens, PER_TOKEN], the highest rank first; a token of padding, from header[1] on,
+    chosen int32, weights float32 [tokens, places], the highest rank first; a token of padding, from header[1] on,
     chooses -1. Scores that are NaN choose the first experts, with weights that are NaN.
     BIAS: `bias` [experts] is added to the scores. SELECTION: `selection` [experts] is added to ranks alone.
     SCALED: weights are multiplied by `expert_scales` [experts].
     GROUPS: experts are in so many runs, of which the GROUPS_PER_TOKEN with the highest sums of two ranks are left.
+    SHARED: places are PER_TOKEN with 0, and else one more, for expert number `experts`. Its weight is 1 with 1, and
+    with 2 sigmoid(gate . normed + gate_bias), of float32 `gate` [width], `normed` [tokens, width] and, where GATE_BIAS,
+    `gate_bias` [1].
     """
     begin(DEPENDENT)
     token = tl.program_id(0)
@@ -79,9 +99,17 @@ def choose_experts(
         parts = parts / (total + 1e-20)  # sigmoids may all be zero
     if SCALED:
         parts *= tl.load(expert_scales + ids, mask=slot < PER_TOKEN, other=0.0)
-    at = token * PER_TOKEN + slot
-    tl.store(chosen + at, tl.where(live, ids, -1), mask=slot < PER_TOKEN)
-    tl.store(weights + at, parts * scale, mask=slot < PER_TOKEN)
+    parts *= scale
+    places = PER_TOKEN + (1 if SHARED > 0 else 0)
+    if SHARED > 0:
+        shared = 1.0
+        if SHARED == 2:
+            shared = weigh_shared(normed, gate, gate_bias, token.to(tl.int64), width, GATE_BIAS, COLUMNS)
+        ids = tl.where(slot == PER_TOKEN, experts, ids)
+        parts = tl.where(slot == PER_TOKEN, shared, parts)
+    at = token * places + slot
+    tl.store(chosen + at, tl.where(live, ids, -1), mask=slot < places)
+    tl.store(weights + at, parts, mask=slot < places)
 
 
 @triton.jit

@@ -39,7 +39,7 @@ PAIR_TOKENS = 8
 """The most tokens of a step whose pairs are multiplied one by one; with more, experts are read once for several."""
 INTEGERS, FLOATS = InputFormat("int8"), InputFormat("f32")
 _WARPS, _MOST_PARTS = 24, 6  # of a multiprocessor, by registers; that share a tile's columns
-_SUM_BLOCKS, _SUM_WARPS = 2, 16  # of a multiprocessor, where a block has all of a token's experts; of such a block
+_SUM_BLOCKS, _SUM_WARPS = 2, 18  # of a multiprocessor, where a block has all of a token's experts; of such a block
 _MOST_TILED = 4  # tokens, from which on tiles stay the same
 _OUT_FEATURES, _COLUMNS = 16, 128  # of a block of Triton's kernels
 
@@ -54,7 +54,7 @@ class Pairs:
     Attributes:
         chosen: int32 [>= tokens * per_token], the expert of each, or -1.
         weights: float32, of as many, by which the outputs of experts are multiplied.
-        per_token: experts that a token goes through.
+        per_token: experts that a token goes through, the shared one among them where the stacks have it.
     """
 
     chosen: torch.Tensor
@@ -72,7 +72,7 @@ class ExpertsInput:
         pair_tokens: the most tokens of a step that multiplies pairs beside grouped matmuls.
         router: of up to its `most_tokens`; None where the router is a matmul in any step.
         folds: True if the mat-vec applies the norm's scale, in steps of few tokens.
-        shared: the first matmul of the shared expert, where there is one.
+        shared: the first matmul of the shared expert, where there is one beside the stacks.
         apart: True if the experts have a norm of their own, which nothing else reads.
     """
 
@@ -198,12 +198,14 @@ class ExpertMatmuls:
     def residual_tokens(self, experts: Experts, matrices: ExpertMatrices) -> int:
         """The most tokens of a step in which `add` multiplies down; 0 where it never does.
 
-        Shared experts come after these and are added to their outputs.
+        Shared experts that are not among them come after these and are added to their outputs.
         """
         down = matrices.down
-        if not isinstance(down, PackedExperts) or not self.ends_with_activation(matrices) or experts.shared is not None:
+        if not isinstance(down, PackedExperts) or not self.ends_with_activation(matrices):
             return 0
-        if down.out_features % EPILOGUE_COLUMNS or experts.experts_per_token > _WARPS:
+        if (experts.shared is not None and not matrices.shared) or matrices.per_token(experts) > _WARPS:
+            return 0
+        if down.out_features % EPILOGUE_COLUMNS:
             return 0
         counts = range(1, self.pair_tokens(experts, matrices) + 1)
         return sum(self._sum_blocks(down, tokens) <= _SUM_BLOCKS for tokens in counts)
@@ -216,7 +218,7 @@ class ExpertMatmuls:
     def _sum_keys(self, experts: Experts, matrices: ExpertMatrices) -> Iterable[SumKey]:
         for tokens in range(1, self.residual_tokens(experts, matrices) + 1):
             assert isinstance(matrices.down, PackedExperts)
-            yield self._sum_key(matrices.down, tokens, experts.experts_per_token)
+            yield self._sum_key(matrices.down, tokens, matrices.per_token(experts))
 
     def _sum_key(self, stack: PackedExperts, tokens: int, per_token: int) -> SumKey:
         """The kernel of `add`: warps of a block share the columns of a token's experts evenly.
@@ -233,15 +235,18 @@ class ExpertMatmuls:
         for stack, gated in (*((each, activation) for each in matrices.gate_up), (matrices.down, None)):
             if isinstance(stack, PackedExperts) and not stack.format.is_float:
                 for tokens in range(1, PAIR_TOKENS + 2):  # with more than the last they stay the same
-                    yield self._key(stack, tokens, experts.experts_per_token, gated)
+                    yield self._key(stack, tokens, matrices.per_token(experts), gated)
 
     def _key(self, stack: PackedExperts, tokens: int, per_token: int, activation: GatedActivation | None) -> Key:
-        """The kernel of a step of `tokens`, by measured tiles or by rule; with `batch_invariant` one order of sums."""
+        """The kernel of a step of `tokens`, by measured tiles or by rule; with `batch_invariant` one order of sums.
+
+        What was measured counts the experts that routers choose, and their pairs.
+        """
         assert self._matmuls is not None
         gated, tokens = activation is not None, 1 if self._matmuls.batch_invariant else tokens
-        shape = ExpertShape.of_stack(stack.count, stack.out_features, stack.in_features, gated)
+        shape = ExpertShape.of_stack(stack.routed, stack.out_features, stack.in_features, gated)
         pairs, lines = tokens * per_token, self._matmuls.tuning.pair_lines if tokens <= PAIR_TOKENS else ()
-        measured = measured_tiles(lines, pairs, shape, gated, 1)
+        measured = measured_tiles(lines, pairs - tokens * stack.shared, shape, gated, 1)
         if isinstance(measured, MatvecTiles):
             return stack.format, measured, activation
         return stack.format, self._tiles(stack, min(pairs, _MOST_TILED * per_token), gated), activation
@@ -328,7 +333,7 @@ class ExpertMatmuls:
         arguments = [
             stack.weights.data_ptr(), stack.block_scales.data_ptr(), table.data_ptr(), residual.hidden.data_ptr(),
             0 if bias is None else bias.data_ptr(), pairs.weights.data_ptr(), pairs.chosen.data_ptr(),
-            source.codes.data_ptr(), source.terms.data_ptr(), self.experts_read.counts.data_ptr(),
+            source.codes.data_ptr(), source.terms.data_ptr(), self.experts_read.address(stack.shared),
             stack.stride, stack.strips, stack.out_features, stack.format.chunks(stack.in_features), blocks,
             residual.scale, 0 if weight is None else weight.data_ptr(),
             *((0, 0) if target is None else input_addresses(target)),
@@ -351,7 +356,7 @@ class ExpertMatmuls:
         arguments = [
             stack.weights.data_ptr(), stack.block_scales.data_ptr(), table.data_ptr(), *target,
             0 if bias is None else bias.data_ptr(), pairs.chosen.data_ptr(), source.codes.data_ptr(),
-            source.terms.data_ptr(), self.experts_read.counts.data_ptr(),
+            source.terms.data_ptr(), self.experts_read.address(stack.shared),
             stack.stride, stack.strips, stack.out_features, stack.format.chunks(stack.in_features), blocks, per_input,
             *(NO_NORM if norm is None else norm.arguments()),
         ]  # fmt: skip

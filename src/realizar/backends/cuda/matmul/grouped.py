@@ -82,7 +82,7 @@ class GroupedBuffers:
 
     def __init__(
         self, device: torch.device | str, rows: int, per_token: int, experts: int, width: int, wgmma: bool,
-        lines: Sequence[ExpertLine] = (),
+        lines: Sequence[ExpertLine] = (), shared: int = 0,
     ) -> None:  # fmt: skip
         """Allocate.
 
@@ -90,12 +90,13 @@ class GroupedBuffers:
             rows: of the largest step. per_token: experts of a row. experts: of a layer.
             width: outputs of gate and up together, a multiple of 64; 0 where nothing is written in tiles.
             wgmma: whether the Hopper kernel runs. lines: measured on the device.
+            shared: as in `step_tiles`.
         """
-        steps = [step_tiles(each, per_token, experts, wgmma, lines) for each in range(1, rows + 1)]
+        steps = [step_tiles(each, per_token, experts, wgmma, lines, shared) for each in range(1, rows + 1)]
         places = max(step.places for step in steps)
         self.slots = torch.full((places,), -1, dtype=torch.int32, device=device)
         self.work = torch.zeros(1 + max(step.count for step in steps), dtype=torch.int32, device=device)
-        self.starts = torch.zeros(experts + 1, dtype=torch.int32, device=device)
+        self.starts = torch.zeros(experts + shared + 1, dtype=torch.int32, device=device)
         self.gated = torch.zeros(places * width, dtype=torch.float16, device=device)
 
     @property
@@ -114,9 +115,9 @@ class GroupedMatmuls:
         self._kernels: dict[GroupedConfig, Kernel] = {}
         self._sorts: dict[int, Kernel] = {}
 
-    def step(self, rows: int, per_token: int, experts: int) -> StepTiles:
-        """Tiles of a step of `rows`."""
-        return step_tiles(rows, per_token, experts, self._tuning.wgmma, self._tuning.grouped_lines)
+    def step(self, rows: int, per_token: int, experts: int, shared: int = 0) -> StepTiles:
+        """Tiles of a step of `rows`; see `step_tiles`."""
+        return step_tiles(rows, per_token, experts, self._tuning.wgmma, self._tuning.grouped_lines, shared)
 
     def route(
         self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False
@@ -129,8 +130,8 @@ class GroupedMatmuls:
             tiled: whether its input is what `launch_gated` writes.
         """
         gated, shared = activation is not None, self._tuning.shared_bytes
-        shape = ExpertShape.of_stack(stack.count, stack.out_features, stack.in_features, gated)
-        measured = measured_tiles(self._tuning.grouped_lines, step.pairs, shape, gated, step.tokens)
+        shape = ExpertShape.of_stack(stack.routed, stack.out_features, stack.in_features, gated)
+        measured = measured_tiles(self._tuning.grouped_lines, step.pairs - step.shared, shape, gated, step.tokens)
         if isinstance(measured, GroupedTiles):
             tiles = fitted(replace(measured, stages=MOST_STAGES), stack.format, gated, shared)
         else:
@@ -144,7 +145,7 @@ class GroupedMatmuls:
         """Compile and load kernels and the sort, in parallel where they are not on disk; not during a capture.
 
         Args:
-            wanted: the kernels. experts: of a layer.
+            wanted: the kernels. experts: of a layer, with the shared one where it is among them.
             compiled: called, by any thread, with the number compiled so far and the number to compile.
 
         Raises:
@@ -183,8 +184,8 @@ class GroupedMatmuls:
         if experts not in self._sorts:
             self._sorts[experts] = self._load_sort(experts)
         addresses = [each.data_ptr() for each in (chosen, buffers.slots, buffers.work, buffers.starts)]
-        counts = None if self._experts_read is None else self._experts_read.counts
-        arguments = [*addresses, _address(counts), step.pairs, experts, step.tokens]
+        counts = 0 if self._experts_read is None else self._experts_read.address(int(step.shared > 0))
+        arguments = [*addresses, counts, step.pairs, experts, step.tokens]
         self._start(self._sorts[experts], 1, route_warps(experts) * 32, arguments, _SORT_SIZES, stream)
 
     def launch_gated(

@@ -16,7 +16,7 @@ from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts
 from realizar.models.spec import Experts
 from realizar.models.tensor_source import TensorName
 
-_Shape = tuple[int, int, int]
+_Shape = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,18 @@ class GroupedExperts:
         for experts, matrices in mixtures:
             if not self._pairs.ends_with_activation(matrices):
                 continue
-            self._buffers_of(experts)
+            self._buffers_of(experts, matrices)
             least = self._pairs.pair_tokens(experts, matrices)
             plans = [self._plan(experts, matrices, tokens) for tokens in sizes if tokens > least]
             wanted = {config for plan in plans for config in (plan.gate_up, plan.down)}
-            self._grouped.prepare(wanted, experts.num_experts)
+            self._grouped.prepare(wanted, matrices.count(experts))
 
     def launch_gate_up(
         self, experts: Experts, matrices: ExpertMatrices, source: ActivationBuffer, pairs: Pairs, tokens: int
     ) -> None:
         """Sort the pairs of `tokens` tokens by expert, and start gate and up, with the activation."""
-        plan, buffers = self._plan(experts, matrices, tokens), self._buffers_of(experts)
-        self._grouped.sort(pairs.chosen, plan.step, experts.num_experts, buffers)
+        plan, buffers = self._plan(experts, matrices, tokens), self._buffers_of(experts, matrices)
+        self._grouped.sort(pairs.chosen, plan.step, matrices.count(experts), buffers)
         x = HalfActivations(source.values, source.scales)
         (stack,), (bias,) = matrices.gate_up, matrices.gate_up_biases
         self._grouped.launch_gated(_packed(stack), x, pairs.per_token, plan.step, buffers, plan.gate_up, bias)
@@ -77,7 +77,7 @@ class GroupedExperts:
         self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, out: torch.Tensor, tokens: int
     ) -> None:
         """Start out [pairs, out_features] = weights of the pairs times down, of what gate and up left."""
-        plan, buffers = self._plan(experts, matrices, tokens), self._buffers_of(experts)
+        plan, buffers = self._plan(experts, matrices, tokens), self._buffers_of(experts, matrices)
         self._grouped.launch_pairs(
             _packed(matrices.down), None, 1, plan.step, buffers, plan.down, out, pairs.weights, matrices.down_bias
         )
@@ -86,19 +86,19 @@ class GroupedExperts:
         """Tiles and kernels of a step, made once: steps without a graph ask for them layer by layer."""
         key = experts.up.weight, tokens
         if key not in self._plans:
-            step = self._grouped.step(tokens, experts.experts_per_token, experts.num_experts)
+            step = self._grouped.step(tokens, experts.experts_per_token, experts.num_experts, matrices.shared)
             gate_up = self._grouped.route(step, _packed(matrices.gate_up[0]), gated_activation(experts))
             down = self._grouped.route(step, _packed(matrices.down), tiled=True)
             self._plans[key] = _Plan(step, gate_up, down)
         return self._plans[key]
 
-    def _buffers_of(self, experts: Experts) -> GroupedBuffers:
+    def _buffers_of(self, experts: Experts, matrices: ExpertMatrices) -> GroupedBuffers:
         """The buffers that layers of one shape share."""
-        key = experts.experts_per_token, experts.num_experts, experts.down.in_features
+        key = experts.experts_per_token, experts.num_experts, experts.down.in_features, matrices.shared
         if key not in self._buffers:
             tuning = self._matmuls.tuning
             self._buffers[key] = GroupedBuffers(
-                self._matmuls.device, self._rows, *key, tuning.wgmma, tuning.grouped_lines
+                self._matmuls.device, self._rows, *key[:3], tuning.wgmma, tuning.grouped_lines, key[3]
             )
         return self._buffers[key]
 

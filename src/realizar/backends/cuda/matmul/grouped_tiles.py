@@ -45,22 +45,33 @@ class StepTiles:
 
     Attributes:
         pairs: of a row and an expert. tokens: places of a tile. count: the most tiles there may be.
+        shared: those of the pairs whose expert all rows share.
     """
 
     pairs: int
     tokens: int
     count: int
+    shared: int = 0
 
     @property
     def places(self) -> int:
         return self.count * self.tokens
 
 
-def step_tiles(rows: int, per_token: int, experts: int, wgmma: bool, lines: Sequence[ExpertLine] = ()) -> StepTiles:
-    """Tiles of a step of `rows`; `lines` are those measured on the device."""
+def step_tiles(
+    rows: int, per_token: int, experts: int, wgmma: bool, lines: Sequence[ExpertLine] = (), shared: int = 0
+) -> StepTiles:
+    """Tiles of a step of `rows`.
+
+    Args:
+        per_token: experts that a row chooses, of `experts`.
+        lines: measured on the device.
+        shared: 1 if all rows share one expert more, whose pairs do not count for the places of a tile; else 0.
+    """
     measured = measured_places(lines, rows * per_token, experts)
     tokens = tile_tokens(rows, per_token, experts, wgmma) if measured is None else measured
-    return StepTiles(rows * per_token, tokens, most_tiles(rows * per_token, experts, tokens))
+    count = most_tiles(rows * per_token, experts, tokens) + shared * -(-rows // tokens)
+    return StepTiles(rows * (per_token + shared), tokens, count, rows * shared)
 
 
 @cache

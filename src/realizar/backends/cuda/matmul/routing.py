@@ -41,10 +41,13 @@ class Router:
     """A router whose norm is an RMSNorm without bias.
 
     Attributes:
-        weights: float32 [experts, width], times the norm's weight. bias: float32 [experts] of scores, or None.
+        weights: float32 [experts, width], times the norm's weight; with a gate of the shared expert one row more, the
+            last. bias: float32, of the rows' scores, or None.
         experts: of the layer. eps: of the norm.
         selection: float32 [experts], added to ranks; None adds nothing. scales: float32 [experts], of weights, or None.
-        columns: the weights for many tokens: float32 [width, padded experts]; None where that kernel does not run.
+        columns: the experts' weights for many tokens: float32 [width, padded experts]; None where that kernel does not
+            run.
+        shared: whether the shared expert is chosen too, as in `ChoiceShape`.
     """
 
     weights: torch.Tensor
@@ -54,6 +57,7 @@ class Router:
     selection: torch.Tensor | None = None
     scales: torch.Tensor | None = None
     columns: torch.Tensor | None = None
+    shared: int = 0
 
     @property
     def key(self) -> ChoiceShape:
@@ -61,7 +65,7 @@ class Router:
         part = self.experts
         return ChoiceShape(
             int(self.weights.shape[1]), part.num_experts, part.experts_per_token, part.scoring == "sigmoid",
-            self.selection is not None, part.num_groups, part.groups_per_token,
+            self.selection is not None, part.num_groups, part.groups_per_token, self.shared,
         )  # fmt: skip
 
     @property
@@ -90,7 +94,10 @@ class RouterKernels:
     def runs(self, experts: Experts, norm: Norm | None) -> bool:
         """True if a mixture and the norm before it have these kernels; with `batch_invariant` none has."""
         plain = norm is not None and norm.kind == "rms" and norm.bias is None
-        fits = experts.experts_per_token <= MOST_CHOSEN and experts.num_groups <= MOST_GROUPS
+        fits = (
+            experts.experts_per_token + (experts.shared is not None) <= MOST_CHOSEN
+            and experts.num_groups <= MOST_GROUPS
+        )
         return plain and fits and experts.router.in_features % 4 == 0 and not self._matmuls.batch_invariant
 
     def columns(self, key: ChoiceShape, weights: torch.Tensor) -> torch.Tensor | None:
@@ -98,7 +105,7 @@ class RouterKernels:
         if not (self._clusters and all(key.has_many(tokens) for _, tokens in self._of_cluster(key))):
             return None
         columns = torch.zeros((weights.shape[1], key.padded_experts), device=weights.device)
-        columns[:, : len(weights)] = weights.t()
+        columns[:, : key.experts] = weights[: key.experts].t()
         return columns
 
     def _few_tokens(self, key: ChoiceShape) -> int:
@@ -137,8 +144,8 @@ class RouterKernels:
         Args:
             hidden: the residual stream, float32 [>= tokens, width], contiguous.
             header: int32, whose place 1 has the tokens that are no padding; others choose -1.
-            scores: float32 [tokens, experts], written and read.
-            chosen: int32 [>= tokens * per_token]. weights: float32, of as many.
+            scores: float32 [tokens, experts], written and read, and with a gate room for [tokens] behind them.
+            chosen: int32 [>= tokens * places]. weights: float32, of as many.
         """
         part, key, vectors = router.experts, router.key, (router.bias, router.selection, router.scales)
         addresses = [0 if each is None else each.data_ptr() for each in vectors]
@@ -147,7 +154,8 @@ class RouterKernels:
         if router.columns is not None and tokens > self._few_tokens(key):
             of_cluster = next(each for most, each in self._of_cluster(key) if tokens <= most)
             arguments = [
-                router.columns.data_ptr(), *addresses, *read, *(each.data_ptr() for each in written), *numbers, tokens
+                router.columns.data_ptr(), *addresses, *read, *(each.data_ptr() for each in written), *numbers, tokens,
+                router.weights.data_ptr() + 4 * key.experts * key.width if key.shared == 2 else 0,
             ]  # fmt: skip
             grid, warps, sizes = (CLUSTER_BLOCKS, -(-tokens // of_cluster), 1), MANY_WARPS, MANY_SIZES
         else:
@@ -156,6 +164,6 @@ class RouterKernels:
                 router.weights.data_ptr(), *addresses, *read, self._arrivals.data_ptr(),
                 *(each.data_ptr() for each in written), *numbers,
             ]  # fmt: skip
-            grid = -(-part.num_experts // warps), tokens, 1
+            grid = -(-key.rows // warps), tokens, 1
         dependent, stream = self._matmuls.is_dependent(tokens), self._matmuls.stream(None)
         self._kernels[key, of_cluster].launch(grid, warps * 32, arguments, sizes, stream, dependent)

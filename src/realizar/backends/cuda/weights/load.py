@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.device_errors import translate
-from realizar.backends.cuda.weights.experts import ExpertLoader, ExpertMatrices
+from realizar.backends.cuda.weights.experts import ExpertLoader, ExpertMatrices, fits_stacks
 from realizar.backends.cuda.weights.finite import check_finite
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_floats import FLOAT_TYPES
@@ -41,6 +41,7 @@ class Weights:
 
     Args:
         packs_floats: True if the matmuls read bf16 and fp16 matrices packed, as they do quantised ones.
+        stacks_shared: True if shared experts join the stacks of experts where they can.
 
     Attributes:
         groups: the matrices of matmuls that share an input, in order; those of one layout may lie in one. A float
@@ -48,11 +49,12 @@ class Weights:
         experts: the matrices of mixtures, by the name of their gate.
         gated: feed-forwards whose activation may end a matmul, by the group of their gate and up.
         embedding: of its own, row by row.
+        stacked: matrices of shared experts that are in a stack of experts, and in no group.
     """
 
     def __init__(
         self, spec: ModelSpec, program: Program, checkpoint: Checkpoint, device: DeviceProfile,
-        packs_floats: bool = False,
+        packs_floats: bool = False, stacks_shared: bool = False,
     ) -> None:  # fmt: skip
         self._spec, self._tensors, self._device = spec, WeightTensors(spec, checkpoint), device
         self._packs_floats = packs_floats
@@ -61,9 +63,12 @@ class Weights:
         self.gated: dict[Group, FeedForward] = {
             tuple(linear.weight for linear in each.linears): each.gated for each in inputs if each.gated is not None
         }
+        self.stacked: set[TensorName] = set()
         for _, experts in spec.mixtures():
             shared = experts.shared
-            if shared is not None and shared.gate is not None:
+            if shared is not None and stacks_shared and fits_stacks(experts, self._tensors):
+                self.stacked.update(linear.weight for linear in shared.linears())
+            elif shared is not None and shared.gate is not None:
                 self.gated[shared.gate.weight, shared.up.weight] = shared
         self._vectors: dict[tuple[TensorName, float, float], torch.Tensor] = {}
         self.experts: dict[TensorName, ExpertMatrices] = {}
@@ -72,8 +77,15 @@ class Weights:
         self._tables: dict[WeightLayout, torch.Tensor | None] = {}
         self._stores: dict[TensorName, Store] = {}
 
+    def apart(self, groups: Iterable[tuple[Linear, ...]]) -> list[tuple[Linear, ...]]:
+        """The groups of matrices that are not `stacked`."""
+        return [group for group in groups if group[0].weight not in self.stacked]
+
     def load(self, groups: Iterable[Sequence[Linear]], progress: Callable[[int], None]) -> None:
         """Pack the matrices; `progress` gets the bytes of each group as it is done.
+
+        Args:
+            groups: without matrices that are `stacked`.
 
         Raises:
             CheckpointError: a weight is NaN or infinite.
@@ -104,7 +116,8 @@ class Weights:
         loader = ExpertLoader(self._tensors, self._device.torch_device, self._packer, progress)
         for _, experts in self._spec.mixtures():
             with naming(*(linear.weight for linear in experts.expert_linears())):
-                self.experts[experts.up.weight] = loader.load(experts)
+                shared = experts.shared is not None and experts.shared.up.weight in self.stacked
+                self.experts[experts.up.weight] = loader.load(experts, shared=shared)
         self._packer = None
 
     def vector(self, name: TensorName, offset: float = 0.0, scale: float = 1.0) -> torch.Tensor:
@@ -165,7 +178,7 @@ class Weights:
         Raises:
             UnsupportedModelError: no format expresses a matrix's layout.
         """
-        linears = layer.linears()
+        linears = [linear for linear in layer.linears() if linear.weight not in self.stacked]
         for linear in linears:
             source = self._tensors.matrix(linear.weight)
             if linear.weight in self._as_floats:

@@ -1,13 +1,20 @@
 // The choice of experts by scores, for kernels that have a token's scores.
 // Defined around it: EXPERTS PER_TOKEN SIGMOID SELECTS (0 or 1) GROUPS (of experts, up to 32) GROUPS_PER_TOKEN CHOOSERS
-// (warps of a block that choose, each for a token). Before it: primitives.cu.
+// (warps of a block that choose, each for a token) SHARED (1: a token's last place is that of expert number EXPERTS,
+// whole; 2: the same, by the weight of a gate; 0: there is none). Before it: primitives.cu.
 
 constexpr int OWN = (EXPERTS + 31) / 32;  // experts of a lane, where one warp chooses
+constexpr int PLACES = PER_TOKEN + (SHARED > 0);  // of a token's experts
 
 INLINE float sum_of_warp(float x) {
 #pragma unroll
   for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o);
   return x;
+}
+
+INLINE float sigmoid(float x) {
+  const float power = expf(-fabsf(x));
+  return (x < 0.f ? power : 1.f) / (1.f + power);
 }
 
 // Of finite numbers and infinities: the higher, the higher, and above 0. NaN ranks as 0.
@@ -40,7 +47,8 @@ INLINE u32 left_groups(const float* ranks, int lane) {
 }
 
 // Of the whole warp: softmax over all experts, or sigmoids, then the highest ranks, of equal ones the first.
-// score(e): of expert e < EXPERTS; slot: a number of the warp among those of its block that choose.
+// score(e): of expert e < EXPERTS, and of the gate, EXPERTS; slot: a number of the warp among those of its block that
+// choose.
 template <class Score>
 INLINE void choose(
     const Score& score, const float* selection, const float* scales, int* chosen, float* weights, int lane, int slot,
@@ -57,8 +65,7 @@ INLINE void choose(
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
     if (SIGMOID) {
-      const float power = expf(-fabsf(share[i]));
-      share[i] = (share[i] < 0.f ? power : 1.f) / (1.f + power);
+      share[i] = sigmoid(share[i]);
     } else {
       share[i] = i * 32 + lane < EXPERTS ? expf(share[i] - top) : 0.f;
       total += share[i];
@@ -105,5 +112,9 @@ INLINE void choose(
     chosen[lane] = expert;
     own = (normalized ? own / (sum + 1e-20f) : own) * scale;  // sigmoids may all be zero
     weights[lane] = scales ? own * __ldg(scales + expert) : own;
+  }
+  if (SHARED && lane == PER_TOKEN) {
+    chosen[lane] = EXPERTS;
+    weights[lane] = SHARED == 2 ? sigmoid(score(EXPERTS)) : 1.f;
   }
 }

@@ -5,6 +5,7 @@
 // Before it: primitives.cu, choice.cu, and with CLUSTER clusters.cu.
 
 constexpr int VECTORS = (WIDTH + 127) / 128;  // of a lane
+constexpr int ROWS = EXPERTS + (SHARED == 2);  // of the router: the last one is the gate
 constexpr int EARLY = VECTORS < 24 ? VECTORS : 24;  // asked for before the wait
 #if CLUSTER
 #define OF_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
@@ -12,15 +13,16 @@ constexpr int EARLY = VECTORS < 24 ? VECTORS : 24;  // asked for before the wait
 #define OF_CLUSTER
 #endif
 
-// Grid: blocks of experts, tokens. router: float32 [EXPERTS, WIDTH], times the norm's weight; biases: of scores, or
+// Grid: blocks of rows, tokens. router: float32 [ROWS, WIDTH], times the norm's weight; biases: of its rows' scores, or
 // null; selection: of ranks, or null; scales: of experts' weights, or null; header[1]: tokens of the step without
-// padding; arrivals: int32 [tokens] of zeros, left so; chosen, weights: [tokens, PER_TOKEN].
+// padding; scores: [tokens, EXPERTS], then the gate's [tokens]; arrivals: int32 [tokens] of zeros, left so; chosen,
+// weights: [tokens, PLACES].
 extern "C" __global__ void OF_CLUSTER __launch_bounds__(WARPS * 32) NAME(
     const float* router, const float* biases, const float* selection, const float* scales, const float* hidden,
     const int* header, float* scores, int* arrivals, int* chosen, float* weights, float eps, int normalized,
     float scale) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, token = blockIdx.y;
-  const int expert = min((int)blockIdx.x * WARPS + warp, EXPERTS - 1);
+  const int expert = min((int)blockIdx.x * WARPS + warp, ROWS - 1);
   const float4* row = (const float4*)(router + (long)expert * WIDTH);
   float4 early[EARLY];
 #pragma unroll
@@ -33,11 +35,13 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(WARPS * 32) NAME(
 #endif
   let_next_start();
   wait_for_previous();
-  chosen += (long)token * PER_TOKEN;
-  weights += (long)token * PER_TOKEN;
-  scores += (long)token * EXPERTS;
+  chosen += (long)token * PLACES;
+  weights += (long)token * PLACES;
+  const auto score_at = [&](int e) {
+    return scores + (SHARED == 2 && e == EXPERTS ? (long)gridDim.y * EXPERTS + token : (long)token * EXPERTS + e);
+  };
   if (token >= load_int(header + 1)) {
-    if (blockIdx.x == 0 && threadIdx.x < PER_TOKEN) chosen[threadIdx.x] = -1;
+    if (blockIdx.x == 0 && threadIdx.x < PLACES) chosen[threadIdx.x] = -1;
     return;
   }
   float dot = 0.f, square = 0.f;
@@ -54,7 +58,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(WARPS * 32) NAME(
   dot = sum_of_warp(dot);
   square = sum_of_warp(square);
   const float score = dot / sqrtf(square / WIDTH + eps) + bias;
-  if (lane == 0) scores[expert] = score;
+  if (lane == 0) *score_at(expert) = score;
 #if CLUSTER
   wait_for_cluster();
   if (lane == 0) store_in_cluster(all_scores + blockIdx.x * WARPS + warp, 0, score);
@@ -73,7 +77,7 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(WARPS * 32) NAME(
   __syncthreads();
   if (!last || warp > 0) return;
   if (lane == 0) arrivals[token] = 0;
-  const auto found = [&](int e) { return __ldcg(scores + e); };
+  const auto found = [&](int e) { return __ldcg(score_at(e)); };
 #endif
   choose(found, selection, scales, chosen, weights, lane, 0, normalized, scale);
 }

@@ -77,8 +77,8 @@ def _with_entry(name: str, parts: Sequence[str], tiles: MatvecTiles) -> Source:
 CHOICE_SIZES = "pppppppppp" + "fif"
 """Of the parameters of the choice: weights, biases of scores and of ranks, scales of experts, stream, header, scores,
 arrivals, chosen, factors; epsilon, whether factors are divided by their sum, their scale."""
-MANY_SIZES = "ppppppppp" + "fifi"
-"""The same of the choice for many tokens, without arrivals, then the number of tokens."""
+MANY_SIZES = "ppppppppp" + "fifi" + "p"
+"""The same of the choice for many tokens, without arrivals, then the number of tokens, and the shared expert's gate."""
 MOST_CHOSEN = MOST_GROUPS = 32  # experts of a token, and groups of experts, that one warp can choose
 CLUSTER_BLOCKS, MANY_WARPS = 8, 8  # of a cluster; of a block of the choice for many tokens
 _LANE_SUMS = 32  # of a lane there
@@ -95,6 +95,8 @@ class ChoiceShape:
         sigmoid: True scores by sigmoids, False by a softmax.
         selects: True if ranks have a bias.
         groups: of experts, up to MOST_GROUPS, of which a token chooses from `groups_per_token`.
+        shared: 1 if every token goes through one expert more, whose number is that of the others; 2 if by the weight
+            that a gate gives it; else 0.
     """
 
     width: int
@@ -104,21 +106,28 @@ class ChoiceShape:
     selects: bool = False
     groups: int = 1
     groups_per_token: int = 1
+    shared: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Of the router, the shared expert's gate among them."""
+        return self.experts + (self.shared == 2)
 
     def defines(self) -> dict[str, int]:
         """Its macros, as the sources take them."""
         return {
             "WIDTH": self.width, "EXPERTS": self.experts, "PER_TOKEN": self.per_token, "SIGMOID": int(self.sigmoid),
             "SELECTS": int(self.selects), "GROUPS": self.groups, "GROUPS_PER_TOKEN": self.groups_per_token,
+            "SHARED": self.shared,
         }  # fmt: skip
 
     def warps(self, clusters: bool) -> int:
-        """Warps of a block, an expert each, for few tokens: as few as let a token's blocks be a cluster."""
-        return 16 if clusters and CLUSTER_BLOCKS * 8 < self.experts <= CLUSTER_BLOCKS * 16 else 8
+        """Warps of a block, a row each, for few tokens: as few as let a token's blocks be a cluster."""
+        return 16 if clusters and CLUSTER_BLOCKS * 8 < self.rows <= CLUSTER_BLOCKS * 16 else 8
 
     def cluster(self, clusters: bool) -> int:
         """Blocks of a token's cluster, for few tokens; 0 where its blocks are none."""
-        blocks = -(-self.experts // self.warps(clusters))
+        blocks = -(-self.rows // self.warps(clusters))
         return blocks if clusters and blocks <= CLUSTER_BLOCKS else 0
 
     @property

@@ -1,0 +1,81 @@
+"""Shared experts that are the last of the experts' stacks: which can be, and where their matrices lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
+
+from random_models import Recipe, random_model  # noqa: E402
+from realizar.backends.cuda.weights.experts import ExpertLoader, PackedExperts, fits_stacks  # noqa: E402
+from realizar.backends.cuda.weights.pack_raw import pack_by_threads  # noqa: E402
+from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
+from realizar.models.spec import Experts  # noqa: E402
+
+RECIPE = Recipe(
+    hidden_size=64, feed_forward_size=128, windows=(None,), weights="Q8_0", experts=3, per_token=2,
+    parts=("shared", "shared_gate"),
+)  # fmt: skip
+DEVICE = torch.device("cpu")
+
+
+class ThreadPacker:
+    """Packs on the host."""
+
+    def pack(self, parts: object, into: object, interleaved: bool) -> object:
+        return pack_by_threads(parts, DEVICE, into, interleaved=interleaved)  # type: ignore[arg-type]
+
+
+def mixture(recipe: Recipe) -> tuple[Experts, WeightTensors]:
+    spec, checkpoint = random_model(recipe)
+    part = spec.layers[0].feed_forward
+    assert isinstance(part, Experts)
+    return part, WeightTensors(spec, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fits"),
+    [
+        (RECIPE, True),
+        (replace(RECIPE, parts=("shared",), weights="Q4_0"), True),
+        (replace(RECIPE, parts=()), False),
+        (replace(RECIPE, down_weights="Q4_0"), False),
+        (replace(RECIPE, weights="F16"), False),
+        (replace(RECIPE, feed_forward_size=96), False),
+        (replace(RECIPE, parts=("shared", "biases")), False),
+        (replace(RECIPE, parts=("shared", "own_norms")), False),
+    ],
+)
+def test_experts_of_one_kind_join(recipe: Recipe, fits: bool) -> None:
+    part, tensors = mixture(recipe)
+    assert fits_stacks(part, tensors) is fits
+    if fits:
+        assert part.shared is not None
+        other = replace(part.shared, activation="gelu")
+        assert not fits_stacks(replace(part, shared=other), tensors)
+        narrow = replace(part.shared, up=replace(part.shared.up, out_features=64))
+        assert not fits_stacks(replace(part, shared=narrow), tensors)
+
+
+def test_its_matrices_lie_behind_the_others() -> None:
+    part, tensors = mixture(RECIPE)
+    assert part.shared is not None
+    assert part.shared.gate is not None
+    done: list[int] = []
+    loader = ExpertLoader(tensors, DEVICE, ThreadPacker(), done.append)  # type: ignore[arg-type]
+    plain, stacked = loader.load(part), loader.load(part, shared=True)
+    assert sum(done) == sum(
+        tensors.size_bytes(one.weight) for one in (*part.expert_linears() * 2, *part.shared.linears())
+    )
+    assert (plain.shared, plain.count(part), plain.per_token(part)) == (0, 3, 2)
+    assert (stacked.shared, stacked.count(part), stacked.per_token(part)) == (1, 4, 3)
+    own = (part.shared.gate, part.shared.up), (part.shared.down,)
+    for before, stack, linears in zip(plain.stacks, stacked.stacks, own, strict=True):
+        assert isinstance(before, PackedExperts)
+        assert isinstance(stack, PackedExperts)
+        assert (stack.count, stack.routed, stack.shared) == (4, 3, 1)
+        alone = pack_by_threads([tensors.matrix(one.weight) for one in linears], DEVICE, interleaved=len(linears) == 2)
+        assert torch.equal(stack.weights, torch.cat([before.weights, alone.weights]))
+        assert torch.equal(stack.block_scales, torch.cat([before.block_scales, alone.block_scales]))
