@@ -32,6 +32,7 @@ _LEAST = {
     "max_step_tokens": 1,
     "kv_cache_bytes": 1,
     "host_snapshot_bytes": 0,
+    "host_sharers": 1,
     "typical_request_tokens": 1,
     "max_queued": 1,
     "speculative_tokens": 0,
@@ -70,7 +71,9 @@ class EngineConfig:
             for 1 to 4 of the whole context, bounded by a share of free memory. On a GPU, None takes the free memory.
         host_snapshot_bytes: memory of the host for snapshots of states that have no room on the device, of a model
             whose layers have states. It is pinned for a GPU in pieces, as snapshots first need them; on the CPU it is
-            memory of the same kind with a bound of its own.
+            memory of the same kind with a bound of its own. None takes none on the CPU, and for a GPU an eighth of what
+            is free, at most 4 GiB, divided by host_sharers.
+        host_sharers: engines that share the host's memory, each with its part of what host_snapshot_bytes is then.
         typical_request_tokens: expected prompt and output tokens of a request; longer and shorter ones run too.
         expert_used_count: experts that a token goes through in each mixture, which changes answers; None takes the
             model's.
@@ -93,7 +96,8 @@ class EngineConfig:
     block_size: int = 32
     max_step_tokens: int | None = None
     kv_cache_bytes: int | None = None
-    host_snapshot_bytes: int = 0
+    host_snapshot_bytes: int | None = None
+    host_sharers: int = 1
     typical_request_tokens: int = 1024
     expert_used_count: int | None = None
     instruction_set: str | None = None

@@ -90,6 +90,7 @@ def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tin
     assert [each.place.gpu and each.place.gpu.index for each in planned] == [0, 1, 2]
     assert {(each.config.device, each.fit_context, each.place.cpus) for each in planned} == {("cuda", True, ())}
     assert planned[2].label == "cuda:2, 70.00 GB free"
+    assert {each.config.host_sharers for each in planned} == {3}
     given = divide(ReplicaQuestion(str(tiny), EngineConfig(), 2, memory_bytes=20 * GB))
     assert [each.label for each in given] == ["cuda:0, 20.00 GB free", "cuda:1, 20.00 GB free"]
     with pytest.raises(CapacityError, match="--replicas 5 needs as many GPUs, and 4 can run a model here"):

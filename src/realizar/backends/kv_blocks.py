@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from realizar.backends.machine import free_memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.cache_kinds import attention_window
 from realizar.errors import CapacityError
@@ -15,6 +16,8 @@ _LOG = logging.getLogger(__name__)
 _NEARLY = 0.99  # whole blocks do not fill a size to the last byte
 _SNAPSHOT_TOKENS = 256  # of the cache, for each of which there is a snapshot at most
 _SNAPSHOT_SHARE = 0.5  # of the cache's bytes, at most
+_HOST_SHARE, _MOST_ON_HOST = 8, 4 << 30  # an eighth of the host's free memory, and bytes at most
+_FEWEST_ON_HOST = 4  # fewer are not worth what a load measures for them
 
 
 def blocks_per_request(groups: Iterable[CacheGroup], config: ResolvedConfig) -> list[int]:
@@ -57,9 +60,31 @@ def snapshot_share(snapshot_bytes: int, token_bytes: float) -> float:
     return min(snapshot_bytes / (snapshot_bytes + token_bytes * _SNAPSHOT_TOKENS), _SNAPSHOT_SHARE)
 
 
-def host_snapshots_within(config: ResolvedConfig, snapshot_bytes: int, num_snapshots: int) -> int:
-    """Snapshots of states in the host's memory, of a device that has `num_snapshots` itself."""
-    return config.host_snapshot_bytes // snapshot_bytes if num_snapshots else 0
+def host_snapshots_within(
+    config: ResolvedConfig, snapshot_bytes: int, num_snapshots: int, cached_tokens: float = 0.0
+) -> int:
+    """Snapshots of states in the host's memory, of a device that has `num_snapshots` itself.
+
+    As many as are configured. By default none on the CPU, where they would lie in the same memory, and for a GPU as
+    many as fit into a part of the memory that is free: no more than one for each 256 tokens of the cache, as each
+    follows a block, and none where the device has nearly as many.
+
+    Args:
+        cached_tokens: that the blocks on the device have room for.
+    """
+    if not num_snapshots:
+        return 0
+    if config.host_snapshot_bytes is not None:
+        return config.host_snapshot_bytes // snapshot_bytes
+    if config.chosen.kind == "cpu":
+        return 0
+    useful = int(cached_tokens / _SNAPSHOT_TOKENS)
+    count = min(_default_host_bytes(config.host_sharers) // snapshot_bytes, useful)
+    return count if min(count, useful - num_snapshots) >= _FEWEST_ON_HOST else 0
+
+
+def _default_host_bytes(sharers: int) -> int:
+    return min(free_memory_bytes() // _HOST_SHARE, _MOST_ON_HOST) // sharers
 
 
 def check_one_fits(request_bytes: int, limit_bytes: int, context_length: int) -> None:

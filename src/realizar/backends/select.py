@@ -130,6 +130,11 @@ def resolve_model(
 
         memory = _free_on_gpu(chosen) if memory_bytes is None else memory_bytes
         config = replace(config, max_running=rows_within(spec, config, memory - checkpoint.size_bytes))
+    if config.host_snapshot_bytes is None and chosen.kind == "cuda" and spec.state_layers():
+        from realizar.backends.cuda.device import has_memory_of_host
+
+        if has_memory_of_host(chosen.index):
+            config = replace(config, host_snapshot_bytes=0)  # nothing is gained by moving them, and the cache takes it
     float32_weights = WeightTensors(spec, checkpoint).are_float32(spec.matrices())
     return spec, resolve_config(spec, config, chosen, float32_weights=float32_weights)
 

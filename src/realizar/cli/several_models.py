@@ -64,6 +64,7 @@ def make_shelf(
     Raises:
         RealizarError: a model that was named can't be served, or none is left.
     """
+    from realizar.backends.machine import read_machine
     from realizar.checkpoint.model_files import ModelFiles
     from realizar.engine.process.planning import plan_loads
     from realizar.server.models.fetching import fetch_in_process
@@ -90,8 +91,10 @@ def make_shelf(
         pools[model.load.device] = min(pools.get(model.load.device, answer.memory_bytes), answer.memory_bytes)
     if not known and not options.allow_pull:
         raise RealizarError(f"{options.model_folder} has no model that can be served")
-    host_bytes = _sleep_bytes(options, known)
-    known = [_sleeping(model, host_bytes) for model in known]
+    free = read_machine().available_bytes
+    host_bytes = _sleep_bytes(options, known, free)
+    sharers = _sharers(known, host_bytes, free)
+    known = [_sharing(_sleeping(model, host_bytes), sharers) for model in known]
     if any(model.load.host_bytes for model in known):
         wishes.report(f"models that make room wait in up to {format_bytes(host_bytes)} of the host's memory")
     for model in known:
@@ -130,18 +133,19 @@ async def _add(
         return known, ModelFiles(checkpoint), answer.memory_bytes
 
     known, files[name], bytes_of_pool = await asyncio.to_thread(plan)
-    shelf.add(_sleeping(known, shelf.host_bytes), bytes_of_pool)
+    shelf.add(_sharing(_sleeping(known, shelf.host_bytes), 0), bytes_of_pool)
     wishes.report(f"{name}: pulled for a client, {format_bytes(known.load.num_bytes)}")
 
 
-def _sleep_bytes(options: SeveralModelsOptions, models: Sequence[KnownModel]) -> int:
+def _sleep_bytes(options: SeveralModelsOptions, models: Sequence[KnownModel], free_bytes: int) -> int:
     """Memory of the host in which models may sleep.
+
+    Args:
+        free_bytes: of the host.
 
     Raises:
         InvalidRequestError: some is wanted, and no model is on a GPU, nor will be.
     """
-    from realizar.backends.machine import read_machine
-
     if not options.allow_pull and not any(model.load.host_bytes for model in models):
         if options.sleep_memory:
             raise InvalidRequestError(
@@ -149,7 +153,27 @@ def _sleep_bytes(options: SeveralModelsOptions, models: Sequence[KnownModel]) ->
                 "sleep_memory",
             )
         return 0
-    return read_machine().available_bytes // 2 if options.sleep_memory is None else options.sleep_memory
+    return free_bytes // 2 if options.sleep_memory is None else options.sleep_memory
+
+
+def _sharers(models: Sequence[KnownModel], sleep_bytes: int, free_bytes: int) -> int:
+    """Models that share what engines take of the host for snapshots of states by default: an eighth of what is free.
+
+    Returns:
+        0 where sleeping models may take so much that it is not left.
+    """
+    if sleep_bytes > free_bytes - free_bytes // 8:
+        return 0
+    return sum(model.load.host_bytes > 0 for model in models)
+
+
+def _sharing(model: KnownModel, sharers: int) -> KnownModel:
+    """A model whose engine knows how many share the host. Args: sharers: 0 leaves it nothing by default."""
+    config = model.load.config
+    if config.host_snapshot_bytes is not None or model.load.device == "cpu":
+        return model
+    config = replace(config, host_sharers=sharers) if sharers else replace(config, host_snapshot_bytes=0)
+    return replace(model, load=msgspec.structs.replace(model.load, config=config))
 
 
 def _sleeping(model: KnownModel, host_bytes: int) -> KnownModel:

@@ -62,8 +62,10 @@ def plan_model(model: str, options: RayOptions) -> PlannedModel:
     place = str(Path(model).resolve()) if Path(model).exists() else model
     names = options.names or (default_name(model),)
     threads = load.config.threads or default_threads()
-    # A replica sees the GPU that Ray gave it as its first one; a host with more cores is no reason for more threads.
-    config = replace(load.config, device="cpu" if load.device == "cpu" else "cuda", threads=threads)
+    # A replica sees the GPU that Ray gave it as its first one; a host with more cores is no reason for more threads;
+    # and one host may get all replicas.
+    device = "cpu" if load.device == "cpu" else "cuda"
+    config = replace(load.config, device=device, threads=threads, host_sharers=options.max_replicas)
     load = msgspec.structs.replace(load, config=config)
     return PlannedModel(place, names, checkpoint, load, placement_of(load, threads))
 

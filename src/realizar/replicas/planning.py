@@ -128,7 +128,7 @@ def _on_gpus(
     gpus, count = usable_gpus(facts), question.num_replicas
     if len(gpus) < count:
         raise CapacityError(f"--replicas {count} needs as many GPUs, and {len(gpus)} can run a model here")
-    config, memory = replace(question.config, device="cuda"), question.memory_bytes
+    config, memory = replace(question.config, device="cuda", host_sharers=count), question.memory_bytes
     free = {each["device"]: each["free_bytes"] for each in facts}
     return tuple(
         PlannedReplica(place, config, True, free[f"cuda:{gpu.index}"] if memory is None else memory)

@@ -59,6 +59,8 @@ def test_snapshots_on_the_host_are_those_asked_for() -> None:
     spec, checkpoint = random_model(CONVOLUTIONS)
     without = plan_memory(spec, checkpoint, resolved(spec, checkpoint, CONFIG))
     assert (without.num_host_snapshots, without.host_snapshot_bytes) == (0, 0)
+    kept = replace(CONFIG, max_running=64, kv_cache_bytes=1 << 30)
+    assert plan_memory(spec, checkpoint, resolved(spec, checkpoint, kept)).num_host_snapshots == 0
     config = replace(CONFIG, host_snapshot_bytes=5 * SLOT + 1)
     plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, config))
     assert (plan.num_host_snapshots, plan.host_snapshot_bytes) == (5, 5 * SLOT)

@@ -64,6 +64,13 @@ def open_device(index: int = 0) -> DeviceProfile:
     )  # fmt: skip
 
 
+def has_memory_of_host(index: int) -> bool:
+    """True if the GPU of a number computes in the host's memory, as those that are part of a processor; else False."""
+    if index >= torch.cuda.device_count():  # one to plan for, which is not here
+        return False
+    return bool(getattr(torch.cuda.get_device_properties(index), "is_integrated", False))
+
+
 def interpreter_device() -> DeviceProfile:
     """The CPU in a GPU's place: kernels run under Triton's interpreter. For tests."""
     return DeviceProfile(torch.device("cpu"), "interpreter", (0, 0), 4, 1 << 30)

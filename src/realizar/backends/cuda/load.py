@@ -182,6 +182,7 @@ def load_model(
         state = slot_bytes(spec, config)
         kv = KVMemory(spec, config, device, parts.reserved_bytes, state)
         states = StateMemory(spec, config, device.torch_device, kv.num_snapshots, kv.num_host_snapshots)
+        kv.num_host_snapshots = states.num_host_snapshots
     weights, space, matmuls = parts.weights, parts.space, parts.matmuls
     with memory.kept():
         attention = AttentionBinder(

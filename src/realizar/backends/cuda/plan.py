@@ -77,12 +77,12 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
         length: KVMemory(spec, replace(alone, context_length=length), device)
         for length in planned_lengths(config.context_length)
     }
-    token_bytes = _token_bytes(spec, alone, device)
-    state = slot_bytes(spec, config)
+    token_bytes, state = _token_bytes(spec, alone, device), slot_bytes(spec, config)
     kept = state if config.prefix_cache else 0
     snapshots = snapshots_within(limit, caches[config.context_length].size_bytes, kept, token_bytes)
-    on_host = host_snapshots_within(config, kept, snapshots)
     blocks = limit - snapshots * state
+    most = min(blocks, config.max_running * caches[config.context_length].size_bytes)
+    on_host = host_snapshots_within(config, kept, snapshots, most / token_bytes)
     return MemoryPlan(
         device="cuda",
         weight_bytes=weight_bytes,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import DeviceName, Integer, MaybeInteger, MaybeSize, Size
+from realizar.cli.options.arguments import DeviceName, Integer, MaybeInteger, MaybeSize
 from realizar.config import DEFAULT_ROWS, DEFAULT_STEP_TOKENS, QUEUED_PER_ROW, EngineConfig, KVCacheDType
 from realizar.errors import InvalidRequestError
 
@@ -91,7 +91,7 @@ class BatchingOptions:
 
     Attributes:
         kv_cache_bytes: memory of the KV cache, such as 8G; default as `realizar plan` says, or a GPU's free memory.
-        host_snapshot_bytes: memory of the host for states of prompts that a GPU has no room for, such as 4G.
+        host_snapshot_bytes: host memory for states; 0 is off; default on a GPU an eighth of what is free, up to 4 GiB.
         no_prefix_cache: do not reuse the KV cache of prompts with the same prefix.
         speculative_tokens: number of tokens drafted from the text itself, or its grammar; 0 is off.
     """
@@ -106,7 +106,7 @@ class BatchingOptions:
         Parameter(name=("--max-step-tokens", "--max-num-batched-tokens", "--batch-size", "-b"), help=_MAX_STEP_TOKENS),
     ] = None
     kv_cache_bytes: Annotated[MaybeSize, Parameter(name=("--kv-cache-bytes", "--kv-cache-memory-bytes"))] = None
-    host_snapshot_bytes: Size = 0
+    host_snapshot_bytes: MaybeSize = None
     no_prefix_cache: Annotated[bool, Parameter(name=("--no-prefix-cache", "--no-enable-prefix-caching"))] = False
     speculative_tokens: Annotated[Integer, Parameter(name=("--speculative-tokens", "--num-speculative-tokens"))] = (
         _DEFAULTS.speculative_tokens

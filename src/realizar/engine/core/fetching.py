@@ -32,7 +32,9 @@ def measure_fetching(core: EngineCore, backend: Backend) -> FetchSpeed | None:
     seconds = min(_read(reader, prompt, salt) for salt in ("first", "second"))  # the first may compile
     found = FetchSpeed(backend.time_fetch(), backend.snapshot_bytes, count / seconds)
     core.cache.least_fetched_tokens = found.least_tokens
-    _LOG.info("snapshots in the host's memory are %s", found)
+    on_host = core.capacity.num_host_snapshots
+    size = format_bytes(on_host * backend.snapshot_bytes)
+    _LOG.info("up to %d snapshots of states wait in %s of the host's memory, %s", on_host, size, found)
     return found
 
 

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.cuda.recurrences import host_snapshots  # noqa: E402
+from realizar.backends.cuda.recurrences import memory as recurrent_memory  # noqa: E402
 from realizar.backends.cuda.recurrences.host_snapshots import HostSnapshots  # noqa: E402
 from realizar.backends.cuda.recurrences.memory import StateMemory  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -30,9 +31,10 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 class Case:
     """States whose slots all have one number: the last that was written to the slot."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, configured: int | None = None) -> None:
         spec, checkpoint = random_model(RECIPE)
-        config = resolved(spec, checkpoint, EngineConfig(threads=1, max_running=ROWS, context_length=256), "cuda")
+        wanted = EngineConfig(threads=1, max_running=ROWS, context_length=256, host_snapshot_bytes=configured)
+        config = resolved(spec, checkpoint, wanted, "cuda")
         self.memory = StateMemory(spec, config, torch.device(device), SNAPSHOTS, ON_HOST)
         self.tensors = [each for each in (*self.memory.states.values(), *self.memory.rings.values()) if each.numel()]
 
@@ -202,3 +204,21 @@ def test_memory_is_pinned_as_snapshots_need_it(
     ]
     made.close()
     assert not pinned
+
+
+def test_a_load_goes_on_without_the_defaults_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The host can't have it, or the driver pins none; what was configured is refused."""
+
+    def refuse(*_: object) -> HostSnapshots:
+        raise KernelError("pinning memory of the host: not supported")
+
+    monkeypatch.setattr(recurrent_memory, "HostSnapshots", refuse)
+    with caplog.at_level(logging.WARNING):
+        made = Case("cpu").memory
+    assert (made.host, made.num_host_snapshots) == (None, 0)
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert line.endswith("waits in the host's memory: pinning memory of the host: not supported")
+    with pytest.raises(KernelError, match="not supported"):
+        Case("cpu", 1 << 20)

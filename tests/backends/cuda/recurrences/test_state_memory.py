@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
-from realizar.backends import select  # noqa: E402
+from realizar.backends import kv_blocks, select  # noqa: E402
 from realizar.backends.cuda.attention.kv_memory import KVMemory  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device  # noqa: E402
 from realizar.backends.cuda.inspection.backend import InspectedCUDABackend  # noqa: E402
@@ -118,6 +120,62 @@ def test_a_configured_cache_leaves_room_for_states(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, lambda _device: taken + 3 * state - (1 << 16))
     with pytest.raises(CapacityError, match="the KV cache needs"):
         KVMemory(spec, config, device, 0, state)
+
+
+def test_snapshots_on_the_host_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an eighth of the host's free memory, divided by the engines there, that the cache has blocks for."""
+    spec, checkpoint = random_model(replace(RECIPE, value_heads=16, key_size=64, value_size=64, context_length=8192))
+    wanted = replace(CONFIG, max_running=64, context_length=8192, kv_cache_bytes=64 << 20)
+    state = slot_bytes(spec, wanted)
+    free = 8 * 40 * state
+    monkeypatch.setattr(kv_blocks, "free_memory_bytes", lambda: free)
+
+    def count(**options: Any) -> int:
+        settled = resolved(spec, checkpoint, replace(wanted, **options), "cuda")
+        plan = plan_memory(spec, checkpoint, settled, 1 << 30)
+        assert plan.host_snapshot_bytes == plan.num_host_snapshots * state
+        assert KVMemory(spec, settled, interpreter_device(), 0, state).num_host_snapshots == plan.num_host_snapshots
+        return plan.num_host_snapshots
+
+    assert count() == 40
+    assert [count(host_sharers=each) for each in (2, 8, 10, 11)] == [20, 5, 4, 0]
+    assert count(host_snapshot_bytes=0) == count(prefix_cache=False) == 0
+    assert count(host_snapshot_bytes=41 * state, host_sharers=8) == 41
+    free = 1 << 50
+    useful = (64 << 19) // (256 * 2 * 32 * 4)  # half of the cache is of blocks, and 256 tokens of float32 are so much
+    assert useful <= count() <= useful + 2
+    monkeypatch.setattr(kv_blocks, "_MOST_ON_HOST", 30 * state)
+    assert count() == 30
+
+
+def test_no_snapshots_on_the_host_where_the_device_has_one_for_each_256_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, checkpoint = random_model(replace(RECIPE, context_length=8192))
+    monkeypatch.setattr(kv_blocks, "free_memory_bytes", lambda: 1 << 40)
+    wanted = replace(CONFIG, max_running=64, context_length=8192, kv_cache_bytes=64 << 20)
+    plan = plan_memory(spec, checkpoint, resolved(spec, checkpoint, wanted, "cuda"), 1 << 30)
+    assert plan.num_snapshots > 800
+    assert plan.num_host_snapshots == 0
+
+
+@pytest.mark.parametrize(("is_integrated", "expected"), [(True, 0), (False, None)])
+def test_a_gpu_in_the_hosts_memory_keeps_its_snapshots(
+    is_integrated: bool, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless that is configured; a model without states has nothing to decide."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    properties = SimpleNamespace(is_integrated=is_integrated)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: properties)
+    config = replace(CONFIG, device="cuda")
+    for recipe, given, device, found in (
+        (RECIPE, config, ChosenDevice("cuda"), expected),
+        (RECIPE, config, ChosenDevice("cuda", 1), None),
+        (RECIPE, replace(config, host_snapshot_bytes=7), ChosenDevice("cuda"), 7),
+        (replace(RECIPE, recurrent=()), config, ChosenDevice("cuda"), None),
+        (RECIPE, config, ChosenDevice("cpu"), None),
+    ):
+        spec, checkpoint = random_model(recipe)
+        monkeypatch.setattr(select, "build_spec", lambda *_, spec=spec: spec)
+        assert select.resolve_model(checkpoint, given, device, 1 << 30)[1].host_snapshot_bytes == found
 
 
 @pytest.mark.parametrize("part", ["key_size", "value_size"])

@@ -90,10 +90,12 @@ class KVMemory:
         snapshot_bytes = state_bytes if config.prefix_cache else 0
         limit = kv_limit_bytes(config, max(free - reserved, 0))
         check_one_fits(request_bytes, limit, config.context_length)
-        self.num_snapshots = snapshots_within(limit, request_bytes, snapshot_bytes, sum(block_bytes) / size)
-        self.num_host_snapshots = host_snapshots_within(config, snapshot_bytes, self.num_snapshots)
+        token_bytes = sum(block_bytes) / size
+        self.num_snapshots = snapshots_within(limit, request_bytes, snapshot_bytes, token_bytes)
         self.snapshot_bytes = self.num_snapshots * snapshot_bytes
         limit -= self.snapshot_bytes
+        most = min(limit, config.max_running * request_bytes)
+        self.num_host_snapshots = host_snapshots_within(config, snapshot_bytes, self.num_snapshots, most / token_bytes)
         share = min(float(config.max_running), limit / request_bytes)
         self.num_blocks = tuple(int(count * share) for count in per_request)
         taken = sum(count * each for count, each in zip(self.num_blocks, block_bytes, strict=True))

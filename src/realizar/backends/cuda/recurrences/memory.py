@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from realizar.backends.cuda.recurrences.host_snapshots import HostSnapshots
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.config import DEFAULT_ROWS, EngineConfig
+from realizar.errors import CapacityError, KernelError
 from realizar.models.mixers import GatedDeltaNet, ShortConvolution
 from realizar.models.spec import ModelSpec
 from realizar.state_moves import StateMoves
 
+_LOG = logging.getLogger(__name__)
 Recurrent = GatedDeltaNet | ShortConvolution
 
 
@@ -69,10 +73,14 @@ class StateMemory:
         num_host_snapshots: copies of slots in the host's memory.
 
     Attributes:
-        host: those; None where there are none.
+        host: those; None where there are none, which is logged where the host can't have the default's.
         states: of each layer float32 [slots, value heads, key size, value size]; empty for a convolution.
         rings: of each layer float32 [slots, ring, width]: what each of a sequence's last tokens brought.
         ring: tokens of a ring.
+        num_host_snapshots: those that there is memory for.
+
+    Raises:
+        CapacityError, KernelError: as of `HostSnapshots`, where their memory was configured.
     """
 
     def __init__(
@@ -92,7 +100,13 @@ class StateMemory:
         self._tensors = [each for each in (*self.states.values(), *self.rings.values()) if each.numel()]
         self.host: HostSnapshots | None = None
         if num_host_snapshots:
-            self.host = HostSnapshots(self._tensors, self._rows, num_host_snapshots)
+            try:
+                self.host = HostSnapshots(self._tensors, self._rows, num_host_snapshots)
+            except (CapacityError, KernelError) as error:
+                if config.host_snapshot_bytes is not None:
+                    raise
+                _LOG.warning("no snapshot of a state waits in the host's memory: %s", error)
+        self.num_host_snapshots = 0 if self.host is None else num_host_snapshots
 
     def begin(self, moves: StateMoves) -> None:
         """Start the copies with which a step begins."""
