@@ -235,3 +235,11 @@ def test_a_wrong_token_is_an_error_of_the_row() -> None:
     matcher.advance([TOKENS.index(b"x")])
     assert matcher.error
     assert not FACTORY.masks([(matcher, ())])[0].any()
+
+
+@pytest.mark.parametrize("above", [0, 6])
+def test_a_refused_lark_grammar_is_not_quoted(above: int) -> None:
+    """Clients of tools have not written the grammar, whose lines near the fault llguidance shows."""
+    schema = '{"type": "object", "properties": {"a": {"$ref": "#", "type": "object"}}}'
+    lark = "start: rule\n" + "// x\n" * above + f"rule: %json {schema}\n"
+    refuse("lark", lark, r"circular references with sibling keys are not supported: json-schema:///#$")

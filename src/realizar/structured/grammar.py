@@ -6,6 +6,7 @@ A row whose grammar can't go on is in error and gives no mask. No token is gener
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from realizar.structured.vocabulary import GrammarVocabulary
 
 _LOG = logging.getLogger(__name__)
 _LETTER = b"a"
+_QUOTED = re.compile(r"\n *\d+ \|")  # a numbered line of the grammar in an error, which shows those near the fault
 
 # llguidance's bounds of time and memory: a grammar compiles within a second, and a mask takes tens of milliseconds.
 _LIMITS = LLParserLimits(max_lexer_states=100_000, step_max_items=50_000, step_lexer_fuel=200_000, verbose_errors=False)
@@ -238,6 +240,6 @@ def _reason(text: str) -> str:
     """An error of llguidance as one line, without underlines, backtraces and the grammar's own lines."""
     if "panic" in text or "backtrace" in text:
         return "it is too complex"
-    lines = [line.strip() for line in text.split("\n   1 |")[0].splitlines()]
+    lines = [line.strip() for line in _QUOTED.split(text, 1)[0].splitlines()]
     joined = " ".join(line for line in lines if line.strip("^<>") and not line.startswith("<"))
     return joined[:500].replace("Unimplemented keys: [", "unsupported keywords: [") or "unknown"
