@@ -90,7 +90,8 @@ def test_activation_epilogues_of_integer_matmuls_fit(name: str) -> None:
         if tiles is None:
             assert 3 * out_features / 32 < 2 * tuning.processors
             continue
-        assert (tiles.tokens, tiles.tiles, tiles.unroll) == (tokens, 2, 2 if tokens <= 4 else 1)
+        unrolled = tokens == 1 and tiles.parts == 1 and tiles.blocks <= 9  # with registers for a chunk more
+        assert (tiles.tokens, tiles.tiles, tiles.unroll) == (tokens, 2, 3 if unrolled else 2 if tokens <= 4 else 1)
         assert 1 <= tiles.parts <= max(1, form.chunks(cols))
         assert tiles.threads <= 384
         assert tiles.blocks * tuning.processors >= out_features / 32
@@ -200,9 +201,22 @@ def test_tables_hold_for_their_shapes() -> None:
         assert [line.to_json() for line in (*lines, *found.expert_lines)] == json.loads(text)
         assert lines == best_lines(lines)
         assert list(found.expert_lines) == best_expert_lines(found.expert_lines)
-        shapes = {(line.out_features, line.cols) for line in lines}
-        for tokens in {line.tokens for line in lines}:
-            assert {(line.out_features, line.cols) for line in lines if line.tokens == tokens} == shapes
+        general = [line for line in lines if not line.alone]
+        shapes = {(line.out_features, line.cols) for line in general}
+        for tokens in {line.tokens for line in general}:
+            assert {(line.out_features, line.cols) for line in general if line.tokens == tokens} == shapes
+
+
+def test_a_line_that_counts_alone_is_for_no_other_shape() -> None:
+    tuning, form = DEVICES["NVIDIA H200"], FORMS[GGMLType.Q4_K]
+    others = replace(tuning, lines=tuple(line for line in tuning.lines if not line.alone))
+    alone = {(line.out_features, line.cols) for line in tuning.lines if line.alone}
+    assert (34816, 5120) in alone
+    for (out_features, cols), tokens in itertools.product(alone, (8, 16)):
+        for choose in ("many_tokens", "gated"):
+            found, general = (getattr(each, choose)(tokens, out_features + 64, cols, form) for each in (tuning, others))
+            assert found == general
+    assert tuning.gated(8, 34816, 5120, form) != others.gated(8, 34816, 5120, form)
 
 
 def test_a_line_serves_its_own_shape_unchanged() -> None:

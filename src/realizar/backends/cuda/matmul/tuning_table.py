@@ -3,7 +3,8 @@
 A table is JSON in `tables/`, a list of lines as `Line.to_json` writes them: the fastest tiles and splits for a number
 of tokens and a shape. After them come those of matmuls over experts, as `ExpertLine.to_json` writes them. A
 matmul takes the line of its number of tokens and the nearest shape; splits are then scaled so that as many blocks run,
-and stages cut where another weight format's blocks are too large for shared memory.
+and stages cut where another weight format's blocks are too large for shared memory. Lines that count alone are for
+their own shape, so that a shape can be measured without a look at all others.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ BLOCK_TOKENS = (8, 16, 32, 64, 128)
 _CONSUMER_BYTES_PER_MS = 2.5e9  # at which the next kernel reads partial sums
 _MOST_WARPS, _MOST_PARTS = 16, 6  # that share a tile's columns in the mat-vec, and with the gated epilogue
 _MANY_TILES = 30  # of a multiprocessor, from which on a block takes a whole strip
+_MOST_UNROLLED = 9  # blocks of two warps for one token, each of which has registers for one chunk more
 _LEAST_FILLED = 2 / 3  # of the multiprocessors, by a matmul that can't be split
 _DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the tensor-core kernels run on
 
@@ -50,6 +52,7 @@ class Line:
     Attributes:
         tokens: of the step. out_features, cols: shape of the weights.
         tiles, splits: how it ran. ms: how long, of one launch in a graph of many.
+        alone: whether it counts for its own shape alone; others are for the nearest shapes too.
     """
 
     tokens: int
@@ -58,17 +61,23 @@ class Line:
     tiles: Tiles
     splits: int
     ms: float
+    alone: bool = False
 
     def to_json(self) -> list[Any]:
-        """[tokens, out_features, cols, kind, the tiles' numbers, splits, ms]; such tiles have no turns and parts."""
+        """[tokens, out_features, cols, kind, the tiles' numbers (no turns, no parts), splits, ms], and then "alone"."""
         names = [field.name for field in fields(self.tiles) if field.name not in ("kind", "turns", "summed")]
         numbers = [getattr(self.tiles, name) for name in names]
-        return [self.tokens, self.out_features, self.cols, self.tiles.kind, numbers, self.splits, round(self.ms, 5)]
+        values = [self.tokens, self.out_features, self.cols, self.tiles.kind, numbers, self.splits, round(self.ms, 5)]
+        return [*values, "alone"] if self.alone else values
 
     @staticmethod
     def from_json(values: Sequence[Any]) -> Line:
-        tokens, out_features, cols, kind, numbers, splits, ms = values
-        return Line(tokens, out_features, cols, _KINDS[kind](*numbers), splits, ms)
+        tokens, out_features, cols, kind, numbers, splits, ms, *marks = values
+        return Line(tokens, out_features, cols, _KINDS[kind](*numbers), splits, ms, marks == ["alone"])
+
+    def is_for(self, out_features: int, cols: int) -> bool:
+        """True if it counts for a shape."""
+        return not self.alone or (self.out_features, self.cols) == (out_features, cols)
 
     @property
     def work(self) -> str:
@@ -213,6 +222,8 @@ class DeviceTuning:
             return None
         at_once, (warps, unroll) = -(-blocks // self.processors), _warps_and_unroll(tokens)
         parts = max(1, min(round(warps / (2 * at_once)), _MOST_PARTS, weight_format.chunks(cols) // 2))
+        if tokens == 1 and parts == 1 and at_once <= _MOST_UNROLLED:
+            return MatvecTiles(1, 2, 1, unroll + 1, at_once)
         return MatvecTiles(tokens, 2, parts, unroll, max(at_once, warps // (2 * parts)))
 
     def gated(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> WgmmaTiles | None:
@@ -236,7 +247,8 @@ class DeviceTuning:
 
     def _nearest_gated(self, tokens: int, out_features: int, cols: int) -> WgmmaTiles | None:
         """The tiles of the line with two strips that is nearest by shape, then by a number of tokens no smaller."""
-        lines = [line for line in self.lines if isinstance(line.tiles, WgmmaTiles) and line.tiles.strips == 2]
+        of_shape = [line for line in self.lines if line.is_for(out_features, cols)]
+        lines = [line for line in of_shape if isinstance(line.tiles, WgmmaTiles) and line.tiles.strips == 2]
         most = max((line.tokens for line in lines), default=0)
         fitting = [line for line in lines if line.tokens >= min(tokens, most)]
         best = min(fitting, key=lambda line: (_distance(line, out_features, cols), line.tokens), default=None)
@@ -244,7 +256,7 @@ class DeviceTuning:
 
     def _nearest(self, tokens: int, out_features: int, cols: int, kinds: set[str]) -> Line | None:
         """The line of the nearest number of tokens that is no smaller, and the nearest shape."""
-        lines = [line for line in self.lines if line.tiles.kind in kinds]
+        lines = [line for line in self.lines if line.tiles.kind in kinds and line.is_for(out_features, cols)]
         counts = {line.tokens for line in lines}
         if not counts:
             return None
