@@ -177,6 +177,21 @@ def test_the_end_stays_in_sight_as_the_field_grows(api: ScriptedApi, page: Any) 
     assert page.evaluate("document.querySelector('#scroller').scrollTop") == 0
 
 
+def test_a_window_that_shrinks_before_the_event_of_a_scroll_keeps_the_end(api: ScriptedApi, page: Any) -> None:
+    api.script = lambda body: words("line\n\n" * 60)
+    page.goto(api.url)
+    ask(page, "Go")
+    finished(page)
+    at_end = "() => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 2"
+    page.wait_for_function(at_end)
+    page.evaluate(
+        "() => { scroller.scrollTop -= 10; scroller.scrollTop = scroller.scrollHeight;"
+        " scroller.style.maxHeight = '150px'; }"
+    )
+    page.wait_for_function(at_end)
+    assert page.evaluate("scroller.clientHeight") == 150
+
+
 def test_scrolling_up_is_respected(api: ScriptedApi, page: Any) -> None:
     rest = threading.Event()
     api.script = lambda body: held("a line\n\n" * 60, "a line\n\n" * 20, rest)

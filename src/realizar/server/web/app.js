@@ -51,6 +51,7 @@ const drawer = new Drawer({
 });
 let deletedOpen = null; // the chat that was open when it was deleted here
 let following = true; // the end stays in sight until the reader scrolls up
+let lastTop = 0; // where the log was scrolled to last
 let opening = Promise.resolve();
 
 const handlers = {
@@ -208,6 +209,7 @@ function follow() {
 
 function scrollToEnd() {
   scroller.scrollTop = chats.open ? scroller.scrollHeight : 0; // the welcome is read from its top
+  lastTop = scroller.scrollTop;
 }
 
 function fitPrompt() {
@@ -320,7 +322,9 @@ function listen() {
   });
   scroller.addEventListener("scroll", () => {
     const gap = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight;
-    following = gap < 48;
+    // The event of the page's own scrolling may come after the window has shrunk: only who scrolls up leaves the end.
+    following = gap < 48 || (following && scroller.scrollTop >= lastTop);
+    lastTop = scroller.scrollTop;
     byId("to-end").hidden = gap < 160;
   });
   new ResizeObserver(follow).observe(scroller); // the field for messages grows, or a phone's keyboard comes
