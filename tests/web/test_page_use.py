@@ -8,6 +8,8 @@ from typing import Any
 from scripted_api import ScriptedApi, held, words
 from web.page_driver import ask, finished, until
 
+AT_END = "() => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 2"
+
 
 def test_themes(api: ScriptedApi, browser: Any) -> None:
     for scheme, first, second in (("light", 251, 21), ("dark", 21, 251)):
@@ -159,18 +161,21 @@ def test_copy(api: ScriptedApi, browser: Any) -> None:
     context.close()
 
 
-def test_the_end_stays_in_sight_as_the_field_grows(api: ScriptedApi, page: Any) -> None:
+def show_long_answer(api: ScriptedApi, page: Any) -> None:
+    """Have an answer that is longer than the window, whose end is in sight."""
     api.script = lambda body: words("line\n\n" * 60)
     page.goto(api.url)
     ask(page, "Go")
     finished(page)
-    gap = "(({ scrollHeight, scrollTop, clientHeight }) => scrollHeight - scrollTop - clientHeight)"
-    at_end = f"() => {gap}(document.querySelector('#scroller')) < 2"
-    page.wait_for_function(at_end)
+    page.wait_for_function(AT_END)
+
+
+def test_the_end_stays_in_sight_as_the_field_grows(api: ScriptedApi, page: Any) -> None:
+    show_long_answer(api, page)
     page.fill("#prompt", "many\nlines\n" * 5)
-    page.wait_for_function(at_end)
+    page.wait_for_function(AT_END)
     page.set_viewport_size({"width": 1100, "height": 400})
-    page.wait_for_function(at_end)
+    page.wait_for_function(AT_END)
     page.evaluate("document.querySelector('#scroller').scrollTop = 0")
     page.wait_for_selector("#to-end:not([hidden])")
     page.set_viewport_size({"width": 1100, "height": 700})
@@ -178,17 +183,12 @@ def test_the_end_stays_in_sight_as_the_field_grows(api: ScriptedApi, page: Any) 
 
 
 def test_a_window_that_shrinks_before_the_event_of_a_scroll_keeps_the_end(api: ScriptedApi, page: Any) -> None:
-    api.script = lambda body: words("line\n\n" * 60)
-    page.goto(api.url)
-    ask(page, "Go")
-    finished(page)
-    at_end = "() => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 2"
-    page.wait_for_function(at_end)
+    show_long_answer(api, page)
     page.evaluate(
         "() => { scroller.scrollTop -= 10; scroller.scrollTop = scroller.scrollHeight;"
         " scroller.style.maxHeight = '150px'; }"
     )
-    page.wait_for_function(at_end)
+    page.wait_for_function(AT_END)
     assert page.evaluate("scroller.clientHeight") == 150
 
 

@@ -16,7 +16,9 @@ _LOG = logging.getLogger(__name__)
 _NEARLY = 0.99  # whole blocks do not fill a size to the last byte
 _SNAPSHOT_TOKENS = 256  # of the cache, for each of which there is a snapshot at most
 _SNAPSHOT_SHARE = 0.5  # of the cache's bytes, at most
-_HOST_SHARE, _MOST_ON_HOST = 8, 4 << 30  # an eighth of the host's free memory, and bytes at most
+HOST_SHARE = 8
+"""Snapshots of states take one of so many parts of the host's free memory by default."""
+_MOST_ON_HOST = 4 << 30  # bytes
 _FEWEST_ON_HOST = 4  # fewer are not worth what a load measures for them
 
 
@@ -84,7 +86,7 @@ def host_snapshots_within(
 
 
 def _default_host_bytes(sharers: int) -> int:
-    return min(free_memory_bytes() // _HOST_SHARE, _MOST_ON_HOST) // sharers
+    return min(free_memory_bytes() // HOST_SHARE, _MOST_ON_HOST) // sharers
 
 
 def check_one_fits(request_bytes: int, limit_bytes: int, context_length: int) -> None:

@@ -162,7 +162,9 @@ def _sharers(models: Sequence[KnownModel], sleep_bytes: int, free_bytes: int) ->
     Returns:
         0 where sleeping models may take so much that it is not left.
     """
-    if sleep_bytes > free_bytes - free_bytes // 8:
+    from realizar.backends.kv_blocks import HOST_SHARE
+
+    if sleep_bytes > free_bytes - free_bytes // HOST_SHARE:
         return 0
     return sum(model.load.host_bytes > 0 for model in models)
 

@@ -202,8 +202,8 @@ class ExpertsBinder:
         bias = self._none if router.bias is None else router.bias
         selection = self._none if selects is None else self._weights.vector(selects)
         scales = self._none if experts.expert_scales is None else self._weights.vector(experts.expert_scales)
-        shared, slots, width = self._shared(experts), per_token + (self._shared(experts) > 0), experts.up.in_features
-        gate, gate_bias = (self._none, None)
+        shared, width = self._shared(experts), experts.up.in_features
+        slots, gate, gate_bias = self._matrices[experts.up.weight].per_token(experts), self._none, None
         if shared == 2 and experts.shared_gate is not None:
             gate, gate_bias = self.shared.gate(experts.shared_gate)
 

@@ -166,12 +166,10 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     attention = max(one.num_heads * one.head_size for _, one in spec.attentions())
     shared = [one.shared for _, one in spec.mixtures() if one.shared is not None]
     widest = max((one.up.out_features for one in (*(one for _, one in spec.feed_forwards()), *shared)), default=0)
-    tiles = (
-        step_tiles(sizes.tokens, one.experts_per_token, one.num_experts, True, shared=int(one.shared is not None))
-        for _, one in spec.mixtures()
-    )
-    wide = (one.down.in_features for _, one in spec.mixtures())
-    pairs = max((step.places * width // 2 for step, width in zip(tiles, wide, strict=True)), default=0)
+    pairs = 0
+    for _, one in spec.mixtures():
+        step = step_tiles(sizes.tokens, one.experts_per_token, one.num_experts, True, shared=one.shared is not None)
+        pairs = max(pairs, step.places * one.down.in_features // 2)
     partials = max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size, _pair_floats(spec, sizes))
     routers = sum(2 * one.router.out_features * one.router.in_features for _, one in spec.mixtures())  # in two orders
     biases = sum(

@@ -44,7 +44,8 @@ class HostSnapshots:
     def __init__(self, tensors: Sequence[torch.Tensor], rows: int, count: int) -> None:
         self._tensors, self._rows, device = tensors, rows, tensors[0].device
         self._sizes = [tensor[0].numel() for tensor in tensors]
-        snapshot_bytes = 4 * sum(self._sizes)
+        self._floats = sum(self._sizes)  # of a snapshot
+        snapshot_bytes = 4 * self._floats
         self._size_bytes = snapshot_bytes * count
         self._per_piece = min(max(_PIECE_BYTES // snapshot_bytes, 1), count)
         # A copy must lie within what was pinned at once, and no page may be pinned twice.
@@ -130,8 +131,8 @@ class HostSnapshots:
     def _parts(self, host_snapshot: int) -> list[torch.Tensor]:
         """A snapshot's memory, by tensor."""
         piece, place = divmod(host_snapshot, self._per_piece)
-        start, floats = piece * self._piece_bytes // 4 + place * sum(self._sizes), sum(self._sizes)
-        split = self._memory[start : start + floats].split(self._sizes)
+        start = piece * self._piece_bytes // 4 + place * self._floats
+        split = self._memory[start : start + self._floats].split(self._sizes)
         return [part.view(tensor.shape[1:]) for part, tensor in zip(split, self._tensors, strict=True)]
 
     def _take(self, piece: int) -> None:
