@@ -29,7 +29,8 @@ from realizar.checkpoint.ggml_types import GGMLType
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
 TOKENS = (3, 8, 9, 16, 33, 64, 65, 128, 130, 300)
-_TOLERANCE = 1.5e-3  # weights rounded to halves, and the result: about 4e-4
+_TOLERANCE = 1.5e-3  # scales, minima, weights, inputs and results rounded to halves: a row's error is 1.1e-3 at most
+_SQUARED = 3e-3  # a square has twice its root's relative error: the same roundings, done in float64, give up to 2.0e-3
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,8 @@ def test_every_number_of_rows(matmuls: MatmulKernels, ggml_type: GGMLType, activ
         launch_gated(matmuls, matrix, activations, target, tokens, config)
         reference = expected(x, exact, activation)
         error = (tokens_of(target, tokens) - reference).norm(dim=1) / reference.norm(dim=1)
-        assert float(error.max()) < _TOLERANCE, (tokens, config)  # NaN where something was not written
+        tolerance = _SQUARED if activation == "relu_squared" else _TOLERANCE
+        assert float(error.max()) < tolerance, (tokens, config)  # NaN where something was not written
 
 
 @pytest.mark.parametrize("tokens", [8, 64, 200])
