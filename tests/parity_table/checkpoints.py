@@ -70,7 +70,9 @@ def _quantised(
         first += tensor.numel()
     values = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
     rng = np.random.default_rng(13)
-    for stored, places in converted_tensors(model, numbers).items():
+    with np.errstate(over="ignore"):  # of an exponential's, of a number; no such tensor is quantised
+        converted = converted_tensors(model, numbers)
+    for stored, places in converted.items():
         ggml_type = _type_of(stored, places.shape, weights, model.config)
         if ggml_type is None:
             continue
