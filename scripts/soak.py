@@ -155,7 +155,9 @@ async def soak(arguments: argparse.Namespace) -> int:
     faults = [await _report(engine, started_s)]
     while not (await asyncio.wait((ended,), timeout=_REPORT_S))[0]:
         faults.append(await _report(engine, started_s))
-    counts = json.loads(ended.result()[0])
+    if clients.returncode:
+        print(f"the clients ended with exit status {clients.returncode} before they could count their answers")
+    counts = json.loads(ended.result()[0] or b"{}")
     await asyncio.sleep(1)
     faults.append(await _report(engine, started_s))
     stats = await engine.stats()
@@ -164,7 +166,8 @@ async def soak(arguments: argparse.Namespace) -> int:
     server.should_exit = True
     await serving
     await engine.close()
-    return int(any(faults) or bool(left_open or engine.num_restarts or set(counts) - {"200", "429", "left"}))
+    failed = clients.returncode or left_open or engine.num_restarts or set(counts) - {"200", "429", "left"}
+    return int(any(faults) or bool(failed))
 
 
 def main() -> int:
