@@ -50,7 +50,7 @@ class Binder:
         self._spec, self._weights, self._space, self._experts = spec, weights, workspace, experts
         self._attention, self._merger, self._recurrences = attention, merger, recurrences
         self._norms = NormBinder(spec, weights, workspace)
-        self._beside = BesideBinder(weights, workspace, merger, self._norms, experts)
+        self._beside = BesideBinder(self._norms, experts)
         self._mixtures = {experts.router.weight: experts for _, experts in spec.mixtures()}
         self._none = torch.zeros(1, device=workspace.hidden.device)
 
@@ -127,7 +127,7 @@ class Binder:
         """The branch that a block adds to the stream."""
         if isinstance(block, ExpertsBlock):
             if block.experts.norms is not None:
-                return Branch(self._beside.output(), block.join)
+                return Branch(self._beside.output(block.experts), block.join)
             return Branch(self._experts.output(block.experts, block.join), block.join)
         assert block.join.linear is not None
         return Branch(self._merger.merge((block.join.linear,)), block.join)

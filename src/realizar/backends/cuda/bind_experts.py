@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +23,7 @@ from realizar.backends.cuda.matmul.experts import (
     input_format,
 )
 from realizar.backends.cuda.matmul.grouped_experts import GroupedExperts
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer
+from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.routing import Router, RouterKernels
 from realizar.backends.cuda.norms import Folded, ResidualAdd, Run
@@ -135,7 +135,7 @@ class ExpertsBinder:
             yield self._launch("expert gate and up", run, matrices.gate_up[0], experts)
         else:
             for part, stack in enumerate(matrices.gate_up):
-                run = self._gate_or_up(experts, matrices, pairs, part)
+                run = self._gate_or_up(experts, matrices, pairs, consumer, part)
                 yield self._launch("expert gate and up", run, stack, experts)
             yield Launch("expert activation", self._activate(experts, matrices))
         yield self._launch("expert down", self._down(experts, matrices, pairs, consumer, added), matrices.down, experts)
@@ -229,15 +229,16 @@ class ExpertsBinder:
     def _activate_at_once(
         self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, consumer: ExpertsInput, folded: Folded | None
     ) -> Run:
-        buffers, (stack,), (bias,) = self._space.activations, matrices.gate_up, matrices.gate_up_biases
+        (stack,), (bias,) = matrices.gate_up, matrices.gate_up_biases
         assert isinstance(stack, PackedExperts)
+        inputs = self._inputs_of(consumer)
 
         def run(shape: StepShape) -> None:
             if self._grouped is not None and consumer.is_grouped(shape.tokens):
-                source = buffers.normed(self._grouped.input_format(shape.tokens), stack.in_features)
+                source = inputs(self._grouped.input_format(shape.tokens), stack.in_features)
                 self._grouped.launch_gate_up(experts, matrices, source, pairs, shape.tokens)
                 return
-            source = buffers.normed(input_format(stack), stack.in_features)
+            source = inputs(input_format(stack), stack.in_features)
             target = self._activated(experts)
             norm = folded(shape.tokens) if folded else None
             activation = gated_activation(experts)
@@ -245,13 +246,19 @@ class ExpertsBinder:
 
         return run
 
-    def _gate_or_up(self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, part: int) -> Run:
+    def _inputs_of(self, consumer: ExpertsInput) -> Callable[[InputFormat, int], ActivationBuffer]:
+        """The buffers, by format and columns, of the norm that experts read."""
+        return self._space.activations.beside if consumer.apart else self._space.activations.normed
+
+    def _gate_or_up(
+        self, experts: Experts, matrices: ExpertMatrices, pairs: Pairs, consumer: ExpertsInput, part: int
+    ) -> Run:
         """Sums of gate, of up, or of both interleaved, one stack after the other in the memory of partial sums."""
-        space, parts = self._space, len(matrices.gate_up)
+        inputs, space, parts = self._inputs_of(consumer), self._space, len(matrices.gate_up)
         width, stack, bias = 2 * experts.up.out_features // parts, matrices.gate_up[part], matrices.gate_up_biases[part]
 
         def run(shape: StepShape) -> None:
-            source = space.activations.normed(input_format(stack), experts.up.in_features)
+            source = inputs(input_format(stack), experts.up.in_features)
             out = space.partials(parts, shape.tokens * pairs.per_token, width)[part]
             self._matmuls.multiply(stack, bias, source, pairs, out, shape.tokens)
 

@@ -68,7 +68,7 @@ class SharedBinder:
         first, shared = self.first(experts), experts.shared
         if first is None or shared is None:
             return
-        last = self._merger.merge((shared.down,))
+        last = self.last(shared)
         yield Launch(SHARED_PART, self._multiply(first, last, folded), first.weight_bytes)
         yield Launch(SHARED_PART, self._activate(shared, first, last))
 
@@ -79,9 +79,19 @@ class SharedBinder:
             norm: before the mixture.
         """
         if experts.shared is not None and not self._is_stacked(experts.shared):
-            last = self._merger.merge((experts.shared.down,))
-            yield Launch(SHARED_PART, self._project(experts, last), last.weight_bytes)
+            last = self.last(experts.shared)
+            yield self.bind_down(experts)
             yield Launch(SHARED_PART, self._add(experts, last, norm))
+
+    def last(self, shared: FeedForward) -> MergedLinear:
+        """The last matmul of a shared expert."""
+        return self._merger.merge((shared.down,))
+
+    def bind_down(self, experts: Experts) -> Launch:
+        """The last matmul's launch, after the experts; its sums are where `partials` says."""
+        assert experts.shared is not None
+        last = self.last(experts.shared)
+        return Launch(SHARED_PART, self._project(experts, last), last.weight_bytes)
 
     def _multiply(self, first: MergedLinear, last: MergedLinear, folded: Folded | None) -> Run:
         space, buffers = self._space, self._space.activations
@@ -121,8 +131,10 @@ class SharedBinder:
 
         return run
 
-    def _partials(self, experts: Experts, last: MergedLinear, tokens: int) -> torch.Tensor:
-        """float32 [splits, tokens, width], behind the outputs of the step's pairs."""
+    def partials(self, experts: Experts, tokens: int) -> torch.Tensor:
+        """Sums of the last matmul: float32 [splits, tokens, width], behind the outputs of the step's pairs."""
+        assert experts.shared is not None
+        last = self.last(experts.shared)
         first, splits = tokens * experts.experts_per_token * last.width, last.splits(tokens)
         end = first + splits * tokens * last.width
         return self._space.partial_sums[first:end].view(splits, tokens, last.width)
@@ -131,7 +143,7 @@ class SharedBinder:
         shared = self._space.activations.shared
 
         def run(shape: StepShape) -> None:
-            partials = self._partials(experts, last, shape.tokens)
+            partials = self.partials(experts, shape.tokens)
             last.launch(shape.tokens, lambda input_format: shared(input_format, last.cols), partials)
 
         return run
@@ -144,7 +156,7 @@ class SharedBinder:
         rows, gate_bias = (none, None) if gate is None else self.gate(gate)
 
         def run(shape: StepShape) -> None:
-            partials = self._partials(experts, last, shape.tokens)
+            partials = self.partials(experts, shape.tokens)
             add_shared[(shape.tokens,)](
                 partials, partials.stride(0), partials.stride(1), none if last.bias is None else last.bias,
                 space.partial_sums[(per_token - 1) * width :], per_token * width, space.hidden, width, weight,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from realizar.backends.cuda.kernel_sizes import norm_blocks, norm_square_parts, whole_width
 from realizar.backends.cuda.kernels import store_inputs as formats
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block
+from realizar.backends.cuda.kernels.normalize_beside import normalize_sums, normalize_twice
 from realizar.backends.cuda.matmul.experts import ExpertsInput, ExpertsOutput
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
-from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
+from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.quantized import Int8Activations
 from realizar.backends.cuda.matmul.residual import Residual
@@ -21,6 +23,7 @@ from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import Join
+from realizar.models.expert_norms import ExpertNorms
 from realizar.models.parts import Norm
 from realizar.models.spec import ModelSpec
 
@@ -36,19 +39,18 @@ ResidualAdd = Callable[[int], Residual]
 
 
 @dataclass(frozen=True, slots=True)
-class StoredOutput:
-    """An output that is whole already.
+class BesideOutput:
+    """Outputs of experts and of the dense feed-forward beside them, each of which has a norm before they are added.
 
     Attributes:
-        values: float32 [>= tokens, width], contiguous.
+        experts: their outputs. shared: the last matmul of the feed-forward.
+        sums: of that, by number of tokens: float32 [splits, tokens, width].
     """
 
-    values: torch.Tensor
-    bias: None = None
-
-    def splits(self, tokens: int) -> int:
-        """One: there is nothing to sum."""
-        return 1
+    experts: ExpertsOutput
+    shared: MergedLinear
+    sums: Callable[[int], torch.Tensor]
+    norms: ExpertNorms
 
     def adds_residual(self, tokens: int) -> bool:
         """False: no matmul's epilogue has it."""
@@ -59,13 +61,13 @@ class StoredOutput:
 class Branch:
     """A matmul, or experts, whose output is added to the residual stream, with the norm and scale of `join`."""
 
-    linear: MergedLinear | ExpertsOutput | StoredOutput
+    linear: MergedLinear | ExpertsOutput | BesideOutput
     join: Join
 
 
 def _is_folded(branch: Branch, consumer: Consumer) -> bool:
     """True if the consumer may apply the scale of the norm after a branch, in steps where its kernels can."""
-    return branch.join.folds_next_norm and consumer.all_packed
+    return branch.join.folds_next_norm and consumer.all_packed and not isinstance(branch.linear, BesideOutput)
 
 
 def _applies_scale(branch: Branch, consumer: Consumer, tokens: int) -> bool:
@@ -119,13 +121,15 @@ class NormBinder:
 
     def bind_last(self, branch: Branch) -> Run:
         """Add the body's last branch to the stream."""
-        if branch.join.norm is not None or branch.join.output_scale is not None:
+        join = branch.join
+        if join.norm is not None or join.output_scale is not None or isinstance(branch.linear, BesideOutput):
             return self._whole(branch, None, None)
         return self._blocks(branch, None, None, self._none, self._none)
 
     def bind_residual_add(self, branch: Branch, consumer: Consumer | None) -> ResidualAdd:
         """The operands of a branch's residual-add epilogue, by number of tokens; it begins the norm where it can."""
         space, linear = self._space, branch.linear
+        assert not isinstance(linear, BesideOutput)  # no matmul's epilogue adds it
         following = branch.join.next
         begins = following is not None and consumer is not None and _is_folded(branch, consumer)
         norm_weight = self._arguments(following.norm)[0] if following is not None and begins else None
@@ -153,31 +157,24 @@ class NormBinder:
     ) -> Run:
         """One program per token."""
         space, cols, cut = self._space, self._cols, whole_width(self._cols)
-        own = self._arguments(norm)
-        branch_arguments = self._arguments(branch.join.norm if branch else None)
-        output_scale = self._output_scale(branch)
-        selected = space.arrays["selected"]
-        unread = formats.PLAIN if gather else formats.NOTHING
-        to_pooled = (space.pooled, cols, self._none, self._none, self._none)
+        own, added_as = self._arguments(norm), self._added(branch)
+        selected, squares = space.arrays["selected"], self._none if square_sums is None else square_sums
 
         def start(shape: StepShape, added: Branch | None, target: ActivationBuffer | None) -> None:
             tokens = shape.tokens
-            splits = added.linear.splits(tokens) if added else 0
-            partials = self._partials(added, tokens) if added else self._none.view(1, 1, 1)
-            bias = added.linear.bias if added else None
-            pointers = target.pointers() if target else to_pooled
-            constants = target.constants() if target else {"FORMAT": unread.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
-            normalize[(tokens,)](
-                partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias,
-                *branch_arguments, float(added.join.scale) if added else 0.0, output_scale, space.hidden, cols,
-                selected, *own, *pointers, cols, self._none if square_sums is None else square_sums,
-                SPLITS=splits, MATMUL_BIAS=bias is not None,
-                BRANCH_NORM=NORM_KINDS[added.join.norm.kind] if added and added.join.norm else 0,
-                BRANCH_BIAS=bool(added and added.join.norm and added.join.norm.bias),
-                NORM=NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias), GATHER=gather,
-                PARTS=0 if square_sums is None else norm_square_parts(cols), BLOCK=cut.block, num_warps=cut.warps,
-                **constants, **space.launching(tokens),
-            )  # fmt: skip
+            pointers, stored = self._target(target, space.pooled if gather else None)
+            ends = *added_as, space.hidden, *own, *pointers, cols, squares
+            constants = {
+                **_norm_constants("", norm), **_norm_constants("BRANCH_", added.join.norm if added else None),
+                **stored, "PARTS": 0 if square_sums is None else norm_square_parts(cols), "BLOCK": cut.block,
+                "num_warps": cut.warps, **space.launching(tokens),
+            }  # fmt: skip
+            if added is not None and isinstance(added.linear, BesideOutput):
+                sums, sum_constants = self._both_sums(added.linear, tokens)
+                normalize_sums[(tokens,)](*sums, *ends, **sum_constants, **constants)
+            else:
+                sums, sum_constants = self._sums(added, tokens)
+                normalize[(tokens,)](*sums, selected, *ends, GATHER=gather, **sum_constants, **constants)
 
         def inputs(input_format: InputFormat) -> ActivationBuffer:
             buffers = space.activations
@@ -197,6 +194,33 @@ class NormBinder:
 
         return run
 
+    def bind_two(self, before: Branch | None, first: tuple[Norm, Consumer], second: tuple[Norm, Consumer]) -> Run:
+        """Add a branch to the stream, norm it twice, and write the inputs of two consumers, `beside` of the second."""
+        space, cols, cut, buffers = self._space, self._cols, whole_width(self._cols), self._space.activations
+        added_as = self._added(before)
+        constants = {**_norm_constants("", first[0]), **_norm_constants("SECOND_", second[0])}
+        constants |= _norm_constants("BRANCH_", before.join.norm if before else None)
+        assert before is None or not isinstance(before.linear, BesideOutput)  # attention lies between two mixtures
+
+        def run(shape: StepShape) -> None:
+            tokens = shape.tokens
+            added = None if before is None or before.linear.adds_residual(tokens) else before
+            both = first[1].input_formats(tokens), second[1].input_formats(tokens)
+            for one, other in itertools.zip_longest(*both):
+                sums, sum_constants = self._sums(added, tokens)
+                pointers, stored = self._target(buffers.normed(one, cols) if one else None)
+                second_pointers, stored_second = self._target(buffers.beside(other, cols) if other else None)
+                normalize_twice[(tokens,)](
+                    *sums, *added_as, space.hidden, *self._arguments(first[0]), *pointers,
+                    *self._arguments(second[0]), *second_pointers, cols, **sum_constants, **constants,
+                    **stored | {"CHUNKS": -(-cols // CHUNK)}, SECOND_FORMAT=stored_second["FORMAT"],
+                    SECOND_BLOCK_TOKENS=stored_second["BLOCK_TOKENS"], BLOCK=cut.block, num_warps=cut.warps,
+                    **space.launching(tokens),
+                )  # fmt: skip
+                added = None
+
+        return run
+
     def _blocks(
         self, branch: Branch, norm: Norm | None, consumer: Consumer | None, square_sums: torch.Tensor,
         before: torch.Tensor,
@@ -204,38 +228,68 @@ class NormBinder:
         """Several programs per token; the scale is left to the consumer. None where the matmul adds to the stream."""
         space, cols, cut = self._space, self._cols, norm_blocks(self._cols)
         weight, _, _ = self._arguments(norm)
-        nowhere = (self._none, cols, self._none, self._none, self._none)
-        nothing = {"FORMAT": formats.NOTHING.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
 
         def run(shape: StepShape) -> None:
             if branch.linear.adds_residual(shape.tokens):
                 return
             tokens = shape.tokens
-            splits, bias = branch.linear.splits(tokens), branch.linear.bias
-            partials = self._partials(branch, tokens)
+            sums, sum_constants = self._sums(branch, tokens)
             target = space.activations.normed(consumer.input_formats(tokens)[0], cols) if consumer else None
+            pointers, stored = self._target(target)
             normalize_block[(tokens, cut.blocks)](
-                partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias,
-                float(branch.join.scale), space.hidden, cols, weight, *(target.pointers() if target else nowhere), cols,
-                square_sums, before, SPLITS=splits, MATMUL_BIAS=bias is not None, PARTS=norm_square_parts(cols),
-                BLOCK=cut.block, num_warps=cut.warps, **(target.constants() if target else nothing),
+                *sums, float(branch.join.scale), space.hidden, cols, weight, *pointers, cols, square_sums, before,
+                PARTS=norm_square_parts(cols), BLOCK=cut.block, num_warps=cut.warps, **sum_constants, **stored,
                 **space.launching(tokens),
             )  # fmt: skip
 
         return run
 
-    def _output_scale(self, branch: Branch | None) -> float:
-        """The factor of the stream once a branch is added."""
-        name = None if branch is None else branch.join.output_scale
-        return 1.0 if name is None else float(self._weights.vector_values(name)[0])
+    def _added(self, branch: Branch | None) -> tuple[Any, ...]:
+        """Arguments of kernels that add a branch: its norm's, its scale, and the factor of the stream after it."""
+        if branch is None:
+            return *self._arguments(None), 0.0, 1.0
+        join = branch.join
+        factor = 1.0 if join.output_scale is None else float(self._weights.vector_values(join.output_scale)[0])
+        return *self._arguments(join.norm), float(join.scale), factor
 
-    def _partials(self, branch: Branch, tokens: int) -> torch.Tensor:
+    def _sums(self, branch: Branch | None, tokens: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments and constants of the sums that a branch adds; of none where there is no branch."""
+        if branch is None:
+            return (self._none, 0, 0, self._none), {"SPLITS": 0, "MATMUL_BIAS": False}
+        assert not isinstance(branch.linear, BesideOutput)
+        bias, partials = branch.linear.bias, self._partials(branch.linear, tokens)
+        pointers = partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias
+        return pointers, {"SPLITS": branch.linear.splits(tokens), "MATMUL_BIAS": bias is not None}
+
+    def _both_sums(self, output: BesideOutput, tokens: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments and constants of experts' sums, and of those beside them, each with its norm."""
+        own, beside, bias = self._partials(output.experts, tokens), output.sums(tokens), output.shared.bias
+        norm, beside_norm = output.norms.experts_output, output.norms.shared_output
+        pointers = (
+            own, own.stride(0), own.stride(1), self._none, *self._arguments(norm), beside, beside.stride(0),
+            beside.stride(1), self._none if bias is None else bias, *self._arguments(beside_norm),
+        )  # fmt: skip
+        return pointers, {
+            "SPLITS": output.experts.splits(tokens), "MATMUL_BIAS": False, **_norm_constants("OWN_", norm),
+            "BESIDE_SPLITS": beside.shape[0], "BESIDE_MATMUL_BIAS": bias is not None,
+            **_norm_constants("BESIDE_", beside_norm),
+        }  # fmt: skip
+
+    def _partials(self, linear: MergedLinear | ExpertsOutput, tokens: int) -> torch.Tensor:
         """A branch's sums: float32 [splits, tokens, hidden_size]."""
-        if isinstance(branch.linear, ExpertsOutput):
-            return branch.linear.partials(self._space.partial_sums, tokens)
-        if isinstance(branch.linear, StoredOutput):
-            return branch.linear.values[:tokens][None]
-        return self._space.partials(branch.linear.splits(tokens), tokens, self._cols)
+        if isinstance(linear, ExpertsOutput):
+            return linear.partials(self._space.partial_sums, tokens)
+        return self._space.partials(linear.splits(tokens), tokens, self._cols)
+
+    def _target(
+        self, target: ActivationBuffer | None, plain: torch.Tensor | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Pointers and constants of what a norm writes: a buffer, or rows of float32, or nothing."""
+        if target is not None:
+            return target.pointers(), target.constants()
+        form = formats.NOTHING if plain is None else formats.PLAIN
+        pointers = (self._none if plain is None else plain, self._cols, self._none, self._none, self._none)
+        return pointers, {"FORMAT": form.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
 
     def _arguments(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, float]:
         """Weight, bias and epsilon."""
@@ -243,3 +297,9 @@ class NormBinder:
             return self._none, self._none, 0.0
         bias = self._weights.vector(norm.bias) if norm.bias else self._none
         return self._weights.norm_weight(norm), bias, float(norm.eps)
+
+
+def _norm_constants(prefix: str, norm: Norm | None) -> dict[str, Any]:
+    """A kernel's constants of one of its norms: `NORM` and `NORM_BIAS`, or `{prefix}NORM` and `{prefix}BIAS`."""
+    kind, bias = NORM_KINDS[norm.kind] if norm else 0, bool(norm and norm.bias)
+    return {f"{prefix}NORM": kind, f"{prefix}BIAS" if prefix else "NORM_BIAS": bias}

@@ -41,8 +41,6 @@ class Workspace:
         self.chosen = torch.full((max(pairs, 1),), -1, dtype=torch.int32, device=where)
         self.expert_weights = torch.zeros(max(pairs, 1), device=where)
         self.hidden = torch.zeros((sizes.tokens, spec.hidden_size), device=where)
-        beside = sizes.tokens if any(experts.norms is not None for _, experts in spec.mixtures()) else 1
-        self.beside = torch.zeros((beside, spec.hidden_size), device=where)
         self.square_sums = torch.zeros((2, sizes.tokens, norm_square_parts(spec.hidden_size)), device=where)
         self.epilogue_square_sums = torch.zeros(
             (min(sizes.tokens, _MATVEC_TOKENS), epilogue_square_parts(spec.hidden_size)), device=where

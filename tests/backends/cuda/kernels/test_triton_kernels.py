@@ -15,6 +15,7 @@ from realizar.backends.cuda.kernels.choose import choose, finish_logits  # noqa:
 from realizar.backends.cuda.kernels.embed import embed_quantized  # noqa: E402
 from realizar.backends.cuda.kernels.fetch import fetch  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
+from realizar.backends.cuda.kernels.normalize_beside import normalize_sums, normalize_twice  # noqa: E402
 from realizar.backends.cuda.layouts.activations import (  # noqa: E402
     half_activations,
     half_positions,
@@ -154,8 +155,8 @@ def test_normalize_adds_a_branch() -> None:
     partials, stream = (torch.from_numpy(values.astype(np.float32)) for values in (parts, hidden))
     out, square_sums, none = torch.full((ROWS, COLS), float("nan")), torch.full((ROWS, 8), float("nan")), torch.zeros(1)
     normalize[(ROWS,)](
-        partials, partials.stride(0), partials.stride(1), bias, branch_weight, none, 1e-5, 0.5, 1.0, stream, COLS,
-        none, weight, norm_bias, 1e-5, out, COLS, none, none, none, COLS, square_sums, SPLITS=3, MATMUL_BIAS=True,
+        partials, partials.stride(0), partials.stride(1), bias, none, branch_weight, none, 1e-5, 0.5, 1.0, stream,
+        weight, norm_bias, 1e-5, out, COLS, none, none, none, COLS, square_sums, SPLITS=3, MATMUL_BIAS=True,
         BRANCH_NORM=1, BRANCH_BIAS=False, NORM=2, NORM_BIAS=True, GATHER=False, FORMAT=0, BLOCK_TOKENS=1, CHUNKS=1,
         DEPENDENT=False, PARTS=8, BLOCK=256,
     )  # fmt: skip
@@ -168,6 +169,62 @@ def test_normalize_adds_a_branch() -> None:
     centred = expected - expected.mean(axis=1, keepdims=True)
     normed = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(out.numpy(), normed * weight.numpy() + norm_bias.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def rms(x: np.ndarray, weight: torch.Tensor) -> np.ndarray:
+    """An RMSNorm in float64."""
+    return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-5) * weight.numpy()
+
+
+def floats(rng: np.random.Generator, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(rng.standard_normal(shape).astype(np.float32))
+
+
+@pytest.mark.parametrize("second", [0, 4], ids=["two", "one"])
+def test_two_norms_of_a_stream(second: int) -> None:
+    """hidden = (hidden + 0.5 * norm(matmul)) * 2, then two norms of it; the format of NOTHING leaves the second out."""
+    rng = np.random.default_rng(8)
+    partials, stream, matmul_bias = floats(rng, 2, ROWS, COLS), floats(rng, ROWS, COLS), floats(rng, COLS)
+    none = torch.zeros(1)
+    branch_weight, first_weight, second_weight = (floats(rng, COLS) for _ in range(3))
+    before, outs = stream.double().numpy(), torch.full((2, ROWS, COLS), float("nan"))
+    normalize_twice[(ROWS,)](
+        partials, partials.stride(0), partials.stride(1), matmul_bias, branch_weight, none, 1e-5, 0.5, 2.0, stream,
+        first_weight, none, 1e-5, outs[0], COLS, none, none, none, second_weight, none, 1e-5, outs[1], COLS, none,
+        none, none, COLS, SPLITS=2, MATMUL_BIAS=True, BRANCH_NORM=1, BRANCH_BIAS=False, NORM=1, NORM_BIAS=False,
+        FORMAT=0, BLOCK_TOKENS=1, SECOND_NORM=1, SECOND_BIAS=False, SECOND_FORMAT=second, SECOND_BLOCK_TOKENS=1,
+        CHUNKS=1, DEPENDENT=False, BLOCK=256,
+    )  # fmt: skip
+    branch = partials.double().sum(0).numpy() + matmul_bias.numpy()
+    expected = (before + 0.5 * rms(branch, branch_weight)) * 2
+    np.testing.assert_allclose(stream.numpy(), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(outs[0].numpy(), rms(expected, first_weight), rtol=1e-4, atol=1e-4)
+    if second == 0:
+        np.testing.assert_allclose(outs[1].numpy(), rms(expected, second_weight), rtol=1e-4, atol=1e-4)
+    else:
+        assert bool(outs[1].isnan().all())
+
+
+def test_norms_of_sums_beside_each_other() -> None:
+    """hidden = (hidden + norm(norm(experts) + norm(matmul))) * 0.5, then a norm of it."""
+    rng = np.random.default_rng(9)
+    experts, beside, stream = floats(rng, ROWS, 3, COLS), floats(rng, 2, ROWS, COLS), floats(rng, ROWS, COLS)
+    own_weight, beside_weight, branch_weight, weight, bias = (floats(rng, COLS) for _ in range(5))
+    before, own, none = stream.double().numpy(), experts.transpose(0, 1), torch.zeros(1)
+    out, square_sums = torch.full((ROWS, COLS), float("nan")), torch.full((ROWS, 8), float("nan"))
+    normalize_sums[(ROWS,)](
+        own, own.stride(0), own.stride(1), none, own_weight, none, 1e-5, beside, beside.stride(0), beside.stride(1),
+        bias, beside_weight, none, 1e-5, branch_weight, none, 1e-5, 1.0, 0.5, stream, weight, none, 1e-5, out, COLS,
+        none, none, none, COLS, square_sums, SPLITS=3, MATMUL_BIAS=False, OWN_NORM=1, OWN_BIAS=False, BESIDE_SPLITS=2,
+        BESIDE_MATMUL_BIAS=True, BESIDE_NORM=1, BESIDE_BIAS=False, BRANCH_NORM=1, BRANCH_BIAS=False, NORM=1,
+        NORM_BIAS=False, FORMAT=0, BLOCK_TOKENS=1, CHUNKS=1, DEPENDENT=False, PARTS=8, BLOCK=256,
+    )  # fmt: skip
+    first = rms(experts.double().sum(1).numpy(), own_weight)
+    second = rms(beside.double().sum(0).numpy() + bias.numpy(), beside_weight)
+    expected = (before + rms(first + second, branch_weight)) * 0.5
+    np.testing.assert_allclose(stream.numpy(), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(square_sums.sum(dim=1).numpy(), (expected**2).sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(out.numpy(), rms(expected, weight), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("ggml_type", QUANTIZED_TYPES, ids=lambda ggml_type: ggml_type.name)

@@ -24,9 +24,9 @@ def norm_token(x, inside, width, weight, bias, columns, eps, KIND: tl.constexpr,
 
 @triton.jit
 def normalize(
-    partials, splits_stride, token_stride, matmul_bias, branch_weight, branch_bias, branch_eps,
-    add_scale, output_scale, hidden, hidden_stride, selected, weight, bias, eps, values, value_stride, value_scale,
-    codes, terms, width, square_sums,
+    partials, splits_stride, token_stride, matmul_bias, selected, branch_weight, branch_bias, branch_eps,
+    add_scale, output_scale, hidden, weight, bias, eps, values, value_stride, value_scale, codes, terms, width,
+    square_sums,
     SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, BRANCH_NORM: tl.constexpr,
     BRANCH_BIAS: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr, GATHER: tl.constexpr,
     FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -34,8 +34,8 @@ def normalize(
 ):  # fmt: skip
     """hidden = (hidden + add_scale * branch_norm(sum of partials)) * output_scale; out = norm(hidden). Grid: tokens.
 
-    SPLITS of 0: there is no branch. GATHER: program i reads token selected[i] of hidden. FORMAT: see
-    `activation.store_token`.
+    hidden: [tokens, width]. SPLITS of 0: there is no branch. GATHER: program i reads token selected[i] of hidden.
+    FORMAT: see `activation.store_token`.
     PARTS: of `square_sums`, for a `normalize_block` that comes next; 0 where none does.
     """
     begin(DEPENDENT)
@@ -45,7 +45,7 @@ def normalize(
     at = token
     if GATHER:
         at = tl.load(selected + token).to(tl.int64)
-    stream = hidden + at * hidden_stride + columns
+    stream = hidden + at * width + columns
     x = tl.load(stream, mask=inside, other=0.0)
     if SPLITS > 0:
         branch = load_sum(
@@ -138,24 +138,3 @@ def normalize_partials(
     )  # fmt: skip
     x = norm_token(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
     tl.store(partials + token * token_stride + first + columns, x, mask=inside)
-
-
-@triton.jit
-def normalize_sums(
-    partials, splits_stride, token_stride, matmul_bias, weight, bias, eps, out, width,
-    SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr, ADDS: tl.constexpr,
-    DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """out [tokens, width] = norm(sum of partials), or with ADDS out += norm(sum of partials). Grid: tokens."""
-    begin(DEPENDENT)
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < width
-    x = load_sum(
-        partials, matmul_bias, token * token_stride, columns, inside, splits_stride, SPLITS, MATMUL_BIAS
-    )  # fmt: skip
-    x = norm_token(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
-    at = out + token * width + columns
-    if ADDS:
-        x += tl.load(at, mask=inside, other=0.0)
-    tl.store(at, x, mask=inside)

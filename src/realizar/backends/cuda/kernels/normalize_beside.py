@@ -1,0 +1,92 @@
+"""Norms around experts beside a dense feed-forward: two of the stream before them, and one of each of their outputs."""
+
+import triton
+import triton.language as tl
+
+from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.normalize import norm_token
+from realizar.backends.cuda.kernels.reduce import load_sum
+from realizar.backends.cuda.kernels.store_inputs import NOTHING, store_token
+
+
+@triton.jit
+def normalize_twice(
+    partials, splits_stride, token_stride, matmul_bias, branch_weight, branch_bias, branch_eps, add_scale,
+    output_scale, hidden, weight, bias, eps, values, value_stride, value_scale, codes, terms,
+    second_weight, second_bias, second_eps, second_values, second_value_stride, second_value_scale, second_codes,
+    second_terms, width,
+    SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, BRANCH_NORM: tl.constexpr, BRANCH_BIAS: tl.constexpr,
+    NORM: tl.constexpr, NORM_BIAS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    SECOND_NORM: tl.constexpr, SECOND_BIAS: tl.constexpr, SECOND_FORMAT: tl.constexpr,
+    SECOND_BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """hidden = (hidden + add_scale * branch_norm(sum of partials)) * output_scale; two norms of it. Grid: tokens.
+
+    SPLITS of 0: there is no branch. hidden: [tokens, width]. A norm whose format is NOTHING is left out.
+    """
+    begin(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    stream = hidden + token * width + columns
+    x = tl.load(stream, mask=inside, other=0.0)
+    if SPLITS > 0:
+        branch = load_sum(
+            partials, matmul_bias, token * token_stride, columns, inside, splits_stride, SPLITS, MATMUL_BIAS
+        )  # fmt: skip
+        branch = norm_token(
+            branch, inside, width, branch_weight, branch_bias, columns, branch_eps, BRANCH_NORM, BRANCH_BIAS
+        )
+        x = (x + add_scale * branch) * output_scale
+        tl.store(stream, x, mask=inside)
+    if FORMAT != NOTHING:
+        y = norm_token(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
+        store_token(
+            y, token, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK
+        )
+    if SECOND_FORMAT != NOTHING:
+        y = norm_token(x, inside, width, second_weight, second_bias, columns, second_eps, SECOND_NORM, SECOND_BIAS)
+        store_token(
+            y, token, width, second_values, second_value_stride, second_value_scale, second_codes, second_terms,
+            SECOND_FORMAT, SECOND_BLOCK_TOKENS, CHUNKS, BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
+def normalize_sums(
+    partials, splits_stride, token_stride, matmul_bias, own_weight, own_bias, own_eps,
+    beside, beside_splits_stride, beside_token_stride, beside_matmul_bias, beside_weight, beside_bias, beside_eps,
+    branch_weight, branch_bias, branch_eps, add_scale, output_scale, hidden, weight, bias, eps, values, value_stride,
+    value_scale, codes, terms, width, square_sums,
+    SPLITS: tl.constexpr, MATMUL_BIAS: tl.constexpr, OWN_NORM: tl.constexpr, OWN_BIAS: tl.constexpr,
+    BESIDE_SPLITS: tl.constexpr, BESIDE_MATMUL_BIAS: tl.constexpr, BESIDE_NORM: tl.constexpr,
+    BESIDE_BIAS: tl.constexpr, BRANCH_NORM: tl.constexpr, BRANCH_BIAS: tl.constexpr, NORM: tl.constexpr,
+    NORM_BIAS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr,
+    DEPENDENT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """As `normalize`, where the branch is own_norm(sum of partials) + beside_norm(sum of beside). Grid: tokens."""
+    begin(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    stream = hidden + token * width + columns
+    x = tl.load(stream, mask=inside, other=0.0)
+    own = load_sum(partials, matmul_bias, token * token_stride, columns, inside, splits_stride, SPLITS, MATMUL_BIAS)
+    other = load_sum(
+        beside, beside_matmul_bias, token * beside_token_stride, columns, inside, beside_splits_stride, BESIDE_SPLITS,
+        BESIDE_MATMUL_BIAS,
+    )  # fmt: skip
+    branch = norm_token(own, inside, width, own_weight, own_bias, columns, own_eps, OWN_NORM, OWN_BIAS)
+    branch += norm_token(
+        other, inside, width, beside_weight, beside_bias, columns, beside_eps, BESIDE_NORM, BESIDE_BIAS
+    )
+    branch = norm_token(
+        branch, inside, width, branch_weight, branch_bias, columns, branch_eps, BRANCH_NORM, BRANCH_BIAS
+    )
+    x = (x + add_scale * branch) * output_scale
+    tl.store(stream, x, mask=inside)
+    if PARTS > 0:
+        part = tl.arange(0, PARTS)
+        tl.store(square_sums + token * PARTS + part, tl.where(part == 0, tl.sum(x * x, axis=0), 0.0))
+    x = norm_token(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
+    store_token(x, token, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK)
