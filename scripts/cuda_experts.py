@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 
 from realizar.backends.cuda.matmul.grouped import GroupedConfig, GroupedMatmuls
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
-from realizar.backends.cuda.native.grouped.source import GroupedTiles
+from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles
 from realizar.backends.cuda.tuning.measure_experts import buffers_of, random_choices, random_experts, step_of
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import PackedMatrix
@@ -111,18 +111,21 @@ class Layers:
 
 
 def other_tiles(config: GroupedConfig, text: str) -> Iterator[GroupedConfig]:
-    """Tiles that the command line asks to be tried; the first letter says for which matmul."""
+    """Tiles that the command line asks to be tried; the first letter says for which matmul, capitals mean direct."""
     own = "g" if config.activation else "d"
     for part in text.split(",") if text else ():
         numbers = list(map(int, part[1:].split("/")))
-        if part[0] == own and numbers[0] == config.tiles.tokens:
-            tiles = GroupedTiles("wgmma", numbers[0], numbers[1], numbers[2], numbers[3], numbers[4])
-            yield replace(config, tiles=tiles)
+        if part[0].lower() == own and numbers[0] == config.tiles.tokens:
+            tokens, first, second, third, blocks = numbers
+            if part[0].isupper():
+                yield replace(config, tiles=DirectTiles(tokens, first, second, third, blocks))
+            else:
+                yield replace(config, tiles=GroupedTiles("wgmma", tokens, first, second, third, blocks))
 
 
 def numbers_of(config: GroupedConfig) -> str:
-    tiles = config.tiles
-    return f"{tiles.strips}/{tiles.groups}/{tiles.stages}/{tiles.blocks}"
+    names = [field.name for field in fields(config.tiles) if field.name not in ("kind", "tokens")]
+    return config.tiles.kind + " " + "/".join(str(getattr(config.tiles, name)) for name in names)
 
 
 def main() -> None:
@@ -140,7 +143,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--skew", type=float, default=0.0)
     parser.add_argument("--tokens", default="0", help="numbers of places of a tile; 0: by the rows")
-    parser.add_argument("--tiles", default="", help="g or d, then tokens/strips/groups/stages/blocks, ...")
+    parser.add_argument(
+        "--tiles",
+        default="",
+        help="g or d, then tokens/strips/groups/stages/blocks; G or D, then tokens/slots/parts/unroll/blocks; ...",
+    )
     options = parser.parse_args()
     for rows in map(int, options.rows.split(",")):
         for tokens in map(int, options.tokens.split(",")):

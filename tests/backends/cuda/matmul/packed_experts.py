@@ -145,6 +145,8 @@ class HostRouters(RouterKernels):
 class HostGrouped:
     """A stand-in for `GroupedMatmuls`, whose tiles are rows of pairs."""
 
+    lines = ()
+
     def __init__(self, _matmuls: object, experts_read: ExpertsRead) -> None:
         self._experts_read = experts_read
         self._chosen: list[int] = []

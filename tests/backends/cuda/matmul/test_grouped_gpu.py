@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from backends.cuda.matmul.expert_stacks import expected_lists, random_choices, random_stack
 from realizar.backends.cuda.matmul.experts_read import ExpertsRead
-from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
-from realizar.backends.cuda.matmul.grouped_tiles import TILE_TOKENS, StepTiles, most_tiles
+from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
+from realizar.backends.cuda.matmul.grouped_tiles import DIRECT_TOKENS, TILE_TOKENS, StepTiles, most_tiles
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
+from realizar.backends.cuda.native.grouped.source import DirectTiles
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.checkpoint.ggml_types import GGMLType
@@ -35,9 +36,34 @@ TYPES_AND_FLOATS = [*TYPES, (GGMLType.BF16, False)]
 ACTIVATIONS: tuple[GatedActivation, ...] = ("silu", "gelu_tanh", "gelu", "clamped", "relu_squared")
 
 
-@pytest.fixture(scope="module", params=["wgmma", "mma_sync"])
+DIRECT = {"2 x 4": (2, 4, 2, 2), "4 x 1": (4, 1, 1, 5), "1 x 8": (1, 8, 4, 1)}
+"""Slots, parts, unroll and blocks of kernels whose warps read weights for themselves."""
+
+
+class DirectMatmuls(GroupedMatmuls):
+    """Grouped matmuls without a ring."""
+
+    numbers: tuple[int, int, int, int]
+
+    def step(self, rows: int, per_token: int, experts: int, shared: int = 0) -> StepTiles:
+        step = super().step(rows, per_token, experts, shared)
+        tokens = min(step.tokens, DIRECT_TOKENS)
+        return replace(step, tokens=tokens, count=most_tiles(step.pairs, experts, tokens))
+
+    def route(
+        self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False
+    ) -> GroupedConfig:
+        chosen = super().route(step, stack, activation, tiled)
+        return replace(chosen, tiles=DirectTiles(step.tokens, *self.numbers))
+
+
+@pytest.fixture(scope="module", params=["wgmma", "mma_sync", *DIRECT])
 def grouped(request: pytest.FixtureRequest) -> GroupedMatmuls:
     matmuls = MatmulKernels("cuda")
+    if request.param in DIRECT:
+        direct = DirectMatmuls(matmuls)
+        direct.numbers = DIRECT[request.param]
+        return direct
     if request.param == "mma_sync":
         matmuls.tuning = replace(matmuls.tuning, wgmma=False)
     elif not matmuls.tuning.wgmma:
@@ -71,6 +97,8 @@ def on_device(chosen: NDArray[np.int32]) -> torch.Tensor:
 def sizes(grouped: GroupedMatmuls, number: int | None = None) -> tuple[int, ...]:
     """Places of tiles: all, or of a numbered case every other one."""
     every = TILE_TOKENS if grouped._tuning.wgmma else TILE_TOKENS[:-1]
+    if isinstance(grouped, DirectMatmuls):
+        return tuple(each for each in every if each <= DIRECT_TOKENS)
     return every if number is None else every[number % 2 :: 2]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -14,11 +15,12 @@ import torch
 from backends.cuda.matmul.recorded_launches import RecordingKernel, matmuls_on
 from realizar.backends.cuda.layouts.fragments import fragment_format
 from realizar.backends.cuda.matmul import grouped as grouped_module
+from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape
 from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
 from realizar.backends.cuda.matmul.quantized import HalfActivations
 from realizar.backends.cuda.native.compiler import Source
-from realizar.backends.cuda.native.grouped.source import route_shared_bytes
+from realizar.backends.cuda.native.grouped.source import DirectTiles, route_shared_bytes
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
@@ -64,7 +66,7 @@ def test_arguments_of_a_feed_forward(kernel: type[RecordingKernel], monkeypatch:
     assert (len(buffers.slots), len(buffers.work), len(buffers.gated)) == (17 * 8, 18, 17 * 8 * WIDTH)
     gate_up, down, x = stack(2 * WIDTH, HIDDEN), stack(HIDDEN, WIDTH), half(rows, HIDDEN)
     configs = grouped.route(step, gate_up, "silu"), grouped.route(step, down, tiled=True)
-    assert [(each.gathers, each.odd) for each in configs] == [(True, False), (False, True)]
+    assert [(each.gathers, each.chunks) for each in configs] == [(True, 8), (False, 5)]
     grouped.prepare(configs, EXPERTS)
     chosen = torch.zeros(rows, PER_TOKEN, dtype=torch.int32)
     out, weights = torch.zeros(24, HIDDEN), torch.zeros(24)
@@ -104,6 +106,28 @@ def test_rows_of_pairs_and_biases(kernel: type[RecordingKernel], monkeypatch: py
         assert kernel.launches[-1][-1] is False  # no dependent launch before compute capability 9.0
 
 
+def test_kernels_that_read_weights_for_themselves(
+    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Measured ones run where their activations fit the shared memory, and have no block without an item."""
+    matmuls, gate_up, down = matmuls_on(monkeypatch), stack(2 * WIDTH, HIDDEN), stack(HIDDEN, WIDTH)
+    shape, tiles = ExpertShape(EXPERTS, HIDDEN, WIDTH), DirectTiles(8, 2, 4, 3, 2)
+    lines = [ExpertLine(24, shape, gated, tiles, 0.01) for gated in (True, False)]
+    matmuls.tuning = replace(matmuls.tuning, expert_lines=tuple(lines))
+    grouped = GroupedMatmuls(matmuls)
+    step, buffers = grouped.step(6, PER_TOKEN, EXPERTS), GroupedBuffers("cpu", 6, PER_TOKEN, EXPERTS, WIDTH, True)
+    configs = grouped.route(step, gate_up, "silu"), grouped.route(step, down, tiled=True)
+    assert [each.tiles for each in configs] == [tiles, tiles]
+    assert [each.shared_bytes for each in configs] == [8 * 8 * 128, 5 * 8 * 128]
+    grouped.launch_gated(gate_up, half(6, HIDDEN), PER_TOKEN, step, buffers, configs[0], stream=7)
+    _, grid, threads, arguments, *_ = kernel.launches[-1]
+    assert (grid, threads) == ((min(2 * 132, 17 * 10), 1, 1), 256)
+    assert arguments[-4:] == [640, 8, PER_TOKEN, 32]
+    small = replace(matmuls.tuning, shared_bytes=40 << 10)
+    matmuls.tuning = small
+    assert GroupedMatmuls(matmuls).route(step, gate_up, "silu").tiles.kind == "wgmma"
+
+
 def test_kernels_are_loaded_once(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
     grouped = GroupedMatmuls(matmuls_on(monkeypatch))
     made: list[tuple[str, int]] = []
@@ -119,7 +143,7 @@ def test_kernels_are_loaded_once(kernel: type[RecordingKernel], monkeypatch: pyt
     assert configs[0] == configs[1] != configs[2]
     for _ in range(2):
         grouped.prepare(configs, EXPERTS)
-    shared = [each.tiles.shared_bytes(matrix.format, True) for each in (configs[2], configs[0])]
+    shared = [each.shared_bytes for each in (configs[2], configs[0])]
     assert sorted(size for _, size in made) == sorted([*shared, route_shared_bytes(EXPERTS)])
 
 

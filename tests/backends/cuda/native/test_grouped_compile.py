@@ -13,7 +13,7 @@ from backends.cuda.native.compiled import check, check_registers
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
 from realizar.backends.cuda.matmul.grouped_tiles import TILE_TOKENS, grouped_tiles
 from realizar.backends.cuda.native.compiler import Source, architecture
-from realizar.backends.cuda.native.grouped.source import GroupedTiles, grouped_source, route_source
+from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles, grouped_source, route_source
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES
@@ -38,8 +38,8 @@ def both(
     """Gate and up with an activation, and down, with the tiles that are chosen for them."""
     shared = H200_BYTES if wgmma else SMALL_BYTES
     tiles = [grouped_tiles(tokens, weight_format, gated, wgmma, shared) for gated in (True, False)]
-    gate_up = grouped_source(weight_format, tiles[0], True, activation, False)
-    return [gate_up, grouped_source(weight_format, tiles[1], False, None, tokens == 16)], tiles
+    gate_up = grouped_source(weight_format, tiles[0], True, activation, 32)
+    return [gate_up, grouped_source(weight_format, tiles[1], False, None, 13 if tokens == 16 else 12)], tiles
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,21 @@ def test_sums_stay_in_registers_on_hopper(tokens: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokens", [pytest.param(16, marks=pytest.mark.full), 64, 128])
 def test_clamped_sums_stay_in_registers_on_hopper(tokens: int, tmp_path: Path) -> None:
     check_registers(*both(MXFP4, tokens, True, "clamped"), "sm_90a", tmp_path)
+
+
+@pytest.mark.parametrize("tokens", [8, pytest.param(16, marks=pytest.mark.full)])
+def test_direct_kernels_keep_their_weights_in_registers(tokens: int, tmp_path: Path) -> None:
+    tiles = DirectTiles(tokens, 4, 2, 2, 3) if tokens == 8 else DirectTiles(tokens, 4, 4, 2, 1)
+    gate_up = grouped_source(MXFP4, tiles, True, "clamped", 45)
+    check_registers([gate_up, grouped_source(MXFP4, tiles, False, None, 45)], [tiles, tiles], "sm_90a", tmp_path)
+
+
+@pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, pytest.param(GGMLType.IQ2_XS, marks=pytest.mark.full), None])
+def test_direct_kernels_compile(ggml_type: GGMLType | None) -> None:
+    """Also for architectures before the one that they were measured on."""
+    weight_format = FLOATS if ggml_type is None else fragment_format(GGML_LAYOUTS[ggml_type], True)
+    tiles = DirectTiles(8, 1, 8, 1, 1)
+    check([grouped_source(weight_format, tiles, False, None, 8)], "sm_80" if ggml_type is None else "sm_90a")
 
 
 def test_sums_stay_in_registers_on_ampere(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from realizar.backends.cuda.matmul.expert_lines import (  # noqa: E402
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls  # noqa: E402
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, load_tuning, own_table, write_table  # noqa: E402
-from realizar.backends.cuda.native.grouped.source import GroupedTiles  # noqa: E402
+from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles  # noqa: E402
 from realizar.backends.cuda.tuning import measure  # noqa: E402
 from realizar.backends.cuda.tuning.experts import (  # noqa: E402
@@ -89,7 +89,7 @@ def stack(gated: bool, shape: ExpertShape = SHAPE) -> PackedExperts:
 
 def test_every_candidate_is_timed() -> None:
     """Mat-vecs of pairs for few tokens, grouped matmuls for more; what does not run has no line."""
-    broken = next(grouped_candidates(512, 128, True, FORMATS[True], HOPPER))
+    broken = next(grouped_candidates(512, 128, True, FORMATS[True], HOPPER, 32))
     reported: list[ExpertLine] = []
     meter = MadeUpMeter(lambda gated, tiles: tiles.tokens + gated, [broken])
     lines = sweep_experts(HOPPER, [MIXTURE], (8, 64), meter, reported.append)
@@ -98,7 +98,8 @@ def test_every_candidate_is_timed() -> None:
     assert len(found) == len(lines)
     expected = {(64, gated, tiles) for gated in FORMATS for tiles in pair_candidates(gated, (12, 32)[gated])}
     for gated, weight_format in FORMATS.items():
-        expected |= {(512, gated, each) for each in grouped_candidates(512, 128, gated, weight_format, HOPPER)}
+        chunks = (12, 32)[gated]
+        expected |= {(512, gated, each) for each in grouped_candidates(512, 128, gated, weight_format, HOPPER, chunks)}
     assert found == expected - {(512, True, broken)}
     assert {line.ms for line in lines if line.pairs == 64} == {1.0, 2.0}
 
@@ -109,13 +110,19 @@ def test_grouped_candidates_fit_and_are_many(tuning: DeviceTuning, most: int, pa
     for ggml_type in QUANTIZED_TYPES:
         weight_format = fragment_format(GGML_LAYOUTS[ggml_type])
         for gated in (True, False):
-            tried = list(grouped_candidates(pairs, 128, gated, weight_format, tuning))
+            tried = list(grouped_candidates(pairs, 128, gated, weight_format, tuning, 32))
             assert len(set(tried)) == len(tried) > 1
+            assert any(tiles.kind == "direct" for tiles in tried) == (tuning.wgmma and pairs < 16384)
             for tiles in tried:
-                assert tiles.kind == ("wgmma" if tuning.wgmma else "mma_sync")
-                assert tiles.strips == 2 or not gated
                 assert min(most, pairs / 256) <= tiles.tokens <= most
-                assert tiles.shared_bytes(weight_format, gated) + tiles.static_bytes <= tuning.shared_bytes
+                if isinstance(tiles, DirectTiles):
+                    assert tiles.tokens <= 16
+                    assert tiles.blocks * (tiles.shared_bytes(32) + tiles.static_bytes) <= tuning.shared_bytes
+                    assert tiles.parts * tiles.ahead <= 32
+                else:
+                    assert tiles.kind == ("wgmma" if tuning.wgmma else "mma_sync")
+                    assert tiles.strips == 2 or not gated
+                    assert tiles.shared_bytes(weight_format, gated) + tiles.static_bytes <= tuning.shared_bytes
 
 
 def test_candidates_of_pairs_give_each_warp_columns() -> None:
@@ -177,7 +184,7 @@ def test_steps_take_the_measured_tiles(tmp_path: Path, monkeypatch: pytest.Monke
         other = grouped.route(step, stack(True, replace(SHAPE, width=1024)), "silu")  # of other matrices: by rule
         assert (other.tiles.tokens, other.tiles.groups) == (16, 1)
     places = grouped.step(64, 8, 128).places
-    assert len(GroupedBuffers("cpu", 64, 8, 128, 64, True, matmuls.tuning.grouped_lines).slots) == places
+    assert len(GroupedBuffers("cpu", 64, 8, 128, 64, True, grouped.lines).slots) == places
     assert pairs._key(stack(True), 2, 8, "silu") == (FORMATS[True], few, "silu")
     assert pairs._key(stack(False), 1, 8, None)[1] == replace(few, tiles=1)
     found = {tokens: pairs._key(stack(True), tokens, 8, "silu") for tokens in (3, 4, 8, 9)}
@@ -190,8 +197,8 @@ def test_steps_take_the_measured_tiles(tmp_path: Path, monkeypatch: pytest.Monke
 def test_lines_of_another_instruction_do_not_count() -> None:
     line = ExpertLine(512, SHAPE, True, wgmma(128), 0.05)
     tuning = replace(AMPERE, expert_lines=(line,))
-    assert tuning.grouped_lines == tuning.pair_lines == ()
-    assert replace(tuning, wgmma=True).grouped_lines == (line,)
+    assert tuning.grouped_lines(in_order=False) == tuning.pair_lines == ()
+    assert replace(tuning, wgmma=True).grouped_lines(in_order=False) == (line,)
 
 
 def test_an_order_of_sums_that_is_fixed_has_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +209,23 @@ def test_an_order_of_sums_that_is_fixed_has_one_kernel(monkeypatch: pytest.Monke
     matmuls.tuning = replace(matmuls.tuning, expert_lines=tuple(lines))
     pairs = ExpertMatmuls(matmuls)
     assert {pairs._key(stack(True), tokens, 8, "silu")[1] for tokens in (1, 2, 9, 100)} == {tiles[0]}
+
+
+def test_a_fixed_order_leaves_out_kernels_with_orders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of direct kernels come back from a file, and count for steps of any order alone."""
+    lines = [
+        ExpertLine(512, SHAPE, gated, tiles, 0.05)
+        for gated in (True, False)
+        for tiles in (DirectTiles(16, 2, 4, 3, 2), wgmma(8))
+    ]
+    assert [ExpertLine.from_json(line.to_json()) for line in lines] == lines
+    matmuls, fixed = matmuls_on(monkeypatch), matmuls_on(monkeypatch, invariant=True)
+    matmuls.tuning = fixed.tuning = replace(matmuls.tuning, expert_lines=tuple(lines[:1] + lines[2:3]))
+    grouped, in_order = GroupedMatmuls(matmuls), GroupedMatmuls(fixed)
+    step, other = grouped.step(64, 8, 128), in_order.step(64, 8, 128)
+    assert (step.tokens, other.tokens) == (16, 8)
+    assert grouped.route(step, stack(True), "silu").tiles == lines[0].tiles
+    assert in_order.route(other, stack(True), "silu").tiles.kind == "wgmma"
 
 
 def test_mixtures_of_a_model() -> None:

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, TypeAlias
 
-from realizar.backends.cuda.native.grouped.source import GroupedTiles
+from realizar.backends.cuda.native.grouped.source import AnyTiles, DirectTiles, GroupedTiles
 from realizar.backends.cuda.native.sources import MatvecTiles
 
 _MARK = "experts"  # begins a line of a table
 
-ExpertTiles: TypeAlias = GroupedTiles | MatvecTiles
+ExpertTiles: TypeAlias = AnyTiles | MatvecTiles
 """Of a grouped matmul, or of the mat-vec of pairs."""
+_WITHOUT_RING: dict[str, type[DirectTiles | MatvecTiles]] = {"direct": DirectTiles, "matvec": MatvecTiles}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ class ExpertLine:
     def from_json(values: Sequence[Any]) -> ExpertLine:
         _, pairs, experts, hidden, width, gated, kind, numbers, ms = values
         shape = ExpertShape(experts, hidden, width)
-        tiles = MatvecTiles(*numbers) if kind == "matvec" else GroupedTiles(kind, *numbers)
+        made = _WITHOUT_RING.get(kind)
+        tiles = GroupedTiles(kind, *numbers) if made is None else made(*numbers)
         return ExpertLine(pairs, shape, bool(gated), tiles, ms)
 
 

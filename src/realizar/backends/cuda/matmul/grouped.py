@@ -15,7 +15,8 @@ below 0 or beyond the experts goes nowhere: no weights are read for it and no ou
 
 Rows of x are read where they lie. Gate and up of an expert are interleaved by 64 out_features, as of a dense
 feed-forward; activation(gate) * up goes to `places.gated` in the order of tiles, from where down reads it. Matrices
-without an activation write float32 rows of pairs. A row's products are added in one order, whatever the tiles.
+without an activation write float32 rows of pairs. A row's products are added in one order, whatever the tiles,
+but those of `DirectTiles`, which have orders of their own.
 
 With programmatic dependent launch each kernel waits itself for what it reads. Down reads the list of tiles and its
 first weights before it waits for the kernel before it, which must be `launch_gated`, after `sort`.
@@ -28,13 +29,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
+from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape, measured_tiles
 from realizar.backends.cuda.matmul.experts_read import ExpertsRead
-from realizar.backends.cuda.matmul.grouped_tiles import MOST_STAGES, StepTiles, fitted, grouped_tiles, step_tiles
+from realizar.backends.cuda.matmul.grouped_tiles import MOST_STAGES, StepTiles, fits, fitted, grouped_tiles, step_tiles
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
 from realizar.backends.cuda.native.compiler import Source, compile_source, compile_sources
 from realizar.backends.cuda.native.grouped.source import (
+    AnyTiles,
+    DirectTiles,
     GroupedTiles,
     grouped_source,
     route_shared_bytes,
@@ -56,18 +59,25 @@ class GroupedConfig:
         format: of the weights. tiles: the kernel's own parameters.
         gathers: True if rows of x are found by their pairs, False if they lie in tiles.
         activation: of gate and up; None where sums go to rows of pairs.
-        odd: whether the number of chunks is odd.
+        chunks: of a row of weights.
     """
 
     format: FragmentFormat
-    tiles: GroupedTiles
+    tiles: AnyTiles
     gathers: bool
     activation: GatedActivation | None
-    odd: bool
+    chunks: int
 
     @property
     def source(self) -> Source:
-        return grouped_source(self.format, self.tiles, self.gathers, self.activation, self.odd)
+        return grouped_source(self.format, self.tiles, self.gathers, self.activation, self.chunks)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        if isinstance(self.tiles, DirectTiles):
+            return self.tiles.shared_bytes(self.chunks)
+        return self.tiles.shared_bytes(self.format, self.activation is not None)
 
 
 class GroupedBuffers:
@@ -106,18 +116,23 @@ class GroupedBuffers:
 
 
 class GroupedMatmuls:
-    """The grouped matmuls of one device: chooses, compiles, launches. Used by one thread, in one context."""
+    """The grouped matmuls of one device: chooses, compiles, launches. Used by one thread, in one context.
+
+    Attributes:
+        lines: measured on the device.
+    """
 
     def __init__(self, matmuls: MatmulKernels, experts_read: ExpertsRead | None = None) -> None:
         """Share the device and its tuning with the dense matmuls; sorts add what they find to `experts_read`."""
         self._matmuls, self._tuning = matmuls, matmuls.tuning
+        self.lines = self._tuning.grouped_lines(in_order=matmuls.batch_invariant)
         self._experts_read = experts_read
         self._kernels: dict[GroupedConfig, Kernel] = {}
         self._sorts: dict[int, Kernel] = {}
 
     def step(self, rows: int, per_token: int, experts: int, shared: int = 0) -> StepTiles:
         """Tiles of a step of `rows`; see `step_tiles`."""
-        return step_tiles(rows, per_token, experts, self._tuning.wgmma, self._tuning.grouped_lines, shared)
+        return step_tiles(rows, per_token, experts, self._tuning.wgmma, self.lines, shared)
 
     def route(
         self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False
@@ -130,14 +145,17 @@ class GroupedMatmuls:
             tiled: whether its input is what `launch_gated` writes.
         """
         gated, shared = activation is not None, self._tuning.shared_bytes
+        chunks = stack.format.chunks(stack.in_features)
         shape = ExpertShape.of_stack(stack.routed, stack.out_features, stack.in_features, gated)
-        measured = measured_tiles(self._tuning.grouped_lines, step.pairs - step.shared, shape, gated, step.tokens)
-        if isinstance(measured, GroupedTiles):
+        measured = measured_tiles(self.lines, step.pairs - step.shared, shape, gated, step.tokens)
+        tiles: AnyTiles
+        if isinstance(measured, DirectTiles) and fits(measured, chunks, shared):
+            tiles = measured
+        elif isinstance(measured, GroupedTiles):
             tiles = fitted(replace(measured, stages=MOST_STAGES), stack.format, gated, shared)
         else:
             tiles = grouped_tiles(step.tokens, stack.format, gated, self._tuning.wgmma, shared)
-        odd = stack.format.chunks(stack.in_features) % 2 == 1
-        return GroupedConfig(stack.format, tiles, not tiled, activation, odd)
+        return GroupedConfig(stack.format, tiles, not tiled, activation, chunks)
 
     def prepare(
         self, wanted: Iterable[GroupedConfig], experts: int, compiled: Callable[[int, int], None] | None = None
@@ -161,8 +179,7 @@ class GroupedMatmuls:
 
     def _load(self, config: GroupedConfig) -> Kernel:
         source = config.source
-        shared = config.tiles.shared_bytes(config.format, config.activation is not None)
-        return Kernel(compile_source(source, self._matmuls.arch), source.name, shared)
+        return Kernel(compile_source(source, self._matmuls.arch), source.name, config.shared_bytes)
 
     def _load_sort(self, experts: int) -> Kernel:
         source = route_source(experts)
@@ -243,8 +260,7 @@ class GroupedMatmuls:
         lists = [x, scales, buffers.slots.data_ptr(), buffers.work.data_ptr()]
         sizes = [stack.stride, stack.out_features, stack.format.chunks(stack.in_features), share, block]
         arguments = [*matrices, out.data_ptr(), _address(weights), *lists, *sizes]
-        items = step.count * -(-stack.out_features // (BLOCK * config.tiles.width))
-        blocks = min(items, config.tiles.blocks * self._tuning.processors)
+        blocks = min(step.count * config.tiles.items(stack.out_features), config.tiles.blocks * self._tuning.processors)
         self._start(self._kernels[config], blocks, config.tiles.threads, arguments, _SIZES, stream)
 
     def _start(

@@ -96,9 +96,8 @@ class GroupedExperts:
         """The buffers that layers of one shape share."""
         key = experts.experts_per_token, experts.num_experts, experts.down.in_features, matrices.shared
         if key not in self._buffers:
-            tuning = self._matmuls.tuning
             self._buffers[key] = GroupedBuffers(
-                self._matmuls.device, self._rows, *key[:3], tuning.wgmma, tuning.grouped_lines, key[3]
+                self._matmuls.device, self._rows, *key[:3], self._matmuls.tuning.wgmma, self._grouped.lines, key[3]
             )
         return self._buffers[key]
 

@@ -12,10 +12,11 @@ from functools import cache
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.expert_lines import ExpertLine, measured_places
-from realizar.backends.cuda.native.grouped.source import GroupedTiles
+from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles
 
 TILE_TOKENS = (8, 16, 32, 64, 128)
 MMA_SYNC_TOKENS = 64  # the largest tile of mma.sync
+DIRECT_TOKENS = 16  # the largest tile of kernels whose warps read weights for themselves
 _ROOM = 1.3  # places of a tile for each pair that an expert has on average
 _LEAST_STAGES, MOST_STAGES = 3, 8  # of a ring
 _BLOCK_BYTES = 1024  # of shared memory that the device keeps for itself in each block
@@ -106,7 +107,15 @@ def fitted(tiles: GroupedTiles, weight_format: FragmentFormat, gated: bool, shar
     return tiles
 
 
+def fits(tiles: DirectTiles, chunks: int, shared_bytes: int) -> bool:
+    """True if the blocks of a multiprocessor have shared memory for activations of so many chunks."""
+    return _have_room(tiles.shared_bytes(chunks) + tiles.static_bytes, tiles.blocks, shared_bytes)
+
+
 def _fits(tiles: GroupedTiles, weight_format: FragmentFormat, gated: bool, shared_bytes: int) -> bool:
-    block = tiles.shared_bytes(weight_format, gated) + tiles.static_bytes
-    whole = (block + _BLOCK_BYTES) * tiles.blocks <= shared_bytes + _MULTIPROCESSOR_BYTES
-    return whole and block <= shared_bytes
+    return _have_room(tiles.shared_bytes(weight_format, gated) + tiles.static_bytes, tiles.blocks, shared_bytes)
+
+
+def _have_room(block: int, blocks: int, shared_bytes: int) -> bool:
+    """True if a multiprocessor has shared memory for so many blocks of `block` bytes."""
+    return (block + _BLOCK_BYTES) * blocks <= shared_bytes + _MULTIPROCESSOR_BYTES and block <= shared_bytes

@@ -148,18 +148,21 @@ class DeviceTuning:
     int8_tokens: int = 2
     expert_lines: tuple[ExpertLine, ...] = ()
 
-    @property
-    def grouped_lines(self) -> tuple[ExpertLine, ...]:
-        """The lines of grouped matmuls whose instruction runs."""
-        return self._of_kind("wgmma" if self.wgmma else "mma_sync")
+    def grouped_lines(self, *, in_order: bool) -> tuple[ExpertLine, ...]:
+        """The lines of grouped matmuls whose instruction runs.
+
+        Args:
+            in_order: leave out kernels that add a row's products in an order of their own.
+        """
+        return self._of_kinds("wgmma" if self.wgmma else "mma_sync", *(() if in_order else ("direct",)))
 
     @property
     def pair_lines(self) -> tuple[ExpertLine, ...]:
         """The lines of mat-vecs of pairs."""
-        return self._of_kind("matvec")
+        return self._of_kinds("matvec")
 
-    def _of_kind(self, kind: str) -> tuple[ExpertLine, ...]:
-        return tuple(line for line in self.expert_lines if line.tiles.kind == kind)
+    def _of_kinds(self, *kinds: str) -> tuple[ExpertLine, ...]:
+        return tuple(line for line in self.expert_lines if line.tiles.kind in kinds)
 
     def block_tokens(self, tokens: int) -> int:
         """Rows of a block of `half` activations."""

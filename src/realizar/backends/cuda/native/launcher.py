@@ -77,7 +77,7 @@ class Kernel:
         """
         self.name, self.shared_bytes = name, shared_bytes
         self._function = _function(cubin, name)
-        if shared_bytes > 32 * 1024:  # beyond 48 KiB together with static shared memory it must be asked for
+        if shared_bytes > 0:  # what is beyond 48 KiB together with static shared memory must be asked for
             driver = driver_module()
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             checked(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,9 +12,16 @@ from typing import Protocol
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape, ExpertTiles
 from realizar.backends.cuda.matmul.experts import most_pair_tokens
-from realizar.backends.cuda.matmul.grouped_tiles import MMA_SYNC_TOKENS, MOST_STAGES, TILE_TOKENS, fitted
+from realizar.backends.cuda.matmul.grouped_tiles import (
+    DIRECT_TOKENS,
+    MMA_SYNC_TOKENS,
+    MOST_STAGES,
+    TILE_TOKENS,
+    fits,
+    fitted,
+)
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning
-from realizar.backends.cuda.native.grouped.source import GroupedTiles
+from realizar.backends.cuda.native.grouped.source import AnyTiles, DirectTiles, GroupedTiles
 from realizar.backends.cuda.native.sources import MatvecTiles
 from realizar.backends.cuda.weights.experts import is_interleaved
 from realizar.backends.weight_tensors import WeightTensors
@@ -32,6 +40,11 @@ _GATED = ((2, 1, 2), (2, 1, 3), (2, 1, 4), (2, 1, 5), (2, 2, 1), (2, 2, 2), (2, 
 _PAIRS = (*_GATED, (3, 1, 2), (3, 1, 3), (3, 1, 4), (1, 1, 4), (1, 1, 6), (1, 2, 2), (1, 2, 3), (1, 2, 1))
 _MMA_SYNC = ((2, 1, 1), (2, 1, 2), (2, 1, 3))
 _PARTS = (1, 2, 3, 4, 6)
+# slots, parts, chunks ahead, blocks
+_DIRECT = (
+    (4, 2, 2, 3), (4, 2, 3, 3), (4, 2, 4, 2), (4, 4, 2, 2), (4, 4, 3, 1), (4, 4, 4, 1), (2, 4, 2, 3), (2, 4, 3, 2),
+    (2, 2, 4, 4), (2, 2, 6, 3), (1, 4, 4, 4), (1, 8, 2, 3),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +102,35 @@ def pair_candidates(gated: bool, chunks: int) -> Iterator[MatvecTiles]:
 
 
 def grouped_candidates(
-    pairs: int, experts: int, gated: bool, weight_format: FragmentFormat, device: DeviceTuning
-) -> Iterator[GroupedTiles]:
-    """Tiles that fit, with the deepest ring, whose places hold half an expert's average pairs to four times as many."""
+    pairs: int, experts: int, gated: bool, weight_format: FragmentFormat, device: DeviceTuning, chunks: int
+) -> Iterator[AnyTiles]:
+    """Tiles that fit whose places hold half an expert's average pairs to four times as many; rings are the deepest.
+
+    Args:
+        chunks: of a row of weights.
+    """
     average, most = pairs / experts, TILE_TOKENS[-1] if device.wgmma else MMA_SYNC_TOKENS
+    sizes = [each for each in TILE_TOKENS if min(average / 2, most) <= each <= min(most, max(8, 4 * average))]
+    yield from _with_ring(sizes, gated, weight_format, device)
+    if device.wgmma:
+        yield from _direct(sizes, chunks, device)
+
+
+def _direct(sizes: Iterable[int], chunks: int, device: DeviceTuning) -> Iterator[DirectTiles]:
+    """Kernels whose warps read weights for themselves."""
+    for tokens, numbers in itertools.product(sizes, _DIRECT):
+        tiles = DirectTiles(tokens, *numbers)
+        has_work = tokens <= DIRECT_TOKENS and tiles.parts * tiles.ahead <= chunks
+        if has_work and fits(tiles, chunks, device.shared_bytes):
+            yield tiles
+
+
+def _with_ring(
+    sizes: Iterable[int], gated: bool, weight_format: FragmentFormat, device: DeviceTuning
+) -> Iterator[GroupedTiles]:
+    """Kernels whose weights come through a ring, as deep as fits."""
     seen = set()
-    for tokens in TILE_TOKENS:
-        if tokens > most or tokens < min(average / 2, most) or tokens > max(8, 4 * average):
-            continue
+    for tokens in sizes:
         for strips, groups, blocks in (_GATED if gated else _PAIRS) if device.wgmma else _MMA_SYNC:
             tiles = GroupedTiles("wgmma" if device.wgmma else "mma_sync", tokens, strips, groups, MOST_STAGES, blocks)
             tiles = fitted(tiles, weight_format, gated, device.shared_bytes)
@@ -126,11 +160,11 @@ def sweep_experts(
         for tokens in token_counts:
             pairs, tried = tokens * one.per_token, list[tuple[bool, ExpertTiles]]()
             for gated, weight_format in formats.items():
+                chunks = weight_format.chunks(one.shape.hidden if gated else one.shape.width)
                 if tokens <= most_pair_tokens(one.shape.experts, one.per_token):
-                    chunks = weight_format.chunks(one.shape.hidden if gated else one.shape.width)
                     tried += [(gated, tiles) for tiles in pair_candidates(gated, chunks)]
                 else:
-                    found = grouped_candidates(pairs, one.shape.experts, gated, weight_format, tuning)
+                    found = grouped_candidates(pairs, one.shape.experts, gated, weight_format, tuning, chunks)
                     tried += [(gated, tiles) for tiles in found]
             meter.prepare(tokens, tried)
             for gated, tiles in tried:

@@ -17,7 +17,7 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffers
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
 from realizar.backends.cuda.native.compiler import compile_source, compile_sources
 from realizar.backends.cuda.native.experts.source import expert_source
-from realizar.backends.cuda.native.grouped.source import GroupedTiles
+from realizar.backends.cuda.native.grouped.source import AnyTiles
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles
 from realizar.backends.cuda.tuning.experts import TunedExperts
@@ -115,7 +115,7 @@ class ExpertDeviceMeter:
         return {gated: stacks[0].format for gated, stacks in self._stacks.items()}
 
     def prepare(self, tokens: int, tiles: Sequence[tuple[bool, ExpertTiles]]) -> None:
-        grouped = [self._config(gated, each) for gated, each in tiles if isinstance(each, GroupedTiles)]
+        grouped = [self._config(gated, each) for gated, each in tiles if not isinstance(each, MatvecTiles)]
         self._grouped.prepare(grouped, self._shape.experts)
         pairs = [self._key(gated, each) for gated, each in tiles if isinstance(each, MatvecTiles)]
         compile_sources([expert_source(*key) for key in pairs], self._matmuls.arch)
@@ -125,16 +125,16 @@ class ExpertDeviceMeter:
         read = min(tokens * self._per_token, self._shape.experts) * stacks[0].stride
         launches = max(len(stacks), min(_MOST_LAUNCHES, -(-_CACHE_TIMES * self._cache_bytes // read)))
         ordered = [stacks[index % len(stacks)] for index in range(launches)]
-        if isinstance(tiles, GroupedTiles):
-            return replay_ms(self._of_groups(tokens, gated, tiles, ordered), 5) / launches
-        return replay_ms(self._of_pairs(tokens, gated, tiles, ordered), 5) / launches
+        if isinstance(tiles, MatvecTiles):
+            return replay_ms(self._of_pairs(tokens, gated, tiles, ordered), 5) / launches
+        return replay_ms(self._of_groups(tokens, gated, tiles, ordered), 5) / launches
 
     @property
     def _cache_bytes(self) -> int:
         return int(torch.cuda.get_device_properties(self._matmuls.device).L2_cache_size)
 
     def _of_groups(
-        self, tokens: int, gated: bool, tiles: GroupedTiles, stacks: Sequence[PackedExperts]
+        self, tokens: int, gated: bool, tiles: AnyTiles, stacks: Sequence[PackedExperts]
     ) -> Callable[[], None]:
         """Grouped matmuls of layers with choices of their own."""
         step, config = self._made(tokens, tiles.tokens, len(stacks)), self._config(gated, tiles)
@@ -174,7 +174,7 @@ class ExpertDeviceMeter:
     def _key(self, gated: bool, tiles: MatvecTiles) -> Key:
         return self._stacks[gated][0].format, tiles, "silu" if gated else None
 
-    def _config(self, gated: bool, tiles: GroupedTiles) -> GroupedConfig:
+    def _config(self, gated: bool, tiles: AnyTiles) -> GroupedConfig:
         """The kernel of candidates."""
         step, stack = step_of(self._per_token, self._shape.experts, tiles.tokens), self._stacks[gated][0]
         chosen = self._grouped.route(step, stack, "silu" if gated else None, tiled=not gated)

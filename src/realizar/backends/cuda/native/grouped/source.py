@@ -7,9 +7,9 @@ an expert by expert, each expert's padded to whole tiles; a fixed number of bloc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from realizar.backends.cuda.layouts.fragments import FragmentFormat
+from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
 from realizar.backends.cuda.native.compiler import Source, read
 from realizar.backends.cuda.native.sources import (
     GatedActivation,
@@ -29,7 +29,7 @@ _MOST_COUNTS = 16384  # of all warps, in the sort's shared memory
 
 @dataclass(frozen=True, slots=True)
 class GroupedTiles:
-    """Parameters of a grouped matmul.
+    """Parameters of a grouped matmul whose weights come through a ring in shared memory.
 
     Attributes:
         kind: its instruction.
@@ -67,6 +67,10 @@ class GroupedTiles:
         """Strips of an item."""
         return self.strips * (self.groups if self.kind == "wgmma" else 1)
 
+    def items(self, out_features: int) -> int:
+        """Items of a tile of pairs."""
+        return -(-out_features // (BLOCK * self.width))
+
     def shared_bytes(self, weight_format: FragmentFormat, gated: bool) -> int:
         """Dynamic shared memory of a block."""
         if self.kind == "mma_sync":
@@ -90,21 +94,73 @@ class GroupedTiles:
         return [*((key, value) for key, value in dense if key != "REGISTERS"), ("REGISTERS", str(self.registers))]
 
 
+@dataclass(frozen=True, slots=True)
+class DirectTiles:
+    """Parameters of a grouped matmul whose warps read weights from memory into registers.
+
+    Attributes:
+        tokens: places of a tile: 8 or 16.
+        slots: of an item, each two tiles of 16 output features: 1, 2 or 4.
+        parts: warps that share a slot's columns.
+        ahead: chunks of a warp that are on their way.
+        blocks: per multiprocessor.
+    """
+
+    tokens: int
+    slots: int
+    parts: int
+    ahead: int
+    blocks: int
+
+    kind: Literal["direct"] = "direct"
+
+    @property
+    def threads(self) -> int:
+        return self.slots * self.parts * 32
+
+    def items(self, out_features: int) -> int:
+        """Items of a tile of pairs."""
+        return -(-2 * -(-out_features // BLOCK) // self.slots)
+
+    def shared_bytes(self, chunks: int) -> int:
+        """Dynamic shared memory of a block: the activations of a tile's places, of so many chunks."""
+        return chunks * self.tokens * 128
+
+    @property
+    def static_bytes(self) -> int:
+        """Shared memory of a block beside that: sums of two items, pairs and their factors."""
+        return 2 * self.parts * self.slots * 32 * self.tokens * 4 + 12 * self.tokens + 16
+
+    def defines(self, chunks: int, gated: bool) -> list[tuple[str, str]]:
+        """Macros of the kernel."""
+        names = ("TOKENS", "SLOTS", "PARTS", "AHEAD", "CHUNKS", "GATED")
+        values = (self.tokens, self.slots, self.parts, self.ahead, chunks, int(gated))
+        return [(name, str(value)) for name, value in zip(names, values, strict=True)]
+
+
+AnyTiles: TypeAlias = GroupedTiles | DirectTiles
+
+
 def grouped_source(
-    weight_format: FragmentFormat, tiles: GroupedTiles, gathers: bool, activation: GatedActivation | None, odd: bool
+    weight_format: FragmentFormat, tiles: AnyTiles, gathers: bool, activation: GatedActivation | None, chunks: int
 ) -> Source:
     """A grouped matmul; its parameters are the fields of `Experts` in work.cu, in order.
 
     Args:
         gathers: read rows of x by their pairs, in place of rows that lie in tiles.
         activation: of a feed-forward whose gate and up are interleaved; None writes sums to their pairs' rows.
-        odd: whether the number of chunks is odd; only in kernels of wgmma does it make a difference.
+        chunks: of a row of weights. Kernels of wgmma serve all numbers that are odd, or all that are even, those of
+            mma.sync all.
     """
     end = "pairs" if activation is None else "gated"
     name = f"grouped_{tiles.kind}_{format_name(weight_format)}_{activation or end}_tokens{tiles.tokens}"
-    own = [*tiles.defines(), ("GATHER", str(int(gathers))), ("ODD", str(int(odd))), *format_defines(weight_format)]
-    own += epilogue_defines(activation)
-    files = ["primitives.cu", *(["bulk.cu"] if tiles.kind == "wgmma" else []), f"{tiles.kind}_instructions.cu"]
+    if isinstance(tiles, DirectTiles):
+        own = tiles.defines(chunks, activation is not None)
+    else:
+        own = [*tiles.defines(), ("ODD", str(chunks % 2))]
+    own += [("GATHER", str(int(gathers))), *format_defines(weight_format), *epilogue_defines(activation)]
+    instructions = "wgmma" if tiles.kind == "wgmma" else "mma_sync"
+    files = ["primitives.cu", *(["bulk.cu"] if tiles.kind == "wgmma" else []), f"{instructions}_instructions.cu"]
     files += ["weights.cu", "grouped/work.cu", *(["gated_epilogue.cu"] if activation else [])]
     matmul, finish = read(f"grouped/{tiles.kind}.cu"), read(f"grouped/{tiles.kind}_{end}.cu")
     constants, body = matmul.split(_BODY)
@@ -120,7 +176,7 @@ _POINTERS = (
 _NUMBERS = "long stride", "int out_features", "int chunks", "int x_share", "int x_block"
 
 
-def _entry(name: str, tiles: GroupedTiles) -> str:
+def _entry(name: str, tiles: AnyTiles) -> str:
     """The kernel's entry point."""
     parameters = (*_POINTERS, *_NUMBERS)
     fields = ", ".join(each.split()[-1] for each in parameters)
