@@ -11,15 +11,36 @@ RMS_NORM, LAYER_NORM = tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
-def norm_token(x, inside, width, weight, bias, columns, eps, KIND: tl.constexpr, BIAS: tl.constexpr):
-    """(x - mean or 0) / deviation * weight + bias over `width` columns; KIND 0 is x itself."""
+def norm_vectors(weight, bias, columns, inside, KIND: tl.constexpr, BIAS: tl.constexpr):
+    """A norm's weight and bias of some columns, for `norm_by`; zeros in place of what it does not have.
+
+    No kernel of a step writes them, so one may load them before it waits for the kernel before it.
+    """
+    own_weight, own_bias = columns * 0.0, columns * 0.0
+    if KIND > 0:
+        own_weight = tl.load(weight + columns, mask=inside, other=0.0)
+        if BIAS:
+            own_bias = tl.load(bias + columns, mask=inside, other=0.0)
+    return own_weight, own_bias
+
+
+@triton.jit
+def norm_by(x, inside, width, weight, bias, eps, KIND: tl.constexpr, BIAS: tl.constexpr):
+    """(x - mean or 0) / deviation * weight + bias over `width` columns, of `norm_vectors`; KIND 0 is x itself."""
     if KIND > 0:
         if KIND == LAYER_NORM:
             x = tl.where(inside, x - tl.sum(x, axis=0) / width, 0.0)
-        x = x / tl.sqrt(tl.sum(x * x, axis=0) / width + eps) * tl.load(weight + columns, mask=inside, other=0.0)
+        x = x / tl.sqrt(tl.sum(x * x, axis=0) / width + eps) * weight
         if BIAS:
-            x += tl.load(bias + columns, mask=inside, other=0.0)
+            x += bias
     return x
+
+
+@triton.jit
+def norm_token(x, inside, width, weight, bias, columns, eps, KIND: tl.constexpr, BIAS: tl.constexpr):
+    """`norm_by` of the vectors at these addresses."""
+    own_weight, own_bias = norm_vectors(weight, bias, columns, inside, KIND, BIAS)
+    return norm_by(x, inside, width, own_weight, own_bias, eps, KIND, BIAS)
 
 
 @triton.jit
@@ -38,10 +59,12 @@ def normalize(
     FORMAT: see `activation.store_token`.
     PARTS: of `square_sums`, for a `normalize_block` that comes next; 0 where none does.
     """
-    begin(DEPENDENT)
-    token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
+    own_weight, own_bias = norm_vectors(weight, bias, columns, inside, NORM, NORM_BIAS)
+    added_weight, added_bias = norm_vectors(branch_weight, branch_bias, columns, inside, BRANCH_NORM, BRANCH_BIAS)
+    begin(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
     at = token
     if GATHER:
         at = tl.load(selected + token).to(tl.int64)
@@ -52,15 +75,13 @@ def normalize(
             partials, matmul_bias, token * token_stride, columns, inside, splits_stride, SPLITS,
             MATMUL_BIAS,
         )  # fmt: skip
-        branch = norm_token(
-            branch, inside, width, branch_weight, branch_bias, columns, branch_eps, BRANCH_NORM, BRANCH_BIAS
-        )
+        branch = norm_by(branch, inside, width, added_weight, added_bias, branch_eps, BRANCH_NORM, BRANCH_BIAS)
         x = (x + add_scale * branch) * output_scale
         tl.store(stream, x, mask=inside)
     if PARTS > 0:
         part = tl.arange(0, PARTS)
         tl.store(square_sums + token * PARTS + part, tl.where(part == 0, tl.sum(x * x, axis=0), 0.0))
-    x = norm_token(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
+    x = norm_by(x, inside, width, own_weight, own_bias, eps, NORM, NORM_BIAS)
     store_token(x, token, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK)
 
 

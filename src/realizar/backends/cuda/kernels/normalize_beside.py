@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.dependent import begin
-from realizar.backends.cuda.kernels.normalize import norm_token
+from realizar.backends.cuda.kernels.normalize import norm_by, norm_vectors
 from realizar.backends.cuda.kernels.reduce import load_sum
 from realizar.backends.cuda.kernels.store_inputs import NOTHING, store_token
 
@@ -24,28 +24,29 @@ def normalize_twice(
 
     SPLITS of 0: there is no branch. hidden: [tokens, width]. A norm whose format is NOTHING is left out.
     """
-    begin(DEPENDENT)
-    token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
+    added_by, added_bias = norm_vectors(branch_weight, branch_bias, columns, inside, BRANCH_NORM, BRANCH_BIAS)
+    first_by, first_bias = norm_vectors(weight, bias, columns, inside, NORM, NORM_BIAS)
+    second_by, own_second_bias = norm_vectors(second_weight, second_bias, columns, inside, SECOND_NORM, SECOND_BIAS)
+    begin(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
     stream = hidden + token * width + columns
     x = tl.load(stream, mask=inside, other=0.0)
     if SPLITS > 0:
         branch = load_sum(
             partials, matmul_bias, token * token_stride, columns, inside, splits_stride, SPLITS, MATMUL_BIAS
         )  # fmt: skip
-        branch = norm_token(
-            branch, inside, width, branch_weight, branch_bias, columns, branch_eps, BRANCH_NORM, BRANCH_BIAS
-        )
+        branch = norm_by(branch, inside, width, added_by, added_bias, branch_eps, BRANCH_NORM, BRANCH_BIAS)
         x = (x + add_scale * branch) * output_scale
         tl.store(stream, x, mask=inside)
     if FORMAT != NOTHING:
-        y = norm_token(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
+        y = norm_by(x, inside, width, first_by, first_bias, eps, NORM, NORM_BIAS)
         store_token(
             y, token, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK
         )
     if SECOND_FORMAT != NOTHING:
-        y = norm_token(x, inside, width, second_weight, second_bias, columns, second_eps, SECOND_NORM, SECOND_BIAS)
+        y = norm_by(x, inside, width, second_by, own_second_bias, second_eps, SECOND_NORM, SECOND_BIAS)
         store_token(
             y, token, width, second_values, second_value_stride, second_value_scale, second_codes, second_terms,
             SECOND_FORMAT, SECOND_BLOCK_TOKENS, CHUNKS, BLOCK,
@@ -65,10 +66,14 @@ def normalize_sums(
     DEPENDENT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """As `normalize`, where the branch is own_norm(sum of partials) + beside_norm(sum of beside). Grid: tokens."""
-    begin(DEPENDENT)
-    token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
+    own_by, own_norm_bias = norm_vectors(own_weight, own_bias, columns, inside, OWN_NORM, OWN_BIAS)
+    beside_by, beside_norm_bias = norm_vectors(beside_weight, beside_bias, columns, inside, BESIDE_NORM, BESIDE_BIAS)
+    added_by, added_bias = norm_vectors(branch_weight, branch_bias, columns, inside, BRANCH_NORM, BRANCH_BIAS)
+    last_by, last_bias = norm_vectors(weight, bias, columns, inside, NORM, NORM_BIAS)
+    begin(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
     stream = hidden + token * width + columns
     x = tl.load(stream, mask=inside, other=0.0)
     own = load_sum(partials, matmul_bias, token * token_stride, columns, inside, splits_stride, SPLITS, MATMUL_BIAS)
@@ -76,17 +81,13 @@ def normalize_sums(
         beside, beside_matmul_bias, token * beside_token_stride, columns, inside, beside_splits_stride, BESIDE_SPLITS,
         BESIDE_MATMUL_BIAS,
     )  # fmt: skip
-    branch = norm_token(own, inside, width, own_weight, own_bias, columns, own_eps, OWN_NORM, OWN_BIAS)
-    branch += norm_token(
-        other, inside, width, beside_weight, beside_bias, columns, beside_eps, BESIDE_NORM, BESIDE_BIAS
-    )
-    branch = norm_token(
-        branch, inside, width, branch_weight, branch_bias, columns, branch_eps, BRANCH_NORM, BRANCH_BIAS
-    )
+    branch = norm_by(own, inside, width, own_by, own_norm_bias, own_eps, OWN_NORM, OWN_BIAS)
+    branch += norm_by(other, inside, width, beside_by, beside_norm_bias, beside_eps, BESIDE_NORM, BESIDE_BIAS)
+    branch = norm_by(branch, inside, width, added_by, added_bias, branch_eps, BRANCH_NORM, BRANCH_BIAS)
     x = (x + add_scale * branch) * output_scale
     tl.store(stream, x, mask=inside)
     if PARTS > 0:
         part = tl.arange(0, PARTS)
         tl.store(square_sums + token * PARTS + part, tl.where(part == 0, tl.sum(x * x, axis=0), 0.0))
-    x = norm_token(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
+    x = norm_by(x, inside, width, last_by, last_bias, eps, NORM, NORM_BIAS)
     store_token(x, token, width, values, value_stride, value_scale, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK)
