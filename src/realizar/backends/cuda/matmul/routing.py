@@ -30,9 +30,7 @@ from realizar.models.spec import Experts
 
 ROUTED_TOKENS = 16  # at most, for each reads the whole router, from the second-level cache
 MANY_TOKENS = 256  # at most, where tokens share what is read of it
-_FEW_TOKENS = (
-    8  # at most, of large clusters: with 16 of 128 experts that takes half as long again as the kernel for many
-)
+_FEW_TOKENS = 8  # at most, of large clusters: with 16 of 128 experts that takes half as long again as that for many
 _OF_CLUSTER = ((64, 4), (128, 8), (MANY_TOKENS, 16))  # tokens of a step, up to each, and then of a cluster
 
 
@@ -102,7 +100,7 @@ class RouterKernels:
 
     def columns(self, key: ChoiceShape, weights: torch.Tensor) -> torch.Tensor | None:
         """`Router.columns` of its weights."""
-        if not (self._clusters and all(key.has_many(tokens) for _, tokens in self._of_cluster(key))):
+        if not (self._clusters and all(key.has_many(tokens) for _, tokens in _OF_CLUSTER)):
             return None
         columns = torch.zeros((weights.shape[1], key.padded_experts), device=weights.device)
         columns[:, : key.experts] = weights[: key.experts].t()
@@ -111,10 +109,6 @@ class RouterKernels:
     def _few_tokens(self, key: ChoiceShape) -> int:
         """The largest step that the kernel for few tokens chooses for, where there is one for many."""
         return _FEW_TOKENS if key.warps(self._clusters) > 8 else ROUTED_TOKENS
-
-    def _of_cluster(self, key: ChoiceShape) -> list[tuple[int, int]]:
-        """Tokens of steps and of clusters; where a lane has many experts no cluster has many tokens."""
-        return [(most, min(tokens, 8) if key.lane_experts > 4 else tokens) for most, tokens in _OF_CLUSTER]
 
     def prepare(self, routers: Iterable[Router]) -> None:
         """Compile and load kernels.
@@ -129,10 +123,11 @@ class RouterKernels:
             for key, tokens in missing
         ]
         for each, source, cubin in zip(missing, sources, compile_sources(sources, self._matmuls.arch), strict=True):
-            self._kernels[each] = Kernel(cubin, source.name, 0)
+            key, tokens = each
+            self._kernels[each] = Kernel(cubin, source.name, 4 * key.many_floats(tokens) if tokens else 0)
 
     def _keys(self, router: Router) -> list[tuple[ChoiceShape, int]]:
-        many = [] if router.columns is None else [tokens for _, tokens in self._of_cluster(router.key)]
+        many = [] if router.columns is None else [tokens for _, tokens in _OF_CLUSTER]
         return [(router.key, tokens) for tokens in (0, *many)]
 
     def launch(
@@ -152,7 +147,7 @@ class RouterKernels:
         read, written = [hidden.data_ptr(), header.data_ptr(), scores.data_ptr()], [chosen, weights]
         numbers = [router.eps, int(part.normalized), float(part.scale)]
         if router.columns is not None and tokens > self._few_tokens(key):
-            of_cluster = next(each for most, each in self._of_cluster(key) if tokens <= most)
+            of_cluster = next(each for most, each in _OF_CLUSTER if tokens <= most)
             arguments = [
                 router.columns.data_ptr(), *addresses, *read, *(each.data_ptr() for each in written), *numbers, tokens,
                 router.weights.data_ptr() + 4 * key.experts * key.width if key.shared == 2 else 0,

@@ -2,7 +2,8 @@
 // each of its warps some columns of the router, for all experts and some of those tokens. The sums of warps, then of
 // blocks, are added in one order.
 // Defined around it: WIDTH (of the stream, a multiple of 4) TOKENS (of a cluster) WARP_TOKENS (of a warp) LANE_EXPERTS
-// (1, 2, 4 or 8: a lane's) NAME. Before it: primitives.cu, clusters.cu, choice.cu.
+// (1, 2, 4 or 8: a lane's) FLOATS (of a block's dynamic shared memory) NAME. Before it: primitives.cu, clusters.cu,
+// choice.cu.
 
 constexpr int BLOCKS = 8, WARPS = 8;  // of a cluster, of a block
 constexpr int TOKEN_WARPS = TOKENS / WARP_TOKENS, COLUMN_WARPS = WARPS / TOKEN_WARPS;
@@ -10,7 +11,7 @@ constexpr int SLICE = LANE_EXPERTS > 4 ? 4 : 8;  // columns whose weights are as
 constexpr int SLICES = (WIDTH + BLOCKS * COLUMN_WARPS * SLICE - 1) / (BLOCKS * COLUMN_WARPS * SLICE);
 constexpr int COLUMNS = SLICES * SLICE;  // of a warp
 constexpr int PADDED = 32 * LANE_EXPERTS;  // experts
-constexpr int FLOATS = WARPS * WARP_TOKENS * (COLUMNS > PADDED ? COLUMNS : PADDED);
+static_assert(FLOATS == WARPS * WARP_TOKENS * (COLUMNS > PADDED ? COLUMNS : PADDED));
 constexpr int OWN_TOKENS = (TOKENS + BLOCKS - 1) / BLOCKS;  // which a block chooses for
 
 INLINE void load_weights(float (&w)[SLICE][LANE_EXPERTS], const float* router, int first, int end, int lane) {
@@ -64,7 +65,7 @@ extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(WARP
     const float* router, const float* biases, const float* selection, const float* scales, const float* hidden,
     const int* header, float* scores, int* chosen, float* weights, float eps, int normalized, float scale, int tokens,
     const float* gate) {
-  __shared__ __align__(16) float memory[FLOATS];  // a warp's columns of the stream, later its sums
+  float* memory = (float*)ring;  // [FLOATS]: a warp's columns of the stream, later its sums
   __shared__ float2 token_sums[WARPS][WARP_TOKENS];  // of squares, and of the gate
   __shared__ float sums[TOKENS][PADDED], block_square_sums[TOKENS], block_gate_sums[TOKENS];
   __shared__ float found[OWN_TOKENS][PADDED], gate_scores[OWN_TOKENS];

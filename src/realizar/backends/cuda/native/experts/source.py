@@ -82,7 +82,8 @@ MANY_SIZES = "ppppppppp" + "fifi" + "p"
 MOST_CHOSEN = MOST_GROUPS = 32  # experts of a token, and groups of experts, that one warp can choose
 CLUSTER_BLOCKS, MANY_WARPS = 8, 8  # of a cluster; of a block of the choice for many tokens
 _LANE_SUMS = 32  # of a lane there
-_SHARED_FLOATS = 11_500  # that a block may have without asking
+_STATIC_FLOATS = 11_000  # that a block may have without asking
+_DYNAMIC_BYTES = 64 << 10  # of each of two blocks of a multiprocessor, on any card with clusters
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +145,16 @@ class ChoiceShape:
         """True if the kernel for many tokens can have clusters of so many."""
         if self.lane_experts > 8:
             return False
-        columns = -(-self.width // (CLUSTER_BLOCKS * MANY_WARPS * self._warp_tokens(tokens) // tokens))
-        floats = MANY_WARPS * self._warp_tokens(tokens) * max(columns + 7, self.padded_experts)
-        return floats + (tokens + 2) * self.padded_experts <= _SHARED_FLOATS
+        own = -(-tokens // CLUSTER_BLOCKS)  # for which a block chooses
+        static = (tokens + own) * self.padded_experts <= _STATIC_FLOATS
+        return static and 4 * self.many_floats(tokens) <= _DYNAMIC_BYTES
+
+    def many_floats(self, tokens: int) -> int:
+        """float32 of its dynamic shared memory: of each warp its columns of the stream, or its sums."""
+        slice_columns = 4 if self.lane_experts > 4 else 8
+        unit = CLUSTER_BLOCKS * MANY_WARPS * self._warp_tokens(tokens) // tokens * slice_columns
+        columns = -(-self.width // unit) * slice_columns
+        return MANY_WARPS * self._warp_tokens(tokens) * max(columns, self.padded_experts)
 
     def _warp_tokens(self, tokens: int) -> int:
         return min(tokens, 8, _LANE_SUMS // self.lane_experts)
@@ -155,7 +163,7 @@ class ChoiceShape:
         """Macros that the source for many tokens takes beside `defines`; `tokens`: of a cluster."""
         return {
             "TOKENS": tokens, "WARP_TOKENS": self._warp_tokens(tokens), "LANE_EXPERTS": self.lane_experts,
-            "CHOOSERS": -(-tokens // CLUSTER_BLOCKS),
+            "FLOATS": self.many_floats(tokens), "CHOOSERS": -(-tokens // CLUSTER_BLOCKS),
         }  # fmt: skip
 
 
