@@ -116,7 +116,6 @@ DENSE: dict[str, Case] = {
             "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
         },
         num_tokens=600,
-        run_by=("cpu",),
     ),
     "ministral3-short": Case(
         "Ministral3",
@@ -143,7 +142,6 @@ DENSE: dict[str, Case] = {
             },
             "vision_config": _PIXTRAL,
         },
-        run_by=("cpu",),
     ),
     "mistral3-tied": Case(
         "Mistral3",

@@ -14,7 +14,7 @@ from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.expert_norms import ExpertNorms
 from realizar.models.mixers import GatedDeltaNet, ShortConvolution
-from realizar.models.parts import Activation, Linear, Norm, Rope
+from realizar.models.parts import Activation, Linear, Norm, QueryGrowth, Rope
 from realizar.models.spec import Attention, ExpertLinear, Experts, FeedForward, Layer, Mixer, ModelSpec
 from realizar.models.tensor_source import TensorSource
 from realizar.quantization.random_blocks import random_blocks
@@ -31,7 +31,8 @@ class Recipe:
         weights: ggml type of all matrices but the embedding, which is F16 and not tied.
         parts: of the architecture: `biases`, `layer_norm`, `qk_norm`, `token_norm`, `sinks`, `soft_cap`, `post_norms`,
             `ungated`, `partial_rope`, `interleaved`, `no_rope`, `undivided`, `value_norm`, `k_is_v` (in layers
-            without a window), `output_scale`, `output_gate` (of attention), `tiled` (value heads of delta nets). Of
+            without a window), `output_scale`, `output_gate` (of attention), `growth` (of its queries, from token
+            8 on), `tiled` (value heads of delta nets). Of
             mixtures: `expert_biases`, `ungated_experts`, `sigmoid`, `selection_bias`, `groups` (2 of 4), `shared`,
             `shared_gate`, `clamped`, `expert_scales`, and `own_norms`, which need `shared`.
         lacking: what each of the first layers does not have, a `mixer` or a `feed_forward`; None has both.
@@ -124,6 +125,7 @@ class _Maker:
             sinks=self.vector(f"{name}.sinks", recipe.num_heads, 1.0) if "sinks" in parts else None,
             v_norm_eps=1e-5 if "value_norm" in parts else None,
             gate=self.linear(f"{name}.output_gate", queries, hidden) if "output_gate" in parts else None,
+            query_growth=QueryGrowth(0.1, 8) if "growth" in parts else None,
         )  # fmt: skip
 
     def mixer(self, index: int, name: str, window: int | None) -> Mixer:

@@ -18,13 +18,12 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import UnsupportedModelError
-from realizar.models.parts import QueryGrowth
-from realizar.models.spec import Attention, FeedForward
+from realizar.models.spec import Experts, FeedForward
 from resolving import resolved
 
 EMPTY = Checkpoint(Path("hybrid.gguf"), "gguf", {}, {})
 ON_CPU = "^hybrid: no layer has attention, which the CPU backend needs$"
-ON_CUDA = "^hybrid: layer 3 has queries that grow with the position, which the CUDA backend does not run$"
+ON_CUDA = "^hybrid: layer 1 has experts without a gate, which the CUDA backend does not run$"
 
 
 def test_the_cpu_backend() -> None:
@@ -44,10 +43,10 @@ def test_the_cuda_backend() -> None:
     from realizar.backends.cuda.runner import CUDABackend
 
     spec = hybrid_spec()
-    mixer = spec.layers[3].mixer
-    assert isinstance(mixer, Attention)
-    grown = replace(spec.layers[3], mixer=replace(mixer, query_growth=QueryGrowth(0.1, 8)))
-    spec = replace(spec, layers=(*spec.layers[:3], grown, *spec.layers[4:]))
+    experts = spec.layers[1].feed_forward
+    assert isinstance(experts, Experts)
+    ungated = replace(spec.layers[1], feed_forward=replace(experts, gate=None))
+    spec = replace(spec, layers=(spec.layers[0], ungated, *spec.layers[2:]))
     config = resolved(spec, None, EngineConfig(), "cuda")
     with pytest.raises(UnsupportedModelError, match=ON_CUDA):
         CUDABackend(device=interpreter_device()).load(spec, EMPTY, config)

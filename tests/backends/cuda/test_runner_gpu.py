@@ -48,7 +48,7 @@ RECIPES = {
         activation="gelu_tanh",
         parts=("qk_norm", "value_norm", "k_is_v", "post_norms", "output_scale"),
     ),
-    "q8_0-128-values": Recipe(weights="Q8_0", head_size=128, parts=("value_norm", "output_scale", "k_is_v")),
+    "q8_0-128-values": Recipe(weights="Q8_0", head_size=128, parts=("value_norm", "output_scale", "k_is_v", "growth")),
     "bf16-64-gqa6": Recipe(64, 6, 1, weights="BF16", parts=("layer_norm", "ungated"), activation="gelu"),
 }
 TOLERANCE = {"f16": 0.03, "bf16": 0.035, "int8": 0.045}  # activations of eight bits, and the cache's rounding

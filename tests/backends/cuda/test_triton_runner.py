@@ -32,7 +32,9 @@ SMALL = {
 }
 RECIPES = {
     "q8_0-int8": (Recipe(**SMALL, weights="Q8_0", windows=(5,), parts=("qk_norm", "biases")), "int8", 0.02),
-    "q4_0-sinks": (Recipe(**SMALL, weights="Q4_0", windows=(None,), parts=("sinks", "post_norms")), "f16", 0.01),
+    "q4_0-sinks": (
+        Recipe(**SMALL, weights="Q4_0", windows=(None,), parts=("sinks", "post_norms", "growth")), "f16", 0.01
+    ),
     "iq4_nl-plain": (
         Recipe(**SMALL, weights="IQ4_NL", windows=(None,), activation="gelu",
                parts=("interleaved", "soft_cap", "layer_norm")),

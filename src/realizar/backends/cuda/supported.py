@@ -14,6 +14,7 @@ SUPPORTED = Supported(
     frozenset({FullCache, WindowCache, StateCache}),
     frozenset(
         {
+            Feature.QUERY_GROWTH,
             Feature.ROUTER_BIAS,
             Feature.SIGMOID_ROUTER,
             Feature.SELECTION_BIAS,

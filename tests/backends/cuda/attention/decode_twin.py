@@ -14,9 +14,9 @@ from realizar.backends.cuda.layouts.activations import half_positions, int8_acti
 from realizar.backends.cuda.native.attend_source import AttendKernel
 
 _TENSORS = (
-    "partials", "bias", "cosine", "sine", "query_norm", "key_norm", "query_norm_bias", "key_norm_bias", "keys",
-    "values", "key_scales", "value_scales", "slots", "sinks", "partial", "state", "arrivals", "decodes", "tables",
-    "table_stride", "out", "out_scale", "terms",
+    "partials", "bias", "cosine", "sine", "query_scales", "query_norm", "key_norm", "query_norm_bias", "key_norm_bias",
+    "keys", "values", "key_scales", "value_scales", "slots", "sinks", "partial", "state", "arrivals", "decodes",
+    "tables", "table_stride", "out", "out_scale", "terms",
 )  # fmt: skip
 _INTEGERS = (
     "split_stride", "token_stride", "key_at", "value_at", "kv_heads", "window", "table_rows", "out_stride",
@@ -98,6 +98,8 @@ class _Call:
             x = sum(flat[split * self.split_stride + at :][columns].clone() for split in range(kernel.splits))
             found.append((x + self["bias"][columns] if kernel.bias else x).view(count, kernel.head))  # type: ignore[union-attr]
         query = self.rotate(found[0], position, "query_norm").view(self.kv_heads, kernel.group, kernel.head)
+        if kernel.growth:
+            query = query * self["query_scales"][position]
         value = found[2]
         if kernel.value_norm:
             value = value / (value.square().mean(dim=1, keepdim=True) + self.value_eps).sqrt()

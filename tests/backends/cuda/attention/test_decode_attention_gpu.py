@@ -71,15 +71,15 @@ CASES = {
         replace(PLAIN, head=64, group=8, rotary=64, warps=2, resident=16, out="half", block_tokens=16),
         (500, 20, 129, 128, 0, 127), window=128, sinks=True,
     ),
+    "growth": Case(replace(PLAIN, norm=1, growth=True), (1, 65, 0, 300), parts=2),
     "int8-64-gqa1": Case(replace(INT8, head=64, group=1, rotary=64, out="int8"), (90, 1, 64)),
 }  # fmt: skip
 
 
 def test_kernels_compile(tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernels = [
-        CASES[name].kernel for name in ("half rows", "int8-2 stages", "f16-64-gqa3-cap-norm", "copy engine-4 runs")
-    ]
+    names = "half rows", "int8-2 stages", "f16-64-gqa3-cap-norm", "copy engine-4 runs", "growth"
+    kernels = [CASES[name].kernel for name in names]
     assert all(kernel.supported for kernel in kernels)
     for arch in ("sm_80", "sm_90a", "sm_100a"):
         for cubin in compile_sources([kernel.source() for kernel in kernels], arch):
@@ -104,6 +104,7 @@ class Twin:
         most = max(case.contexts)
         angles = rng.standard_normal((most + 1, max(1, kernel.rotary // 2))).astype(np.float32)
         self.cosine, self.sine = np.cos(angles), np.sin(angles)
+        self.query_scales = rng.uniform(0.5, 2.0, most + 1).astype(np.float32)
         per_row = -(-most // size)
         self.table = rng.permutation(rows * per_row).astype(np.int32).reshape(rows, per_row)
         self.old = rng.standard_normal((2, rows * per_row, case.kv_heads, size, head)).astype(np.float32)
@@ -129,6 +130,9 @@ class Twin:
             rotated = rotated.copy()
             a, b = rotated[:, first].copy(), rotated[:, second].copy()
             rotated[:, first], rotated[:, second] = a * c - b * s, b * c + a * s
+        if kernel.growth:
+            scales = np.where(np.arange(len(rotated)) < self.heads, self.query_scales[self.case.contexts[row] - 1], 1.0)
+            rotated = rotated * scales[:, None]
         return np.concatenate([rotated, x[len(rotated) :]])
 
     def attended(self, row: int, cached: np.ndarray) -> np.ndarray:
@@ -184,10 +188,10 @@ class Device:
         slots = [twin.table[row, block] * size + place if n else -1 for row, n, block, place in lasts]
         decodes = [(row, row, n, n - 1) if n else (-1,) * 4 for row, n in enumerate(case.contexts)]
         tensors = [
-            self.partials, floats(twin.bias), floats(twin.cosine), floats(twin.sine), *map(floats, twin.norms),
-            *self.cache, *self.scales, ints(slots), floats(twin.sinks) if case.sinks else None, self.partial,
-            self.state, self.arrivals, ints(decodes), ints(twin.table), ints([twin.table.shape[1]]), self.out,
-            self.out_scale, self.terms,
+            self.partials, floats(twin.bias), floats(twin.cosine), floats(twin.sine), floats(twin.query_scales),
+            *map(floats, twin.norms), *self.cache, *self.scales, ints(slots),
+            floats(twin.sinks) if case.sinks else None, self.partial, self.state, self.arrivals, ints(decodes),
+            ints(twin.table), ints([twin.table.shape[1]]), self.out, self.out_scale, self.terms,
         ]  # fmt: skip
         integers = [
             self.partials.stride(0), self.partials.stride(1), twin.heads * head, (twin.heads + case.kv_heads) * head,

@@ -27,8 +27,8 @@ RECIPES = {
     "bf16-80-norms-cap": (
         Recipe(80, 2, 2, 160, 128, 48, (None,), "Q8_0", ("qk_norm", "soft_cap", "partial_rope", "layer_norm")), {"f32"},
     ),
-    "bf16-64-value norm": (
-        Recipe(64, 4, 2, 128, 128, 48, (None,), "Q8_0", ("qk_norm", "value_norm")), {"int8", "half", "f32"},
+    "bf16-64-value norm-growth": (
+        Recipe(64, 4, 2, 128, 128, 48, (None,), "Q8_0", ("qk_norm", "value_norm", "growth")), {"int8", "half", "f32"},
     ),
     "f16-64-token norm": (Recipe(64, 2, 1, 128, 128, 48, (None,), "Q8_0", ("token_norm",)), {"int8", "half", "f32"}),
 }  # fmt: skip

@@ -37,7 +37,7 @@ _EARLY = {"attend_parts": 4}  # row, token and length of a decode, and the table
 _READS_OLDER = ("recur_once", "normalize", "normalize_sums", "normalize_twice")
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 RECIPES = {  # by element type of the cache, but for heads of 512, whose cache is of bf16
-    "f16": Recipe(128, 8, 2, weights="Q4_K", windows=(None, 64), parts=("biases", "qk_norm")),
+    "f16": Recipe(128, 8, 2, weights="Q4_K", windows=(None, 64), parts=("biases", "qk_norm", "growth")),
     "bf16": Recipe(256, 4, 1, weights="Q6_K", parts=("soft_cap", "post_norms"), activation="gelu_tanh"),
     "int8": Recipe(
         64,

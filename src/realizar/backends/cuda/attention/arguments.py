@@ -64,8 +64,9 @@ class AttentionArguments:
         partials = self._space.partials(linear.splits(shape.tokens), shape.tokens, linear.width)
         return [
             partials, partials.stride(0), partials.stride(1), self.none if bias is None else bias,
-            self._space.arrays["positions"], *self._ropes.get(attention.rope), *weights, *biases,
-            float(norm.eps) if norm else 0.0, float(attention.v_norm_eps or 0.0), *columns(attention),
+            self._space.arrays["positions"], *self._ropes.get(attention.rope),
+            self._ropes.query_scales(attention.query_growth), *weights, *biases, float(norm.eps) if norm else 0.0,
+            float(attention.v_norm_eps or 0.0), *columns(attention),
         ]  # fmt: skip
 
     def rotated_constants(self, attention: Attention, linear: MergedLinear, shape: StepShape) -> dict[str, Any]:
@@ -78,7 +79,8 @@ class AttentionArguments:
             "PADDED_HEAD": padded_head(attention), "ROTARY": rope.size if rope else 0,
             "INTERLEAVED": bool(rope and rope.pairing == "interleaved"),
             "NORM": NORM_KINDS[norm.kind] if norm else 0, "NORM_BIAS": bool(norm and norm.bias),
-            "VALUE_NORM": attention.v_norm_eps is not None, "BLOCK_SIZE": self._kv.block_size,
+            "VALUE_NORM": attention.v_norm_eps is not None, "GROWTH": attention.query_growth is not None,
+            "BLOCK_SIZE": self._kv.block_size,
         }  # fmt: skip
 
     def cache(self, layer: int) -> tuple[torch.Tensor, ...]:

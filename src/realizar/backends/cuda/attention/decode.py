@@ -99,7 +99,7 @@ class DecodeBinder:
             bias=rotated["BIAS"], norm=rotated["NORM"], norm_bias=rotated["NORM_BIAS"], rotary=rotated["ROTARY"],
             interleaved=rotated["INTERLEAVED"], element=self._kv.dtype, block_size=self._kv.block_size, out=output.kind,
             block_tokens=output.block_tokens, cap=attention.soft_cap is not None,
-            value_norm=rotated["VALUE_NORM"],
+            value_norm=rotated["VALUE_NORM"], growth=rotated["GROWTH"],
         )  # fmt: skip
         return self._sized(kernel, shape, attention)
 

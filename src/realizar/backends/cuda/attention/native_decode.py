@@ -13,7 +13,7 @@ from realizar.backends.cuda.native.launcher import Kernel
 from realizar.errors import KernelError
 
 _LOG = logging.getLogger(__name__)
-_SIZES = "p" * 23 + "ffff" + "i" * 8
+_SIZES = "p" * 24 + "ffff" + "i" * 8
 
 
 class DecodeAttention:

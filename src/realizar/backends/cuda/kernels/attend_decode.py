@@ -92,17 +92,17 @@ def combined_heads(
 
 @triton.jit
 def attend_decode(
-    partials, splits_stride, token_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
-    key_norm_bias, eps, value_eps, key_at, value_at, keys, values, key_scales, value_scales, slots,
+    partials, splits_stride, token_stride, bias, positions, cosine, sine, query_scales, query_norm, key_norm,
+    query_norm_bias, key_norm_bias, eps, value_eps, key_at, value_at, keys, values, key_scales, value_scales, slots,
     sinks, partial, state, arrivals, decodes, tables, table_stride, scale, soft_cap,
     out, out_stride, out_scale, codes, terms,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr,
-    VALUE_NORM: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, INT8_CACHE: tl.constexpr,
-    TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, SHARED: tl.constexpr, WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr, PARTS: tl.constexpr,
-    COMBINED: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    VALUE_NORM: tl.constexpr, GROWTH: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    INT8_CACHE: tl.constexpr, TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, SHARED: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr,
+    PARTS: tl.constexpr, COMBINED: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One token of a row against one part of its context. Grid: decodes, KV heads, PARTS.
 
@@ -127,9 +127,10 @@ def attend_decode(
         is_key, is_value = newest & (index == group), newest & (index == group + 1)
         place = tl.where(index < group, kv_head * group + index, HEADS + (index - group) * KV_HEADS + kv_head)
         x, _ = rotated_heads(
-            partials, splits_stride, token_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
-            key_norm_bias, eps, value_eps, key_at, value_at, token, place, (index < group) | is_key | is_value,
-            dims[None, :], SPLITS, BIAS, HEADS, KV_HEADS, HEAD, ROTARY, INTERLEAVED, NORM, NORM_BIAS, VALUE_NORM,
+            partials, splits_stride, token_stride, bias, positions, cosine, sine, query_scales, query_norm, key_norm,
+            query_norm_bias, key_norm_bias, eps, value_eps, key_at, value_at, token, place,
+            (index < group) | is_key | is_value, dims[None, :], SPLITS, BIAS, HEADS, KV_HEADS, HEAD, ROTARY,
+            INTERLEAVED, NORM, NORM_BIAS, VALUE_NORM, GROWTH,
         )  # fmt: skip
         slot = tl.load(slots + token)
         held = store_heads(

@@ -29,15 +29,16 @@ def norm_vector(query_values, key_values, is_query, at, mask):
 
 @triton.jit
 def rotated_heads(
-    partials, splits_stride, token_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
-    key_norm_bias, eps, value_eps, key_at, value_at, token, part, own, dims,
+    partials, splits_stride, token_stride, bias, positions, cosine, sine, query_scales, query_norm, key_norm,
+    query_norm_bias, key_norm_bias, eps, value_eps, key_at, value_at, token, part, own, dims,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr,
-    VALUE_NORM: tl.constexpr,
+    VALUE_NORM: tl.constexpr, GROWTH: tl.constexpr,
 ):  # fmt: skip
     """float32 [parts, dims]: some of a token's heads as attention takes them; and their columns.
 
-    Values are as they are, or with VALUE_NORM divided by their root mean square.
+    Values are as they are, or with VALUE_NORM divided by their root mean square. With GROWTH queries are multiplied by
+    the factor of their position in `query_scales`, float32 [context length].
     `part` int [parts, 1] counts queries, then keys, then values; of those that are not `own` all is 0. A row of
     `partials` has query, key and value side by side, at columns 0, `key_at` and `value_at`. dims: int [1, dims].
     """
@@ -79,6 +80,8 @@ def rotated_heads(
         c = tl.load(cosine + place, mask=rotates, other=1.0)
         s = tl.load(sine + place, mask=rotates, other=0.0)
         x = x * c + tl.where(rotates, sign * y, 0.0) * s
+    if GROWTH:
+        x = tl.where(is_query, x * tl.load(query_scales + tl.load(positions + token)), x)
     return x, base + dims
 
 

@@ -9,12 +9,13 @@ from realizar.backends.cuda.kernels.heads import rotated_heads, store_heads
 
 @triton.jit
 def rotate(
-    partials, splits_stride, token_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
-    key_norm_bias, eps, value_eps, key_at, value_at, keys, values, key_scales, value_scales, slots, query, query_stride,
+    partials, splits_stride, token_stride, bias, positions, cosine, sine, query_scales, query_norm, key_norm,
+    query_norm_bias, key_norm_bias, eps, value_eps, key_at, value_at, keys, values, key_scales, value_scales, slots,
+    query, query_stride,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr,
-    VALUE_NORM: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, INT8: tl.constexpr,
-    DEPENDENT: tl.constexpr, PARTS: tl.constexpr,
+    VALUE_NORM: tl.constexpr, GROWTH: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    INT8: tl.constexpr, DEPENDENT: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """PARTS heads of one token: queries, then keys, then values; see `rotated_heads`. Grid: tokens, blocks of heads.
 
@@ -26,9 +27,9 @@ def rotate(
     dims = tl.arange(0, PADDED_HEAD)[None, :]
     own = part < HEADS + 2 * KV_HEADS
     x, columns = rotated_heads(
-        partials, splits_stride, token_stride, bias, positions, cosine, sine, query_norm, key_norm, query_norm_bias,
-        key_norm_bias, eps, value_eps, key_at, value_at, token, part, own, dims, SPLITS, BIAS, HEADS, KV_HEADS, HEAD,
-        ROTARY, INTERLEAVED, NORM, NORM_BIAS, VALUE_NORM,
+        partials, splits_stride, token_stride, bias, positions, cosine, sine, query_scales, query_norm, key_norm,
+        query_norm_bias, key_norm_bias, eps, value_eps, key_at, value_at, token, part, own, dims, SPLITS, BIAS, HEADS,
+        KV_HEADS, HEAD, ROTARY, INTERLEAVED, NORM, NORM_BIAS, VALUE_NORM, GROWTH,
     )  # fmt: skip
     is_query, is_value = part < HEADS, part >= HEADS + KV_HEADS
     tl.store(query + token * query_stride + columns, x, mask=is_query & (dims < HEAD))

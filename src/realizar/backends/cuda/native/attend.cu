@@ -9,11 +9,11 @@
 // none, 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8) BLOCK_SIZE FORM (0 float32, 1
 // int8, 2 half) BLOCK_TOKENS RUNS (of a tile: 1, 4) BULK (whether the copy engine fetches tiles, where there is one;
 // else lanes copy 16 bytes each) STAGE_BYTES (of a warp and a stage) CAP (whether scores are capped)
-// VALUE_NORM (whether values are divided by their root mean square).
+// VALUE_NORM (whether values are divided by their root mean square) GROWTH (whether queries grow with the position).
 // Before it: primitives.cu, bulk.cu, attend_heads.cu, attend_results.cu.
 
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD <= 128 ? RESIDENT / WARPS : 1)
-NAME(const float* partials, const float* bias, const float* cosine, const float* sine,
+NAME(const float* partials, const float* bias, const float* cosine, const float* sine, const float* query_scales,
      const float* query_norm, const float* key_norm, const float* query_norm_bias, const float* key_norm_bias,
      char* keys, char* values, char* key_scales, char* value_scales, const int* slots, const float* sinks,
      float* partial, float* state, int* arrivals, const int4* decodes, const int* tables, const int* table_stride,
@@ -111,6 +111,7 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
     asm volatile("prefetch.global.L1 [%0];" ::"l"(cosine + angles_at + threadIdx.x * 32));
     asm volatile("prefetch.global.L1 [%0];" ::"l"(sine + angles_at + threadIdx.x * 32));
   }
+  const float query_scale = GROWTH ? __ldg(query_scales + step.w) : 1.f;
   let_next_start();
   wait_for_previous();
 
@@ -119,19 +120,7 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
 #pragma unroll
   for (int o = 0; o < OWN; o++) {
     const int h = warp + o * WARPS, column = (h < GROUP ? (kv_head * GROUP + h) * HEAD : (h == GROUP ? key_at : value_at) + kv_head * HEAD);
-    const float* from = partials + (long)token * token_stride + column + lane;
-    float parts_of[EACH][SPLITS];
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-#pragma unroll
-      for (int s = 0; s < SPLITS; s++) parts_of[i][s] = h < used && lane + i * 32 < HEAD ? load_float(from + (long)s * split_stride + i * 32) : 0.f;
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-      x[o][i] = parts_of[i][0];
-#pragma unroll
-      for (int s = 1; s < SPLITS; s++) x[o][i] += parts_of[i][s];
-      if constexpr (BIAS) x[o][i] += h < used && lane + i * 32 < HEAD ? bias[column + lane + i * 32] : 0.f;
-    }
+    sum_splits(x[o], partials + (long)token * token_stride + column + lane, bias + column + lane, split_stride, h < used, lane);
   }
   const long place = ((long)(slot / BLOCK_SIZE) * kv_heads + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE;
 #pragma unroll
@@ -142,6 +131,9 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
     const bool query = h < GROUP;
     if (h <= GROUP) norm_and_rotate(x[o], head, query ? query_norm : key_norm, query ? query_norm_bias : key_norm_bias, eps, angles, cosine + angles_at, sine + angles_at, lane);
     else if (VALUE_NORM) divide_by_root(x[o], value_eps);
+    if (GROWTH && query)
+#pragma unroll
+      for (int i = 0; i < EACH; i++) x[o][i] *= query_scale;
     if (h >= GROUP) keep(x[o], h == GROUP ? keys : values, h == GROUP ? key_scales : value_scales, place, slot >= 0, lane);
 #pragma unroll
     for (int i = 0; i < EACH; i++)

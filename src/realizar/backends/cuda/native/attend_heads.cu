@@ -80,6 +80,23 @@ INLINE float sum_of_warp(float x) { for (int o = 16; o; o >>= 1) x += __shfl_xor
 INLINE float cap_score(float s, float cap) { return CAP ? cap - 2.f * cap / (__expf(s * (2.f / cap)) + 1.f) : s; }
 INLINE float weight_of(float top, float reference) { return top == NEVER ? 0.f : __expf(top - reference); }
 
+// One warp: the columns of a head, the matmul's splits summed, plus the bias; zeros where it is not `live`.
+INLINE void sum_splits(float (&x)[EACH], const float* from, const float* bias, int split_stride, bool live, int lane) {
+  float parts_of[EACH][SPLITS];
+#pragma unroll
+  for (int i = 0; i < EACH; i++)
+#pragma unroll
+    for (int s = 0; s < SPLITS; s++)
+      parts_of[i][s] = live && lane + i * 32 < HEAD ? load_float(from + (long)s * split_stride + i * 32) : 0.f;
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    x[i] = parts_of[i][0];
+#pragma unroll
+    for (int s = 1; s < SPLITS; s++) x[i] += parts_of[i][s];
+    if constexpr (BIAS) x[i] += live && lane + i * 32 < HEAD ? bias[i * 32] : 0.f;
+  }
+}
+
 // Cosines and sines for a lane's dimensions, where it holds both of each pair.
 struct Angles { float cosine[ROTARY / 64 + 1], sine[ROTARY / 64 + 1]; };
 

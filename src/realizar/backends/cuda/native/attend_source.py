@@ -28,6 +28,7 @@ class AttendKernel:
         bulk: True if the copy engine fetches tiles, where there is one; else each lane asks for 16 bytes at once.
         least: parts of a context are no shorter than `least` times 64 keys.
         cap: True if scores are capped. value_norm: True if values are divided by their root mean square.
+        growth: True if queries grow with the position.
     """
 
     head: int
@@ -50,6 +51,7 @@ class AttendKernel:
     least: int = 2
     cap: bool = False
     value_norm: bool = False
+    growth: bool = False
 
     @property
     def supported(self) -> bool:
@@ -80,6 +82,7 @@ class AttendKernel:
             "RESIDENT": self.resident, "STAGES": self.stages,
             "RUNS": self.runs, "BULK": int(self.bulk), "STAGE_BYTES": self.stage_bytes,
             "LEAST": self.least, "CAP": int(self.cap), "VALUE_NORM": int(self.value_norm),
+            "GROWTH": int(self.growth),
         }  # fmt: skip
         defines = "".join(f"#define {key} {value}\n" for key, value in values.items())
         return Source(name, defines + "".join(map(read, _FILES)))
