@@ -13,7 +13,7 @@ import numpy as np
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.expert_norms import ExpertNorms
-from realizar.models.mixers import GatedDeltaNet, ShortConvolution
+from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
 from realizar.models.parts import Activation, Linear, Norm, QueryGrowth, Rope
 from realizar.models.spec import Attention, ExpertLinear, Experts, FeedForward, Layer, Mixer, ModelSpec
 from realizar.models.tensor_source import TensorSource
@@ -40,6 +40,7 @@ class Recipe:
             The part `undivided` leaves their weights as the softmax has them. per_token: experts of a token.
         router_weights: ggml type of routers. down_weights: of experts' down projections; None takes that of `weights`.
         full_head_size: of layers without a window, which then have one KV head; 0 takes that of the others.
+        sources: of each of the first layers, the one whose keys and values it takes; None has its own.
         recurrent: what each of the first layers has in place of attention, a `delta` net or a short `convolution`; None
             has attention.
         key_heads, value_heads, key_size, value_size: of delta nets. length: tokens that convolutions see.
@@ -63,6 +64,7 @@ class Recipe:
     router_weights: str = "F32"
     down_weights: str | None = None
     full_head_size: int = 0
+    sources: tuple[int | None, ...] = ()
     recurrent: tuple[Literal["delta", "convolution"] | None, ...] = ()
     key_heads: int = 2
     value_heads: int = 6
@@ -105,10 +107,25 @@ class _Maker:
         frequencies = tuple(float(np.float32(1000.0 ** (-i / half))) for i in range(half))
         return Rope("interleaved" if "interleaved" in parts else "neox", frequencies)
 
+    def head_shape(self, window: int | None) -> tuple[int, int]:
+        """Head size and KV heads of attention."""
+        is_wide = window is None and self.recipe.full_head_size > 0
+        return (self.recipe.full_head_size, 1) if is_wide else (self.recipe.head_size, self.recipe.num_kv_heads)
+
+    def shared_attention(self, name: str, window: int | None, source: int) -> SharedAttention:
+        recipe, parts, (size, kv_heads) = self.recipe, self.recipe.parts, self.head_shape(window)
+        queries = recipe.num_heads * size
+        return SharedAttention(
+            source, recipe.num_heads, kv_heads, size, 1 / math.sqrt(size),
+            self.linear(f"{name}.q", queries, recipe.hidden_size),
+            self.linear(f"{name}.o", recipe.hidden_size, queries), rope=self.rope(size), window=window,
+            soft_cap=3.0 if "soft_cap" in parts else None,
+            q_norm=self.norm(f"{name}.q_norm", size) if "qk_norm" in parts else None,
+        )  # fmt: skip
+
     def attention(self, name: str, window: int | None) -> Attention:
         recipe, parts = self.recipe, self.recipe.parts
-        hidden, is_wide = recipe.hidden_size, window is None and recipe.full_head_size > 0
-        size, kv_heads = (recipe.full_head_size, 1) if is_wide else (recipe.head_size, recipe.num_kv_heads)
+        hidden, (size, kv_heads) = recipe.hidden_size, self.head_shape(window)
         queries, keys = recipe.num_heads * size, kv_heads * size
         q_norm = k_norm = None
         if "qk_norm" in parts:
@@ -129,7 +146,10 @@ class _Maker:
         )  # fmt: skip
 
     def mixer(self, index: int, name: str, window: int | None) -> Mixer:
-        recurrent = self.recipe.recurrent
+        recurrent, sources = self.recipe.recurrent, self.recipe.sources
+        source = sources[index] if index < len(sources) else None
+        if source is not None:
+            return self.shared_attention(name, window, source)
         kind = recurrent[index] if index < len(recurrent) else None
         if kind is None:
             return self.attention(name, window)

@@ -23,7 +23,7 @@ LARGE_FILES: dict[str, int] = {}
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 120  # Triton's and CUDA C++'s: a kernel cut up for size reads worse than a long one
 LARGE_FUNCTIONS = {
-    f"{NATIVE}/attend.cu:NAME": 291,
+    f"{NATIVE}/attend.cu:NAME": 295,
     f"{NATIVE}/matvec.cu:multiply_matrix": 151,
     f"{NATIVE}/wgmma.cu:multiply_matrix": 147,
 }

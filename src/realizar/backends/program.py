@@ -84,12 +84,22 @@ class AttentionBlock(_BlockEnds):
 
     attention: Attention
 
+    @property
+    def cache_layer(self) -> int:
+        """Index of the layer whose keys and values it reads: its own."""
+        return self.layer
+
 
 @dataclass(frozen=True, slots=True)
 class SharedAttentionBlock(_BlockEnds):
     """Queries from the inputs; their norm, rope, attention over the keys and values of an earlier layer."""
 
     attention: SharedAttention
+
+    @property
+    def cache_layer(self) -> int:
+        """Index of the layer whose keys and values it reads."""
+        return self.attention.source
 
 
 @dataclass(frozen=True, slots=True)

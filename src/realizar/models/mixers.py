@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from realizar.cache_kinds import CacheKind, StateCache
 from realizar.models.parts import Linear, Norm, Rope
@@ -30,6 +31,14 @@ class SharedAttention:
     window: int | None = None
     soft_cap: float | None = None
     q_norm: Norm | None = None
+
+    # What `Attention` may have, and this has not.
+    k_norm: ClassVar[None] = None
+    qk_norm_axis: ClassVar[Literal["head"]] = "head"
+    sinks: ClassVar[None] = None
+    query_growth: ClassVar[None] = None
+    v_norm_eps: ClassVar[None] = None
+    gate: ClassVar[None] = None
 
     @property
     def cache_kind(self) -> None:

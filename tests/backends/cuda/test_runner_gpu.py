@@ -49,6 +49,16 @@ RECIPES = {
         parts=("qk_norm", "value_norm", "k_is_v", "post_norms", "output_scale"),
     ),
     "q8_0-128-values": Recipe(weights="Q8_0", head_size=128, parts=("value_norm", "output_scale", "k_is_v", "growth")),
+    "q8_0-256-shared": Recipe(
+        256,
+        8,
+        1,
+        weights="Q8_0",
+        windows=(40, None, 40, None),
+        full_head_size=512,
+        parts=("qk_norm", "post_norms"),
+        sources=(None, None, 0, 1),
+    ),
     "bf16-64-gqa6": Recipe(64, 6, 1, weights="BF16", parts=("layer_norm", "ungated"), activation="gelu"),
 }
 TOLERANCE = {"f16": 0.03, "bf16": 0.035, "int8": 0.045}  # activations of eight bits, and the cache's rounding
@@ -123,7 +133,7 @@ def test_logits_agree_with_transformers(name: str, form: Form, tmp_path: Path) -
     runner.close()
 
 
-@pytest.mark.parametrize("name", ["q4_0-64-gqa2", "q4_k-64-gqa4-wide", "q4_k-512-gqa8"])
+@pytest.mark.parametrize("name", ["q4_0-64-gqa2", "q4_k-64-gqa4-wide", "q4_k-512-gqa8", "q8_0-256-shared"])
 def test_batch_invariant(name: str) -> None:
     """A row's logits have the same bits alone and in any batch."""
     recipe = RECIPES[name]

@@ -31,6 +31,7 @@ from realizar.backends.program import (
     GatedDeltaNetBlock,
     Join,
     Program,
+    SharedAttentionBlock,
     ShortConvolutionBlock,
     Tail,
 )
@@ -38,6 +39,7 @@ from realizar.errors import UnsupportedModelError
 from realizar.models.spec import FeedForward, ModelSpec
 
 _EMBED_BLOCK = 1024
+_Bound = AttentionBlock | SharedAttentionBlock | FeedForwardBlock | GatedDeltaNetBlock | ShortConvolutionBlock
 
 
 class Binder:
@@ -82,7 +84,7 @@ class Binder:
         if isinstance(block, ExpertsBlock):
             yield from self._mixture(block, before)
             return
-        if not isinstance(block, AttentionBlock | FeedForwardBlock | GatedDeltaNetBlock | ShortConvolutionBlock):
+        if not isinstance(block, _Bound):
             raise UnsupportedModelError(f"layer {block.layer}: the CUDA backend has no kernels for {block_name(block)}")
         assert block.join.linear is not None
         inputs, output = self._merger.merge(block.inputs.linears), self._merger.merge((block.join.linear,))
@@ -92,7 +94,7 @@ class Binder:
         consumer = output if isinstance(block, FeedForwardBlock) else None
         run = self._project(inputs, normed=True, folded=folded, consumer=consumer)
         yield Launch(inputs_part(block), run, inputs.weight_bytes)
-        if isinstance(block, AttentionBlock):
+        if isinstance(block, AttentionBlock | SharedAttentionBlock):
             yield from self._attention.bind(block, inputs, output)
         elif isinstance(block, GatedDeltaNetBlock | ShortConvolutionBlock):
             yield from self._recurrences.bind(block, inputs, output)

@@ -11,6 +11,7 @@ import triton.language as tl
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.errors import UnsupportedModelError
+from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention, ModelSpec
 
 KEYS = 64  # keys of a block of attention, at most
@@ -64,18 +65,18 @@ def _padded(cols: int) -> int:
     return -(-cols // 64) * 64
 
 
-def padded_head(attention: Attention) -> int:
+def padded_head(attention: Attention | SharedAttention) -> int:
     return max(32, triton.next_power_of_2(attention.head_size))
 
 
-def block_keys(attention: Attention, compute: torch.dtype) -> int:
+def block_keys(attention: Attention | SharedAttention, compute: torch.dtype) -> int:
     """Keys of a block of attention: fewer where heads are wide."""
     if padded_head(attention) <= _WIDE_HEAD:
         return KEYS
     return KEYS // 4 if compute == torch.float32 else KEYS // 2
 
 
-def block_stages(attention: Attention) -> dict[str, int]:
+def block_stages(attention: Attention | SharedAttention) -> dict[str, int]:
     """The launch option that bounds how many blocks of keys are on their way, where heads are wide."""
     return {"num_stages": 1} if padded_head(attention) > _WIDE_HEAD else {}
 
@@ -86,7 +87,7 @@ def check_heads(spec: ModelSpec, device: DeviceProfile) -> None:
     Raises:
         UnsupportedModelError: names the heads and the card.
     """
-    widest = max(attention.head_size for _, attention in spec.attentions())
+    widest = max(attention.head_size for _, attention in spec.all_attentions())
     if widest > _WIDE_HEAD and device.shared_bytes < _WIDE_HEAD_BYTES:
         raise UnsupportedModelError(
             f"{spec.architecture}: attention with heads of {widest} needs {_WIDE_HEAD_BYTES >> 10} KiB of shared memory"
@@ -94,27 +95,27 @@ def check_heads(spec: ModelSpec, device: DeviceProfile) -> None:
         )
 
 
-def shared_heads(attention: Attention) -> int:
+def shared_heads(attention: Attention | SharedAttention) -> int:
     """Heads that share a KV head, and the new key and value, padded to what a matrix unit takes."""
     return max(16, triton.next_power_of_2(attention.num_heads // attention.num_kv_heads + 2))
 
 
 def tile_tokens(spec: ModelSpec, compute: torch.dtype) -> int:
     """Tokens of a tile of `attend_chunk`, the same in all layers."""
-    attentions = [attention for _, attention in spec.attentions()]
+    attentions = [attention for _, attention in spec.all_attentions()]
     group = max(a.num_heads // a.num_kv_heads for a in attentions)
     wide = max(padded_head(a) for a in attentions)
     queries = 32 if compute == torch.float32 else 128 if wide <= 128 else 64
     return max(1, queries // group)
 
 
-def chunk_queries(attention: Attention, tokens: int, compute: torch.dtype) -> tuple[int, int]:
+def chunk_queries(attention: Attention | SharedAttention, tokens: int, compute: torch.dtype) -> tuple[int, int]:
     """Queries of a tile of `tokens` tokens of `attend_chunk`, padded, and its warps."""
     group = attention.num_heads // attention.num_kv_heads
     return max(16, triton.next_power_of_2(tokens * group)), 4 if compute == torch.float32 else 8
 
 
-def decode_queries(attention: Attention, tokens: int, compute: torch.dtype) -> tuple[int, int]:
+def decode_queries(attention: Attention | SharedAttention, tokens: int, compute: torch.dtype) -> tuple[int, int]:
     """Queries and warps of `attend_parts`: half those of `attend_chunk` where its warps still have 16 queries each."""
     queries, warps = chunk_queries(attention, tokens, compute)
     return (queries // 2, warps // 2) if queries == 16 * warps and queries == 128 else (queries, warps)
@@ -130,7 +131,9 @@ def fixed_parts(context_length: int) -> int:
     return -(-context_length // part_keys(context_length))
 
 
-def decode_parts(attention: Attention, decodes: int, context_length: int, device: DeviceProfile) -> int:
+def decode_parts(
+    attention: Attention | SharedAttention, decodes: int, context_length: int, device: DeviceProfile
+) -> int:
     """Parts that a context is cut into: enough programs for all processors, a power of two."""
     most = max(1, min(MAX_PARTS, triton.next_power_of_2(-(-context_length // KEYS))))
     wanted = -(-4 * device.processors // (decodes * attention.num_kv_heads))
@@ -145,7 +148,7 @@ def attention_parts(
         return max(row_counts) * fixed_parts(context_length)
     return max(
         rows * decode_parts(attention, rows, context_length, device)
-        for _, attention in spec.attentions()
+        for _, attention in spec.all_attentions()
         for rows in row_counts
     )
 

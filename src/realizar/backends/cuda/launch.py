@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from realizar.backends.cuda.step_arrays import StepShape
+from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention
 
 
@@ -24,7 +25,7 @@ class Launch:
     run: Callable[[StepShape], None]
     weight_bytes: int = 0
     share_of_token: float = 1.0
-    attention: Attention | None = None
+    attention: Attention | SharedAttention | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,7 @@ def _pair_floats(spec: ModelSpec, sizes: StepSizes) -> int:
 
 def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     """Estimated bytes of partial sums and inputs of matmuls, and of routers and experts' biases."""
-    attention = max(one.num_heads * one.head_size for _, one in spec.attentions())
+    attention = max(one.num_heads * one.head_size for _, one in spec.all_attentions())
     shared = [one.shared for _, one in spec.mixtures() if one.shared is not None]
     widest = max((one.up.out_features for one in (*(one for _, one in spec.feed_forwards()), *shared)), default=0)
     pairs = 0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from realizar.backends.supported import Feature, Supported
 from realizar.cache_kinds import FullCache, StateCache, WindowCache
-from realizar.models.mixers import GatedDeltaNet, ShortConvolution
+from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
 from realizar.models.spec import Attention, Experts, FeedForward
 
 SUPPORTED = Supported(
     "the CUDA backend",
-    frozenset({Attention, GatedDeltaNet, ShortConvolution}),
+    frozenset({Attention, SharedAttention, GatedDeltaNet, ShortConvolution}),
     frozenset({FeedForward, Experts}),
     frozenset({FullCache, WindowCache, StateCache}),
     frozenset(

@@ -29,7 +29,7 @@ class Workspace:
         self, spec: ModelSpec, sizes: StepSizes, device: DeviceProfile, compute: torch.dtype, attention_parts: int
     ) -> None:
         where = device.torch_device
-        attentions = [attention for _, attention in spec.attentions()]
+        attentions = [attention for _, attention in spec.all_attentions()]
         width = max(a.num_heads * a.head_size for a in attentions)
         nets = (layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet))
         widest = max((width, *(net.num_value_heads * net.value_size for net in nets)))

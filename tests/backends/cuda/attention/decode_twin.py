@@ -72,7 +72,8 @@ class _Call:
             return
         query, key, value = self.heads(token, position)
         slot = int(self["slots"][token])
-        self.keep(slot, key, value)
+        if not self.kernel.stored:
+            self.keep(slot, key, value)
         table = (self.table_rows + row) * int(self["table_stride"][0])
         first = max(0, length - self.window) if self.window else 0
         size = self.kernel.block_size
@@ -91,8 +92,8 @@ class _Call:
     def heads(self, token: int, position: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [KV heads, group, head], key and value [KV heads, head]."""
         kernel, flat = self.kernel, self["partials"]
-        found = []
-        for start, count in zip(self.starts, (self.kv_heads * kernel.group, self.kv_heads, self.kv_heads), strict=True):
+        found, others = [], 0 if kernel.stored else self.kv_heads
+        for start, count in zip(self.starts, (self.kv_heads * kernel.group, others, others), strict=True):
             columns = slice(start, start + count * kernel.head)
             at = token * self.token_stride
             x = sum(flat[split * self.split_stride + at :][columns].clone() for split in range(kernel.splits))

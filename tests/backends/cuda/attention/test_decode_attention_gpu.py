@@ -72,13 +72,19 @@ CASES = {
         (500, 20, 129, 128, 0, 127), window=128, sinks=True,
     ),
     "growth": Case(replace(PLAIN, norm=1, growth=True), (1, 65, 0, 300), parts=2),
+    "stored": Case(replace(PLAIN, norm=1, stored=True), (1, 65, 0, 64, 300), parts=2),
+    "stored-512-gqa8": Case(
+        replace(PLAIN, head=512, group=8, rotary=512, norm=1, out="half", block_tokens=8, stored=True),
+        (700, 1, 16), parts=3, kv_heads=1,
+    ),
+    "stored-int8-window": Case(replace(INT8, warps=2, resident=16, stored=True), (500, 20, 333), 4, window=130),
     "int8-64-gqa1": Case(replace(INT8, head=64, group=1, rotary=64, out="int8"), (90, 1, 64)),
 }  # fmt: skip
 
 
 def test_kernels_compile(tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    names = "half rows", "int8-2 stages", "f16-64-gqa3-cap-norm", "copy engine-4 runs", "growth"
+    names = "half rows", "int8-2 stages", "f16-64-gqa3-cap-norm", "copy engine-4 runs", "growth", "stored"
     kernels = [CASES[name].kernel for name in names]
     assert all(kernel.supported for kernel in kernels)
     for arch in ("sm_80", "sm_90a", "sm_100a"):
@@ -98,6 +104,8 @@ class Twin:
         rows, head, size = len(case.contexts), kernel.head, kernel.block_size
         self.width = (self.heads + 2 * case.kv_heads) * head
         self.partials = rng.standard_normal((kernel.splits, rows, self.width)).astype(np.float32)
+        if kernel.stored:
+            self.partials[..., self.heads * head :] = np.nan  # no kernel may read them
         self.bias = rng.standard_normal(self.width).astype(np.float32)
         self.norms = [rng.standard_normal(head).astype(np.float32) for _ in range(4)]
         self.sinks = rng.standard_normal(self.heads).astype(np.float32)
@@ -243,6 +251,8 @@ def check_row(twin: Twin, row: int, found: np.ndarray, held: np.ndarray) -> None
     places = [(twin.table[row, i // size], i % size) for i in range(case.contexts[row])]
     cached = np.array([[held[which, block, :, at] for block, at in places] for which in range(2)])
     newest = twin.vectors(row)[twin.heads :].reshape(2, case.kv_heads, kernel.head)
+    if kernel.stored:
+        newest = twin.old[:, places[-1][0], :, places[-1][1]]
     assert np.abs(cached[:, -1] - newest).max() <= 0.02 * np.abs(newest).max()
     expected = twin.attended(row, cached).reshape(-1)
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)

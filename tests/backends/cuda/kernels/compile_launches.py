@@ -36,7 +36,7 @@ _EARLY = {"attend_parts": 4}  # row, token and length of a decode, and the table
 # What no kernel of a step writes before it: states, rings and vectors.
 _READS_OLDER = ("recur_once", "normalize", "normalize_sums", "normalize_twice")
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
-RECIPES = {  # by element type of the cache, but for heads of 512, whose cache is of bf16
+RECIPES = {  # by element type of the cache, but for those that are named after a part
     "f16": Recipe(128, 8, 2, weights="Q4_K", windows=(None, 64), parts=("biases", "qk_norm", "growth")),
     "bf16": Recipe(256, 4, 1, weights="Q6_K", parts=("soft_cap", "post_norms"), activation="gelu_tanh"),
     "int8": Recipe(
@@ -57,6 +57,16 @@ RECIPES = {  # by element type of the cache, but for heads of 512, whose cache i
         full_head_size=512,
         activation="gelu_tanh",
         parts=("qk_norm", "value_norm", "k_is_v", "post_norms", "output_scale"),
+    ),
+    "shared": Recipe(
+        256,
+        8,
+        1,
+        weights="Q8_0",
+        windows=(64, None, 64, None),
+        full_head_size=512,
+        parts=("qk_norm",),
+        sources=(None, None, 0, 1),
     ),
     "f32": Recipe(96, 4, 4, weights="F32", parts=("token_norm", "ungated"), activation="gelu"),
     "states": Recipe(
@@ -149,7 +159,13 @@ def run_backend(recipes: Sequence[str] = tuple(RECIPES), formats: int = len(FORM
                 activation_format is not None and activation_format.kind == "half" and "biases" not in recipe.parts
             )
             linears.MergedLinear.interleaved = property(lambda self, by_turns=by_turns: by_turns)
-            kv_dtype: Any = {"f32": "auto", "wide": "bf16", "states": "f16", "float-states": "auto"}.get(kv, kv)
+            kv_dtype: Any = {
+                "f32": "auto",
+                "wide": "bf16",
+                "shared": "int8",
+                "states": "f16",
+                "float-states": "auto",
+            }.get(kv, kv)
             config = EngineConfig(max_running=4, max_step_tokens=32, kv_cache_dtype=kv_dtype, context_length=256)
             made = GPURunner(*random_model(recipe), config)
             ids = random_tokens(recipe, 40)

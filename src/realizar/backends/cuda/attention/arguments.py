@@ -15,13 +15,16 @@ from realizar.backends.cuda.norms import NORM_KINDS
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
-from realizar.backends.program import AttentionBlock
+from realizar.backends.program import AttentionBlock, SharedAttentionBlock
+from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention
 
 
-def columns(attention: Attention) -> tuple[int, int]:
-    """The first columns of keys and of values in the output of the QKV matmul."""
+def columns(attention: Attention | SharedAttention) -> tuple[int, int]:
+    """The first columns of keys and of values in the output of the QKV matmul; its end where it has none."""
     queries = attention.num_heads * attention.head_size
+    if isinstance(attention, SharedAttention):
+        return queries, queries
     keys = 0 if attention.is_k_also_v else attention.num_kv_heads * attention.head_size
     return queries, queries + keys
 
@@ -31,7 +34,7 @@ def gate_column(attention: Attention) -> int:
     return columns(attention)[1] + attention.num_kv_heads * attention.head_size
 
 
-def _is_summed(attention: Attention) -> bool:
+def _is_summed(attention: Attention | SharedAttention) -> bool:
     """True if a norm over all heads of a token has summed the matmul's splits into the first, and added its bias."""
     return attention.qk_norm_axis == "token"
 
@@ -53,7 +56,7 @@ class AttentionArguments:
         self._batch_invariant = batch_invariant
         self.none = torch.zeros(1, device=workspace.hidden.device)
 
-    def rotated(self, attention: Attention, linear: MergedLinear, shape: StepShape) -> list[Any]:
+    def rotated(self, attention: Attention | SharedAttention, linear: MergedLinear, shape: StepShape) -> list[Any]:
         """The arguments of `rotated_heads` up to `value_at`, for the output of `linear`."""
         bias, norms = linear.bias, (attention.q_norm, attention.k_norm)
         if _is_summed(attention):
@@ -69,8 +72,10 @@ class AttentionArguments:
             float(attention.v_norm_eps or 0.0), *columns(attention),
         ]  # fmt: skip
 
-    def rotated_constants(self, attention: Attention, linear: MergedLinear, shape: StepShape) -> dict[str, Any]:
-        """The compile-time constants of `rotated_heads`."""
+    def rotated_constants(
+        self, attention: Attention | SharedAttention, linear: MergedLinear, shape: StepShape
+    ) -> dict[str, Any]:
+        """The compile-time constants of `rotated_heads`, and of kernels that start from it."""
         rope, summed = attention.rope, _is_summed(attention)
         norm = None if summed else attention.q_norm or attention.k_norm
         return {
@@ -80,7 +85,7 @@ class AttentionArguments:
             "INTERLEAVED": bool(rope and rope.pairing == "interleaved"),
             "NORM": NORM_KINDS[norm.kind] if norm else 0, "NORM_BIAS": bool(norm and norm.bias),
             "VALUE_NORM": attention.v_norm_eps is not None, "GROWTH": attention.query_growth is not None,
-            "BLOCK_SIZE": self._kv.block_size,
+            "STORED": isinstance(attention, SharedAttention), "BLOCK_SIZE": self._kv.block_size,
         }  # fmt: skip
 
     def cache(self, layer: int) -> tuple[torch.Tensor, ...]:
@@ -88,20 +93,22 @@ class AttentionArguments:
         cache = self._kv.layers[layer]
         return cache.keys, cache.values, cache.key_scales, cache.value_scales
 
-    def sinks(self, attention: Attention) -> torch.Tensor:
+    def sinks(self, attention: Attention | SharedAttention) -> torch.Tensor:
         return self._weights.vector(attention.sinks) if attention.sinks else self.none
 
-    def shared(self, block: AttentionBlock) -> dict[str, Any]:
+    def shared(self, block: AttentionBlock | SharedAttentionBlock) -> dict[str, Any]:
         """Constants and launch options that both Triton kernels of attention take."""
         attention, arrays, compute = block.attention, self._space.arrays, self._space.query.dtype
         return {
-            "TABLE_ROWS": arrays.sizes.rows, "CACHE_GROUP": self._kv.group_of(block.layer),
+            "TABLE_ROWS": arrays.sizes.rows, "CACHE_GROUP": self._kv.group_of(block.cache_layer),
             "WINDOW": attention.window or 0, "SOFT_CAP": attention.soft_cap is not None,
             "SINKS": attention.sinks is not None, "COMPUTE": TRITON_TYPES[compute],
             "KEYS": block_keys(attention, compute), **block_stages(attention),
         }  # fmt: skip
 
-    def direct(self, attention: Attention, consumer: MergedLinear, shape: StepShape) -> ActivationBuffer | None:
+    def direct(
+        self, attention: Attention | SharedAttention, consumer: MergedLinear, shape: StepShape
+    ) -> ActivationBuffer | None:
         """The output projection's input, if attention can write it; None where the result must be converted.
 
         Kernels of decodes alone write all formats, and beside chunks none; with `batch_invariant` all write halves.
@@ -118,7 +125,9 @@ class AttentionArguments:
             writes = not shape.tiles and (whole if own else formats[0].kind == "f32")
         return self._space.activations.get(formats[0], width) if writes and len(formats) == 1 else None
 
-    def halves(self, attention: Attention, consumer: MergedLinear, shape: StepShape) -> dict[str, Any]:
+    def halves(
+        self, attention: Attention | SharedAttention, consumer: MergedLinear, shape: StepShape
+    ) -> dict[str, Any]:
         """The arguments of `write_result` for halves, of the Triton kernels with `batch_invariant`, and of chunks."""
         target = self.direct(attention, consumer, shape) if self._batch_invariant else None
         if target is None:

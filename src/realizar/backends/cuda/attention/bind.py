@@ -29,7 +29,8 @@ from realizar.backends.cuda.norms import NORM_KINDS
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
-from realizar.backends.program import AttentionBlock
+from realizar.backends.program import AttentionBlock, SharedAttentionBlock
+from realizar.models.mixers import SharedAttention
 from realizar.models.parts import Norm
 from realizar.models.spec import Attention
 
@@ -66,10 +67,15 @@ class AttentionBinder:
         """True if a step of `decodes` decodes, the longest with this context, is `StepShape.long`."""
         return self._decodes.is_long(decodes, context)
 
-    def bind(self, block: AttentionBlock, linear: MergedLinear, consumer: MergedLinear) -> Iterator[Launch]:
-        """The launches of one block: `linear` computes queries, keys and values, `consumer` reads the result."""
+    def bind(
+        self, block: AttentionBlock | SharedAttentionBlock, linear: MergedLinear, consumer: MergedLinear
+    ) -> Iterator[Launch]:
+        """The launches of one block: `linear` computes queries, keys and values, `consumer` reads the result.
+
+        Of a block that shares keys and values with an earlier one, `linear` computes queries alone.
+        """
         attention = block.attention
-        if attention.qk_norm_axis == "token":
+        if isinstance(attention, Attention) and attention.qk_norm_axis == "token":
             yield Launch("qk norm", self._norm_tokens(attention, linear))
         yield Launch("rope", self._rotate(block, linear))
         start_decodes = self._decodes.bind(BoundDecode(block, linear, consumer))
@@ -81,10 +87,10 @@ class AttentionBinder:
                 self._attend_tiles(block, consumer, shape)
 
         yield Launch("attention", run, attention=attention)
-        gated = attention.gate is not None
-        yield Launch(
-            "attention output", self._gate(attention, linear, consumer) if gated else self._convert(attention, consumer)
-        )
+        if isinstance(attention, Attention) and attention.gate is not None:
+            yield Launch("attention output", self._gate(attention, linear, consumer))
+        else:
+            yield Launch("attention output", self._convert(attention, consumer))
 
     def _norm_tokens(self, attention: Attention, linear: MergedLinear) -> Callable[[StepShape], None]:
         """Sum queries, keys and values into the first split; queries and keys normed over all heads of a token."""
@@ -112,11 +118,14 @@ class AttentionBinder:
 
         return run
 
-    def _rotate(self, block: AttentionBlock, linear: MergedLinear) -> Callable[[StepShape], None]:
+    def _rotate(
+        self, block: AttentionBlock | SharedAttentionBlock, linear: MergedLinear
+    ) -> Callable[[StepShape], None]:
         """Start rope for steps with chunks; `attend_decode` applies its own, `attend_parts` does not."""
         attention, space = block.attention, self._space
-        slots = space.arrays.slots(self._kv.group_of(block.layer))
-        caches, parts = self._arguments.cache(block.layer), attention.num_heads + 2 * attention.num_kv_heads
+        slots = space.arrays.slots(self._kv.group_of(block.cache_layer))
+        caches, own = self._arguments.cache(block.cache_layer), isinstance(attention, Attention)
+        parts = attention.num_heads + (2 * attention.num_kv_heads if own else 0)
 
         def run(shape: StepShape) -> None:
             if not shape.tiles and not self._part:
@@ -130,12 +139,14 @@ class AttentionBinder:
 
         return run
 
-    def _attend_tiles(self, block: AttentionBlock, consumer: MergedLinear, shape: StepShape) -> None:
+    def _attend_tiles(
+        self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, shape: StepShape
+    ) -> None:
         attention, space = block.attention, self._space
         arrays, tokens = space.arrays, space.arrays.sizes.tile_tokens
         queries, warps = chunk_queries(attention, tokens, space.query.dtype)
         attend_chunk[(shape.tiles, attention.num_kv_heads)](
-            space.query, *self._arguments.cache(block.layer), self._arguments.sinks(attention), space.attended,
+            space.query, *self._arguments.cache(block.cache_layer), self._arguments.sinks(attention), space.attended,
             arrays["tile_rows"], arrays["tile_firsts"], arrays["starts"], arrays["counts"], arrays["contexts"],
             arrays["tables"], arrays["header"], float(attention.scale), float(attention.soft_cap or 1.0),
             space.query.stride(0), space.attended.stride(0), HEADS=attention.num_heads, KV_HEADS=attention.num_kv_heads,
@@ -152,7 +163,7 @@ class AttentionBinder:
             self._space, shape.tokens, linear, gate_at, attention.head_size, consumer, summed=summed
         )
 
-    def _convert(self, attention: Attention, consumer: MergedLinear) -> Callable[[StepShape], None]:
+    def _convert(self, attention: Attention | SharedAttention, consumer: MergedLinear) -> Callable[[StepShape], None]:
         """Convert float32 attention results to the format that the output projection reads."""
         space, width = self._space, attention.num_heads * attention.head_size
 

@@ -18,7 +18,8 @@ from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.native.attend_source import AttendKernel
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.workspace import Workspace
-from realizar.backends.program import AttentionBlock
+from realizar.backends.program import AttentionBlock, SharedAttentionBlock
+from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention
 
 _SHORT = 2048  # tokens of a context that is not cut into more parts than pay
@@ -28,9 +29,12 @@ _FLOAT_TOKENS = {"FORMAT": 0, "BLOCK_TOKENS": 1, "CHUNKS": 1}
 
 @dataclass(frozen=True, slots=True)
 class BoundDecode:
-    """One layer's attention: `linear` computes queries, keys and values, `consumer` reads the result."""
+    """One layer's attention: `linear` computes what is the layer's own of queries, keys and values.
 
-    block: AttentionBlock
+    `consumer` reads the result.
+    """
+
+    block: AttentionBlock | SharedAttentionBlock
     linear: MergedLinear
     consumer: MergedLinear
 
@@ -84,7 +88,7 @@ class DecodeBinder:
             return False
         return any(self._are_few(decodes, decode.block.attention) for decode in self._bound)
 
-    def _parts(self, attention: Attention, shape: StepShape) -> int:
+    def _parts(self, attention: Attention | SharedAttention, shape: StepShape) -> int:
         """Number of parts that every decode's context is cut into."""
         return decode_parts(attention, shape.decodes, self._context, self._device)
 
@@ -99,11 +103,11 @@ class DecodeBinder:
             bias=rotated["BIAS"], norm=rotated["NORM"], norm_bias=rotated["NORM_BIAS"], rotary=rotated["ROTARY"],
             interleaved=rotated["INTERLEAVED"], element=self._kv.dtype, block_size=self._kv.block_size, out=output.kind,
             block_tokens=output.block_tokens, cap=attention.soft_cap is not None,
-            value_norm=rotated["VALUE_NORM"], growth=rotated["GROWTH"],
+            value_norm=rotated["VALUE_NORM"], growth=rotated["GROWTH"], stored=rotated["STORED"],
         )  # fmt: skip
         return self._sized(kernel, shape, attention)
 
-    def _sized(self, kernel: AttendKernel, shape: StepShape, attention: Attention) -> AttendKernel:
+    def _sized(self, kernel: AttendKernel, shape: StepShape, attention: Attention | SharedAttention) -> AttendKernel:
         """Set warps per block and per multiprocessor: few blocks should end soon, many should fit at once."""
         blocks, processors = shape.decodes * attention.num_kv_heads, self._device.processors
         long, few = shape.long, self._are_few(shape.decodes, attention)
@@ -123,13 +127,13 @@ class DecodeBinder:
         """True if a multiprocessor has shared memory for `blocks` blocks at once."""
         return (kernel.shared_bytes + _STATIC_BYTES) * blocks <= self._device.shared_bytes
 
-    def _are_few(self, decodes: int, attention: Attention) -> bool:
+    def _are_few(self, decodes: int, attention: Attention | SharedAttention) -> bool:
         return 2 * decodes * attention.num_kv_heads <= self._device.processors
 
     def _start_native(
         self, native: DecodeAttention, kernel: AttendKernel, decode: BoundDecode, shape: StepShape
     ) -> None:
-        attention, space, layer = decode.block.attention, self._space, decode.block.layer
+        attention, space, layer = decode.block.attention, self._space, decode.block.cache_layer
         arrays = space.arrays
         target = self._arguments.direct(attention, decode.consumer, shape)
         if target is None:
@@ -170,7 +174,7 @@ class DecodeBinder:
             written, output = target.pointers(), target.constants()
         rotated = decode.block.attention, decode.linear, shape
         pointers, constants = self._arguments.rotated(*rotated), self._arguments.rotated_constants(*rotated)
-        group, layer = attention.num_heads // attention.num_kv_heads, decode.block.layer
+        group, layer = attention.num_heads // attention.num_kv_heads, decode.block.cache_layer
         attend_decode[(shape.decodes, attention.num_kv_heads, parts)](
             *pointers, *self._arguments.cache(layer), arrays.slots(self._kv.group_of(layer)),
             self._arguments.sinks(attention), space.attention_parts, space.attention_state, space.arrivals,

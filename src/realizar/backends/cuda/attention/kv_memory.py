@@ -16,6 +16,7 @@ from realizar.backends.kv_blocks import (
 )
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import CapacityError
+from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention, ModelSpec
 from realizar.sizes import format_bytes
 
@@ -120,11 +121,11 @@ class KVMemory:
         tensors = [t for c in self.layers.values() for t in (c.keys, c.values, c.key_scales, c.value_scales)]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.numel() > 1)
 
-    def token_bytes(self, attention: Attention) -> int:
+    def token_bytes(self, attention: Attention | SharedAttention) -> int:
         """Keys and values of one token in a layer, scales included."""
         return self._block_bytes(attention) // self.block_size
 
-    def _block_bytes(self, attention: Attention) -> int:
+    def _block_bytes(self, attention: Attention | SharedAttention) -> int:
         scales = 2 * -(-attention.head_size // _GROUP) if self.dtype == "int8" else 0
         row = attention.head_size * _DTYPES[self.dtype].itemsize + scales
         return 2 * attention.num_kv_heads * self.block_size * row

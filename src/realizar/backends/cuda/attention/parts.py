@@ -28,7 +28,7 @@ class PartBinder:
 
     def bind(self, decode: BoundDecode) -> Callable[[StepShape], None]:
         """Return a function that starts a layer's kernel, for steps with decodes."""
-        attention, layer = decode.block.attention, decode.block.layer
+        attention, layer = decode.block.attention, decode.block.cache_layer
 
         def run(shape: StepShape) -> None:
             space, arrays = self._space, self._space.arrays

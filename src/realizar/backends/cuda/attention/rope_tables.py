@@ -18,7 +18,7 @@ class RopeTables:
     """
 
     def __init__(self, spec: ModelSpec, context_length: int, device: torch.device) -> None:
-        ropes = {attention.rope for _, attention in spec.attentions() if attention.rope is not None}
+        ropes = {attention.rope for _, attention in spec.all_attentions() if attention.rope is not None}
         self._tables = {rope: _tables(rope, context_length, device) for rope in ropes}
         growths = {attention.query_growth for _, attention in spec.attentions() if attention.query_growth is not None}
         self._scales = {growth: _scales(growth, context_length, device) for growth in growths}

@@ -1,8 +1,8 @@
 """Attention of single tokens from the QKV matmul to the output projection's input, in one kernel.
 
 A program has one token, one KV head and one part of the context. It norms and rotates the queries itself; the program
-of the last part also makes the new key and value, and takes them from its registers. Where a context is cut, the
-program that finishes last combines the parts, always in their order.
+of the last part also makes the new key and value, and takes them from its registers, unless the cache has them. Where
+a context is cut, the program that finishes last combines the parts, always in their order.
 """
 
 import triton
@@ -98,18 +98,19 @@ def attend_decode(
     out, out_stride, out_scale, codes, terms,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD: tl.constexpr,
     ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, NORM_BIAS: tl.constexpr,
-    VALUE_NORM: tl.constexpr, GROWTH: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    INT8_CACHE: tl.constexpr, TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr, SHARED: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, COMPUTE: tl.constexpr, KEYS: tl.constexpr,
-    PARTS: tl.constexpr, COMBINED: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    VALUE_NORM: tl.constexpr, GROWTH: tl.constexpr, STORED: tl.constexpr, PADDED_HEAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, INT8_CACHE: tl.constexpr, TABLE_ROWS: tl.constexpr, CACHE_GROUP: tl.constexpr,
+    SHARED: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, COMPUTE: tl.constexpr,
+    KEYS: tl.constexpr, PARTS: tl.constexpr, COMBINED: tl.constexpr, FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One token of a row against one part of its context. Grid: decodes, KV heads, PARTS.
 
     `decodes` int32 [decodes, 4]: row (-1 is none), token, length of the context, position. SHARED: the queries of a KV
-    head, the new key and value, padded. Parts beyond what the context fills do nothing. Through float32 `partial`
-    [decodes, PARTS, heads, head size] (not divided) and `state` [decodes, PARTS, heads, 2] (largest score, sum of
-    weights) go those of a context of several parts; `arrivals` int32 [decodes, KV heads] counts them, is 0 and left so.
+    head, the new key and value, padded. STORED: the cache has the new key and value, and there are queries alone. Parts
+    beyond what the context fills do nothing. Through float32 `partial` [decodes, PARTS, heads, head size] (not divided)
+    and `state` [decodes, PARTS, heads, 2] (largest score, sum of weights) go those of a context of several parts;
+    `arrivals` int32 [decodes, KV heads] counts them, is 0 and left so.
     The result goes to the token's row of `out`.
     """
     begin(DEPENDENT)
@@ -123,7 +124,7 @@ def attend_decode(
         token, stride = tl.load(decodes + decode * 4 + 1).to(tl.int64), tl.load(table_stride)
         shared = tl.arange(0, SHARED)
         index, dims = shared[:, None], tl.arange(0, PADDED_HEAD)
-        newest = part == parts - 1  # the part that ends with the token itself
+        newest = (part == parts - 1) & (not STORED)  # the part that ends with the token itself
         is_key, is_value = newest & (index == group), newest & (index == group + 1)
         place = tl.where(index < group, kv_head * group + index, HEADS + (index - group) * KV_HEADS + kv_head)
         x, _ = rotated_heads(
@@ -148,7 +149,7 @@ def attend_decode(
         start = part * each
         for i in tl.range(0, tl.minimum(blocks - start, each)):
             places = low + (start + i) * KEYS + tl.arange(0, KEYS)
-            live = (places < length - 1) & (places >= first)
+            live = (places < (length if STORED else length - 1)) & (places >= first)
             block = tl.load(table + places // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
             at = (block * KV_HEADS + kv_head) * BLOCK_SIZE + places % BLOCK_SIZE
             k = load_tile(keys, key_scales, at, live, dims, HEAD, INT8_CACHE, COMPUTE)

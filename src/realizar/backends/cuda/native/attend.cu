@@ -1,15 +1,16 @@
 // Attention of one token of a row against one part of its context; grid: KV heads, decodes, parts. A block sums, norms
-// and rotates the queries of one KV head. The block of the last part also makes the new key and value, writes them to
-// the cache and reads them from shared memory. Warps take tiles of 16 keys alternately, on the tensor cores: scores are
-// queries x keys and the result is values^T x weights^T, so that both read what lies side by side in memory. A warp
-// copies its tiles into shared memory of its own, the first ones before the kernel before has ended. The block that
-// finishes last combines the parts, in their order.
+// and rotates the queries of one KV head. The block of the last part also makes the new key and value and writes them to
+// the cache, or takes them from there, and reads them from shared memory. Warps take tiles of 16 keys alternately, on
+// the tensor cores: scores are queries x keys and the result is values^T x weights^T, so that both read what lies side
+// by side in memory. A warp copies its tiles into shared memory of its own, the first ones before the kernel before has
+// ended. The block that finishes last combines the parts, in their order.
 // Defined around it: NAME WARPS RESIDENT (warps of a multiprocessor) STAGES (tiles of a warp on their way) LEAST (64s
 // of keys that a part has at least) HEAD GROUP (queries of a KV head, at most 8) SPLITS (of the matmul) BIAS NORM (0
 // none, 1 RMS, 2 layer) NORM_BIAS ROTARY INTERLEAVED ELEMENT (0 bf16, 1 f16, 2 int8) BLOCK_SIZE FORM (0 float32, 1
 // int8, 2 half) BLOCK_TOKENS RUNS (of a tile: 1, 4) BULK (whether the copy engine fetches tiles, where there is one;
 // else lanes copy 16 bytes each) STAGE_BYTES (of a warp and a stage) CAP (whether scores are capped)
-// VALUE_NORM (whether values are divided by their root mean square) GROWTH (whether queries grow with the position).
+// VALUE_NORM (whether values are divided by their root mean square) GROWTH (whether queries grow with the position)
+// STORED (whether the cache has the new key and value: then `partials` has queries alone).
 // Before it: primitives.cu, bulk.cu, attend_heads.cu, attend_results.cu.
 
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD <= 128 ? RESIDENT / WARPS : 1)
@@ -116,25 +117,29 @@ NAME(const float* partials, const float* bias, const float* cosine, const float*
   wait_for_previous();
 
   constexpr int OWN = (GROUP + 2 + WARPS - 1) / WARPS;  // heads of a warp
+  const long place = ((long)(slot / BLOCK_SIZE) * kv_heads + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE;
   float x[OWN][EACH];
 #pragma unroll
   for (int o = 0; o < OWN; o++) {
     const int h = warp + o * WARPS, column = (h < GROUP ? (kv_head * GROUP + h) * HEAD : (h == GROUP ? key_at : value_at) + kv_head * HEAD);
-    sum_splits(x[o], partials + (long)token * token_stride + column + lane, bias + column + lane, split_stride, h < used, lane);
+    const float* from = partials + (long)token * token_stride + column + lane;
+    const bool live = h < used, kept = live && slot >= 0;
+    if (STORED && h >= GROUP)
+      take_kept(x[o], h == GROUP ? keys : values, h == GROUP ? key_scales : value_scales, place, kept, lane);
+    else sum_splits(x[o], from, bias + column + lane, split_stride, live, lane);
   }
-  const long place = ((long)(slot / BLOCK_SIZE) * kv_heads + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE;
 #pragma unroll
   for (int o = 0; o < OWN; o++) {
     const int h = warp + o * WARPS;
     if (h >= used) break;
     float* head = heads + h * HEAD_PITCH;
     const bool query = h < GROUP;
-    if (h <= GROUP) norm_and_rotate(x[o], head, query ? query_norm : key_norm, query ? query_norm_bias : key_norm_bias, eps, angles, cosine + angles_at, sine + angles_at, lane);
-    else if (VALUE_NORM) divide_by_root(x[o], value_eps);
+    if (h <= GROUP - STORED) norm_and_rotate(x[o], head, query ? query_norm : key_norm, query ? query_norm_bias : key_norm_bias, eps, angles, cosine + angles_at, sine + angles_at, lane);
+    else if (VALUE_NORM && !STORED) divide_by_root(x[o], value_eps);
     if (GROWTH && query)
 #pragma unroll
       for (int i = 0; i < EACH; i++) x[o][i] *= query_scale;
-    if (h >= GROUP) keep(x[o], h == GROUP ? keys : values, h == GROUP ? key_scales : value_scales, place, slot >= 0, lane);
+    if (h >= GROUP && !STORED) keep(x[o], h == GROUP ? keys : values, h == GROUP ? key_scales : value_scales, place, slot >= 0, lane);
 #pragma unroll
     for (int i = 0; i < EACH; i++)
       if (lane + i * 32 < HEAD) head[lane + i * 32] = x[o][i];

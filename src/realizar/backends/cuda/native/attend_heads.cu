@@ -35,6 +35,16 @@ static_assert((GROUP + 1) / 2 * PAIR_PITCH * 4 <= STAGES * STAGE_BYTES);
 #define HALVES "f16"
 #endif
 
+INLINE u32 load_u16(const void* at) {
+  u16 r;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(r) : "l"(at) : "memory");
+  return r;
+}
+INLINE int load_s8(const void* at) {
+  int r;
+  asm volatile("ld.global.s8 %0, [%1];" : "=r"(r) : "l"(at) : "memory");
+  return r;
+}
 INLINE void store_u16(void* at, u32 bits) { asm volatile("st.global.u16 [%0], %1;" ::"l"(at), "h"((u16)bits) : "memory"); }
 INLINE u32 to_half(float x) { u16 r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
 INLINE u32 to_bfloat(float x) { u16 r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
@@ -167,6 +177,23 @@ INLINE void keep(float (&head)[EACH], char* cache, char* scales, long place, boo
     const u32 bits = ELEMENT == 0 ? to_bfloat(x) : to_half(x);
     head[i] = ELEMENT == 0 ? __uint_as_float(bits << 16) : from_half(bits);
     if (stored && d < HEAD) store_u16(cache + (place * HEAD + d) * 2, bits);
+#endif
+  }
+}
+
+// One warp: a head that `keep` has stored; zeros where it is not `live`. An earlier kernel of the step wrote it.
+INLINE void take_kept(float (&head)[EACH], const char* cache, const char* scales, long place, bool live, int lane) {
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    const int d = lane + i * 32;
+    head[i] = 0.f;
+    if (!live || d >= HEAD) continue;
+#if ELEMENT == 2
+    const float scale = from_half(load_u16(scales + (place * SCALE_GROUPS + i) * 2));
+    head[i] = (float)load_s8(cache + place * HEAD + d) * scale;
+#else
+    const u32 bits = load_u16(cache + (place * HEAD + d) * 2);
+    head[i] = ELEMENT == 0 ? __uint_as_float(bits << 16) : from_half(bits);
 #endif
   }
 }

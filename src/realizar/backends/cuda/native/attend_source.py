@@ -28,7 +28,7 @@ class AttendKernel:
         bulk: True if the copy engine fetches tiles, where there is one; else each lane asks for 16 bytes at once.
         least: parts of a context are no shorter than `least` times 64 keys.
         cap: True if scores are capped. value_norm: True if values are divided by their root mean square.
-        growth: True if queries grow with the position.
+        growth: True if queries grow with the position. stored: True if the cache has the new key and value already.
     """
 
     head: int
@@ -52,6 +52,7 @@ class AttendKernel:
     cap: bool = False
     value_norm: bool = False
     growth: bool = False
+    stored: bool = False
 
     @property
     def supported(self) -> bool:
@@ -82,7 +83,7 @@ class AttendKernel:
             "RESIDENT": self.resident, "STAGES": self.stages,
             "RUNS": self.runs, "BULK": int(self.bulk), "STAGE_BYTES": self.stage_bytes,
             "LEAST": self.least, "CAP": int(self.cap), "VALUE_NORM": int(self.value_norm),
-            "GROWTH": int(self.growth),
+            "GROWTH": int(self.growth), "STORED": int(self.stored),
         }  # fmt: skip
         defines = "".join(f"#define {key} {value}\n" for key, value in values.items())
         return Source(name, defines + "".join(map(read, _FILES)))
