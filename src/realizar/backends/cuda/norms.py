@@ -12,7 +12,7 @@ import torch
 from realizar.backends.cuda.kernel_sizes import norm_blocks, norm_square_parts, whole_width
 from realizar.backends.cuda.kernels import store_inputs as formats
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block
-from realizar.backends.cuda.kernels.normalize_beside import normalize_sums, normalize_twice
+from realizar.backends.cuda.kernels.normalize_beside import normalize_beside, normalize_twice
 from realizar.backends.cuda.matmul.experts import ExpertsInput, ExpertsOutput
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer, InputFormat
@@ -171,7 +171,7 @@ class NormBinder:
             }  # fmt: skip
             if added is not None and isinstance(added.linear, BesideOutput):
                 sums, sum_constants = self._both_sums(added.linear, tokens)
-                normalize_sums[(tokens,)](*sums, *ends, **sum_constants, **constants)
+                normalize_beside[(tokens,)](*sums, *ends, **sum_constants, **constants)
             else:
                 sums, sum_constants = self._sums(added, tokens)
                 normalize[(tokens,)](*sums, selected, *ends, GATHER=gather, **sum_constants, **constants)

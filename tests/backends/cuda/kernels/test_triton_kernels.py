@@ -15,7 +15,7 @@ from realizar.backends.cuda.kernels.choose import choose, finish_logits  # noqa:
 from realizar.backends.cuda.kernels.embed import embed_quantized  # noqa: E402
 from realizar.backends.cuda.kernels.fetch import fetch  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize  # noqa: E402
-from realizar.backends.cuda.kernels.normalize_beside import normalize_sums, normalize_twice  # noqa: E402
+from realizar.backends.cuda.kernels.normalize_beside import normalize_beside, normalize_twice  # noqa: E402
 from realizar.backends.cuda.layouts.activations import (  # noqa: E402
     half_activations,
     half_positions,
@@ -212,7 +212,7 @@ def test_norms_of_sums_beside_each_other() -> None:
     own_weight, beside_weight, branch_weight, weight, bias = (floats(rng, COLS) for _ in range(5))
     before, own, none = stream.double().numpy(), experts.transpose(0, 1), torch.zeros(1)
     out, square_sums = torch.full((ROWS, COLS), float("nan")), torch.full((ROWS, 8), float("nan"))
-    normalize_sums[(ROWS,)](
+    normalize_beside[(ROWS,)](
         own, own.stride(0), own.stride(1), none, own_weight, none, 1e-5, beside, beside.stride(0), beside.stride(1),
         bias, beside_weight, none, 1e-5, branch_weight, none, 1e-5, 1.0, 0.5, stream, weight, none, 1e-5, out, COLS,
         none, none, none, COLS, square_sums, SPLITS=3, MATMUL_BIAS=False, OWN_NORM=1, OWN_BIAS=False, BESIDE_SPLITS=2,

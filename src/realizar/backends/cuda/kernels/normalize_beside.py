@@ -54,7 +54,7 @@ def normalize_twice(
 
 
 @triton.jit
-def normalize_sums(
+def normalize_beside(
     partials, splits_stride, token_stride, matmul_bias, own_weight, own_bias, own_eps,
     beside, beside_splits_stride, beside_token_stride, beside_matmul_bias, beside_weight, beside_bias, beside_eps,
     branch_weight, branch_bias, branch_eps, add_scale, output_scale, hidden, weight, bias, eps, values, value_stride,
