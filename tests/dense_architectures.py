@@ -217,6 +217,5 @@ DENSE: dict[str, Case] = {
             "layer_types": ["sliding_attention", "full_attention"] * 4,
         },
         num_tokens=600,
-        run_by=("cpu",),
     ),
 }

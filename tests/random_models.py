@@ -13,6 +13,7 @@ import numpy as np
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.expert_norms import ExpertNorms
+from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
 from realizar.models.parts import Activation, Linear, Norm, QueryGrowth, Rope
 from realizar.models.spec import Attention, ExpertLinear, Experts, FeedForward, Layer, Mixer, ModelSpec
@@ -40,6 +41,7 @@ class Recipe:
             The part `undivided` leaves their weights as the softmax has them. per_token: experts of a token.
         router_weights: ggml type of routers. down_weights: of experts' down projections; None takes that of `weights`.
         full_head_size: of layers without a window, which then have one KV head; 0 takes that of the others.
+        input_size: of each layer's own input; 0 where layers have none.
         sources: of each of the first layers, the one whose keys and values it takes; None has its own.
         recurrent: what each of the first layers has in place of attention, a `delta` net or a short `convolution`; None
             has attention.
@@ -64,6 +66,7 @@ class Recipe:
     router_weights: str = "F32"
     down_weights: str | None = None
     full_head_size: int = 0
+    input_size: int = 0
     sources: tuple[int | None, ...] = ()
     recurrent: tuple[Literal["delta", "convolution"] | None, ...] = ()
     key_heads: int = 2
@@ -231,6 +234,24 @@ class _Maker:
         others = (self.norm(f"{name}.{part}", hidden) for part in ("experts", "shared", "sum", "output"))
         return ExpertNorms(router, *others)
 
+    def input_gate(self, name: str) -> InputGate | None:
+        hidden, size = self.recipe.hidden_size, self.recipe.input_size
+        if not size:
+            return None
+        gate, projection = self.linear(f"{name}.gate", size, hidden), self.linear(f"{name}.projection", hidden, size)
+        return InputGate(self.recipe.activation, gate, projection, self.norm(f"{name}.norm", hidden))
+
+    def layer_inputs(self) -> LayerInputs | None:
+        recipe, size = self.recipe, self.recipe.input_size
+        if not size:
+            return None
+        width = len(recipe.windows) * size
+        projection = Linear(
+            self.matrix("layer_projection.weight", width, recipe.hidden_size), width, recipe.hidden_size
+        )
+        norm = Norm("rms", 1e-5, self.vector("layer_norm.weight", size, 1.0))
+        return LayerInputs(size, self.matrix("layer_table", recipe.vocab_size, width), 8.0, projection, norm, 0.75)
+
     def layer(self, index: int, window: int | None) -> Layer:
         name, recipe = f"layers.{index}", self.recipe
         lacks = recipe.lacking[index] if index < len(recipe.lacking) else None
@@ -245,6 +266,7 @@ class _Maker:
             post_mixer_norm=self.norm(f"{name}.post_attention_norm", hidden) if mixes and post else None,
             pre_feedforward_norm=self.norm(f"{name}.pre_norm", hidden) if feeds and not own else None,
             post_feedforward_norm=self.norm(f"{name}.post_norm", hidden) if feeds and post else None,
+            input_gate=self.input_gate(f"{name}.input"),
             output_scale=self.vector(f"{name}.output_scale", 1, 0.75) if "output_scale" in recipe.parts else None,
         )  # fmt: skip
 
@@ -254,6 +276,7 @@ def random_model(recipe: Recipe) -> tuple[ModelSpec, Checkpoint]:
     maker, hidden = _Maker(recipe), recipe.hidden_size
     embedding = maker.matrix("embedding", recipe.vocab_size, hidden, "F16")
     layers = tuple(maker.layer(index, window) for index, window in enumerate(recipe.windows))
+    inputs = maker.layer_inputs()
     final, head = maker.norm("final_norm", hidden), maker.linear("head", recipe.vocab_size, hidden)
     tensors = {
         name: TensorSource(name, tensor.shape, per_expert=name.endswith("experts.bias"))
@@ -261,7 +284,7 @@ def random_model(recipe: Recipe) -> tuple[ModelSpec, Checkpoint]:
     }
     spec = ModelSpec(
         "random", recipe.vocab_size, hidden, recipe.context_length, embedding, layers, final, head,
-        embedding_scale=4.0, tensors=tensors,
+        embedding_scale=4.0, tensors=tensors, layer_inputs=inputs,
     )  # fmt: skip
     return spec, Checkpoint(_PATH, "gguf", {}, maker.stored)
 

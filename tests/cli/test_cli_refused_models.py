@@ -32,14 +32,16 @@ _KEYS: dict[str, dict[str, Any]] = {
         "expert_shared_feed_forward_length": 32,
     },
     "lfm2": {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3},
-    "gemma4": {  # as E2B and E4B: inputs of layers, and a last layer that shares keys and values
-        "attention.key_length": 16, "attention.value_length": 16, "attention.key_length_swa": 16,
-        "attention.value_length_swa": 16, "attention.sliding_window": 8, "attention.shared_kv_layers": 1,
-        "attention.sliding_window_pattern": [True, False, True], "embedding_length_per_layer_input": 32,
+    "qwen35": {  # delta nets with heads that are wider than a GPU takes
+        "ssm.conv_kernel": 4, "ssm.state_size": 256, "ssm.group_count": 1, "ssm.time_step_rank": 1,
+        "ssm.inner_size": 256, "attention.key_length": 16, "attention.recurrent_layers": [True, False, False],
     },
 }  # fmt: skip
 REASON = "lfm2: layers 0, 2 have a short convolution, which the {} backend does not run"
-EDGE_REASON = "gemma4: layers 0, 1, 2 have inputs of their own, which the CUDA backend does not run"
+WIDE_REASON = (
+    "qwen35: layer 0 has a gated delta net whose heads have no power of two from 16 to 128 features, which the CUDA"
+    " backend does not run"
+)
 
 
 def _write_model(path: Path, architecture: str) -> None:
@@ -68,7 +70,11 @@ def _write_model(path: Path, architecture: str) -> None:
     }
     some = StoredTensor("token_embd.weight", GGMLType.F32, (VOCABULARY, HIDDEN), np.zeros(0, np.uint8), path, 0)
     spec = build_spec(Checkpoint(path, "gguf", metadata, {some.name: some}))
-    shapes = {one.name: one.stored_shape or one.shape for one in spec.tensors.values()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for one in spec.tensors.values():
+        shape = one.stored_shape or one.shape
+        rows = one.last_out_feature if one.fused else shape[0]
+        shapes[one.name] = (max(rows, shapes.get(one.name, (0,))[0]), *shape[1:])
     tensors = [NewTensor(name, GGMLType.F32, shape, np.zeros(shape, "<f4")) for name, shape in shapes.items()]
     write_gguf(path, metadata, tensors)
 
@@ -88,9 +94,9 @@ def unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def not_on_gpu(tmp_path: Path) -> tuple[Path, str]:
     """A file that no GPU runs, and why."""
-    path = tmp_path / "gemma4.gguf"
-    _write_model(path, "gemma4")
-    return path, EDGE_REASON
+    path = tmp_path / "qwen35.gguf"
+    _write_model(path, "qwen35")
+    return path, WIDE_REASON
 
 
 @pytest.mark.parametrize(

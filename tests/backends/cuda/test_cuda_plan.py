@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import torch
 
+from random_models import Recipe, random_model
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, tile_tokens
@@ -21,13 +22,18 @@ from realizar.backends.cuda.plan import graph_bytes, matrix_bytes, plan_memory
 from realizar.backends.cuda.sampling.native_graphs import num_graphs
 from realizar.backends.cuda.shapes import step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
+from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.weights.pack import pack_matrix
+from realizar.backends.cuda.weights.plain import PlainMatrix
 from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.program import build_program
+from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
 from realizar.cli.main import app, run_app
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
+from realizar.models.spec import ModelSpec
 from realizar.quantization import block_source
 from realizar.quantization.random_blocks import random_blocks
 from resolving import resolved
@@ -56,6 +62,32 @@ def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:
     assert plan.workspace_bytes == Workspace(spec, sizes, device, compute, MAX_PARTS).size_bytes
     heads = sum(layer.mixer.num_kv_heads * (layer.mixer.head_size * 34 // 32) for layer in spec.layers)
     assert plan.kv_bytes_per_token == 2 * heads, "a byte an element, and a scale of two for 32"
+
+
+def test_tables_of_layers_inputs_are_planned() -> None:
+    spec, checkpoint = random_model(Recipe(weights="Q8_0", windows=(None, None), sources=(None, 0), input_size=64))
+    config = resolved(spec, checkpoint, EngineConfig(context_length=512, max_running=2), "cuda")
+    plan, without = (
+        plan_memory(each, replace(checkpoint, tensors=tensors), config, 1 << 30)
+        for each, tensors in ((spec, checkpoint.tensors), without_inputs(spec, checkpoint))
+    )
+    table = checkpoint.tensors["layer_table"]
+    assert plan.embedding_bytes - without.embedding_bytes == table.data.nbytes
+    tokens = step_sizes(spec, config, tile_tokens(spec, torch.bfloat16)).tokens
+    assert plan.workspace_bytes - without.workspace_bytes == 4 * tokens * 2 * 64
+    weights = Weights(spec, build_program(spec), checkpoint, interpreter_device())
+    weights.load([], lambda _: None)
+    assert isinstance(weights.layer_table, PlainMatrix)
+    assert weights.layer_table.size_bytes == table.data.nbytes
+
+
+def without_inputs(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[ModelSpec, dict[str, StoredTensor]]:
+    """The same model where layers have no inputs of their own, and its tensors."""
+    layers = tuple(replace(layer, input_gate=None) for layer in spec.layers)
+    names = [name for name in spec.tensors if name.startswith("layer_") or ".input." in name]
+    kept = {name: source for name, source in spec.tensors.items() if name not in names}
+    stored = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in names}
+    return replace(spec, layers=layers, layer_inputs=None, tensors=kept), stored
 
 
 def test_graphs_take_what_they_took_on_a_card() -> None:

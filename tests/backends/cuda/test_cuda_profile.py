@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.cuda.inspection.launch_times import EventClock, read_limit, time_launches  # noqa: E402
+from realizar.backends.cuda.inspection.step_values import read_values  # noqa: E402
 from realizar.bench.profile import StepWork, one_step, open_rows, time_steps  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import RealizarError  # noqa: E402
@@ -43,6 +45,25 @@ def test_launches_of_a_step_under_the_interpreter() -> None:
     if not torch.cuda.is_available():
         limit = read_limit(runner.backend, repeats=1)
         assert min(limit.gb_per_s, limit.size_bytes) > 0
+    runner.close()
+
+
+def test_launches_of_layers_with_inputs_and_keys_of_another() -> None:
+    """Each block's stream is read once, and shared keys and values are read by both layers."""
+    spec, checkpoint = random_model(replace(RECIPE, windows=(None, None), sources=(None, 0), input_size=32))
+    config = EngineConfig(max_running=1, max_step_tokens=16, context_length=32, kv_cache_dtype="int8")
+    runner = GPURunner(spec, checkpoint, config)
+    step = one_step(runner.capacity, StepWork(1, 1, 12, repeats=1))
+    open_rows(runner.backend, step)
+    times = time_launches(runner.backend, step, 1)
+    found = Counter(each.part for each in times)
+    assert (found["layer inputs"], found["input gate"], found["input projection"]) == (4, 2, 2)
+    assert (found["qkv"], found["q"], found["rope"], found["attention"], found["norm"]) == (1, 1, 2, 2, 7)
+    assert [each.bytes_read for each in times if each.part == "attention"] == [13 * 2 * (32 + 2)] * 2
+    stages = [each.stage for each in read_values(runner.backend, spec, step)]
+    assert stages[:3] == ["layer 0 attention input", "layer 0 feed-forward input", "layer 0 input gate input"]
+    assert stages[3] == "layer 1 shared attention input"
+    assert stages[-2:] == ["last layer output", "logits"]
     runner.close()
 
 

@@ -56,9 +56,12 @@ RECIPES = {
         weights="Q8_0",
         windows=(40, None, 40, None),
         full_head_size=512,
-        parts=("qk_norm", "post_norms"),
+        activation="gelu_tanh",
+        parts=("qk_norm", "post_norms", "value_norm", "output_scale"),
         sources=(None, None, 0, 1),
+        input_size=256,
     ),
+    "q4_k-64-inputs": Recipe(64, 4, 2, weights="Q4_K", windows=(None, None), sources=(None, 0), input_size=256),
     "bf16-64-gqa6": Recipe(64, 6, 1, weights="BF16", parts=("layer_norm", "ungated"), activation="gelu"),
 }
 TOLERANCE = {"f16": 0.03, "bf16": 0.035, "int8": 0.045}  # activations of eight bits, and the cache's rounding

@@ -42,12 +42,16 @@ RECIPES = {
         0.03,
     ),
     "q4_0-shared": (
-        Recipe(**SMALL, weights="Q4_0", windows=(5, None, None), parts=("qk_norm",), sources=(None, None, 1)),
-        "int8", 0.03,
+        Recipe(**SMALL, weights="Q4_0", windows=(5, None, None), parts=("qk_norm", "post_norms", "output_scale"),
+               sources=(None, None, 1), input_size=32, activation="gelu_tanh"),
+        "int8",
+        0.03,
     ),
     "f32-shared": (
-        Recipe(**SMALL, weights="F32", windows=(5, None, 5, None), parts=("qk_norm",), sources=(None, None, 0, 1)),
-        "auto", 2e-3,
+        Recipe(**SMALL, weights="F32", windows=(5, None, 5, None), parts=("qk_norm", "biases"),
+               sources=(None, None, 0, 1), input_size=32),
+        "auto",
+        2e-3,
     ),
     "q8_0-lacking": (
         Recipe(**SMALL, weights="Q8_0", windows=(None, None, 5), lacking=("mixer", "feed_forward")), "f16", 0.02

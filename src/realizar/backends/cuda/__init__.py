@@ -8,6 +8,7 @@ A model is loaded once and stepped many times. Read in this order:
 3. `bind.py`, `bind_experts.py`, `bind_shared.py`, `bind_beside.py`, `norms.py`: the program's blocks become a
    list of launches (`launch.py`) over the buffers of `workspace.py`. `kernel_sizes.py` has the tiles, warps and splits
    of the Triton kernels.
+   `inputs/` has what comes before the blocks.
 4. `matmul/`, `attention/`: the two kinds of operations that take nearly all of a step's time.
    `recurrences/`: layers with a state, and its memory. Both gate their heads by `attention/output_gate.py`.
 5. `graphs.py`, `capture.py`: the list of launches is run, or replayed from CUDA graphs captured at load.

@@ -9,10 +9,10 @@ import torch
 from realizar.backends.cuda.attention.bind import AttentionBinder
 from realizar.backends.cuda.bind_beside import BesideBinder
 from realizar.backends.cuda.bind_experts import Added, ExpertsBinder
+from realizar.backends.cuda.inputs.bind import InputsBinder
 from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks, whole_width
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
-from realizar.backends.cuda.kernels.embed import embed_floats, embed_quantized
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
@@ -29,6 +29,7 @@ from realizar.backends.program import (
     ExpertsBlock,
     FeedForwardBlock,
     GatedDeltaNetBlock,
+    InputGateBlock,
     Join,
     Program,
     SharedAttentionBlock,
@@ -38,8 +39,14 @@ from realizar.backends.program import (
 from realizar.errors import UnsupportedModelError
 from realizar.models.spec import FeedForward, ModelSpec
 
-_EMBED_BLOCK = 1024
-_Bound = AttentionBlock | SharedAttentionBlock | FeedForwardBlock | GatedDeltaNetBlock | ShortConvolutionBlock
+_Bound = (
+    AttentionBlock
+    | SharedAttentionBlock
+    | ShortConvolutionBlock
+    | GatedDeltaNetBlock
+    | FeedForwardBlock
+    | InputGateBlock
+)
 
 
 class Binder:
@@ -52,13 +59,14 @@ class Binder:
         self._spec, self._weights, self._space, self._experts = spec, weights, workspace, experts
         self._attention, self._merger, self._recurrences = attention, merger, recurrences
         self._norms = NormBinder(spec, weights, workspace)
+        self._inputs = InputsBinder(weights, workspace, self._norms)
         self._beside = BesideBinder(self._norms, experts)
         self._mixtures = {experts.router.weight: experts for _, experts in spec.mixtures()}
         self._none = torch.zeros(1, device=workspace.hidden.device)
 
     def bind_body(self, program: Program) -> list[Launch]:
         """The launches of the embedding and the layers, over all tokens."""
-        launches, branch = [Launch("embed", self._embed())], None
+        launches, branch = list(self._begin(program)), None
         for block in program.blocks:
             launches += self._block(block, branch)
             branch = self._branch(block)
@@ -79,6 +87,13 @@ class Binder:
         """The launches that write final hidden states of the selected tokens, float32, into `pooled`."""
         return [Launch("final norm", self._norms.bind_selected(tail.norm, None))]
 
+    def _begin(self, program: Program) -> Iterator[Launch]:
+        """The launches before the blocks: the embedding, and the layers' own inputs where there are some."""
+        yield Launch("embed", self._inputs.embed(float(self._spec.embedding_scale)))
+        if program.layer_inputs is not None:
+            projection = self._merger.merge((program.layer_inputs.projection,))
+            yield from self._inputs.bind(program.layer_inputs, projection, self._project(projection, normed=True))
+
     def _block(self, block: Block, before: Branch | None) -> Iterator[Launch]:
         """A block's launches; the branch of the block before it is added to the stream by the first of them."""
         if isinstance(block, ExpertsBlock):
@@ -98,6 +113,8 @@ class Binder:
             yield from self._attention.bind(block, inputs, output)
         elif isinstance(block, GatedDeltaNetBlock | ShortConvolutionBlock):
             yield from self._recurrences.bind(block, inputs, output)
+        elif isinstance(block, InputGateBlock):
+            yield Launch("activation", self._inputs.gate(block, inputs, output))
         else:
             yield Launch("activation", self._activate(block.feed_forward, inputs, output))
         residual = self._norms.bind_residual_add(branch, self._next_consumer(block.join))
@@ -133,27 +150,6 @@ class Binder:
             return Branch(self._experts.output(block.experts, block.join), block.join)
         assert block.join.linear is not None
         return Branch(self._merger.merge((block.join.linear,)), block.join)
-
-    def _embed(self) -> Callable[[StepShape], None]:
-        space, table = self._space, self._weights.embedding
-        arrays, cols, scale = space.arrays, self._spec.hidden_size, float(self._spec.embedding_scale)
-        ids = arrays["ids"], arrays["token_rows"], space.last
-        blocks = -(-cols // _EMBED_BLOCK)
-
-        # Lets the norm start, but does not start early itself: what follows may read a step's arrays before it waits.
-        def run(shape: StepShape) -> None:
-            grid, dependent = (shape.tokens, blocks), space.launching(shape.tokens)["DEPENDENT"]
-            if isinstance(table, torch.Tensor):
-                embed_floats[grid](
-                    *ids, space.hidden, cols, scale, table, cols, DEPENDENT=dependent, BLOCK=_EMBED_BLOCK
-                )
-            else:
-                embed_quantized[grid](
-                    *ids, space.hidden, cols, scale, cols=cols, **table.arrays, **table.constants,
-                    DEPENDENT=dependent, BLOCK=_EMBED_BLOCK,
-                )  # fmt: skip
-
-        return run
 
     def _project(
         self,

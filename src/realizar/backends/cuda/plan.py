@@ -61,7 +61,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     program, tensors = build_program(spec), WeightTensors(spec, checkpoint)
     layouts = {linear.weight: tensors.layout(linear.weight) for linear in spec.linears()}
     matrices = _matrix_sizes(spec, layouts, tensors)
-    weight_bytes, embedding = sum(matrices.values()), tensors.size_bytes(spec.embedding)
+    weight_bytes, embedding = sum(matrices.values()), _table_bytes(spec, tensors)
     device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, _EVERYTHING)
     compute = compute_type(config.kv_dtype, is_gpu=True)
     sizes = step_sizes(spec, config, tile_tokens(spec, compute))
@@ -105,6 +105,12 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
         num_host_snapshots=on_host,
         host_snapshot_bytes=on_host * state,
     )
+
+
+def _table_bytes(spec: ModelSpec, tensors: WeightTensors) -> int:
+    """Bytes of what is read row by row: the embedding, and the table of the layers' own inputs."""
+    own = 0 if spec.layer_inputs is None else tensors.size_bytes(spec.layer_inputs.table)
+    return tensors.size_bytes(spec.embedding) + own
 
 
 def _token_bytes(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile) -> float:
@@ -170,7 +176,8 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     for _, one in spec.mixtures():
         step = step_tiles(sizes.tokens, one.experts_per_token, one.num_experts, True, shared=one.shared is not None)
         pairs = max(pairs, step.places * one.down.in_features // 2)
-    partials = max(sizes.tokens * 2 * widest, sizes.selected * spec.vocab_size, _pair_floats(spec, sizes))
+    own = 0 if spec.layer_inputs is None else spec.layer_inputs.projection.out_features
+    partials = max(sizes.tokens * max(2 * widest, own), sizes.selected * spec.vocab_size, _pair_floats(spec, sizes))
     routers = sum(2 * one.router.out_features * one.router.in_features for _, one in spec.mixtures())  # in two orders
     biases = sum(
         linear.num_experts * linear.out_features

@@ -24,6 +24,7 @@ SUPPORTED = Supported(
             Feature.SHARED_EXPERT,
             Feature.VALUE_NORM,
             Feature.OUTPUT_GATE,
+            Feature.INPUT_GATE,
             Feature.OUTPUT_SCALE,
             Feature.EXPERT_SCALES,
             Feature.EXPERT_NORMS,

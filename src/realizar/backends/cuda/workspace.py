@@ -41,6 +41,8 @@ class Workspace:
         self.chosen = torch.full((max(pairs, 1),), -1, dtype=torch.int32, device=where)
         self.expert_weights = torch.zeros(max(pairs, 1), device=where)
         self.hidden = torch.zeros((sizes.tokens, spec.hidden_size), device=where)
+        own = 0 if spec.layer_inputs is None else spec.layer_inputs.projection.out_features
+        self.layer_inputs = torch.zeros((sizes.tokens, own), device=where)
         self.square_sums = torch.zeros((2, sizes.tokens, norm_square_parts(spec.hidden_size)), device=where)
         self.epilogue_square_sums = torch.zeros(
             (min(sizes.tokens, _MATVEC_TOKENS), epilogue_square_parts(spec.hidden_size)), device=where

@@ -31,7 +31,8 @@ RECIPES = {
         Recipe(64, 4, 2, 128, 128, 48, (None,), "Q8_0", ("qk_norm", "value_norm", "growth")), {"int8", "half", "f32"},
     ),
     "bf16-64-shared": (
-        Recipe(64, 4, 2, 128, 128, 48, (10, None, 10, None), "Q8_0", ("qk_norm",), sources=(None, None, 0, 1)),
+        Recipe(64, 4, 2, 128, 128, 48, (10, None, 10, None), "Q8_0", ("qk_norm",), sources=(None, None, 0, 1),
+               input_size=64),
         {"int8", "half", "f32"},
     ),
     "f16-64-token norm": (Recipe(64, 2, 1, 128, 128, 48, (None,), "Q8_0", ("token_norm",)), {"int8", "half", "f32"}),

@@ -34,7 +34,7 @@ from realizar.config import EngineConfig
 
 _EARLY = {"attend_parts": 4}  # row, token and length of a decode, and the tables' stride
 # What no kernel of a step writes before it: states, rings and vectors.
-_READS_OLDER = ("recur_once", "normalize", "normalize_beside", "normalize_twice")
+_READS_OLDER = ("recur_once", "normalize", "normalize_beside", "normalize_twice", "add_norm")
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 RECIPES = {  # by element type of the cache, but for those that are named after a part
     "f16": Recipe(128, 8, 2, weights="Q4_K", windows=(None, 64), parts=("biases", "qk_norm", "growth")),
@@ -65,8 +65,10 @@ RECIPES = {  # by element type of the cache, but for those that are named after 
         weights="Q8_0",
         windows=(64, None, 64, None),
         full_head_size=512,
+        activation="gelu_tanh",
         parts=("qk_norm",),
         sources=(None, None, 0, 1),
+        input_size=64,
     ),
     "f32": Recipe(96, 4, 4, weights="F32", parts=("token_norm", "ungated"), activation="gelu"),
     "states": Recipe(

@@ -41,9 +41,10 @@ def test_matrices_of_every_type(kind: str, road: str, monkeypatch: pytest.Monkey
             Weights(spec, build_program(spec), checkpoint, device).load(groups, lambda _: None)
 
 
-def test_the_embedding() -> None:
-    spec, checkpoint = spoiled_model(Recipe(windows=(None,)), "embedding", "nan")
-    with pytest.raises(CheckpointError, match=r"tensor 'embedding': number \d+ is not finite"):
+@pytest.mark.parametrize(("name", "kind"), [("embedding", "Q4_0"), ("layer_table", "F32"), ("layer_table", "Q8_0")])
+def test_what_is_read_row_by_row(name: str, kind: str) -> None:
+    spec, checkpoint = spoiled_model(Recipe(windows=(None,), weights=kind, input_size=32), name, "nan")
+    with pytest.raises(CheckpointError, match=rf"tensor '{name}': .* is not finite"):
         Weights(spec, build_program(spec), checkpoint, interpreter_device()).load([], lambda _: None)
 
 

@@ -11,14 +11,17 @@ from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
 SILU, GELU_TANH, GELU, NO_ACTIVATION = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 CLAMPED = tl.constexpr(4)  # of gate and up together: see `models.spec.Experts`
 RELU_SQUARED = tl.constexpr(5)
+SIGMOID = tl.constexpr(6)
 ALPHA, LIMIT = tl.constexpr(SWIGLU_ALPHA), tl.constexpr(SWIGLU_LIMIT)
 
 
 @triton.jit
 def apply_activation(x, KIND: tl.constexpr):
-    """silu, gelu's approximation by tanh, gelu, ReLU squared, or x itself."""
+    """silu, gelu's approximation by tanh, gelu, ReLU squared, sigmoid, or x itself."""
     if KIND == NO_ACTIVATION:
         return x
+    if KIND == SIGMOID:
+        return 1.0 / (1.0 + tl.exp(-x))
     if KIND == SILU:
         return x / (1.0 + tl.exp(-x))
     if KIND == GELU_TANH:

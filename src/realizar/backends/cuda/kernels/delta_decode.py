@@ -8,6 +8,7 @@ has room for one token more than a convolution sees and may be replayed. Rows of
 import triton
 import triton.language as tl
 
+from realizar.backends.cuda.kernels.activate import SIGMOID
 from realizar.backends.cuda.kernels.delta_inputs import key_head_of, log_decay
 from realizar.backends.cuda.kernels.delta_net import load_row
 from realizar.backends.cuda.kernels.dependent import let_next_start, wait_for_previous
@@ -135,7 +136,7 @@ def recur_once(
                 first = other * VALUE
                 x = gated(
                     output, start.to(tl.int64) * output_stride, partials, splits_stride, token_at, bias, channels,
-                    norm_weight, eps, width, first, SPLITS, BIAS, True, VALUE, BLOCK,
+                    norm_weight, eps, width, first, SPLITS, BIAS, True, VALUE, SIGMOID, BLOCK,
                 )  # fmt: skip
                 store_values(
                     x / factor, start, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS,

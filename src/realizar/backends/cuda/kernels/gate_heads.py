@@ -1,8 +1,9 @@
-"""The output gates of attention and of gated delta nets: heads become the input of the output projection."""
+"""The gates of attention, of gated delta nets and of layers' own inputs: what they gate becomes a matmul's input."""
 
 import triton
 import triton.language as tl
 
+from realizar.backends.cuda.kernels.activate import apply_activation
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
 from realizar.backends.cuda.kernels.store_inputs import store_block, store_values
@@ -11,14 +12,18 @@ from realizar.backends.cuda.kernels.store_inputs import store_block, store_value
 @triton.jit
 def gated(
     source, source_at, partials, splits_stride, token_at, bias, gate_at, norm_weight, eps, width, first,
-    SPLITS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, HEAD: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, HEAD: tl.constexpr, KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The columns from `first` on: the source times sigmoid(gate), or with NORM its normed heads times silu(gate)."""
+    """The columns from `first` on: the source times its gate's activation.
+
+    With NORM, and KIND of a sigmoid, its normed heads times silu(gate).
+    """
     columns = first + tl.arange(0, BLOCK)
     inside = columns < width
     x = tl.load(source + source_at + columns, mask=inside, other=0.0)
     gate = load_sum(partials, bias, token_at, gate_at + columns, inside, splits_stride, SPLITS, BIAS)
-    factor = 1.0 / (1.0 + tl.exp(-gate))
+    factor = apply_activation(gate, KIND)
     if NORM:
         heads = tl.reshape(x, [BLOCK // HEAD, HEAD])
         scale = 1.0 / tl.sqrt(tl.sum(heads * heads, axis=1) / HEAD + eps)
@@ -31,8 +36,9 @@ def gated(
 def gate_heads(
     source, source_stride, partials, splits_stride, token_stride, bias, gate_at, norm_weight, eps, width, values,
     value_stride, value_scale, codes, terms, token_tops, token_arrivals,
-    SPLITS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, HEAD: tl.constexpr, FORMAT: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, HEAD: tl.constexpr, KIND: tl.constexpr,
+    FORMAT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, CHUNKS: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gate heads and store them in a matmul's format. Grid: tokens, blocks of columns; for FP8 one block.
 
@@ -45,7 +51,7 @@ def gate_heads(
     source_at, at = token * source_stride, token * token_stride
     x = gated(
         source, source_at, partials, splits_stride, at, bias, gate_at, norm_weight, eps, width, first, SPLITS, BIAS,
-        NORM, HEAD, BLOCK,
+        NORM, HEAD, KIND, BLOCK,
     )  # fmt: skip
     factor = store_block(
         x, token, first, width, values, value_stride, value_scale, codes, terms, token_tops, token_arrivals, FORMAT,
@@ -56,7 +62,7 @@ def gate_heads(
             first = block * BLOCK
             x = gated(
                 source, source_at, partials, splits_stride, at, bias, gate_at, norm_weight, eps, width, first, SPLITS,
-                BIAS, NORM, HEAD, BLOCK,
+                BIAS, NORM, HEAD, KIND, BLOCK,
             )  # fmt: skip
             x = x / factor
             store_values(

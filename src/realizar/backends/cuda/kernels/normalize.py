@@ -159,3 +159,20 @@ def normalize_partials(
     )  # fmt: skip
     x = norm_token(x, inside, width, weight, bias, columns, eps, NORM, NORM_BIAS)
     tl.store(partials + token * token_stride + first + columns, x, mask=inside)
+
+
+@triton.jit
+def add_norm(
+    partials, splits_stride, token_stride, weight, eps, out, width,
+    SPLITS: tl.constexpr, NORM: tl.constexpr, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out [tokens, width] += norm(sum of partials). Grid: tokens."""
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    own_weight, own_bias = norm_vectors(weight, weight, columns, inside, NORM, False)
+    begin(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    x = load_sum(partials, partials, token * token_stride, columns, inside, splits_stride, SPLITS, False)
+    at = out + token * width + columns
+    x = norm_by(x, inside, width, own_weight, own_bias, eps, NORM, False) + tl.load(at, mask=inside, other=0.0)
+    tl.store(at, x, mask=inside)

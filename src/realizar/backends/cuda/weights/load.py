@@ -33,6 +33,7 @@ from realizar.quantization import MatrixSource, WeightLayout
 Matrix: TypeAlias = PackedMatrix | PlainMatrix | torch.Tensor
 Group: TypeAlias = tuple[TensorName, ...]
 
+_COPIED_AT_ONCE = 256 << 20  # bytes
 _MERGED_OUT_FEATURES = 64  # matrices lie one below the other at multiples of this many output features
 
 
@@ -48,7 +49,7 @@ class Weights:
             matrix that is not packed is a tensor [out_features, cols] of its own type.
         experts: the matrices of mixtures, by the name of their gate.
         gated: feed-forwards whose activation may end a matmul, by the group of their gate and up.
-        embedding: of its own, row by row.
+        embedding: of its own, row by row. layer_table: so too, of the layers' own inputs; None where they have none.
         stacked: matrices of shared experts that are in a stack of experts, and in no group.
     """
 
@@ -63,6 +64,7 @@ class Weights:
         self.gated: dict[Group, FeedForward] = {
             tuple(linear.weight for linear in each.linears): each.gated for each in inputs if each.gated is not None
         }
+        self.layer_table: PlainMatrix | torch.Tensor | None = None
         self.stacked: set[TensorName] = set()
         for _, experts in spec.mixtures():
             shared = experts.shared
@@ -113,6 +115,13 @@ class Weights:
                 check_finite([source])
             with naming(embedding):
                 self.embedding = self._pack_plain(source)
+        if self._spec.layer_inputs is not None:
+            source = self._tensors.matrix(self._spec.layer_inputs.table)
+            check_finite([source])
+            with naming(self._spec.layer_inputs.table):
+                self.layer_table = self._pack_plain(source)
+            source.release(0, source.out_features)
+            progress(source.size_bytes)
         loader = ExpertLoader(self._tensors, self._device.torch_device, self._packer, progress)
         for _, experts in self._spec.mixtures():
             with naming(*(linear.weight for linear in experts.expert_linears())):
@@ -242,9 +251,13 @@ class Weights:
         return self._copy(np.ascontiguousarray(values).view(np.uint8), store).view(torch.float32)
 
     def _copy(self, data: NDArray[np.uint8], store: Store | None) -> torch.Tensor:
-        """uint8 [size in bytes] on the device."""
-        host = torch.from_numpy(np.array(data, copy=True))
-        return host.to(self._device.torch_device) if store is None else store.take(data.size).copy_(host)
+        """uint8 [size in bytes] on the device; what the host holds of it at once is bounded."""
+        size, device = data.size, self._device.torch_device
+        out = torch.empty(size, dtype=torch.uint8, device=device) if store is None else store.take(size)
+        for first in range(0, size, _COPIED_AT_ONCE):
+            part = data[first : first + _COPIED_AT_ONCE]
+            out[first : first + part.size].copy_(torch.from_numpy(np.array(part, copy=True)))
+        return out
 
 
 @contextmanager

@@ -1,0 +1,99 @@
+"""The embedding of a step's tokens, the layers' own inputs and the gates that take them, bound to kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from realizar.backends.cuda.attention.output_gate import start_gate
+from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, whole_width
+from realizar.backends.cuda.kernels.embed import embed_floats, embed_quantized
+from realizar.backends.cuda.kernels.normalize import add_norm
+from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.matmul.linears import MergedLinear
+from realizar.backends.cuda.norms import NORM_KINDS, NormBinder, Run
+from realizar.backends.cuda.step_arrays import StepShape
+from realizar.backends.cuda.weights.load import Weights
+from realizar.backends.cuda.weights.plain import PlainMatrix
+from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.program import InputGateBlock
+from realizar.models.layer_inputs import LayerInputs
+
+_EMBED_BLOCK = 1024
+_PART = "layer inputs"
+
+
+@dataclass(frozen=True, slots=True)
+class InputsBinder:
+    """Binds what comes before the blocks, and the gates of the layers' own inputs.
+
+    Attributes:
+        norms: the binder of the program's norms, in whose order the conversion of the embedding is the first.
+    """
+
+    weights: Weights
+    space: Workspace
+    norms: NormBinder
+
+    def embed(self, scale: float) -> Run:
+        """hidden = scale * rows of the embedding."""
+        return self._embed(self.weights.embedding, self.space.hidden, scale)
+
+    def bind(self, inputs: LayerInputs, projection: MergedLinear, project: Run) -> Iterator[Launch]:
+        """The launches that make the inputs of all layers, once `hidden` is the embedding.
+
+        Args:
+            project: starts the matmul `projection`, whose input is that of a norm.
+        """
+        table, scale = self.weights.layer_table, float(inputs.scale * inputs.table_scale)
+        assert table is not None
+        yield Launch(_PART, self._embed(table, self.space.layer_inputs, scale))
+        yield Launch(_PART, self.norms.bind(None, None, projection)[0])
+        yield Launch(_PART, project, projection.weight_bytes)
+        yield Launch(_PART, self._add(inputs, projection))
+
+    def gate(self, block: InputGateBlock, linear: MergedLinear, consumer: MergedLinear) -> Run:
+        """The input of `consumer`: the activation of what `linear` makes, times the layer's own input."""
+        size, kind = consumer.cols, ACTIVATIONS[block.gate.activation]
+        own = self.space.layer_inputs[:, block.layer * size :]
+        return lambda shape: start_gate(self.space, shape.tokens, linear, 0, size, consumer, source=own, kind=kind)
+
+    def _embed(self, table: PlainMatrix | torch.Tensor, out: torch.Tensor, scale: float) -> Run:
+        """out [tokens, cols] = scale * rows of a table. Out is contiguous."""
+        space, cols = self.space, out.shape[1]
+        ids = space.arrays["ids"], space.arrays["token_rows"], space.last
+        blocks = -(-cols // _EMBED_BLOCK)
+
+        # Lets the next kernel start, but does not start early itself: that may read a step's arrays before it waits.
+        def run(shape: StepShape) -> None:
+            grid, dependent = (shape.tokens, blocks), space.launching(shape.tokens)["DEPENDENT"]
+            if isinstance(table, torch.Tensor):
+                embed_floats[grid](*ids, out, cols, scale, table, cols, DEPENDENT=dependent, BLOCK=_EMBED_BLOCK)
+            else:
+                embed_quantized[grid](
+                    *ids, out, cols, scale, cols=cols, **table.arrays, **table.constants, DEPENDENT=dependent,
+                    BLOCK=_EMBED_BLOCK,
+                )  # fmt: skip
+
+        return run
+
+    def _add(self, inputs: LayerInputs, projection: MergedLinear) -> Run:
+        """Add the norm of each layer's slice of the projection, times the scale of inputs, which its weights take."""
+        space, size = self.space, inputs.size
+        layers, cut = projection.width // size, whole_width(size)
+        norm = replace(inputs.norm, weight_scale=inputs.norm.weight_scale * inputs.scale)
+        weight = self.weights.norm_weight(norm)
+        assert projection.bias is None
+        assert norm.bias is None
+
+        def run(shape: StepShape) -> None:
+            splits, slices = projection.splits(shape.tokens), shape.tokens * layers
+            add_norm[(slices,)](
+                space.partials(splits, slices, size), slices * size, size, weight, float(norm.eps),
+                space.layer_inputs, size, SPLITS=splits, NORM=NORM_KINDS[norm.kind], BLOCK=cut.block,
+                num_warps=cut.warps, **space.launching(shape.tokens),
+            )  # fmt: skip
+
+        return run
