@@ -39,8 +39,7 @@ _KEYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 REASON = "lfm2: layers 0, 2 have a short convolution, which the {} backend does not run"
 WIDE_REASON = (
-    "qwen35: layer 0 has a gated delta net whose heads have no power of two from 16 to 128 features, which the CUDA"
-    " backend does not run"
+    "qwen35: layer 0 has a gated delta net whose heads have more than 128 features, which the CUDA backend does not run"
 )
 
 

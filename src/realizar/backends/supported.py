@@ -20,6 +20,7 @@ _NAMES: dict[type[Mixer | AnyFeedForward], str] = {
     Experts: "a mixture of experts",
 }
 _MAX_LISTED = 8
+_WIDEST_HEAD = 128  # features of a delta net's: of wider ones a tile fits in no card's shared memory
 
 
 class Feature(Enum):
@@ -38,7 +39,7 @@ class Feature(Enum):
     EXPERT_NORMS = "experts beside a dense feed-forward, each with norms"
     VALUE_NORM = "norms of values"
     OUTPUT_GATE = "attention with an output gate"
-    UNEVEN_DELTA_NET = "a gated delta net whose heads have no power of two from 16 to 128 features"
+    WIDE_DELTA_NET = "a gated delta net whose heads have more than 128 features"
     INPUT_GATE = "inputs of their own"
     OUTPUT_SCALE = "factors of their outputs"
 
@@ -91,10 +92,8 @@ def _features(layer: Layer) -> Iterator[Feature]:
         yield Feature.VALUE_NORM
     if isinstance(layer.mixer, Attention) and layer.mixer.gate is not None:
         yield Feature.OUTPUT_GATE
-    if isinstance(layer.mixer, GatedDeltaNet) and not all(
-        map(_is_even, (layer.mixer.key_size, layer.mixer.value_size))
-    ):
-        yield Feature.UNEVEN_DELTA_NET
+    if isinstance(layer.mixer, GatedDeltaNet) and max(layer.mixer.key_size, layer.mixer.value_size) > _WIDEST_HEAD:
+        yield Feature.WIDE_DELTA_NET
     if layer.input_gate is not None:
         yield Feature.INPUT_GATE
     if layer.output_scale is not None:
@@ -115,11 +114,6 @@ def _features(layer: Layer) -> Iterator[Feature]:
         Feature.EXPERT_NORMS: experts.norms is not None,
     }
     yield from (feature for feature, is_there in found.items() if is_there)
-
-
-def _is_even(size: int) -> bool:
-    """True for a power of two from 16 to 128: of wider ones a tile fits in no card's shared memory."""
-    return 16 <= size <= 128 and not size & (size - 1)
 
 
 def _listed(layers: Iterable[int]) -> str:

@@ -37,6 +37,7 @@ from realizar.config import EngineConfig
             )
         ),
         ("gpt-oss", "safetensors"),
+        ("qwen35-uneven", "safetensors"),
         pytest.param("gpt-oss", "gguf", marks=pytest.mark.full),
     ],
 )

@@ -46,7 +46,7 @@ HYBRIDS: dict[str, Case] = {
         "Qwen3_5",
         {**_DELTA, "linear_key_head_dim": 8, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 3,
          "attention_bias": True, "full_attention_interval": 2},
-        forms=("safetensors",), run_by=("cpu",),
+        forms=("safetensors",),
     ),
     "qwen35-vision": Case(
         "Qwen3_5",

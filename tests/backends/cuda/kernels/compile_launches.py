@@ -92,7 +92,7 @@ RECIPES = {  # by element type of the cache, but for those that are named after 
         parts=("output_gate", "token_norm"),
         recurrent=("delta", None, "convolution"),
         key_size=128,
-        value_size=128,
+        value_size=96,
         length=3,
     ),
 }

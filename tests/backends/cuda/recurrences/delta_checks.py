@@ -7,8 +7,10 @@ import torch
 
 from backends.cuda.recurrences.delta_cases import Net
 from backends.cuda.recurrences.delta_launches import NORM_EPS, Kernels, Row
+from realizar.backends.cuda.kernels.delta_inputs import padded
 
 GROUPED, TILED, SHORT = Net(2, 4, 16, 32), Net(1, 3, 32, 16, tiled=True), Net(2, 2, 16, 16, length=3)
+UNEVEN, UNEVEN_WIDE = Net(2, 4, 8, 24, length=3), Net(1, 3, 48, 96, tiled=True)
 WIDE = Net(16, 32, 128, 128, tiled=True)
 
 
@@ -78,7 +80,7 @@ def check_once(net: Net, device: str, splits: int, columns: int, norm: float = 1
 
 def check_first(net: Net, device: str, splits: int) -> None:
     """A row's first tokens one by one, each held once, while its state and ring have nothing yet that may be read."""
-    kernels = Kernels(net, device, splits=splits, columns=net.value // 2, undone=2)
+    kernels = Kernels(net, device, splits=splits, columns=padded(net.value) // 2, undone=2)
     inputs = net.inputs(6, 3)
     expected = net.run(inputs)[0]
     for at in range(len(inputs)):
@@ -86,7 +88,7 @@ def check_first(net: Net, device: str, splits: int) -> None:
             found = kernels.once([Row(2, inputs[at : at + 1], at, 0, uncertain)])
             close(found, expected[at : at + 1])
         close(kernels.states[2].cpu().numpy(), net.run(inputs[: at + 1])[1])
-    kernels = Kernels(net, device, splits=splits, columns=net.value // 2, undone=2)
+    kernels = Kernels(net, device, splits=splits, columns=padded(net.value) // 2, undone=2)
     for at, replayed in ((0, 0), (1, 1), (2, 1)):  # uncertain ones, replayed by the token after
         found = kernels.once([Row(2, inputs[at : at + 1], at, replayed, 1)])
         close(found, expected[at : at + 1])

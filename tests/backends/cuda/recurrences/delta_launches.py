@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from backends.cuda.recurrences.delta_cases import Net
 from realizar.backends.cuda.kernels.delta_decode import recur_once
+from realizar.backends.cuda.kernels.delta_inputs import padded
 from realizar.backends.cuda.kernels.delta_net import recur
 from realizar.backends.cuda.kernels.delta_scan import TILE, scan_inputs, scan_prepare, scan_states
 from realizar.backends.cuda.kernels.gate_heads import keep_inputs
@@ -49,7 +50,7 @@ class Kernels:
     ) -> None:  # fmt: skip
         self.net, self.device, self.splits = net, device, splits
         self.ring = net.length + undone
-        self.columns, self.warps = min(columns, net.value), warps
+        self.columns, self.warps = min(columns, padded(net.value)), warps
         self.norm = 1.0
         self.options = {"PRECISION": precision, "num_stages": 1}
         self.states = torch.full((slots, net.value_heads, net.key, net.value), float("nan"), device=device)
@@ -85,7 +86,7 @@ class Kernels:
         target = ActivationBuffers(tokens, torch.device(self.device)).get(InputFormat(kind), width)
         sizes, norm = {**self._ring, **self._sizes}, torch.ones(net.value, device=self.device) * self.norm
         self.launches = {
-            "recur_once": lambda: recur_once[(len(table), net.value_heads, net.value // self.columns)](
+            "recur_once": lambda: recur_once[(len(table), net.value_heads, -(-net.value // self.columns))](
                 *sums, self.rings, *self.vectors, self.states, table, output, width, float(net.key**-0.5), norm,
                 NORM_EPS, *target.pointers(), *state, GATED=gated, TILED=net.tiled, BLOCK=self.columns,
                 num_warps=self.warps, **sizes, **target.constants(),
@@ -131,7 +132,7 @@ class Kernels:
 
     def _recur(self, sums: tuple[Any, ...], table: torch.Tensor, output: torch.Tensor) -> None:
         net = self.net
-        recur[(len(table), net.value_heads, net.value // self.columns)](
+        recur[(len(table), net.value_heads, -(-net.value // self.columns))](
             *sums, self.rings, *self.vectors, self.states, table, output, output.stride(0), float(net.key**-0.5),
             BLOCK=self.columns, TILED=net.tiled, num_warps=self.warps, **self._ring, **self._sizes,
         )  # fmt: skip
@@ -149,7 +150,7 @@ class Kernels:
         mixed, key, heads = self._empty(tokens, net.channels), net.value_heads * net.key, net.value_heads
         widths = heads * net.value, key, key, key, heads * TILE.value, heads
         made = [self._empty(tokens, width) for width in widths]
-        inputs, block = 2 * net.key_heads + heads, min(32, net.value)
+        inputs, block = 2 * net.key_heads + heads, min(32, padded(net.value))
         of_states = {name: sizes[name] for name in ("VALUE_HEADS", "KEY", "VALUE", "DEPENDENT")}
         count = len(tiles[0])
         return {
@@ -159,7 +160,7 @@ class Kernels:
             "scan_prepare": lambda: scan_prepare[(count, heads)](
                 *sums, decay_bias, rate, table, *tiles, mixed, *made, TILED=net.tiled, **sizes, **self.options
             ),
-            "scan_states": lambda: scan_states[(len(scanned), heads, net.value // block)](
+            "scan_states": lambda: scan_states[(len(scanned), heads, -(-net.value // block))](
                 table, scanned, *made, self.states, output, output.stride(0), BLOCK=block, **of_states, **self.options
             ),
         }  # fmt: skip

@@ -14,6 +14,8 @@ from backends.cuda.recurrences.delta_checks import (  # noqa: E402
     GROUPED,
     SHORT,
     TILED,
+    UNEVEN,
+    UNEVEN_WIDE,
     WIDE,
     check_alike,
     check_decodes,
@@ -25,7 +27,7 @@ from backends.cuda.recurrences.delta_checks import (  # noqa: E402
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("net", [GROUPED, TILED, SHORT, WIDE])
+@pytest.mark.parametrize("net", [GROUPED, TILED, SHORT, WIDE, UNEVEN, UNEVEN_WIDE])
 def test_on_a_gpu(net: Net) -> None:
     """Products of tf32 keep three digits; token by token nearly all of float32 are kept."""
     check_decodes(net, "cuda", 2)

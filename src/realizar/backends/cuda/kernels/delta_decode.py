@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.activate import SIGMOID
-from realizar.backends.cuda.kernels.delta_inputs import key_head_of, log_decay
+from realizar.backends.cuda.kernels.delta_inputs import key_head_of, log_decay, own, padded, store_state
 from realizar.backends.cuda.kernels.delta_net import load_row
 from realizar.backends.cuda.kernels.dependent import let_next_start, wait_for_previous
 from realizar.backends.cuda.kernels.gate_heads import gated
@@ -29,6 +29,14 @@ def earlier(
         x = tl.load(rings + at + columns, mask=mask & (place >= 0), other=0.0)
         total += x * tl.load(kernel + columns * LENGTH + tap, mask=mask, other=0.0)
     return total
+
+
+@triton.jit
+def load_own(at, mask, SIZE: tl.constexpr):
+    """Numbers of a head's features; without a mask where the head has no others."""
+    if SIZE == padded(SIZE):
+        return tl.load(at)
+    return tl.load(at, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -74,16 +82,17 @@ def recur_once(
     head, part = tl.program_id(1), tl.program_id(2)
     key_head = key_head_of(head, KEY_HEADS, VALUE_HEADS, TILED)
     channels: tl.constexpr = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
-    keys, columns = tl.arange(0, KEY), part * BLOCK + tl.arange(0, BLOCK)
+    keys, columns = tl.arange(0, padded(KEY)), part * BLOCK + tl.arange(0, BLOCK)
     at = states + (slot.to(tl.int64) * VALUE_HEADS + head) * (KEY * VALUE) + keys[:, None] * VALUE + columns[None, :]
-    state = tl.load(at, mask=is_row & (position > replay) & (keys[:, None] >= 0), other=0.0)
+    known = own(is_row & (position > replay) & (keys[:, None] >= 0), keys[:, None], KEY)
+    state = tl.load(at, mask=own(known, columns[None, :], VALUE), other=0.0)
     of_qk = key_head * KEY + keys[:, None] + tl.arange(0, 2)[None, :] * (KEY_HEADS * KEY)
     of_v, of_beta = 2 * KEY_HEADS * KEY + head * VALUE + columns, channels + head
-    own, inside = is_row & (of_qk >= 0), is_row & (columns >= 0)
-    past_qk = earlier(rings, kernel, slot, position, of_qk, own, LENGTH, RING, WIDTH)
+    live, inside = own(is_row & (of_qk >= 0), keys[:, None], KEY), own(is_row & (columns >= 0), columns, VALUE)
+    past_qk = earlier(rings, kernel, slot, position, of_qk, live, LENGTH, RING, WIDTH)
     past_v = earlier(rings, kernel, slot, position, of_v, inside, LENGTH, RING, WIDTH)
-    tap_qk = tl.load(kernel + of_qk * LENGTH + (LENGTH - 1))
-    tap_v = tl.load(kernel + of_v * LENGTH + (LENGTH - 1))
+    tap_qk = load_own(kernel + of_qk * LENGTH + (LENGTH - 1), live, KEY)
+    tap_v = load_own(kernel + of_v * LENGTH + (LENGTH - 1), inside, VALUE)
     head_bias, head_rate = tl.load(decay_bias + head), tl.load(rate + head)
     weight = tl.load(norm_weight + columns, mask=inside & GATED, other=0.0)
     wait_for_previous(DEPENDENT)
@@ -93,13 +102,15 @@ def recur_once(
     for offset in tl.range(-replay, 0):
         place = position + offset
         old = ring + place % RING * WIDTH
-        qk = earlier(rings, kernel, slot, place, of_qk, own, LENGTH, RING, WIDTH) + tap_qk * tl.load(old + of_qk)
-        v = earlier(rings, kernel, slot, place, of_v, inside, LENGTH, RING, WIDTH) + tap_v * tl.load(old + of_v)
+        qk = earlier(rings, kernel, slot, place, of_qk, live, LENGTH, RING, WIDTH)
+        qk += tap_qk * load_own(old + of_qk, live, KEY)
+        v = earlier(rings, kernel, slot, place, of_v, inside, LENGTH, RING, WIDTH)
+        v += tap_v * load_own(old + of_v, inside, VALUE)
         beta, decay = tl.load(old + of_beta), tl.load(old + of_beta + VALUE_HEADS)
         state, _ = advanced(state, qk, v, beta, decay, head_bias, head_rate, scale)
     token_at, gate_at = start.to(tl.int64) * token_stride, channels + head * VALUE
     stored_beta = channels + VALUE_HEADS * VALUE + head
-    new_qk = load_sum(partials, bias, token_at, of_qk, own, splits_stride, SPLITS, BIAS)
+    new_qk = load_sum(partials, bias, token_at, of_qk, live, splits_stride, SPLITS, BIAS)
     new_v = load_sum(partials, bias, token_at, of_v, inside, splits_stride, SPLITS, BIAS)
     beta = load_sum(partials, bias, token_at, stored_beta, is_row, splits_stride, SPLITS, BIAS)
     decay = load_sum(partials, bias, token_at, stored_beta + VALUE_HEADS, is_row, splits_stride, SPLITS, BIAS)
@@ -107,7 +118,7 @@ def recur_once(
         gate = load_sum(partials, bias, token_at, gate_at + columns, inside, splits_stride, SPLITS, BIAS)
     qk, v = past_qk + new_qk * tap_qk, past_v + new_v * tap_v
     after, result = advanced(state, qk, v, beta, decay, head_bias, head_rate, scale)
-    tl.store(at, tl.where(certain > 0, after, state))
+    store_state(at, tl.where(certain > 0, after, state), keys, columns, KEY, VALUE)
 
     kept = ring + position % RING * WIDTH
     is_first = part == 0
@@ -115,7 +126,7 @@ def recur_once(
         owns_key = is_first & (head < KEY_HEADS)
     else:
         owns_key = is_first & (head % (VALUE_HEADS // KEY_HEADS) == 0)
-    tl.store(kept + of_qk, new_qk, mask=own & owns_key)
+    tl.store(kept + of_qk, new_qk, mask=live & owns_key)
     tl.store(kept + of_v, new_v, mask=inside)
     tl.store(kept + of_beta, beta, mask=is_first)
     tl.store(kept + of_beta + VALUE_HEADS, decay, mask=is_first)
@@ -142,5 +153,7 @@ def recur_once(
                     x / factor, start, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS,
                     BLOCK,
                 )  # fmt: skip
-    else:
+    elif VALUE == padded(VALUE):
         tl.store(to + head * VALUE + columns, result)
+    else:
+        tl.store(to + head * VALUE + columns, result, mask=columns < VALUE)

@@ -3,12 +3,38 @@
 A sequence's last inputs lie in a ring: float32 [slots, RING, WIDTH], the token at position p at place p % RING, with
 its queries, keys and values before the convolution, then betas, then decays. Inputs of tokens in the step are read
 from the sums of the matmuls, those of earlier tokens from the ring, and tokens before the first count as zeros.
+
+Programs have the features of a head padded to a power of two: those beyond the head are zeros, in states too, and are
+not stored.
 """
 
 import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.reduce import load_sum
+
+
+@triton.constexpr_function
+def padded(size):
+    """Features of a head as its programs have them: a power of two, and as many as a matrix unit takes."""
+    return max(16, triton.next_power_of_2(size))
+
+
+@triton.jit
+def own(mask, features, SIZE: tl.constexpr):
+    """A mask without the features beyond a head's SIZE."""
+    if SIZE != padded(SIZE):
+        mask = mask & (features < SIZE)
+    return mask
+
+
+@triton.jit
+def store_state(at, state, keys, values, KEY: tl.constexpr, VALUE: tl.constexpr):
+    """Write a head's state [keys, values], or some columns of it."""
+    if (KEY == padded(KEY)) & (VALUE == padded(VALUE)):
+        tl.store(at, state)
+    else:
+        tl.store(at, state, mask=(keys < KEY)[:, None] & (values < VALUE)[None, :])
 
 
 @triton.jit

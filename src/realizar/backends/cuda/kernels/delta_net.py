@@ -10,7 +10,16 @@ A state is kept as it is after the replayed and the certain tokens; the others g
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.delta_inputs import convolved, key_head_of, log_decay, stepped, unit
+from realizar.backends.cuda.kernels.delta_inputs import (
+    convolved,
+    key_head_of,
+    log_decay,
+    own,
+    padded,
+    stepped,
+    store_state,
+    unit,
+)
 from realizar.backends.cuda.kernels.dependent import begin
 
 ROW_FIELDS = tl.constexpr(8)
@@ -35,14 +44,14 @@ def advance(
 ):  # fmt: skip
     """The state [keys, values] after one more token, whose output is written if it is in the step."""
     channels: tl.constexpr = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
-    own, inside = keys >= 0, values >= 0
+    of_head, inside = own(keys >= 0, keys, KEY), own(values >= 0, values, VALUE)
     q = convolved(
         partials, splits_stride, token_stride, bias, rings, kernel, slot, start, position, offset,
-        key_head * KEY + keys, own, LENGTH, SPLITS, BIAS, RING, WIDTH,
+        key_head * KEY + keys, of_head, LENGTH, SPLITS, BIAS, RING, WIDTH,
     )  # fmt: skip
     k = convolved(
         partials, splits_stride, token_stride, bias, rings, kernel, slot, start, position, offset,
-        (KEY_HEADS + key_head) * KEY + keys, own, LENGTH, SPLITS, BIAS, RING, WIDTH,
+        (KEY_HEADS + key_head) * KEY + keys, of_head, LENGTH, SPLITS, BIAS, RING, WIDTH,
     )  # fmt: skip
     v = convolved(
         partials, splits_stride, token_stride, bias, rings, kernel, slot, start, position, offset,
@@ -88,17 +97,18 @@ def recur(
         return
     head = tl.program_id(1)
     key_head = key_head_of(head, KEY_HEADS, VALUE_HEADS, TILED)
-    keys = tl.arange(0, KEY)
+    keys = tl.arange(0, padded(KEY))
     values = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     at = states + (slot.to(tl.int64) * VALUE_HEADS + head) * (KEY * VALUE) + keys[:, None] * VALUE + values[None, :]
-    state = tl.load(at, mask=(position > replay) & (keys[:, None] >= 0), other=0.0)
+    mask = own(own((position > replay) & (keys[:, None] >= 0), keys[:, None], KEY), values[None, :], VALUE)
+    state = tl.load(at, mask=mask, other=0.0)
     for offset in tl.range(-replay, certain):
         state = advance(
             state, partials, splits_stride, token_stride, bias, rings, kernel, decay_bias, rate, slot, start, position,
             offset, head, key_head, keys, values, output, output_stride, scale, SPLITS, BIAS, KEY_HEADS, VALUE_HEADS,
             KEY, VALUE, LENGTH, RING, WIDTH,
         )  # fmt: skip
-    tl.store(at, state)
+    store_state(at, state, keys, values, KEY, VALUE)
     for offset in tl.range(certain, count):
         state = advance(
             state, partials, splits_stride, token_stride, bias, rings, kernel, decay_bias, rate, slot, start, position,

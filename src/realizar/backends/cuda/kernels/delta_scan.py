@@ -13,7 +13,15 @@ and `scan_states` walks the tiles of a row: with the state S before a tile, its 
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.delta_inputs import convolved, key_head_of, log_decay, unit
+from realizar.backends.cuda.kernels.delta_inputs import (
+    convolved,
+    key_head_of,
+    log_decay,
+    own,
+    padded,
+    store_state,
+    unit,
+)
 from realizar.backends.cuda.kernels.delta_net import load_row
 from realizar.backends.cuda.kernels.dependent import begin
 
@@ -63,19 +71,22 @@ def scan_inputs(
     channels: tl.constexpr = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
     to = mixed + (start + offset).to(tl.int64)[:, None] * channels
     if head < 2 * KEY_HEADS:
-        of_keys = head * KEY + tl.arange(0, KEY)[None, :]
+        keys = tl.arange(0, padded(KEY))[None, :]
+        of_keys, live_keys = head * KEY + keys, own(inside, keys, KEY)
         k = convolved(
             partials, splits_stride, token_stride, bias, rings, kernel, slot, start, position, offset[:, None],
-            of_keys, inside & (of_keys >= 0), LENGTH, SPLITS, BIAS, RING, WIDTH,
+            of_keys, live_keys & (of_keys >= 0), LENGTH, SPLITS, BIAS, RING, WIDTH,
         )  # fmt: skip
-        tl.store(to + of_keys, unit(k, 1) * tl.where(head < KEY_HEADS, scale, 1.0), mask=inside)
+        tl.store(to + of_keys, unit(k, 1) * tl.where(head < KEY_HEADS, scale, 1.0), mask=live_keys)
     else:
-        of_values = 2 * KEY_HEADS * KEY + (head - 2 * KEY_HEADS) * VALUE + tl.arange(0, VALUE)[None, :]
+        values = tl.arange(0, padded(VALUE))[None, :]
+        of_values = 2 * KEY_HEADS * KEY + (head - 2 * KEY_HEADS) * VALUE + values
+        live_values = own(inside, values, VALUE)
         v = convolved(
             partials, splits_stride, token_stride, bias, rings, kernel, slot, start, position, offset[:, None],
-            of_values, inside & (of_values >= 0), LENGTH, SPLITS, BIAS, RING, WIDTH,
+            of_values, live_values & (of_values >= 0), LENGTH, SPLITS, BIAS, RING, WIDTH,
         )  # fmt: skip
-        tl.store(to + of_values, v, mask=inside)
+        tl.store(to + of_values, v, mask=live_values)
 
 
 @triton.jit
@@ -101,7 +112,7 @@ def scan_prepare(
     tokens = tl.arange(0, TILE)
     offset = first + tokens
     inside = offset < count
-    keys, values = tl.arange(0, KEY)[None, :], tl.arange(0, VALUE)[None, :]
+    keys, values = tl.arange(0, padded(KEY))[None, :], tl.arange(0, padded(VALUE))[None, :]
     channels: tl.constexpr = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
     token = (start + offset).to(tl.int64)
     at = token * VALUE_HEADS + head  # of a token and head in the results
@@ -121,28 +132,28 @@ def scan_prepare(
     end = tl.sum(tl.where(offset == tl.minimum(first + TILE, certain) - 1, summed, 0.0), axis=0)
     tl.store(ends + (start + first).to(tl.int64) * VALUE_HEADS + head, end)
 
-    own = inside[:, None]
-    k = tl.load(mixed + token[:, None] * channels + (KEY_HEADS + key_head) * KEY + keys, mask=own, other=0.0)
+    of_key, of_value = own(inside[:, None], keys, KEY), own(inside[:, None], values, VALUE)
+    k = tl.load(mixed + token[:, None] * channels + (KEY_HEADS + key_head) * KEY + keys, mask=of_key, other=0.0)
     is_kept = (offset < certain) & inside
     to_end = tl.where(is_kept, tl.exp(tl.where(is_kept, end - summed, 0.0)), 0.0)
-    tl.store(kept + at[:, None] * KEY + keys, k * to_end[:, None], mask=own)
+    tl.store(kept + at[:, None] * KEY + keys, k * to_end[:, None], mask=of_key)
     later = tokens[:, None] >= tokens[None, :]
     ratio = tl.where(later, tl.exp(tl.where(later, summed[:, None] - summed[None, :], 0.0)), 0.0)
     alike = tl.dot(k, tl.trans(k), input_precision=PRECISION)
     inverse = unlinked(tl.where(tokens[:, None] > tokens[None, :], alike * ratio * beta[:, None], 0.0), PRECISION)
     grown = tl.exp(summed)
     w = tl.dot(inverse, k * (beta * grown)[:, None], input_precision=PRECISION)
-    tl.store(linked + at[:, None] * KEY + keys, w, mask=own)
+    tl.store(linked + at[:, None] * KEY + keys, w, mask=of_key)
 
-    q = tl.load(mixed + token[:, None] * channels + key_head * KEY + keys, mask=own, other=0.0)
-    tl.store(queries + at[:, None] * KEY + keys, q * grown[:, None], mask=own)
+    q = tl.load(mixed + token[:, None] * channels + key_head * KEY + keys, mask=of_key, other=0.0)
+    tl.store(queries + at[:, None] * KEY + keys, q * grown[:, None], mask=of_key)
     p = tl.dot(q, tl.trans(k), input_precision=PRECISION) * ratio
-    tl.store(scores + at[:, None] * TILE + tokens[None, :], p, mask=own)
+    tl.store(scores + at[:, None] * TILE + tokens[None, :], p, mask=inside[:, None])
 
     of_head = mixed + token[:, None] * channels + 2 * KEY_HEADS * KEY + head * VALUE + values
-    v = tl.load(of_head, mask=own, other=0.0)
+    v = tl.load(of_head, mask=of_value, other=0.0)
     u = tl.dot(inverse, v * beta[:, None], input_precision=PRECISION)
-    tl.store(new + at[:, None] * VALUE + values, u, mask=own)
+    tl.store(new + at[:, None] * VALUE + values, u, mask=of_value)
 
 
 @triton.jit
@@ -160,23 +171,25 @@ def scan_states(
     if index < 0:
         return
     slot, start, count, _replay, _certain, position, _ = load_row(recurring, index)
-    keys, tokens = tl.arange(0, KEY), tl.arange(0, TILE)
+    keys, tokens = tl.arange(0, padded(KEY)), tl.arange(0, TILE)
     values = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     place = states + (slot.to(tl.int64) * VALUE_HEADS + head) * (KEY * VALUE) + keys[:, None] * VALUE + values[None, :]
-    state = tl.load(place, mask=(position > 0) & (keys[:, None] >= 0), other=0.0)
+    known = own(own((position > 0) & (keys[:, None] >= 0), keys[:, None], KEY), values[None, :], VALUE)
+    state = tl.load(place, mask=known, other=0.0)
     for first in tl.range(0, count, TILE):
         offset = first + tokens
         live = offset < count
+        of_key, of_value = own(live[:, None], keys[None, :], KEY), own(live[:, None], values[None, :], VALUE)
         at = (start + offset).to(tl.int64) * VALUE_HEADS + head
-        w = tl.load(linked + at[:, None] * KEY + keys[None, :], mask=live[:, None], other=0.0)
-        u = tl.load(new + at[:, None] * VALUE + values[None, :], mask=live[:, None], other=0.0)
+        w = tl.load(linked + at[:, None] * KEY + keys[None, :], mask=of_key, other=0.0)
+        u = tl.load(new + at[:, None] * VALUE + values[None, :], mask=of_value, other=0.0)
         n = u - tl.dot(w, state, input_precision=PRECISION)
-        q = tl.load(queries + at[:, None] * KEY + keys[None, :], mask=live[:, None], other=0.0)
+        q = tl.load(queries + at[:, None] * KEY + keys[None, :], mask=of_key, other=0.0)
         p = tl.load(scores + at[:, None] * TILE + tokens[None, :], mask=live[:, None], other=0.0)
         result = tl.dot(q, state, input_precision=PRECISION) + tl.dot(p, n, input_precision=PRECISION)
         to = output + (start + offset).to(tl.int64)[:, None] * output_stride + head * VALUE + values[None, :]
-        tl.store(to, result, mask=live[:, None])
-        k = tl.load(kept + at[:, None] * KEY + keys[None, :], mask=live[:, None], other=0.0)
+        tl.store(to, result, mask=of_value)
+        k = tl.load(kept + at[:, None] * KEY + keys[None, :], mask=of_key, other=0.0)
         decay = tl.exp(tl.load(ends + (start + first).to(tl.int64) * VALUE_HEADS + head))
         state = state * decay + tl.dot(tl.trans(k), n, input_precision=PRECISION)
-    tl.store(place, state)
+    store_state(place, state, keys, values, KEY, VALUE)

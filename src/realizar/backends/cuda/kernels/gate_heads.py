@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.activate import apply_activation
+from realizar.backends.cuda.kernels.delta_inputs import padded
 from realizar.backends.cuda.kernels.dependent import begin
 from realizar.backends.cuda.kernels.reduce import load_sum
 from realizar.backends.cuda.kernels.store_inputs import store_block, store_values
@@ -68,6 +69,18 @@ def gate_heads(
             store_values(
                 x, token, first, width, values, value_stride, codes, terms, FORMAT, BLOCK_TOKENS, CHUNKS, BLOCK
             )
+
+
+@triton.jit
+def norm_heads(source, source_stride, weight, eps, HEAD: tl.constexpr, DEPENDENT: tl.constexpr):
+    """The heads of `source`, float32 [tokens, heads * HEAD], over their root mean square. Grid: tokens, heads."""
+    begin(DEPENDENT)
+    features = tl.arange(0, padded(HEAD))
+    at = source + tl.program_id(0).to(tl.int64) * source_stride + tl.program_id(1) * HEAD + features
+    x = tl.load(at, mask=features < HEAD, other=0.0)
+    x = x / tl.sqrt(tl.sum(x * x, axis=0) / HEAD + eps)
+    x *= tl.load(weight + features, mask=features < HEAD, other=0.0)
+    tl.store(at, x, mask=features < HEAD)
 
 
 @triton.jit

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from realizar.backends.cuda.attention.output_gate import start_gate
-from realizar.backends.cuda.kernel_sizes import whole_width, width_in_blocks
+from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, whole_width, width_in_blocks
 from realizar.backends.cuda.kernels.delta_decode import recur_once
+from realizar.backends.cuda.kernels.delta_inputs import padded
 from realizar.backends.cuda.kernels.delta_net import recur
 from realizar.backends.cuda.kernels.delta_scan import scan_inputs, scan_prepare, scan_states
-from realizar.backends.cuda.kernels.gate_heads import keep_inputs
+from realizar.backends.cuda.kernels.gate_heads import keep_inputs, norm_heads
 from realizar.backends.cuda.kernels.short_convolution import convolve, keep_gated
 from realizar.backends.cuda.kernels.store_inputs import NOTHING
 from realizar.backends.cuda.launch import Launch
@@ -132,7 +133,7 @@ class RecurrenceBinder:
             columns, warps = _once_cut(shape, net.value_size)
             target = self._gated_target(net, consumer, shape)
             pointers = (none, 0, none, none, none) if target is None else target.pointers()
-            recur_once[(num_recurring(shape, space.arrays.sizes), net.num_value_heads, net.value_size // columns)](
+            recur_once[(num_recurring(shape, space.arrays.sizes), net.num_value_heads, -(-net.value_size // columns))](
                 *sums, rings, *vectors.of_inputs, states, space.arrays["recurring"], space.attended,
                 space.attended.stride(0), scale, vectors.norm, eps, *pointers, *space.token_state,
                 GATED=target is not None, BLOCK=columns, num_warps=warps, **sizes, **constants,
@@ -145,7 +146,7 @@ class RecurrenceBinder:
         self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear, once: Callable[[StepShape], None]
     ) -> Callable[[StepShape], None]:
         net, space, memory = block.recurrence, self._space, self._memory
-        columns = min(_COLUMNS, net.value_size)
+        columns = min(_COLUMNS, padded(net.value_size))
         sizes, scale = self._sizes(net), float(net.key_size**-0.5)
         rings, states = memory.rings[block.layer], memory.states[block.layer]
 
@@ -154,7 +155,7 @@ class RecurrenceBinder:
                 once(shape)
                 return
             sums, constants = self._sums(linear, shape.tokens)
-            recur[(num_recurring(shape, space.arrays.sizes), net.num_value_heads, net.value_size // columns)](
+            recur[(num_recurring(shape, space.arrays.sizes), net.num_value_heads, -(-net.value_size // columns))](
                 *sums, rings, *vectors.of_inputs, states, space.arrays["recurring"], space.attended,
                 space.attended.stride(0), scale, BLOCK=columns, num_warps=_WARPS, **sizes, **constants,
             )  # fmt: skip
@@ -163,7 +164,7 @@ class RecurrenceBinder:
 
     def _scan(self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear) -> Callable[[StepShape], None]:
         net, space, memory = block.recurrence, self._space, self._memory
-        arrays, columns = space.arrays, min(_SCANNED_COLUMNS, net.value_size)
+        arrays, columns = space.arrays, min(_SCANNED_COLUMNS, padded(net.value_size))
         inputs, scale = self._sizes(net), float(net.key_size**-0.5)
         del inputs["TILED"]
         heads_of = {name: inputs[name] for name in ("KEY_HEADS", "VALUE_HEADS", "KEY", "VALUE")}
@@ -184,7 +185,7 @@ class RecurrenceBinder:
                 **constants, **self._options,
             )  # fmt: skip
             rows = num_recurring(shape, arrays.sizes)
-            scan_states[(rows, net.num_value_heads, net.value_size // columns)](
+            scan_states[(rows, net.num_value_heads, -(-net.value_size // columns))](
                 table, arrays["scanned"], *self._scratch[1:], states, space.attended, space.attended.stride(0),
                 VALUE_HEADS=net.num_value_heads, KEY=net.key_size, VALUE=net.value_size, BLOCK=columns,
                 **space.launching(shape.tokens), **self._options,
@@ -195,11 +196,19 @@ class RecurrenceBinder:
     def _gate(
         self, net: GatedDeltaNet, vectors: _Vectors, linear: MergedLinear, consumer: MergedLinear
     ) -> Callable[[StepShape], None]:
-        norm = vectors.norm, float(net.norm.eps)
+        norm, size = (vectors.norm, float(net.norm.eps)), net.value_size
+        space, is_even, silu = self._space, size == padded(size), ACTIVATIONS["silu"]
 
         def run(shape: StepShape) -> None:
-            if not self._is_once(shape) or self._gated_target(net, consumer, shape) is None:
-                start_gate(self._space, shape.tokens, linear, net.channels, net.value_size, consumer, norm)
+            if self._is_once(shape) and self._gated_target(net, consumer, shape) is not None:
+                return
+            if is_even:
+                start_gate(space, shape.tokens, linear, net.channels, size, consumer, norm)
+                return
+            norm_heads[(shape.tokens, net.num_value_heads)](
+                space.attended, space.attended.stride(0), *norm, HEAD=size, **space.launching(shape.tokens)
+            )
+            start_gate(space, shape.tokens, linear, net.channels, size, consumer, kind=silu)
 
         return run
 
@@ -255,7 +264,8 @@ class RecurrenceBinder:
 
 def _once_cut(shape: StepShape, value_size: int) -> tuple[int, int]:
     """Columns of a head's state in one program of `recur_once`, and its warps."""
-    return (value_size, _FEW_WARPS) if shape.tokens <= _FEW_ROWS else (min(_COLUMNS, value_size), _WARPS)
+    whole = padded(value_size)
+    return (whole, _FEW_WARPS) if shape.tokens <= _FEW_ROWS else (min(_COLUMNS, whole), _WARPS)
 
 
 def scan_scratch(spec: ModelSpec, space: Workspace) -> tuple[torch.Tensor, ...]:
