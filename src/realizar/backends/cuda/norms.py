@@ -158,12 +158,12 @@ class NormBinder:
         """One program per token."""
         space, cols, cut = self._space, self._cols, whole_width(self._cols)
         own, added_as = self._arguments(norm), self._added(branch)
-        selected, squares = space.arrays["selected"], self._none if square_sums is None else square_sums
+        selected, sums_of = space.arrays["selected"], self._none if square_sums is None else square_sums
 
         def start(shape: StepShape, added: Branch | None, target: ActivationBuffer | None) -> None:
             tokens = shape.tokens
             pointers, stored = self._target(target, space.pooled if gather else None)
-            ends = *added_as, space.hidden, *own, *pointers, cols, squares
+            ends = *added_as, space.hidden, *own, *pointers, cols, sums_of
             constants = {
                 **_norm_constants("", norm), **_norm_constants("BRANCH_", added.join.norm if added else None),
                 **stored, "PARTS": 0 if square_sums is None else norm_square_parts(cols), "BLOCK": cut.block,
@@ -287,9 +287,9 @@ class NormBinder:
         """Pointers and constants of what a norm writes: a buffer, or rows of float32, or nothing."""
         if target is not None:
             return target.pointers(), target.constants()
-        form = formats.NOTHING if plain is None else formats.PLAIN
+        stored = formats.NOTHING if plain is None else formats.PLAIN
         pointers = (self._none if plain is None else plain, self._cols, self._none, self._none, self._none)
-        return pointers, {"FORMAT": form.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
+        return pointers, {"FORMAT": stored.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
 
     def _arguments(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, float]:
         """Weight, bias and epsilon."""

@@ -54,8 +54,8 @@ INLINE void multiply_experts(const Experts& experts) {
   const int slot = warp % SLOTS, part = warp / SLOTS, count = (CHUNKS - part + PARTS - 1) / PARTS;
   const int strips = (experts.out_features + 63) / 64, units = strips * 2, per_tile = (units + SLOTS - 1) / SLOTS;
   if constexpr (GATHER) { wait_for_previous(); let_next_start(); }
-  const int total = load_listed(experts.work) * per_tile;
-  const int first = (int)((long)total * blockIdx.x / gridDim.x), last = (int)((long)total * (blockIdx.x + 1) / gridDim.x);
+  const long total = load_listed(experts.work) * per_tile;
+  const int first = (int)(total * blockIdx.x / gridDim.x), last = (int)(total * (blockIdx.x + 1) / gridDim.x);
   if (first == last) {
     if constexpr (!GATHER) wait_for_previous();
     return;
@@ -104,7 +104,10 @@ INLINE void multiply_experts(const Experts& experts) {
 #pragma unroll
       for (int j = 0; j < 4; j++)
 #pragma unroll
-        for (int m = 0; m < TOKENS / 8; m++) multiply(c[i][m], a[j], b[m][j / 2][j % 2 * 2], b[m][j / 2][j % 2 * 2 + 1]);
+        for (int m = 0; m < TOKENS / 8; m++) {
+          const u32* columns = b[m][j / 2] + j % 2 * 2;
+          multiply(c[i][m], a[j], columns[0], columns[1]);
+        }
     }
   };
   Raw raws[AHEAD][2];
