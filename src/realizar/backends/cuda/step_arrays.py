@@ -19,8 +19,8 @@ Integers: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
 _HEADER = 16  # place 0: blocks per row of the block tables; 1: tokens of the step, without padding
 _FETCHED = 1024  # numbers of a block
-SCAN_TILE = 64  # tokens of a tile of `kernels.delta_scan`
-ROW_FIELDS = 8  # numbers of a row; see `kernels.delta_net`
+SCAN_TILE = 64  # tokens of a tile of `kernels.recurrences.delta_scan`
+ROW_FIELDS = 8  # numbers of a row; see `kernels.recurrences.delta_net`
 _RING = 3  # host copies: two steps in flight, and the one being filled
 
 

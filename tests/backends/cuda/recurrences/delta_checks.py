@@ -7,7 +7,7 @@ import torch
 
 from backends.cuda.recurrences.delta_cases import Net
 from backends.cuda.recurrences.delta_launches import NORM_EPS, Kernels, Row
-from realizar.backends.cuda.kernels.delta_inputs import padded
+from realizar.backends.cuda.kernels.recurrences.delta_inputs import padded
 
 GROUPED, TILED, SHORT = Net(2, 4, 16, 32), Net(1, 3, 32, 16, tiled=True), Net(2, 2, 16, 16, length=3)
 UNEVEN, UNEVEN_WIDE = Net(2, 4, 8, 24, length=3), Net(1, 3, 48, 96, tiled=True)

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from backends.cuda.recurrences.delta_cases import Net
-from realizar.backends.cuda.kernels.delta_decode import recur_once
-from realizar.backends.cuda.kernels.delta_inputs import padded
-from realizar.backends.cuda.kernels.delta_net import recur
-from realizar.backends.cuda.kernels.delta_scan import TILE, scan_inputs, scan_prepare, scan_states
 from realizar.backends.cuda.kernels.gate_heads import keep_inputs
+from realizar.backends.cuda.kernels.recurrences.delta_decode import recur_once
+from realizar.backends.cuda.kernels.recurrences.delta_inputs import padded
+from realizar.backends.cuda.kernels.recurrences.delta_net import recur
+from realizar.backends.cuda.kernels.recurrences.delta_scan import TILE, scan_inputs, scan_prepare, scan_states
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat
 
 NORM_EPS = 1e-6

@@ -3,12 +3,11 @@
 A step meets them in this order:
 
 1. `fetch.py`: the step's integers come to the device. `embed.py`: the embedding of its tokens.
-2. `normalize.py`: residual add, norm, and the next matmul's input. `store_inputs.py` writes each input format.
+2. `normalize.py`: residual add, norm, and the next matmul's input; `normalize_beside.py` around experts beside a dense
+   feed-forward. `store_inputs.py` writes each input format.
 3. `rotate.py`, `heads.py`: QK norm, rope, and keys and values into the cache.
 4. `attend.py` (chunks), `attend_decode.py` (single tokens), `attend_parts.py` (these too, with `batch_invariant`).
-   `short_convolution.py`, and `delta_inputs.py` with `delta_decode.py` (steps of one token a row), `delta_net.py`
-   (token by token) or `delta_scan.py` (chunks): layers with a state. `gate_heads.py`: the output gates of these
-   and of attention.
+   `recurrences/`: layers with a state. `gate_heads.py`: the output gates of these and of attention.
 5. `activate.py`: the feed-forward's activation. `experts.py`: a mixture's choice of experts, and its matmuls where
    experts are not in fragment order; `shared_expert.py`: the end of a shared one. `choose.py`: logits and the largest
    of each row.

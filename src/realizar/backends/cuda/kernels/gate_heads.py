@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.activate import apply_activation
-from realizar.backends.cuda.kernels.delta_inputs import padded
 from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.recurrences.delta_inputs import padded
 from realizar.backends.cuda.kernels.reduce import load_sum
 from realizar.backends.cuda.kernels.store_inputs import store_block, store_values
 

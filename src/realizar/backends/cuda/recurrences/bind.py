@@ -10,12 +10,12 @@ import torch
 
 from realizar.backends.cuda.attention.output_gate import start_gate
 from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, whole_width, width_in_blocks
-from realizar.backends.cuda.kernels.delta_decode import recur_once
-from realizar.backends.cuda.kernels.delta_inputs import padded
-from realizar.backends.cuda.kernels.delta_net import recur
-from realizar.backends.cuda.kernels.delta_scan import scan_inputs, scan_prepare, scan_states
 from realizar.backends.cuda.kernels.gate_heads import keep_inputs, norm_heads
-from realizar.backends.cuda.kernels.short_convolution import convolve, keep_gated
+from realizar.backends.cuda.kernels.recurrences.delta_decode import recur_once
+from realizar.backends.cuda.kernels.recurrences.delta_inputs import padded
+from realizar.backends.cuda.kernels.recurrences.delta_net import recur
+from realizar.backends.cuda.kernels.recurrences.delta_scan import scan_inputs, scan_prepare, scan_states
+from realizar.backends.cuda.kernels.recurrences.short_convolution import convolve, keep_gated
 from realizar.backends.cuda.kernels.store_inputs import NOTHING
 from realizar.backends.cuda.launch import Launch
 from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer

@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 
 from realizar.backends.cuda.kernels.activate import SIGMOID
-from realizar.backends.cuda.kernels.delta_inputs import key_head_of, log_decay, own, padded, store_state
-from realizar.backends.cuda.kernels.delta_net import load_row
 from realizar.backends.cuda.kernels.dependent import let_next_start, wait_for_previous
 from realizar.backends.cuda.kernels.gate_heads import gated
+from realizar.backends.cuda.kernels.recurrences.delta_inputs import key_head_of, log_decay, own, padded, store_state
+from realizar.backends.cuda.kernels.recurrences.delta_net import load_row
 from realizar.backends.cuda.kernels.reduce import load_sum
 from realizar.backends.cuda.kernels.store_inputs import HALF, SCALED, store_block, store_values
 

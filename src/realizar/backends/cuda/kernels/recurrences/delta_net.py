@@ -10,7 +10,8 @@ A state is kept as it is after the replayed and the certain tokens; the others g
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.delta_inputs import (
+from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.recurrences.delta_inputs import (
     convolved,
     key_head_of,
     log_decay,
@@ -20,7 +21,6 @@ from realizar.backends.cuda.kernels.delta_inputs import (
     store_state,
     unit,
 )
-from realizar.backends.cuda.kernels.dependent import begin
 
 ROW_FIELDS = tl.constexpr(8)
 

@@ -13,7 +13,8 @@ and `scan_states` walks the tiles of a row: with the state S before a tile, its 
 import triton
 import triton.language as tl
 
-from realizar.backends.cuda.kernels.delta_inputs import (
+from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.recurrences.delta_inputs import (
     convolved,
     key_head_of,
     log_decay,
@@ -22,8 +23,7 @@ from realizar.backends.cuda.kernels.delta_inputs import (
     store_state,
     unit,
 )
-from realizar.backends.cuda.kernels.delta_net import load_row
-from realizar.backends.cuda.kernels.dependent import begin
+from realizar.backends.cuda.kernels.recurrences.delta_net import load_row
 
 TILE = tl.constexpr(64)  # tokens
 _PART = tl.constexpr(8)  # tokens of a part of a tile, whose links are undone first
