@@ -70,6 +70,17 @@ RECIPES = {  # by element type of the cache, but for those that are named after 
         sources=(None, None, 0, 1),
         input_size=64,
     ),
+    "beside": Recipe(
+        64,
+        4,
+        2,
+        weights="Q8_0",
+        windows=(None, None),
+        experts=6,
+        per_token=2,
+        parts=("shared", "own_norms", "expert_scales", "post_norms", "layer_norm", "biases"),
+        activation="gelu_tanh",
+    ),
     "f32": Recipe(96, 4, 4, weights="F32", parts=("token_norm", "ungated"), activation="gelu"),
     "states": Recipe(
         128,
@@ -164,6 +175,7 @@ def run_backend(recipes: Sequence[str] = tuple(RECIPES), formats: int = len(FORM
             kv_dtype: Any = {
                 "f32": "auto",
                 "wide": "bf16",
+                "beside": "bf16",
                 "shared": "int8",
                 "states": "f16",
                 "float-states": "auto",
