@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 from realizar.backends.cuda.layouts.fragments import FLOATS, fragment_format
-from realizar.backends.cuda.matmul.grouped_tiles import TILE_TOKENS, grouped_tiles, most_tiles, step_tiles, tile_tokens
-from realizar.backends.cuda.native.grouped.source import route_shared_bytes, route_warps
+from realizar.backends.cuda.matmul.grouped_tiles import (
+    TILE_TOKENS,
+    fits,
+    grouped_tiles,
+    most_tiles,
+    step_tiles,
+    tile_tokens,
+)
+from realizar.backends.cuda.native.grouped.source import DirectTiles, route_shared_bytes, route_warps
+from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 
@@ -55,6 +65,17 @@ def test_rings_fit(tokens: int, gated: bool) -> None:
             tiles = grouped_tiles(tokens, weight_format, gated, wgmma, shared)
             assert tiles.stages >= 3
             assert tiles.shared_bytes(weight_format, gated) + tiles.static_bytes <= shared
+
+
+def test_direct_kernels_have_registers_and_memory() -> None:
+    """Wider weights leave fewer chunks on their way; activations of all columns lie in shared memory."""
+    narrow, wide = (fragment_format(GGML_LAYOUTS[ggml_type]) for ggml_type in (GGMLType.MXFP4, GGMLType.Q8_0))
+    tiles = DirectTiles(8, 4, 4, 2, 2)
+    assert fits(tiles, narrow, 45, 227 * 1024)
+    assert not fits(tiles, wide, 45, 227 * 1024)
+    assert fits(replace(tiles, blocks=1), wide, 45, 227 * 1024)
+    assert not fits(tiles, narrow, 90, 227 * 1024)
+    assert not fits(replace(tiles, tokens=16, blocks=1), narrow, 45, 99 * 1024)
 
 
 @pytest.mark.parametrize("experts", [1, 8, 128, 512, 1024])

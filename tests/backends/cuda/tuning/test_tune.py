@@ -27,7 +27,7 @@ from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.errors import CapacityError, KernelError  # noqa: E402
 from realizar.models import registry  # noqa: E402
-from realizar.models.parts import QueryGrowth  # noqa: E402
+from realizar.models.spec import Experts  # noqa: E402
 from realizar.quantization.ggml_layouts import Q4_0, Q4_K  # noqa: E402
 
 HOPPER = load_tuning("NVIDIA X", (9, 0), 114, 227 * 1024)
@@ -193,12 +193,12 @@ def test_what_no_gpu_runs_is_refused(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before a matmul is measured: a GPU has the model's matmuls, and not another part."""
-    spec, _ = random_model(Recipe())
+    spec, _ = random_model(Recipe(experts=4, per_token=2))
     first, second = spec.layers
-    assert first.mixer is not None
-    growing = replace(first, mixer=replace(first.mixer, query_growth=QueryGrowth(0.1, 64)))
+    assert isinstance(first.feed_forward, Experts)
+    ungated = replace(first, feed_forward=replace(first.feed_forward, gate=None))
     monkeypatch.setattr(select, "choose_device", lambda _wanted: select.ChosenDevice("cuda"))
-    monkeypatch.setattr(registry, "build_spec", lambda _checkpoint: replace(spec, layers=(growing, second)))
+    monkeypatch.setattr(registry, "build_spec", lambda _checkpoint: replace(spec, layers=(ungated, second)))
     assert run_app(app, ["tune", str(model)]) == 1
-    reason = "random: layer 0 has queries that grow with the position, which the CUDA backend does not run"
+    reason = "random: layer 0 has experts without a gate, which the CUDA backend does not run"
     assert capsys.readouterr().err == f"realizar: {reason}\n"

@@ -149,7 +149,7 @@ class GroupedMatmuls:
         shape = ExpertShape.of_stack(stack.routed, stack.out_features, stack.in_features, gated)
         measured = measured_tiles(self.lines, step.pairs - step.shared, shape, gated, step.tokens)
         tiles: AnyTiles
-        if isinstance(measured, DirectTiles) and fits(measured, chunks, shared):
+        if isinstance(measured, DirectTiles) and fits(measured, stack.format, chunks, shared):
             tiles = measured
         elif isinstance(measured, GroupedTiles):
             tiles = fitted(replace(measured, stages=MOST_STAGES), stack.format, gated, shared)

@@ -17,6 +17,8 @@ from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTil
 TILE_TOKENS = (8, 16, 32, 64, 128)
 MMA_SYNC_TOKENS = 64  # the largest tile of mma.sync
 DIRECT_TOKENS = 16  # the largest tile of kernels whose warps read weights for themselves
+_REGISTERS = 65_536  # of a multiprocessor
+_DIRECT_REGISTERS = 42  # of a thread of such a kernel beside the weights that are on their way
 _ROOM = 1.3  # places of a tile for each pair that an expert has on average
 _LEAST_STAGES, MOST_STAGES = 3, 8  # of a ring
 _BLOCK_BYTES = 1024  # of shared memory that the device keeps for itself in each block
@@ -107,8 +109,12 @@ def fitted(tiles: GroupedTiles, weight_format: FragmentFormat, gated: bool, shar
     return tiles
 
 
-def fits(tiles: DirectTiles, chunks: int, shared_bytes: int) -> bool:
-    """True if the blocks of a multiprocessor have shared memory for activations of so many chunks."""
+def fits(tiles: DirectTiles, weight_format: FragmentFormat, chunks: int, shared_bytes: int) -> bool:
+    """True if the blocks of a multiprocessor have shared memory for activations of so many chunks, and registers."""
+    words = sum(weight_format.planes) // 32 + 1 + weight_format.minima + weight_format.two_level  # of a lane and a tile
+    needed = _DIRECT_REGISTERS + 2 * words * tiles.ahead
+    if needed * tiles.threads * tiles.blocks > _REGISTERS:
+        return False
     return _have_room(tiles.shared_bytes(chunks) + tiles.static_bytes, tiles.blocks, shared_bytes)
 
 

@@ -113,15 +113,17 @@ def grouped_candidates(
     sizes = [each for each in TILE_TOKENS if min(average / 2, most) <= each <= min(most, max(8, 4 * average))]
     yield from _with_ring(sizes, gated, weight_format, device)
     if device.wgmma:
-        yield from _direct(sizes, chunks, device)
+        yield from _direct(sizes, chunks, weight_format, device)
 
 
-def _direct(sizes: Iterable[int], chunks: int, device: DeviceTuning) -> Iterator[DirectTiles]:
+def _direct(
+    sizes: Iterable[int], chunks: int, weight_format: FragmentFormat, device: DeviceTuning
+) -> Iterator[DirectTiles]:
     """Kernels whose warps read weights for themselves."""
     for tokens, numbers in itertools.product(sizes, _DIRECT):
         tiles = DirectTiles(tokens, *numbers)
         has_work = tokens <= DIRECT_TOKENS and tiles.parts * tiles.ahead <= chunks
-        if has_work and fits(tiles, chunks, device.shared_bytes):
+        if has_work and fits(tiles, weight_format, chunks, device.shared_bytes):
             yield tiles
 
 
