@@ -16,6 +16,7 @@ _LOG = logging.getLogger(__name__)
 
 _modules: dict[tuple[int, bytes], Any] = {}
 _functions: dict[tuple[int, str, bytes], Any] = {}
+_most_shared: dict[int, int] = {}  # dynamic shared memory that a function was allowed, by its handle
 _ARGUMENT_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float}
 
 
@@ -62,6 +63,20 @@ def _function(cubin: bytes, name: str) -> Any:
     return _functions[key]
 
 
+def _allow_shared(function: Any, shared_bytes: int, name: str) -> None:
+    """Ask for dynamic shared memory, which is refused beyond 48 KiB together with static shared memory otherwise.
+
+    Kernels of several sizes share a function, so the largest that one of them has asked for stays.
+    """
+    if shared_bytes <= _most_shared.get(int(function), 0):
+        return
+    driver = driver_module()
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    what = f"kernel {name} with {shared_bytes} bytes of shared memory"
+    checked(driver.cuFuncSetAttribute(function, attribute, shared_bytes), what)
+    _most_shared[int(function)] = shared_bytes
+
+
 class Kernel:
     """A loaded entry point. Belongs to the context that is current when it is made."""
 
@@ -77,13 +92,7 @@ class Kernel:
         """
         self.name, self.shared_bytes = name, shared_bytes
         self._function = _function(cubin, name)
-        if shared_bytes > 0:  # what is beyond 48 KiB together with static shared memory must be asked for
-            driver = driver_module()
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            checked(
-                driver.cuFuncSetAttribute(self._function, attribute, shared_bytes),
-                f"kernel {name} with {shared_bytes} bytes of shared memory",
-            )
+        _allow_shared(self._function, shared_bytes, name)
 
     def launch(
         self, grid: tuple[int, int, int], threads: int, arguments: Sequence[int | float], sizes: str, stream: int,
