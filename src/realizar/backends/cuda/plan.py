@@ -185,7 +185,8 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
         for linear in one.expert_linears()
         if linear.bias is not None
     )
-    inputs = sizes.tokens * (spec.hidden_size + attention + widest) + pairs
+    streams = 2 if any(one.norms is not None for _, one in spec.mixtures()) else 1  # norms that are kept at once
+    inputs = sizes.tokens * (streams * spec.hidden_size + attention + widest) + pairs
     return 4 * (partials + inputs + routers + biases)
 
 

@@ -63,13 +63,25 @@ def pack_plain(source: MatrixSource, device: torch.device) -> PlainMatrix:
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         parts = list(pool.map(part, range(0, out_features, step)))
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, array in parts[0][0].items():
-        found = [each[name] for each, _ in parts]
-        joined = array if array is None or name == "codebook" else np.concatenate(found)  # type: ignore[arg-type]
-        arrays[name] = np.zeros(1, np.int8) if joined is None else np.ascontiguousarray(joined)
-    store = Store((array.nbytes for array in arrays.values()), device)
-    return PlainMatrix(out_features, cols, {name: _send(array, store) for name, array in arrays.items()}, parts[0][1])
+    found = {name: _runs(name, [each for each, _ in parts]) for name in parts[0][0]}
+    constants = parts[0][1]
+    del parts
+    store = Store((_joined_bytes(runs) for runs in found.values()), device)
+    # One array after the other is joined and sent, so that the host never holds all of the matrix twice.
+    arrays = {name: _send(found.pop(name), store) for name in list(found)}
+    return PlainMatrix(out_features, cols, arrays, constants)
+
+
+def _runs(name: str, parts: Sequence[Mapping[str, NDArray[Any] | None]]) -> list[NDArray[Any]]:
+    """An array of all parts, in order; of a codebook, which all share, the first; one zero for what is not there."""
+    first = parts[0][name]
+    if first is None:
+        return [np.zeros(1, np.int8)]
+    return [first] if name == "codebook" else [each for part in parts if (each := part[name]) is not None]
+
+
+def _joined_bytes(runs: Sequence[NDArray[Any]]) -> int:
+    return sum(each.size for each in runs) * np.result_type(*runs).itemsize
 
 
 def stack_plain(matrices: Sequence[PlainMatrix]) -> PlainMatrix:
@@ -122,6 +134,7 @@ def _smallest(values: NDArray[Any]) -> NDArray[Any]:
     return narrow if np.array_equal(narrow.astype(values.dtype), values) else values
 
 
-def _send(array: NDArray[Any], store: Store) -> torch.Tensor:
-    host = torch.from_numpy(np.array(array, copy=True))
-    return store.take(array.nbytes).view(host.dtype).reshape(host.shape).copy_(host)
+def _send(runs: list[NDArray[Any]], store: Store) -> torch.Tensor:
+    host = torch.from_numpy(np.concatenate(runs))
+    runs.clear()
+    return store.take(host.nbytes).view(host.dtype).reshape(host.shape).copy_(host)
