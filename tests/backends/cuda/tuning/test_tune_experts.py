@@ -212,15 +212,18 @@ def test_an_order_of_sums_that_is_fixed_has_one_kernel(monkeypatch: pytest.Monke
 
 
 def test_a_fixed_order_leaves_out_kernels_with_orders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines of direct kernels come back from a file, and count for steps of any order alone."""
+    """Lines of direct kernels come back from a file, and count for steps of any order alone; for those of one order
+    the best of the others stand beside them."""
     lines = [
-        ExpertLine(512, SHAPE, gated, tiles, 0.05)
+        ExpertLine(512, SHAPE, gated, tiles, ms)
+        for tiles, ms in ((DirectTiles(16, 2, 4, 3, 2), 0.05), (wgmma(8), 0.06), (wgmma(16), 0.07))
         for gated in (True, False)
-        for tiles in (DirectTiles(16, 2, 4, 3, 2), wgmma(8))
     ]
     assert [ExpertLine.from_json(line.to_json()) for line in lines] == lines
+    assert best_expert_lines(reversed(lines)) == lines[:4]
+    assert best_expert_lines(lines[1:4]) == lines[2:4]
     matmuls, fixed = matmuls_on(monkeypatch), matmuls_on(monkeypatch, invariant=True)
-    matmuls.tuning = fixed.tuning = replace(matmuls.tuning, expert_lines=tuple(lines[:1] + lines[2:3]))
+    matmuls.tuning = fixed.tuning = replace(matmuls.tuning, expert_lines=tuple(lines[:4]))
     grouped, in_order = GroupedMatmuls(matmuls), GroupedMatmuls(fixed)
     step, other = grouped.step(64, 8, 128), in_order.step(64, 8, 128)
     assert (step.tokens, other.tokens) == (16, 8)

@@ -84,19 +84,34 @@ class ExpertLine:
 
 
 def best_expert_lines(lines: Iterable[ExpertLine]) -> list[ExpertLine]:
-    """The cheapest pair of lines of each shape and number of pairs: gate and up, and down, of one number of places."""
-    best: dict[tuple[ExpertShape, int], dict[int, dict[bool, ExpertLine]]] = {}
+    """The cheapest pair of lines of each shape and number of pairs: gate and up, and down, of one number of places.
+
+    Where one of the two is a direct kernel's, whose sums have an order of their own, the cheapest pair of the others
+    comes after them.
+    """
+    groups: dict[tuple[ExpertShape, int], list[ExpertLine]] = {}
     for line in lines:
-        of_places = best.setdefault((line.shape, line.pairs), {}).setdefault(line.tiles.tokens, {})
-        if line.gated not in of_places or line.ms < of_places[line.gated].ms:
-            of_places[line.gated] = line
-    chosen = []
-    for key in sorted(best, key=lambda key: (astuple(key[0]), key[1])):
-        whole = [both for both in best[key].values() if len(both) == 2]
-        if whole:
-            both = min(whole, key=lambda both: both[True].ms + both[False].ms)
-            chosen += [both[True], both[False]]
+        groups.setdefault((line.shape, line.pairs), []).append(line)
+    chosen: list[ExpertLine] = []
+    for key in sorted(groups, key=lambda key: (astuple(key[0]), key[1])):
+        best = _cheapest(groups[key])
+        if any(isinstance(line.tiles, DirectTiles) for line in best):
+            in_order = _cheapest(line for line in groups[key] if not isinstance(line.tiles, DirectTiles))
+            best = [*best, *(line for line in in_order if line not in best)]
+        chosen += best
     return chosen
+
+
+def _cheapest(lines: Iterable[ExpertLine]) -> list[ExpertLine]:
+    """Of lines of one shape and number of pairs: gate and up, and down, of one number of places; or none."""
+    of_places: dict[int, dict[bool, ExpertLine]] = {}
+    for line in lines:
+        both = of_places.setdefault(line.tiles.tokens, {})
+        if line.gated not in both or line.ms < both[line.gated].ms:
+            both[line.gated] = line
+    whole = [both for both in of_places.values() if len(both) == 2]
+    best = min(whole, key=lambda both: both[True].ms + both[False].ms, default={})
+    return [best[gated] for gated in (True, False) if gated in best]
 
 
 def updated_expert_lines(old: Iterable[ExpertLine], new: Iterable[ExpertLine]) -> list[ExpertLine]:
@@ -122,6 +137,6 @@ def measured_tiles(
 
 
 def _nearest(lines: Sequence[ExpertLine], pairs: int) -> ExpertLine | None:
-    """The line of the smallest number of pairs that is no smaller, and at most twice as large."""
+    """The line of the smallest number of pairs that is no smaller, and at most twice as large; of several the first."""
     near = (line for line in lines if pairs <= line.pairs <= 2 * pairs)
     return min(near, key=lambda line: line.pairs, default=None)

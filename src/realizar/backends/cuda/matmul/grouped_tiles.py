@@ -18,6 +18,7 @@ TILE_TOKENS = (8, 16, 32, 64, 128)
 MMA_SYNC_TOKENS = 64  # the largest tile of mma.sync
 DIRECT_TOKENS = 16  # the largest tile of kernels whose warps read weights for themselves
 _REGISTERS = 65_536  # of a multiprocessor
+_STATIC_BYTES = 48 << 10  # of shared memory that a kernel may declare
 _DIRECT_REGISTERS = 42  # of a thread of such a kernel beside the weights that are on their way
 _ROOM = 1.3  # places of a tile for each pair that an expert has on average
 _LEAST_STAGES, MOST_STAGES = 3, 8  # of a ring
@@ -113,7 +114,7 @@ def fits(tiles: DirectTiles, weight_format: FragmentFormat, chunks: int, shared_
     """True if the blocks of a multiprocessor have shared memory for activations of so many chunks, and registers."""
     words = sum(weight_format.planes) // 32 + 1 + weight_format.minima + weight_format.two_level  # of a lane and a tile
     needed = _DIRECT_REGISTERS + 2 * words * tiles.ahead
-    if needed * tiles.threads * tiles.blocks > _REGISTERS:
+    if needed * tiles.threads * tiles.blocks > _REGISTERS or tiles.static_bytes > _STATIC_BYTES:
         return False
     return _have_room(tiles.shared_bytes(chunks) + tiles.static_bytes, tiles.blocks, shared_bytes)
 
