@@ -67,6 +67,8 @@ class MadeUpMeter:
 
     def prepare(self, tokens: int, tiles: Sequence[tuple[bool, ExpertTiles]]) -> None:
         self._prepared = tokens, tiles
+        if any(each in self.broken for _, each in tiles):
+            raise KernelError("one does not compile")
 
     def ms(self, tokens: int, gated: bool, tiles: ExpertTiles) -> float:
         assert tokens == self._prepared[0]

@@ -68,7 +68,7 @@ class ExpertMeter(Protocol):
         """Make matrices of a mixture, for the following calls; the formats of gate and up (True) and down."""
 
     def prepare(self, tokens: int, tiles: Sequence[tuple[bool, ExpertTiles]]) -> None:
-        """Compile the kernels that will be timed."""
+        """Compile the kernels that will be timed. Raises KernelError: one does not compile, or does not fit."""
 
     def ms(self, tokens: int, gated: bool, tiles: ExpertTiles) -> float:
         """Milliseconds of one launch. Raises KernelError: it does not run here."""
@@ -168,7 +168,10 @@ def sweep_experts(
                 else:
                     found = grouped_candidates(pairs, one.shape.experts, gated, weight_format, tuning, chunks)
                     tried += [(gated, tiles) for tiles in found]
-            meter.prepare(tokens, tried)
+            try:
+                meter.prepare(tokens, tried)
+            except KernelError as error:
+                _LOG.info("%s", error)  # the one that is meant has no line: it says so again when it is timed
             for gated, tiles in tried:
                 try:
                     line = ExpertLine(pairs, one.shape, gated, tiles, meter.ms(tokens, gated, tiles))
