@@ -47,6 +47,8 @@ class Arguments:
         return {
             "SPLITS": splits, "BIAS": False, "NORM": 0, "NORM_BIAS": False, "ROTARY": 64, "INTERLEAVED": False,
             "VALUE_NORM": False,
+            "GROWTH": False,
+            "STORED": False,
         }  # fmt: skip
 
     def direct(self, _attention: object, _reader: object, _shape: StepShape) -> None:
