@@ -61,7 +61,7 @@ class Chain:
         buffer, none = poisoned(self.format), self.none
         self.square_sums[0] = float("nan")
         normalize[(ROWS,)](
-            none, 0, 0, none, none, none, 0.0, 0.0, 1.0, self.hidden, COLS, none, self.weight, none, EPS,
+            none, 0, 0, none, none, none, none, 0.0, 0.0, 1.0, self.hidden, self.weight, none, EPS,
             *buffer.pointers(), COLS, self.square_sums[0], SPLITS=0, MATMUL_BIAS=False, BRANCH_NORM=0,
             BRANCH_BIAS=False, NORM=1, NORM_BIAS=False, GATHER=False, DEPENDENT=False, PARTS=PARTS, BLOCK=1024,
             **buffer.constants(),

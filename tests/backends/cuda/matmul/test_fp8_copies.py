@@ -122,7 +122,7 @@ def test_norms() -> None:
     for turn, buffer in enumerate((plain, rounded)):
         hidden = stream[0].clone()
         normalize[(rows,)](
-            partials, partials.stride(0), partials.stride(1), none, none, none, 0.0, 0.5, 1.0, hidden, cols, none,
+            partials, partials.stride(0), partials.stride(1), none, none, none, none, 0.0, 0.5, 1.0, hidden,
             weight, none, 1e-6, *buffer.pointers(), cols, square_sums[turn], SPLITS=1, MATMUL_BIAS=False, BRANCH_NORM=0,
             BRANCH_BIAS=False, NORM=1, NORM_BIAS=False, GATHER=False, DEPENDENT=False, PARTS=8, BLOCK=128,
             **buffer.constants(),
