@@ -122,7 +122,8 @@ def _token_bytes(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile)
 def _recurrence_bytes(spec: ModelSpec, config: ResolvedConfig, workspace: Workspace) -> int:
     """Bytes of the states of all rows, and of what the kernels of a recurrence hand on."""
     scratch = () if config.batch_invariant else scan_scratch(spec, workspace)
-    return config.max_running * slot_bytes(spec, config) + sum(4 * tensor.numel() for tensor in scratch)
+    handed_on = sum(each.numel() * each.element_size() for each in scratch)
+    return config.max_running * slot_bytes(spec, config) + handed_on
 
 
 def _places(experts: Experts, tokens: int) -> int:

@@ -95,9 +95,14 @@ def check_first(net: Net, device: str, splits: int) -> None:
     close(kernels.states[2].cpu().numpy(), net.run(inputs[:2])[1])
 
 
-def check_scans(net: Net, device: str, sizes: tuple[int, int], uncertain: int, limit: float = 2e-5) -> None:
-    """A long chunk beside a short one, then another, whose last token may be uncertain and computed again."""
-    kernels = Kernels(net, device, "tf32" if device == "cuda" else "ieee")
+def check_scans(
+    net: Net, device: str, sizes: tuple[int, int], uncertain: int, limit: float = 2e-5, precision: str = "ieee"
+) -> None:
+    """A long chunk beside a short one, then another, whose last token may be uncertain and computed again.
+
+    precision: of products; with tf32 what tiles leave for the states is float16.
+    """
+    kernels = Kernels(net, device, precision)
     long, short = net.inputs(sum(sizes) + 2, 1), net.inputs(4, 2)
     done = 0
     for size, left in zip(sizes, (0, uncertain), strict=True):

@@ -148,8 +148,10 @@ class Kernels:
         scanned = self._integers([*(index for index, row in enumerate(rows) if row.scanned), -1])
         kernel, decay_bias, rate = self.vectors
         mixed, key, heads = self._empty(tokens, net.channels), net.value_heads * net.key, net.value_heads
-        widths = heads * net.value, key, key, key, heads * TILE.value, heads
-        made = [self._empty(tokens, width) for width in widths]
+        new, ends = self._empty(tokens, heads * net.value), self._empty(tokens, heads)
+        widths, is_short = (key, key, key, heads * TILE.value), self.options["PRECISION"] == "tf32"
+        between = [self._empty(tokens, width).to(torch.float16 if is_short else torch.float32) for width in widths]
+        made = [new, *between, ends]
         inputs, block = 2 * net.key_heads + heads, min(32, padded(net.value))
         of_states = {name: sizes[name] for name in ("VALUE_HEADS", "KEY", "VALUE", "DEPENDENT")}
         count = len(tiles[0])

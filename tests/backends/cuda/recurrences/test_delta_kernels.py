@@ -57,5 +57,9 @@ def test_scanned_rows_beside_decodes(net: Net, sizes: tuple[int, int], uncertain
     check_scans(net, "cpu", sizes, uncertain)
 
 
+def test_rows_scanned_with_arrays_of_halves() -> None:
+    check_scans(TILED, "cpu", (70, 17), 0, 2e-3, "tf32")
+
+
 def test_keys_that_are_all_alike_do_not_grow() -> None:
     check_alike("cpu", 1e-4)

@@ -35,5 +35,6 @@ def test_on_a_gpu(net: Net) -> None:
     for columns, norm, undone in ((128, 1.0, 1), (16, 1.0, 3), (128, 1e-6, 5)):
         check_once(net, "cuda", 2, columns, norm, undone)
     for sizes, uncertain in (((150, 90), 1), ((64, 65), 1), ((17, 200), 0)):
-        check_scans(net, "cuda", sizes, uncertain, 5e-3)
+        check_scans(net, "cuda", sizes, uncertain, 5e-3, "tf32")
+    check_scans(net, "cuda", (150, 90), 1, 2e-5, "tf32x3")
     check_alike("cuda", 2e-2)

@@ -65,7 +65,7 @@ class RecurrenceBinder:
         self._weights, self._space, self._memory, self._scratch = weights, workspace, memory, scratch
         self._none = torch.zeros(1, device=workspace.hidden.device)
         # tf32 is as exact as a cache of two bytes a number asks for: 1e-3 of a layer's output.
-        precision = "tf32x3" if workspace.query.dtype == torch.float32 else "tf32"
+        precision = "tf32x3" if _is_exact(workspace) else "tf32"
         self._options: dict[str, Any] = {"PRECISION": precision, "num_warps": 4, "num_stages": 1}
 
     def bind(
@@ -269,7 +269,11 @@ def _once_cut(shape: StepShape, value_size: int) -> tuple[int, int]:
 
 
 def scan_scratch(spec: ModelSpec, space: Workspace) -> tuple[torch.Tensor, ...]:
-    """The arrays that `scan_prepare` hands to `scan_states`, large enough for every layer; flat, float32."""
+    """The arrays that `scan_prepare` hands to `scan_states`, large enough for every layer; flat.
+
+    Queries, keys and what links them are float16 where products are of tf32: of numbers up to one it has as many
+    digits, and half as many bytes are waited for.
+    """
     nets = [mixer for mixer in recurrent_layers(spec).values() if isinstance(mixer, GatedDeltaNet)]
     if not nets:
         return ()
@@ -278,5 +282,12 @@ def scan_scratch(spec: ModelSpec, space: Workspace) -> tuple[torch.Tensor, ...]:
     values = max(net.num_value_heads * net.value_size for net in nets)
     heads = max(net.num_value_heads for net in nets)
     channels = max(net.channels for net in nets)
-    sizes = channels, values, keys, keys, keys, heads * SCAN_TILE, heads
-    return tuple(torch.zeros(tokens * size, device=where) for size in sizes)
+    short = torch.float32 if _is_exact(space) else torch.float16
+    kept = (keys, short), (keys, short), (keys, short), (heads * SCAN_TILE, short)
+    sizes = (channels, torch.float32), (values, torch.float32), *kept, (heads, torch.float32)
+    return tuple(torch.zeros(tokens * size, dtype=dtype, device=where) for size, dtype in sizes)
+
+
+def _is_exact(space: Workspace) -> bool:
+    """True if a cache of float32 asks for its digits in chunks too."""
+    return space.query.dtype == torch.float32

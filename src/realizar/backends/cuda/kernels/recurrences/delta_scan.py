@@ -51,6 +51,12 @@ def unlinked(a, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def times(a, b, PRECISION: tl.constexpr):
+    """a @ b; a of float32, or of float16, which has as many digits as tf32."""
+    return tl.dot(a.to(tl.float32), b, input_precision=PRECISION)
+
+
+@triton.jit
 def scan_inputs(
     partials, splits_stride, token_stride, bias, rings, kernel, recurring, tile_rows, tile_firsts, mixed, scale,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY: tl.constexpr,
@@ -99,8 +105,9 @@ def scan_prepare(
     """What a tile's states need that its own tokens give. Grid: tiles, value heads.
 
     tile_rows, tile_firsts: int32 [tiles], row of `recurring` and first token in it; -1 is no tile. new: float32
-    [tokens, value heads, VALUE]; linked, queries, kept: [tokens, value heads, KEY]; scores: [tokens, value heads,
-    TILE]; ends: [tokens, value heads], the logarithm of a tile's decay at its first token.
+    [tokens, value heads, VALUE]. linked, queries, kept: [tokens, value heads, KEY], scores: [tokens, value heads,
+    TILE]: float32, or float16, which holds them since none is beyond one. ends: float32 [tokens, value heads], the
+    logarithm of a tile's decay at its first token.
     """
     begin(DEPENDENT)
     index, head = tl.load(tile_rows + tl.program_id(0)), tl.program_id(1)
@@ -181,15 +188,16 @@ def scan_states(
         live = offset < count
         of_key, of_value = own(live[:, None], keys[None, :], KEY), own(live[:, None], values[None, :], VALUE)
         at = (start + offset).to(tl.int64) * VALUE_HEADS + head
+        # All of a tile is asked for before any of it is used: behind products each load would wait for itself.
         w = tl.load(linked + at[:, None] * KEY + keys[None, :], mask=of_key, other=0.0)
         u = tl.load(new + at[:, None] * VALUE + values[None, :], mask=of_value, other=0.0)
-        n = u - tl.dot(w, state, input_precision=PRECISION)
         q = tl.load(queries + at[:, None] * KEY + keys[None, :], mask=of_key, other=0.0)
         p = tl.load(scores + at[:, None] * TILE + tokens[None, :], mask=live[:, None], other=0.0)
-        result = tl.dot(q, state, input_precision=PRECISION) + tl.dot(p, n, input_precision=PRECISION)
-        to = output + (start + offset).to(tl.int64)[:, None] * output_stride + head * VALUE + values[None, :]
-        tl.store(to, result, mask=of_value)
         k = tl.load(kept + at[:, None] * KEY + keys[None, :], mask=of_key, other=0.0)
         decay = tl.exp(tl.load(ends + (start + first).to(tl.int64) * VALUE_HEADS + head))
-        state = state * decay + tl.dot(tl.trans(k), n, input_precision=PRECISION)
+        n = u - times(w, state, PRECISION)
+        result = times(q, state, PRECISION) + times(p, n, PRECISION)
+        to = output + (start + offset).to(tl.int64)[:, None] * output_stride + head * VALUE + values[None, :]
+        tl.store(to, result, mask=of_value)
+        state = state * decay + times(tl.trans(k), n, PRECISION)
     store_state(place, state, keys, values, KEY, VALUE)
