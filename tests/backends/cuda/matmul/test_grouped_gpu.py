@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from backends.cuda.matmul.expert_stacks import expected_lists, random_choices, random_stack
 from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
-from realizar.backends.cuda.matmul.grouped_tiles import DIRECT_TOKENS, TILE_TOKENS, StepTiles, most_tiles
+from realizar.backends.cuda.matmul.grouped_tiles import (
+    BETWEEN_TOKENS,
+    DIRECT_TOKENS,
+    TILE_TOKENS,
+    StepTiles,
+    most_tiles,
+)
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
 from realizar.backends.cuda.native.grouped.source import DirectTiles
 from realizar.backends.cuda.native.sources import GatedActivation
@@ -96,7 +102,7 @@ def on_device(chosen: NDArray[np.int32]) -> torch.Tensor:
 
 def sizes(grouped: GroupedMatmuls, number: int | None = None) -> tuple[int, ...]:
     """Places of tiles: all, or of a numbered case every other one."""
-    every = TILE_TOKENS if grouped._tuning.wgmma else TILE_TOKENS[:-1]
+    every = tuple(sorted([*TILE_TOKENS, *BETWEEN_TOKENS])) if grouped._tuning.wgmma else TILE_TOKENS[:-1]
     if isinstance(grouped, DirectMatmuls):
         return tuple(each for each in every if each <= DIRECT_TOKENS)
     return every if number is None else every[number % 2 :: 2]
@@ -245,7 +251,7 @@ def test_feed_forwards(matmuls: MatmulKernels, grouped: GroupedMatmuls, ggml_typ
     bias, bias_down = torch.randn(EXPERTS, 2 * width, device="cuda"), torch.randn(EXPERTS, 300, device="cuda")
     interleaved = bias.view(EXPERTS, 2, -1, 64).transpose(1, 2).reshape(EXPERTS, -1).contiguous()
     for seed, tokens in enumerate(sizes(grouped, number + 1)):
-        rows = (40, 1, 200)[seed]
+        rows = (40, 1, 200, 90)[seed]
         x, chosen = torch.randn(rows, cols, device="cuda"), some_choices(rows, seed)
         weights = torch.rand(chosen.size, device="cuda") + 0.5
         out = torch.full((chosen.size, 300), torch.nan, device="cuda")

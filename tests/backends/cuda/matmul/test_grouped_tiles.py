@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from realizar.backends.cuda.layouts.fragments import FLOATS, fragment_format
 from realizar.backends.cuda.matmul.grouped_tiles import (
+    BETWEEN_TOKENS,
     TILE_TOKENS,
     fits,
     grouped_tiles,
@@ -27,7 +28,7 @@ FORMATS = [FLOATS, *dict.fromkeys(fragment_format(GGML_LAYOUTS[ggml_type]) for g
 
 
 @pytest.mark.parametrize(("pairs", "experts"), [(1, 128), (8, 128), (130, 4), (4096, 128), (7, 7)])
-@pytest.mark.parametrize("tokens", TILE_TOKENS)
+@pytest.mark.parametrize("tokens", [*TILE_TOKENS, *BETWEEN_TOKENS])
 def test_no_choice_needs_more_tiles(pairs: int, experts: int, tokens: int) -> None:
     """For the worst of all, every expert's last tile holds one pair."""
     rng = np.random.default_rng(pairs)
@@ -55,11 +56,11 @@ def test_an_expert_that_all_rows_share_has_tiles_of_its_own() -> None:
     assert step_tiles(65, 8, 256, True).shared == 0
 
 
-@pytest.mark.parametrize("tokens", TILE_TOKENS)
+@pytest.mark.parametrize("tokens", [*TILE_TOKENS, *BETWEEN_TOKENS])
 @pytest.mark.parametrize("gated", [False, True])
 def test_rings_fit(tokens: int, gated: bool) -> None:
     for wgmma, shared in ((True, 227 * 1024), (False, 99 * 1024)):
-        if tokens > 64 and not wgmma:
+        if not wgmma and (tokens > 64 or tokens in BETWEEN_TOKENS):
             continue
         for weight_format in FORMATS:
             tiles = grouped_tiles(tokens, weight_format, gated, wgmma, shared)

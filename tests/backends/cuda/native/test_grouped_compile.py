@@ -11,7 +11,7 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
 from backends.cuda.native.compiled import check, check_registers
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
-from realizar.backends.cuda.matmul.grouped_tiles import TILE_TOKENS, grouped_tiles
+from realizar.backends.cuda.matmul.grouped_tiles import BETWEEN_TOKENS, TILE_TOKENS, grouped_tiles
 from realizar.backends.cuda.native.compiler import Source, architecture
 from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles, grouped_source, route_source
 from realizar.backends.cuda.native.sources import GatedActivation
@@ -43,7 +43,11 @@ def both(
 
 
 @pytest.mark.parametrize(
-    "tokens", [each if each in (8, 64) else pytest.param(each, marks=pytest.mark.full) for each in TILE_TOKENS]
+    "tokens",
+    [
+        each if each in (8, 48, 64) else pytest.param(each, marks=pytest.mark.full)
+        for each in (*TILE_TOKENS, *BETWEEN_TOKENS)
+    ],
 )
 def test_sums_stay_in_registers_on_hopper(tokens: int, tmp_path: Path) -> None:
     check_registers(*both(Q4_K, tokens, True), "sm_90a", tmp_path)

@@ -15,6 +15,7 @@ from realizar.backends.cuda.matmul.expert_lines import ExpertLine, measured_plac
 from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles
 
 TILE_TOKENS = (8, 16, 32, 64, 128)
+BETWEEN_TOKENS = (24, 40, 48)  # places that the Hopper kernel takes where a line has them
 MMA_SYNC_TOKENS = 64  # the largest tile of mma.sync
 DIRECT_TOKENS = 16  # the largest tile of kernels whose warps read weights for themselves
 _REGISTERS = 65_536  # of a multiprocessor
@@ -25,7 +26,7 @@ _LEAST_STAGES, MOST_STAGES = 3, 8  # of a ring
 _BLOCK_BYTES = 1024  # of shared memory that the device keeps for itself in each block
 _MULTIPROCESSOR_BYTES = 1024  # that all blocks of a multiprocessor may have beyond what one block may
 _WGMMA = {8: (2, 1, (3, 4)), 16: (2, 1, (4, 4)), 32: (2, 1, (3, 3)), 64: (2, 2, (1, 1)), 128: (2, 2, (1, 1))}
-"""Strips, warpgroups and blocks per multiprocessor, without and with an activation, by the places of a tile."""
+"""Strips, warpgroups and blocks per multiprocessor, without and with an activation, of tiles up to so many places."""
 _WGMMA_E2M1 = _WGMMA | {64: (2, 1, (2, 2))}
 """The same for floats of four bits."""
 
@@ -90,7 +91,8 @@ def grouped_tiles(
     """
     tiles = GroupedTiles("mma_sync", tokens, 2, 1, MOST_STAGES, 1)
     if wgmma:
-        strips, groups, blocks = (_WGMMA_E2M1 if weight_format.e2m1 else _WGMMA)[tokens]
+        most = next(size for size in TILE_TOKENS if size >= tokens)
+        strips, groups, blocks = (_WGMMA_E2M1 if weight_format.e2m1 else _WGMMA)[most]
         tiles = GroupedTiles("wgmma", tokens, strips, groups, MOST_STAGES, blocks[gated])
     return fitted(tiles, weight_format, gated, shared_bytes)
 

@@ -13,6 +13,7 @@ from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape, ExpertTiles
 from realizar.backends.cuda.matmul.experts import most_pair_tokens
 from realizar.backends.cuda.matmul.grouped_tiles import (
+    BETWEEN_TOKENS,
     DIRECT_TOKENS,
     MMA_SYNC_TOKENS,
     MOST_STAGES,
@@ -111,7 +112,8 @@ def grouped_candidates(
     """
     average, most = pairs / experts, TILE_TOKENS[-1] if device.wgmma else MMA_SYNC_TOKENS
     sizes = [each for each in TILE_TOKENS if min(average / 2, most) <= each <= min(most, max(8, 4 * average))]
-    yield from _with_ring(sizes, gated, weight_format, device)
+    between = [each for each in BETWEEN_TOKENS if device.wgmma and average <= each <= 2 * average]
+    yield from _with_ring(sorted([*sizes, *between]), gated, weight_format, device)
     if device.wgmma:
         yield from _direct(sizes, chunks, weight_format, device)
 

@@ -33,7 +33,7 @@ class GroupedTiles:
 
     Attributes:
         kind: its instruction.
-        tokens: places of a tile: 8, 16, 32, 64, or with wgmma 128.
+        tokens: places of a tile: 8, 16, 32, 64, or with wgmma any multiple of 8 up to 48, or 128.
         strips: strips of 64 output features, of a consumer warpgroup or with mma.sync of the block.
         groups: consumer warpgroups of wgmma.
         stages: of the ring, at least 3. blocks: per multiprocessor.

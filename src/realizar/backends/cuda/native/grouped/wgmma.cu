@@ -10,7 +10,8 @@ constexpr int WEIGHTS_STAGE = GROUPS * STRIPS * STRIP_STAGE;
 constexpr int X_CHUNK = TOKENS * 128;
 constexpr int STAGE_BYTES = WEIGHTS_STAGE + STEP * X_CHUNK;
 constexpr int WIDTH = GROUPS * STRIPS;                     // strips of an item
-constexpr int OWN_ROWS = TOKENS > 32 ? TOKENS / 32 : 1;  // rows of x that a lane of the producer gathers
+constexpr int OWN_ROWS = (TOKENS + 31) / 32;  // rows of x that a lane of the producer gathers
+constexpr bool SHARED_ROWS = 32 % TOKENS == 0;  // whether lanes share out the columns of a row
 // Strips whose weights are decoded before their matmuls start: one takes fewer registers, for more blocks; two keep the
 // tensor cores busier where a multiprocessor has one block.
 constexpr int TOGETHER = TOKENS < 64 || BLOCKS > 1 ? 1 : STRIPS;
@@ -26,7 +27,10 @@ INLINE void produce(const Experts& experts, u32 full, u32 empty, u32 base, int t
     entry = load_listed(experts.work + 1 + tile);
     if constexpr (GATHER)
 #pragma unroll
-      for (int i = 0; i < OWN_ROWS; i++) pairs[i] = load_listed(experts.slots + tile * TOKENS + i * 32 + lane % TOKENS);
+      for (int i = 0; i < OWN_ROWS; i++) {
+        const int place = SHARED_ROWS ? lane % TOKENS : i * 32 + lane;
+        pairs[i] = place < TOKENS ? load_listed(experts.slots + tile * TOKENS + place) : -1;
+      }
   };
   auto chunks_of = [&](int stage) { return !ODD || stage + 1 < stages ? STEP : chunks - stage * STEP; };
   if ((int)blockIdx.x < total) read_list(blockIdx.x);
@@ -59,7 +63,7 @@ INLINE void produce(const Experts& experts, u32 full, u32 empty, u32 base, int t
       if constexpr (GATHER) {
         for (int c = 0; c < chunks_of(stage); c++) {
           const char* chunk = experts.x + (long)(stage * STEP + c) * 128 * experts.x_block;
-          if constexpr (TOKENS <= 32) {
+          if constexpr (SHARED_ROWS) {
 #pragma unroll
             for (int k = 0; k < TOKENS / 4; k++)
               if (rows[0] >= 0) {
