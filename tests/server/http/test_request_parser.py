@@ -72,6 +72,19 @@ def test_they_are_answered_on_a_connection_that_goes_on() -> None:
     at_the_door(main)
 
 
+@pytest.mark.parametrize("coding", [b"gzip, chunked", b"chunked, chunked", b"identity"])
+def test_bodies_in_other_transfer_codings_are_refused(coding: bytes) -> None:
+    """Read as plain chunks, a compressed body would be taken for another."""
+
+    async def main(door: Door) -> None:
+        sent = CHUNKED.replace(UPGRADE, b"").replace(b"chunked", coding)
+        assert re.findall(rb"HTTP/1.1 (\d+)", await door.exchange(sent)) == [b"400"]
+        plain = sent.replace(coding, b" Chunked ").replace(b"HTTP/1.1\r\n", b"HTTP/1.1\r\nconnection: close\r\n")
+        assert re.findall(rb"HTTP/1.1 (\d+)", await door.exchange(plain)) == [b"200"]
+
+    at_the_door(main)
+
+
 @pytest.mark.parametrize("framing", [b"content-length: 5\r\ncontent-length: 6\r\n", b"transfer-encoding: x\r\n"])
 def test_bodies_without_a_clear_end_are_refused(framing: bytes) -> None:
     async def main(door: Door) -> None:

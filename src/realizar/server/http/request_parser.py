@@ -75,6 +75,8 @@ class RequestParser:
             self._events.on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            raise ValueError(f"a body in the transfer coding {value!r} can't be read")  # httptools makes it its own error
         if not self._goes_on:
             self._events.on_header(name, value)
 
