@@ -76,7 +76,7 @@ class RequestParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"transfer-encoding" and value.strip().lower() != b"chunked":
-            raise ValueError(f"a body in the transfer coding {value!r} can't be read")  # httptools makes it its own error
+            raise ValueError(f"no body is read in the transfer coding {value!r}")  # httptools raises its own of it
         if not self._goes_on:
             self._events.on_header(name, value)
 
