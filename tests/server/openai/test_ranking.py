@@ -133,6 +133,9 @@ def test_a_document_can_not_end_its_part(weight_and_server: Any, api: httpx.Clie
         ("/rerank", {"query": "q", "documents": ["a"], "colour": 1}, "colour"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["a"]}, "text_1"),
         ("/score", {"text_1": [], "text_2": []}, "text_2"),
+        ("/score", {"text_1": ["a", ""], "text_2": ["a", "b"]}, "text_1[1]"),
+        ("/score", {"text_1": [""], "text_2": ["a", "b"]}, "text_1[0]"),
+        ("/score", {"text_1": "", "text_2": ["a", "b"]}, "text_1"),
         ("/score", {"text_1": "a", "text_2": [5]}, "text_2[0]"),
     ],
 )

@@ -41,7 +41,7 @@ async def rerank(request: Request) -> Response:
         raise refused("top_n must be at least 0, which is all", "top_n", "invalid_value")
     texts = [each if isinstance(each, str) else each.text for each in record.documents]
     pairs = [(record.query, text) for text in texts]
-    scored = await _score_all(request, api, pairs, "documents[{}]".format, first="query", second="documents")
+    scored = await _score_all(request, api, pairs, _Names(lambda _: "query", "documents[{}]".format, "documents"))
     order = sorted(range(len(texts)), key=lambda place: (-scored.scores[place], place))
     results = [
         RerankResult(
@@ -57,10 +57,19 @@ async def score(request: Request) -> Response:
     record = await read_record(request, ScoreRequest)
     api = await model_of(request, record.model, need=ranks)
     pairs = _pairs(record)
-    name = "text_2[{}]" if isinstance(record.text_2, list) else "text_2"
-    scored = await _score_all(request, api, pairs, name.format, first="text_1", second="text_2")
+    names = _Names(_paths("text_1", record.text_1), _paths("text_2", record.text_2), "text_2")
+    scored = await _score_all(request, api, pairs, names)
     data = [Score(place, value) for place, value in enumerate(scored.scores)]
     return _json(ScoreAnswer(new_id("score-"), now_s(), api.model.name, data, scored.usage))
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Paths in the request: of a pair's first and second text, by its place, and of all second ones."""
+
+    first: Callable[[int], str]
+    second: Callable[[int], str]
+    all_second: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +78,23 @@ class _Scored:
     usage: Usage
 
 
-async def _score_all(
-    request: Request,
-    api: Api,
-    pairs: Sequence[tuple[str, str]],
-    name: Callable[[int], str],
-    *,
-    first: str,
-    second: str,
-) -> _Scored:
-    """Scores of pairs. Args: name: the field of a pair, by its place; first, second: the fields of their texts."""
-    ranker = _ranker_of(api)
+async def _score_all(request: Request, api: Api, pairs: Sequence[tuple[str, str]], names: _Names) -> _Scored:
+    """Scores of pairs."""
+    ranker, field = _ranker_of(api), names.all_second
     if not pairs:
-        raise refused(f"{second} must not be empty", second, "empty_array")
+        raise refused(f"{field} must not be empty", field, "empty_array")
     if len(pairs) > api.settings.max_prompts:
-        message = f"{second} holds {len(pairs)} texts; at most {api.settings.max_prompts} are allowed"
-        raise refused(message, second, "array_too_long")
-    prompts = await compute(request, lambda stop: _tokenized(api, ranker, pairs, name, stop, first))
+        message = f"{field} holds {len(pairs)} texts; at most {api.settings.max_prompts} are allowed"
+        raise refused(message, field, "array_too_long")
+    prompts = await compute(request, lambda stop: _tokenized(api, ranker, pairs, names, stop))
     note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
 
     def keep(found: Embedding) -> tuple[float, int]:
         return ranker.score(found.vector), found.num_cached_tokens
 
-    found = await unless_disconnected(request.receive, embed_all(api, prompts, "last", new_id("rank-"), name, keep))
+    found = await unless_disconnected(
+        request.receive, embed_all(api, prompts, "last", new_id("rank-"), names.second, keep)
+    )
     usage = make_usage(sum(map(len, prompts)), 0, sum(cached for _, cached in found))
     return _Scored([value for value, _ in found], usage)
 
@@ -103,7 +106,7 @@ def _ranker_of(api: Api) -> Ranker:
 
 
 def _tokenized(
-    api: Api, ranker: Ranker, pairs: Sequence[tuple[str, str]], name: Callable[[int], str], stop: Stop, first: str
+    api: Api, ranker: Ranker, pairs: Sequence[tuple[str, str]], names: _Names, stop: Stop
 ) -> list[list[int]]:
     """The prompts of all pairs.
 
@@ -116,18 +119,20 @@ def _tokenized(
     for place, (query, text) in enumerate(pairs):
         stop.check()
         if query != checked:
-            _check_text(api, query, first)
+            _check_text(api, query, names.first(place))
             checked = query
-        _check_text(api, text, name(place))
+        _check_text(api, text, names.second(place))
         prompts.append(ranker.prompt(query, text))
         if len(prompts[-1]) > api.max_tokens:
             raise ContextLengthError(
-                f"{first} and {name(place)} have {len(prompts[-1])} tokens, above the context of {api.max_tokens}",
-                name(place),
+                f"{names.first(place)} and {names.second(place)} have {len(prompts[-1])} tokens, above the context of"
+                f" {api.max_tokens}",
+                names.second(place),
             )
         num_tokens += len(prompts[-1])
         if num_tokens > most:
-            raise refused(f"all pairs have more than {most} tokens; send fewer at once", name(place), "array_too_long")
+            message = f"all pairs have more than {most} tokens; send fewer at once"
+            raise refused(message, names.second(place), "array_too_long")
     return prompts
 
 
@@ -135,6 +140,13 @@ def _check_text(api: Api, text: str, where: str) -> None:
     if not text:
         raise refused(f"{where} must not be empty", where, "empty_prompt")
     check_fits(text, api.model.tokenizer, api.max_tokens, where)
+
+
+def _paths(field: str, given: str | Sequence[str]) -> Callable[[int], str]:
+    """The path of a pair's text, by the pair's place: the one that all share, or one of each."""
+    if isinstance(given, str):
+        return lambda place: field
+    return lambda place: f"{field}[{place if len(given) > 1 else 0}]"
 
 
 def _pairs(record: ScoreRequest) -> list[tuple[str, str]]:
