@@ -142,7 +142,7 @@ def _kind(where: str, block: Any, role: str) -> str:
     if not isinstance(kind, str):
         raise refused(f"{where} must be an object with a type", where)
     if kind in _MEDIA:
-        raise refused(f"{where}: blocks of type '{kind}' are not supported: the model reads text only", f"{where}.type")
+        raise refused(f"{where}.type '{kind}' is not supported: the model reads text only", f"{where}.type")
     if kind not in _OF_ROLE[role]:
         known = ", ".join(_OF_ROLE[role])
         raise refused(f"{where}.type {kind[:40]!a} is not supported for the role {role}: {known} are", f"{where}.type")
