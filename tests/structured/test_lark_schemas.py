@@ -55,6 +55,16 @@ def test_what_is_lenient_is_passed_over() -> None:
     assert accepts(string_of(refused, lenient=True), '<"a">')
 
 
+@pytest.mark.parametrize("lenient", [False, True])
+def test_what_contains_itself_is_refused(lenient: bool) -> None:
+    options, inner = {"lenient": lenient}, {"a": {"anyOf": [{"$ref": "#"}]}}
+    schema = {"type": "object", "properties": inner, "required": ["a"], "x-guidance": options}
+    with pytest.raises(InvalidRequestError, match="no finite value satisfies it"):
+        FACTORY.compile(StructuredOutput("lark", f"start: %json {json.dumps(schema)}"))
+    schema["required"] = []
+    assert accepts(f"start: %json {json.dumps(schema)}", '{"a": {}}')
+
+
 @pytest.mark.parametrize(
     "text",
     [

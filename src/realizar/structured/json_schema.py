@@ -62,6 +62,15 @@ def prepare_schema(schema: dict[str, Any]) -> None:
     _check_depth(schema)
     _check_properties(schema)
     _prepare(schema)
+    check_end(schema)
+
+
+def check_end(schema: dict[str, Any]) -> None:
+    """Check that a schema has a finite value.
+
+    Raises:
+        InvalidRequestError: it has none.
+    """
     if not can_end(schema):
         refuse_schema("no finite value satisfies it: what it requires contains itself ($ref)")
 

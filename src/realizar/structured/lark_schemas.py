@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from realizar.errors import InvalidRequestError
-from realizar.structured.json_schema import prepare_schema
+from realizar.structured.json_schema import check_end, prepare_schema
 
 # Strings, comments and regular expressions come first, as `%json` has no meaning inside them.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|%json\s*')
@@ -22,7 +22,8 @@ def prepare_lark_schemas(text: str, whitespace: str) -> str:
         whitespace: regular expression of the white space between JSON tokens, for schemas without their own.
 
     Raises:
-        InvalidRequestError: a schema that is not lenient is too large or too deep, or can't be prepared.
+        InvalidRequestError: no finite value satisfies a schema, or one that is not lenient is too large or too deep, or
+            can't be prepared.
     """
     written: list[str] = []
     done = 0
@@ -51,6 +52,7 @@ def _prepared(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
         return schema
     plain = {key: value for key, value in schema.items() if key != "x-guidance"}
     if options.get("lenient"):  # keywords that can't be enforced are ignored
+        check_end(plain)
         try:
             prepared = copy.deepcopy(plain)
             prepare_schema(prepared)
