@@ -52,11 +52,11 @@ def _prepared(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
         return schema
     plain = {key: value for key, value in schema.items() if key != "x-guidance"}
     if options.get("lenient"):  # keywords that can't be enforced are ignored
-        check_end(plain)
         try:
             prepared = copy.deepcopy(plain)
             prepare_schema(prepared)
         except (InvalidRequestError, RecursionError):
+            check_end(plain)
             prepared = plain
     else:
         prepared = plain
