@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from realizar.backends.cpu.kv.memory import KVSizes
 from realizar.backends.cpu.state.sizes import state_sizes
 from realizar.backends.select import resolve_model
 from realizar.checkpoint.open import open_checkpoint
@@ -15,6 +16,9 @@ from realizar.engine.fetch_speed import FetchSpeed, keep_speed, known_speed
 from realizar.engine.loading import load_core
 from realizar.hub.folders import user_cache
 from realizar.kv_cache.snapshot_tiers import SnapshotCounts
+from realizar.outputs import TokenOutput
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
 from realizar.scheduler.counts import SchedulerCounts
 from tiny_model import write_tiny_model
 
@@ -65,6 +69,35 @@ def test_a_load_says_why_no_snapshot_waits_on_the_host(
     (message,) = [each.getMessage() for each in caplog.records if "waits in the host's memory" in each.getMessage()]
     assert why in message
     assert core.cache.least_fetched_tokens == 1
+    core.close()
+
+
+def test_a_load_says_that_no_prefix_is_cached(hybrid: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the KV cache has room for a request and none for a snapshot; it was turned off without a word."""
+    roomy = load_core(open_checkpoint(hybrid), EngineConfig(**OPTIONS))
+    assert "prefixes are not cached" not in caplog.text
+    request_bytes = KVSizes(roomy.spec, roomy.config).request_bytes
+    roomy.close()
+    core = load_core(open_checkpoint(hybrid), EngineConfig(**OPTIONS | {"kv_cache_bytes": request_bytes + 1000}))
+    assert core.capacity.num_snapshots == 0
+    assert "prefixes are not cached: a snapshot of the model's states takes" in caplog.text
+    core.close()
+
+
+@pytest.mark.parametrize("max_running", [1, 2])
+def test_conversations_in_turn_find_their_prefixes(hybrid: Path, max_running: int) -> None:
+    """The blocks of ended requests have all of `kv_cache_bytes`, however few requests may run at once."""
+    core = load_core(open_checkpoint(hybrid), EngineConfig(**OPTIONS | {"max_running": max_running}))
+    for turn in range(3):
+        for talk in range(4):
+            prompt = tuple((place * 7 + talk) % 200 for place in range(400))
+            request = Request(f"{turn} {talk}", prompt, SamplingParams(temperature=0.0), 4, prompt_marks=(300, 399))
+            core.add(request)
+            outputs: list[TokenOutput] = []
+            while core.has_work:
+                outputs += core.step()
+            assert outputs[0].num_cached_tokens == (384 if turn else 0)
+    core.audit()
     core.close()
 
 

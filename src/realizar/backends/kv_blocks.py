@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 
 from realizar.backends.machine import free_memory_bytes
@@ -16,6 +17,8 @@ _LOG = logging.getLogger(__name__)
 _NEARLY = 0.99  # whole blocks do not fill a size to the last byte
 _SNAPSHOT_TOKENS = 256  # of the cache, for each of which there is a snapshot at most
 _SNAPSHOT_SHARE = 0.5  # of the cache's bytes, at most
+WHOLE_REQUESTS = 4
+"""Requests of the whole context that the cache has room for by default, if they are."""
 HOST_SHARE = 8
 """Snapshots of states take one of so many parts of the host's free memory by default."""
 _MOST_ON_HOST = 4 << 30  # bytes
@@ -36,6 +39,17 @@ def blocks_per_request(groups: Iterable[CacheGroup], config: ResolvedConfig) -> 
             tokens = min(tokens, window + config.max_step_tokens + size)
         counts.append(-(-tokens // size) + 1)
     return counts
+
+
+def most_requests(config: ResolvedConfig) -> float:
+    """Requests of the whole context whose blocks are of use at once.
+
+    Without a prefix cache those that run. With one the blocks of ended requests are of use too, so that there may be as
+    many as a configured size holds; by default a few conversations of one that talks to them in turn.
+    """
+    if not config.prefix_cache:
+        return config.max_running
+    return max(config.max_running, WHOLE_REQUESTS) if config.kv_cache_bytes is None else math.inf
 
 
 def snapshots_within(limit_bytes: int, request_bytes: int, snapshot_bytes: int, token_bytes: float) -> int:

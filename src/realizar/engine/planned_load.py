@@ -120,7 +120,8 @@ def _device_name(resolved: ResolvedConfig) -> str:
 
 
 def _wanted_cache(plan: MemoryPlan, resolved: ResolvedConfig) -> int:
-    """Room for as many requests of a typical length as may run, and for a few of the whole context."""
-    whole = min(resolved.max_running, _WHOLE_REQUESTS) * plan.contexts[-1].request_bytes
+    """Room for as many requests of a typical length as may run, and for a few of the whole context, ended ones too."""
+    requests = _WHOLE_REQUESTS if resolved.prefix_cache else min(resolved.max_running, _WHOLE_REQUESTS)
+    whole = requests * plan.contexts[-1].request_bytes
     typical = next((each for each in plan.contexts if each.context_length >= _TYPICAL_TOKENS), plan.contexts[-1])
     return max(whole, resolved.max_running * typical.request_bytes)

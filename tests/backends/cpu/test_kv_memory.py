@@ -39,7 +39,7 @@ def test_a_type_asked_for_is_kept(dtype: str) -> None:
 
 
 def test_a_window_needs_blocks_for_itself_and_one_step() -> None:
-    memory = memory_of(max_running=3, max_step_tokens=64, kv_cache_bytes=64 << 20)
+    memory = memory_of(max_running=3, max_step_tokens=64, kv_cache_bytes=64 << 20, prefix_cache=False)
     assert memory.num_blocks == (3 * 33, 3 * 6)  # 1024 tokens and one block; 40 + 64 + 32 tokens and one block
     assert memory.size_bytes == (3 * 33 + 3 * 6) * BLOCK_BYTES
 
@@ -76,9 +76,18 @@ def test_a_cache_above_free_memory_is_said(monkeypatch: pytest.MonkeyPatch, capl
 
 def test_a_cache_cut_to_what_requests_can_fill_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        memory = memory_of(max_running=1, max_step_tokens=64, kv_cache_bytes=64 << 20)
+        memory = memory_of(max_running=1, max_step_tokens=64, kv_cache_bytes=64 << 20, prefix_cache=False)
     assert memory.size_bytes == (33 + 6) * BLOCK_BYTES
     assert "the KV cache takes 639.0 kB of the 67.1 MB that it may: 1 rows of 1024 tokens fill no more" in caplog.text
+
+
+@pytest.mark.parametrize(("kv_cache_bytes", "num_requests"), [(64 << 20, 105), (None, 4)])
+def test_a_prefix_cache_has_blocks_beside_those_of_requests_that_run(
+    kv_cache_bytes: int | None, num_requests: int
+) -> None:
+    """All that is configured, and by default those of a few requests, though only one may run at once."""
+    memory = memory_of(max_running=1, max_step_tokens=64, kv_cache_bytes=kv_cache_bytes)
+    assert memory.num_blocks[0] // 33 == num_requests
 
 
 @pytest.mark.parametrize("free_gib", [8, 512])
@@ -97,4 +106,4 @@ def test_the_default_follows_the_use_and_not_the_machine(
     few = replace(config, max_running=4)
     few_whole = kv_limit_bytes(spec, few, sizes, free_gib << 30, None) // sizes.request_bytes
     assert few_whole == (1 if context_length > 32_768 else 4)
-    assert sum(sizes.num_blocks(limit, 64)[:1]) * config.block_size >= num_tokens
+    assert sum(sizes.num_blocks(limit)[:1]) * config.block_size >= num_tokens

@@ -28,7 +28,7 @@ from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.weights.experts import packed_bytes, packs_floats
 from realizar.backends.cuda.workspace import Workspace
-from realizar.backends.kv_blocks import host_snapshots_within, snapshots_within
+from realizar.backends.kv_blocks import host_snapshots_within, most_requests, snapshots_within
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
 from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
@@ -72,7 +72,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     graphs = graph_bytes(len(spec.layers), sizes) if config.graphs else 0
     reserved = _sampling_bytes(spec, config, sizes) + _estimated_bytes(spec, sizes) + graphs
     limit = kv_limit_bytes(config, max(free - weight_bytes - copies - embedding - workspace_bytes - reserved, 0))
-    alone = replace(config, max_running=1, kv_cache_bytes=_EVERYTHING)
+    alone = replace(config, max_running=1, prefix_cache=False, kv_cache_bytes=_EVERYTHING)
     caches = {
         length: KVMemory(spec, replace(alone, context_length=length), device)
         for length in planned_lengths(config.context_length)
@@ -81,7 +81,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     kept = state if config.prefix_cache else 0
     snapshots = snapshots_within(limit, caches[config.context_length].size_bytes, kept, token_bytes)
     blocks = limit - snapshots * state
-    most = min(blocks, config.max_running * caches[config.context_length].size_bytes)
+    most = min(float(blocks), most_requests(config) * caches[config.context_length].size_bytes)
     on_host = host_snapshots_within(config, kept, snapshots, most / token_bytes)
     return MemoryPlan(
         device="cuda",

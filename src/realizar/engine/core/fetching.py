@@ -24,7 +24,8 @@ def measure_fetching(core: EngineCore, backend: Backend) -> FetchSpeed | None:
     if not isinstance(backend, FetchesSnapshots) or not core.spec.state_layers():
         return None
     if not core.capacity.num_host_snapshots:
-        _warn(core, backend.snapshot_bytes)
+        _warn_of_cache(core, backend.snapshot_bytes)
+        _warn_of_host(core, backend.snapshot_bytes)
         return None
     count = min(_MOST_TOKENS, core.capacity.max_step_tokens, core.max_request_tokens - 1)
     prompt = tuple(place * 7919 % core.spec.vocab_size for place in range(count))
@@ -38,7 +39,18 @@ def measure_fetching(core: EngineCore, backend: Backend) -> FetchSpeed | None:
     return found
 
 
-def _warn(core: EngineCore, snapshot_bytes: int) -> None:
+def _warn_of_cache(core: EngineCore, snapshot_bytes: int) -> None:
+    """Say why no prompt starts from an earlier one's beginning, where that was not turned off."""
+    if core.config.prefix_cache and not core.capacity.num_snapshots:
+        _LOG.warning(
+            "prefixes are not cached: a snapshot of the model's states takes %s, and the KV cache has no room for one"
+            " beside a request of %d tokens; raise kv_cache_bytes or lower the context length",
+            format_bytes(snapshot_bytes),
+            core.capacity.context_length,
+        )
+
+
+def _warn_of_host(core: EngineCore, snapshot_bytes: int) -> None:
     """Say why no snapshot waits in the host's memory, where that was asked for."""
     given = core.config.host_snapshot_bytes
     if not given:

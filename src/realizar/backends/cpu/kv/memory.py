@@ -10,10 +10,12 @@ from realizar.backends.cpu.kv.layout import BLOCK_MULTIPLE, KVLayout
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.state.sizes import state_sizes
 from realizar.backends.kv_blocks import (
+    WHOLE_REQUESTS,
     blocks_per_request,
     check_one_fits,
     host_snapshots_within,
     log_size,
+    most_requests,
     snapshot_share,
     snapshots_within,
 )
@@ -24,8 +26,7 @@ from realizar.models.spec import ModelSpec
 from realizar.sizes import format_bytes
 
 _FREE_MEMORY_SHARE = 0.4
-_WHOLE_REQUESTS = 4  # of the whole context, that the cache has room for by default, if they are
-_WHOLE_TOKENS = 1 << 16  # no more tokens than these together; one of them always has room
+_WHOLE_TOKENS = 1 << 16  # of `WHOLE_REQUESTS` together at most; one of them always has room
 
 
 class KVSizes:
@@ -59,6 +60,7 @@ class KVSizes:
         self.blocks_per_request = blocks_per_request(self.groups, config)
         self.block_bytes = [sum(self.layouts[layer].block_bytes for layer in group.layers) for group in self.groups]
         self.snapshot_bytes = state_sizes(spec, 0).slot_bytes if config.prefix_cache else 0
+        self._most_requests = most_requests(config)
 
     @property
     def request_bytes(self) -> int:
@@ -79,16 +81,17 @@ class KVSizes:
         """Snapshots within `limit_bytes`, of which the blocks of one request take their part first."""
         return snapshots_within(limit_bytes, self.request_bytes, self.snapshot_bytes, self.token_bytes)
 
-    def num_blocks(self, limit_bytes: int, max_running: int) -> tuple[int, ...]:
-        """Blocks of each group that fit into `limit_bytes` beside the snapshots, for at most `max_running` requests.
+    def num_blocks(self, limit_bytes: int) -> tuple[int, ...]:
+        """Blocks of each group that fit into `limit_bytes` beside the snapshots, as far as they are of use.
 
         Raises:
             CapacityError: not even one request fits.
         """
         check_one_fits(self.request_bytes, limit_bytes, self.context_length)
         limit_bytes -= self.num_snapshots(limit_bytes) * self.snapshot_bytes
-        requests = min(max_running, limit_bytes // self.request_bytes)
-        share = min(float(max_running), limit_bytes / self.request_bytes)
+        most = self._most_requests
+        requests = int(min(most, limit_bytes // self.request_bytes))
+        share = min(most, limit_bytes / self.request_bytes)
         return tuple(max(count * requests, int(count * share)) for count in self.blocks_per_request)
 
 
@@ -123,7 +126,7 @@ def kv_limit_bytes(
         return config.kv_cache_bytes
     typical_length = min(config.typical_request_tokens, sizes.context_length)
     typical = KVSizes(spec, replace(config, context_length=typical_length))
-    num_whole = max(1, min(config.max_running, _WHOLE_REQUESTS, _WHOLE_TOKENS // sizes.context_length))
+    num_whole = max(1, min(int(most_requests(config)), WHOLE_REQUESTS, _WHOLE_TOKENS // sizes.context_length))
     wanted = max(num_whole * sizes.request_bytes, config.max_running * typical.request_bytes)
     return min(int(wanted / (1 - sizes.snapshot_share)), most_kv_bytes(free_bytes))
 
@@ -140,7 +143,7 @@ class KVMemory:
         self.dtype, self.block_size, self.layouts = sizes.dtype, sizes.block_size, sizes.layouts
         self._group = {layer: index for index, group in enumerate(sizes.groups) for layer in group.layers}
         limit = kv_limit_bytes(spec, config, sizes, free, memory_bytes())
-        self.num_blocks = sizes.num_blocks(limit, config.max_running)
+        self.num_blocks = sizes.num_blocks(limit)
         self.num_snapshots = sizes.num_snapshots(limit)
         self.num_host_snapshots = host_snapshots_within(config, sizes.snapshot_bytes, self.num_snapshots)
         self.snapshot_bytes = self.num_snapshots * sizes.snapshot_bytes

@@ -12,6 +12,7 @@ from realizar.backends.kv_blocks import (
     check_one_fits,
     host_snapshots_within,
     log_size,
+    most_requests,
     snapshots_within,
 )
 from realizar.backends.resolved_config import ResolvedConfig
@@ -95,9 +96,9 @@ class KVMemory:
         self.num_snapshots = snapshots_within(limit, request_bytes, snapshot_bytes, token_bytes)
         self.snapshot_bytes = self.num_snapshots * snapshot_bytes
         limit -= self.snapshot_bytes
-        most = min(limit, config.max_running * request_bytes)
+        most = min(limit, most_requests(config) * request_bytes)
         self.num_host_snapshots = host_snapshots_within(config, snapshot_bytes, self.num_snapshots, most / token_bytes)
-        share = min(float(config.max_running), limit / request_bytes)
+        share = most / request_bytes
         self.num_blocks = tuple(int(count * share) for count in per_request)
         taken = sum(count * each for count, each in zip(self.num_blocks, block_bytes, strict=True))
         taken += self.snapshot_bytes
