@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -59,11 +60,11 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotUse:
-    """Snapshots of states that a choice of a model with a state started from, and left, until its prompt was read.
+    """Snapshots of states that a choice of a model with a state started from, and left.
 
     Attributes:
         restored: starts from one, also after a preemption. fetched: those of them from the host's memory.
-        taken: new ones. dropped: others that were given up for those.
+        taken: new ones. dropped: others that were given up for those, or with blocks that the choice took.
     """
 
     restored: int = 0
@@ -77,6 +78,11 @@ class SnapshotUse:
             self.restored + other.restored, self.fetched + other.fetched, self.taken + other.taken,
             self.dropped + other.dropped,
         )  # fmt: skip
+
+    @classmethod
+    def total(cls, uses: Iterable[SnapshotUse]) -> SnapshotUse:
+        """Those of all."""
+        return functools.reduce(cls.plus, uses, cls())
 
 
 NO_SNAPSHOTS = SnapshotUse()
@@ -133,6 +139,7 @@ class ChoiceDelta:
         stop_reason: the stop string or the stop token id that ended it.
         num_cached_tokens: prompt tokens that the first choice found in the prefix cache, as far as it is known yet.
         prompt_progress: set where the delta tells of the prompt, and of nothing else.
+        snapshots: that the choice used by now.
     """
 
     request_id: str
@@ -144,6 +151,7 @@ class ChoiceDelta:
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
     prompt_progress: PromptProgress | None = None
+    snapshots: SnapshotUse = NO_SNAPSHOTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from realizar.logprob_columns import LogprobColumns
-from realizar.outputs import NO_SNAPSHOTS, FinishReason, RowError, SnapshotUse
+from realizar.outputs import FinishReason, RowError, SnapshotUse
 
 _NUMBER_BYTES = 8
 _COUNT_BYTES = _TOKEN_BYTES = 4
@@ -21,7 +21,6 @@ class ChoiceStart:
         number: never used twice by one engine.
         scheduled_s: of `time.monotonic`: when the choice first entered a step.
         num_cached_tokens: prompt tokens that it found in the prefix cache then.
-        snapshots: of states, that it used until then.
     """
 
     number: int
@@ -29,7 +28,14 @@ class ChoiceStart:
     choice: int
     scheduled_s: float
     num_cached_tokens: int = 0
-    snapshots: SnapshotUse = NO_SNAPSHOTS
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceSnapshots:
+    """The snapshots of states that a choice used by now, in place of what was said of it before."""
+
+    number: int
+    use: SnapshotUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,7 @@ class StepDeltas:
         numbers: int64 [entries]; the choices with new tokens, by their number.
         counts: int32 [entries], new tokens of each entry, 1 or more; empty where every entry has one.
         token_ids: int32 [sum of counts], entry after entry; a stop token that ended a choice is the last of its tokens.
-        starts: choices of which nothing came before.
+        starts: choices of which nothing came before. snapshots: of choices that used more of them than before.
         logprobs: of new tokens, one entry for each of the choice's tokens here, where asked for.
         prompt_logprobs: of the prompt tokens that this step scored; the prompt's first token has none.
         ends: choices of which nothing follows.
@@ -118,6 +124,7 @@ class StepDeltas:
     counts: bytes = b""
     token_ids: bytes = b""
     starts: tuple[ChoiceStart, ...] = ()
+    snapshots: tuple[ChoiceSnapshots, ...] = ()
     logprobs: tuple[StepLogprobs, ...] = ()
     prompt_logprobs: tuple[StepLogprobs, ...] = ()
     ends: tuple[ChoiceEnd, ...] = ()
@@ -161,7 +168,7 @@ class StepDeltas:
         numbers = self.number_list()
         for columns in (*self.logprobs, *self.prompt_logprobs):
             numbers += columns.number_list()
-        for listed in (self.starts, self.ends, self.failures):
+        for listed in (self.starts, self.snapshots, self.ends, self.failures):
             numbers += [part.number for part in listed]
         for number in dict.fromkeys(numbers):
             yield number, self._of(number)
@@ -182,6 +189,7 @@ class StepDeltas:
             counts=counts,
             token_ids=token_ids,
             starts=tuple(part for part in self.starts if part.number == number),
+            snapshots=tuple(part for part in self.snapshots if part.number == number),
             logprobs=_of_choice(self.logprobs, number),
             prompt_logprobs=_of_choice(self.prompt_logprobs, number),
             ends=tuple(part for part in self.ends if part.number == number),

@@ -71,7 +71,7 @@ def _run_row(manager: KVCacheManager, numbers: random.Random, row: int) -> None:
         done += count
         manager.register(row, keys, tokens, done)
         if manager.has_state and done // BLOCK:
-            taken = manager.take_snapshot(keys, tokens, done // BLOCK * BLOCK)
+            taken = manager.take_snapshot(row, keys, tokens, done // BLOCK * BLOCK)
             if taken is not None:
                 stored = () if taken.stored is None else ((taken.snapshot, taken.stored),)
                 manager.finish_moves(StateMoves(taken=((row, taken.snapshot),), stored=stored))

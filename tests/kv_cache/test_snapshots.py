@@ -191,7 +191,7 @@ def compute(cache: KVCacheManager, keys: BlockKeys, num_tokens: int, places: tup
         assert cache.allocate(row, done, end - done) >= end - done
         cache.register(row, keys, TOKENS[:end], end)
         if end in places:
-            snapshot = cache.take_snapshot(keys, TOKENS[:end], end)
+            snapshot = cache.take_snapshot(row, keys, TOKENS[:end], end)
             assert snapshot is not None
             cache.finish_moves(StateMoves(taken=((row, snapshot.snapshot),)))
         done = end
@@ -225,12 +225,43 @@ def test_a_snapshot_goes_with_the_block_that_it_follows() -> None:
     cache.allocate(1, 0, 16)  # four of the blocks: the last of the chain are given up first
     cache.audit()
     assert cache.snapshot_counts.dropped == 1
+    assert cache.take_dropped() == {1: 1}
+    assert cache.take_dropped() == {}
     assert cache.find_prefix(keys, TOKENS, 28).num_tokens == 8
     cache.free(1)
     cache.forget()
     cache.audit()
     assert cache.find_prefix(keys, TOKENS, 28).num_matched_tokens == 0
     assert cache.snapshot_counts.kept == 0
+
+
+def test_snapshots_dropped_for_others_count_for_the_row_that_takes_them() -> None:
+    cache, other = manager(num_blocks=30, num_snapshots=2), BlockKeys(4, "other")
+    compute(cache, BlockKeys(4, None), 28, (8, 20))
+    assert cache.take_dropped() == {}
+    compute(cache, other, 12, (4, 8), row=2)
+    assert cache.take_dropped() == {2: 2}
+
+
+def test_what_rests_on_a_forgotten_cache_is_not_found_later() -> None:
+    """A row that is open then registers nothing more until it starts again."""
+    cache, keys = manager(), BlockKeys(4, None)
+    cache.allocate(0, 0, 8)
+    cache.register(0, keys, TOKENS[:8], 8)
+    cache.forget()
+    assert not cache.lets_find(0)
+    cache.allocate(0, 8, 12)
+    rows = np.array([0], np.intp)
+    assert not cache.have_new_blocks(rows, np.array([20], np.int32), np.array([20], np.int32)).any()
+    cache.register(0, keys, TOKENS[:20], 20)
+    assert cache.take_snapshot(0, keys, TOKENS[:20], 20) is None
+    cache.audit()
+    cache.free(0)
+    assert cache.find_prefix(keys, TOKENS, 28).num_matched_tokens == 0
+    cache.adopt(0, cache.find_prefix(keys, TOKENS, 28))
+    assert cache.lets_find(0)
+    compute(cache, keys, 28, (20,))
+    assert cache.find_prefix(keys, TOKENS, 28).num_tokens == 20
 
 
 def test_blocks_after_the_last_snapshot_go_first() -> None:
@@ -254,7 +285,7 @@ def test_a_snapshot_keeps_the_block_that_its_row_computed() -> None:
     cache.adopt(1, prefix)
     cache.allocate(1, 8, 16)
     cache.register(1, keys, TOKENS[:24], 24)
-    snapshot = cache.take_snapshot(keys, TOKENS, 24)
+    snapshot = cache.take_snapshot(1, keys, TOKENS, 24)
     assert snapshot is not None
     cache.finish_moves(StateMoves(taken=((1, snapshot.snapshot),)))
     assert cache.audit()[0].cached == 0

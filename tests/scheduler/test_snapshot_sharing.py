@@ -160,6 +160,42 @@ def test_a_lost_step_leaves_no_snapshot() -> None:
     assert shape(run(scheduler)) == [(0, 0, 12, False)]
 
 
+def test_what_was_read_before_a_clear_is_found_by_nobody() -> None:
+    """A prompt that was half read leaves nothing that a later one could start from, and nobody waits for it."""
+    cache = KVCacheManager(
+        [attention_cache(None)], [100], block_size=2, num_rows=3, context_length=100, max_step_tokens=16,
+        has_state=True, num_snapshots=16,
+    )  # fmt: skip
+    scheduler = Scheduler(cache, max_running=3, max_step_tokens=16, context_length=100)
+    prompt = tuple(range(1, 40))
+    scheduler.add(request("a", prompt, 4, salt=None, marks=(8, 16, 24, 32)))
+    for _ in range(2):
+        run(scheduler)
+    cache.forget()
+    scheduler.add(request("b", prompt, 4, salt=None, marks=(8, 16, 24, 32)))
+    assert [start for _, start, _, _ in shape(run(scheduler))] == [16, 0]
+    finish(scheduler)
+    kept = cache.snapshot_counts
+    assert kept.kept == 4  # of the second alone
+    scheduler.add(request("c", prompt, 4, salt=None, marks=(8, 16, 24, 32)))
+    assert shape(run(scheduler))[0][1] == 38
+
+
+def test_a_choice_counts_what_was_dropped_for_its_blocks() -> None:
+    """Also for those of its answer, after its prompt was read."""
+    scheduler = scheduler_with_states(num_blocks=20)
+    scheduler.add(request("a", (*SYSTEM, 50, 51, 99), 4, marks=(len(SYSTEM), 14)))
+    finish(scheduler)
+    scheduler.add(request("b", tuple(range(60, 75)), 20, marks=()))
+    outputs = []
+    while scheduler.has_work:
+        batch = scheduler.schedule()
+        outputs += answer(scheduler, batch)
+        scheduler.take_closed_rows()
+    assert outputs[0].snapshots.dropped == 0
+    assert outputs[-1].snapshots.dropped > 0
+
+
 def test_a_model_without_snapshots_copies_nothing() -> None:
     scheduler = scheduler_with_states(0)
     scheduler.add(shared("a", (50, 51, 52, 53)))

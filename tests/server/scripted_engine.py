@@ -18,12 +18,18 @@ from realizar.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
+class ScriptedCapacity:
+    num_snapshots: int = 0
+
+
+@dataclass(frozen=True)
 class ScriptedInfo:
     vocab_size: int = 256
     hidden_size: int = 4
     max_request_tokens: int = 100_000
     max_running: int = 8
     cached_block_tokens: int = 16
+    capacity: ScriptedCapacity = ScriptedCapacity()
     device: str = "cpu"
     device_label: str = "cpu"
 

@@ -5,7 +5,8 @@ A model whose layers have a state goes on from cached blocks only where a snapsh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,8 +86,10 @@ class KVCacheManager:
         self.least_fetched_tokens = 1
         on_evict = self._snapshots.drop if has_state else None
         self._num_registered = np.zeros(num_rows, np.int32)  # blocks of each row
+        self._is_forgotten = np.zeros(num_rows, np.bool_)  # rows with tokens of before the last `forget`
         self._keys: list[Sequence[bytes]] = [()] * num_rows  # of each row's full blocks
         self._steady_until = np.zeros(num_rows, np.int32)  # the least of the groups' positions, by row
+        self._dropped_for: dict[int, int] = {}  # by row
         self._watch: KeyWatch | None = None
         max_blocks = -(-context_length // block_size)
         self._groups = tuple(
@@ -119,6 +122,11 @@ class KVCacheManager:
     @property
     def snapshot_counts(self) -> SnapshotCounts:
         return self._snapshots.counts
+
+    def take_dropped(self) -> dict[int, int]:
+        """Snapshots dropped since the last call so that rows could have blocks or snapshots, by row."""
+        taken, self._dropped_for = self._dropped_for, {}
+        return taken
 
     def holds(self, num_tokens: int) -> bool:
         """True if a sequence of `num_tokens` tokens fits when it is alone, in steps of one token if need be."""
@@ -192,25 +200,28 @@ class KVCacheManager:
         """Let an empty row start from a prefix found just now."""
         end = prefix.num_tokens // self._block_size
         self._num_registered[row], self._steady_until[row] = end, 0
+        self._is_forgotten[row] = False
         for group, blocks in zip(self._groups, prefix.blocks, strict=True):
             group.adopt(row, end, blocks)
 
     def have_new_blocks(
         self, rows: NDArray[np.intp], num_known: NDArray[np.int32], num_computed: NDArray[np.int32]
     ) -> NDArray[np.bool_]:
-        """bool [rows]: rows with full blocks that are not registered. All arguments are [rows]."""
+        """bool [rows]: rows with full blocks that are to be registered. All arguments are [rows]."""
         new: NDArray[np.bool_] = np.minimum(num_known, num_computed) // self._block_size > self._num_registered[rows]
-        return new
+        return new & ~self._is_forgotten[rows]
 
     def register(self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_computed_tokens: int) -> None:
         """Let the row's full blocks be found; their tokens are known, and computed by steps submitted by now.
+
+        Those of a row that was open when the prefix cache was last forgotten stay unknown.
 
         Args:
             keys, token_ids: as of `find_prefix`.
         """
         end = min(num_computed_tokens, len(token_ids)) // self._block_size
         start = int(self._num_registered[row])
-        if end <= start or not self._prefix_cache:
+        if end <= start or not self.lets_find(row):
             return
         block_keys = keys.of(token_ids)
         for index in range(start, end):
@@ -218,8 +229,16 @@ class KVCacheManager:
                 group.register(row, index, block_keys[index])
         self._num_registered[row], self._keys[row] = end, block_keys
 
+    def lets_find(self, row: int) -> bool:
+        """True if what the row computes is to be found by others, now or later."""
+        return self._prefix_cache and not self._is_forgotten[row]
+
     def forget(self) -> None:
-        """Remove all registered blocks and snapshots from the prefix cache: they may never have been computed."""
+        """Remove all registered blocks and snapshots from the prefix cache: they may never have been computed.
+
+        What rows that are open now compute rests on them, so that it is not found later either.
+        """
+        self._is_forgotten[:] = True
         for group in self._groups:
             group.pool.forget()
         self._snapshots.forget()
@@ -257,28 +276,40 @@ class KVCacheManager:
         """The same for a prefix whose snapshot is in the host's memory."""
         self._snapshots.fetch(host_snapshot)
 
-    def keep_fetched(self, host_snapshot: int) -> Taken | None:
-        """Name a snapshot on the device for one that is fetched in the step that is being scheduled.
+    def keep_fetched(self, row: int, host_snapshot: int) -> Taken | None:
+        """Name a snapshot on the device for one that a row fetches in the step that is being scheduled.
 
         Returns:
             None if it is there already, or none can be given up now.
         """
-        return self._snapshots.keep(host_snapshot)
+        with self._drops_for(row):
+            return self._snapshots.keep(host_snapshot)
 
     def take_snapshot(
-        self, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int, client: str = ""
+        self, row: int, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int, client: str = ""
     ) -> Taken | None:
-        """Name a new snapshot, after the first `num_tokens` tokens, in the step that is being scheduled.
+        """Name a new snapshot of a row, after its first `num_tokens` tokens, in the step that is being scheduled.
 
         Args:
             keys, token_ids: as of `find_prefix`.
-            num_tokens: full blocks, the last of which a row has registered.
+            num_tokens: full blocks, the last of which the row has registered, unless it is not to be found.
             client: that it is taken for.
 
         Returns:
-            None if there is one already, or none can be given up now.
+            None if there is one already, none can be given up now, or the row is not to be found.
         """
-        return self._snapshots.take(keys.of(token_ids)[num_tokens // self._block_size - 1], client)
+        if not self.lets_find(row):
+            return None
+        with self._drops_for(row):
+            return self._snapshots.take(keys.of(token_ids)[num_tokens // self._block_size - 1], client)
+
+    @contextmanager
+    def _drops_for(self, row: int) -> Iterator[None]:
+        """Count snapshots that are dropped meanwhile as dropped for a row."""
+        before = self._snapshots.num_dropped
+        yield
+        if count := self._snapshots.num_dropped - before:
+            self._dropped_for[row] = self._dropped_for.get(row, 0) + count
 
     def finish_moves(self, moves: StateMoves) -> None:
         """Note that a step with these moves is done, or was given up: their snapshots may be given up."""
@@ -300,8 +331,9 @@ class KVCacheManager:
         count = min(num_tokens, min([group.fit(row, num_computed_tokens, num_tokens) for group in self._groups]))
         if count <= 0:
             return 0
-        for group in self._groups:
-            group.extend(row, num_computed_tokens, count)
+        with self._drops_for(row):
+            for group in self._groups:
+                group.extend(row, num_computed_tokens, count)
         self._steady_until[row] = min([group.steady_until(row) for group in self._groups])
         return count
 

@@ -72,6 +72,11 @@ class SnapshotTiers:
         )  # fmt: skip
 
     @property
+    def num_dropped(self) -> int:
+        """As `SnapshotCounts.dropped`."""
+        return self._dropped
+
+    @property
     def has_host(self) -> bool:
         """True if there is room for any in the host's memory."""
         return self._host.num_snapshots > 0

@@ -26,6 +26,7 @@ def with_numbers_from(deltas: StepDeltas, first: int) -> StepDeltas:
         counts=deltas.counts,
         token_ids=deltas.token_ids,
         starts=tuple([replace(each, number=each.number + first) for each in deltas.starts]),
+        snapshots=tuple([replace(each, number=each.number + first) for each in deltas.snapshots]),
         logprobs=_of_logprobs(deltas.logprobs, first),
         prompt_logprobs=_of_logprobs(deltas.prompt_logprobs, first),
         ends=tuple([replace(each, number=each.number + first) for each in deltas.ends]),

@@ -53,20 +53,21 @@ def waits_for_blocks(
     if not cache.prefix_cache or end > sequence.most_cached_tokens:
         return False
     if cache.has_state:
-        return _waits_for_snapshot(sequence, prefix.num_tokens, open_sequences, size)
+        return _waits_for_snapshot(sequence, prefix.num_tokens, open_sequences, cache)
     index = prefix.num_tokens // size
     key = sequence.keys.of(sequence.token_ids)[index]
-    return any(other.keys.of(other.token_ids)[index] == key for other in open_sequences.about_to_compute(end))
+    computing = [other for other in open_sequences.about_to_compute(end) if cache.lets_find(other.own_row)]
+    return any(other.keys.of(other.token_ids)[index] == key for other in computing)
 
 
 def _waits_for_snapshot(
-    sequence: Sequence, num_cached_tokens: int, open_sequences: OpenSequences, block_size: int
+    sequence: Sequence, num_cached_tokens: int, open_sequences: OpenSequences, cache: KVCacheManager
 ) -> bool:  # fmt: skip
     """True if a running sequence is about to compute a longer prefix of this one, and a snapshot after it."""
     own = sequence.keys.of(sequence.token_ids)
     for other in open_sequences.running:
-        for place in other.places:
-            index = place // block_size - 1
+        for place in other.places if cache.lets_find(other.own_row) else ():
+            index = place // cache.block_size - 1
             reaches = num_cached_tokens < place <= sequence.most_cached_tokens
             if reaches and other.keys.of(other.token_ids)[index] == own[index]:
                 return True

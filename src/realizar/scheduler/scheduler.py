@@ -81,7 +81,7 @@ class Scheduler:
         self._drafting = drafting or Drafting(None, 0, 0)
         self._intake = Intake(self._open, self._table, cache, self._drafting, self._end, self.fail)
         self._holding = Holding(self._open, self._table)
-        self._copies = StateCopies(cache, context_length, max_step_tokens, pace)
+        self._copies = StateCopies(cache, self._open, context_length, max_step_tokens, pace)
         self._preemptions = self._queries = self._hits = 0
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.kv_cache.snapshot_tiers import Taken
 from realizar.outputs import SnapshotUse
+from realizar.scheduler.open_sequences import OpenSequences
 from realizar.scheduler.pace import Pace
 from realizar.scheduler.plan import Plan
 from realizar.scheduler.sequence import Sequence
@@ -16,14 +17,19 @@ class StateCopies:
     """Part of a scheduler. For a model without states, and without a prefix cache, it does nothing.
 
     Args:
-        context_length: tokens per row. max_step_tokens: tokens of a step.
+        open_sequences: of the scheduler. context_length: tokens per row. max_step_tokens: tokens of a step.
         pace: knows how many tokens of prompts a step reads; None lets it read as many as fit.
     """
 
     def __init__(
-        self, cache: KVCacheManager, context_length: int, max_step_tokens: int, pace: Pace | None = None
+        self,
+        cache: KVCacheManager,
+        open_sequences: OpenSequences,
+        context_length: int,
+        max_step_tokens: int,
+        pace: Pace | None = None,
     ) -> None:
-        self._cache, self._pace, counts = cache, pace, cache.snapshot_counts
+        self._cache, self._open, self._pace, counts = cache, open_sequences, pace, cache.snapshot_counts
         most = counts.total + counts.host_total
         self._places = SnapshotPlaces(most, cache.block_size, context_length, max_step_tokens)
 
@@ -58,19 +64,24 @@ class StateCopies:
                 copies.fetched.append((sequence.own_row, prefix.host_snapshot))
                 sequence.snapshots = sequence.snapshots.plus(SnapshotUse(restored=1, fetched=1))
         for row, host_snapshot in copies.fetched:
-            copies.add(copies.kept, row, self._cache.keep_fetched(host_snapshot))
+            copies.add(copies.kept, row, self._cache.keep_fetched(row, host_snapshot))
         for sequence in plan.tokens:
             if sequence.places and sequence.places[0] == sequence.num_computed_tokens:
                 place, *later = sequence.places
                 sequence.places = tuple(later)
-                client = sequence.request.client
-                dropped = self._cache.snapshot_counts.dropped
-                new = self._cache.take_snapshot(sequence.keys, sequence.token_ids, place, client)
-                dropped = self._cache.snapshot_counts.dropped - dropped
-                use = SnapshotUse(taken=int(new is not None), dropped=dropped)
-                sequence.snapshots = sequence.snapshots.plus(use)
-                copies.add(copies.taken, sequence.own_row, new)
+                row, client = sequence.own_row, sequence.request.client
+                new = self._cache.take_snapshot(row, sequence.keys, sequence.token_ids, place, client)
+                if new is not None:
+                    sequence.snapshots = sequence.snapshots.plus(SnapshotUse(taken=1))
+                copies.add(copies.taken, row, new)
+        self._count_dropped()
         return copies.moves()
+
+    def _count_dropped(self) -> None:
+        """Count what was dropped for rows since the last step, with their blocks or for other snapshots."""
+        for row, count in self._cache.take_dropped().items():
+            if (sequence := self._open.in_rows[row]) is not None:
+                sequence.snapshots = sequence.snapshots.plus(SnapshotUse(dropped=count))
 
 
 class _Copies:

@@ -6,9 +6,9 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar, cast
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
 
 from starlette.requests import Request
 
@@ -105,16 +105,31 @@ def note(request: Request, **notes: Any) -> None:
     request.scope["state"]["notes"].update(notes)
 
 
-def timing_notes(output: RequestOutput | None) -> dict[str, float]:
-    """The times of a finished request, for its line in the log, and the snapshots of states that it used, if any.
+class Noted(Protocol):
+    """A request in the engine, which has figures for its line in the log at any time."""
 
-    Empty if it has no output.
+    @property
+    def notes(self) -> dict[str, Any]: ...
+
+
+async def whole_answer(request: Request, run: Noted, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for an answer that is not streamed; the run's figures are noted however it ends.
+
+    Raises:
+        ClientDisconnectedError: the client disconnected first; the work was cancelled and has ended.
     """
+    try:
+        return await unless_disconnected(request.receive, work)
+    finally:
+        note(request, **run.notes)
+
+
+def timing_notes(output: RequestOutput | None) -> dict[str, float]:
+    """The times of a finished request, for its line in the log; empty if it has no output."""
     if output is None:
         return {}
-    timings, used = output.timings, asdict(output.snapshots)
-    times = {"queue_s": timings.queue_s, "first_token_s": timings.first_token_s - timings.arrival_s}
-    return times | {f"snapshots_{name}": count for name, count in used.items() if count}
+    timings = output.timings
+    return {"queue_s": timings.queue_s, "first_token_s": timings.first_token_s - timings.arrival_s}
 
 
 def replica_notes(streams: Iterable[AsyncStream]) -> dict[str, str]:

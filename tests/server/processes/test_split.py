@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.logprob_columns import LogprobColumns
-from realizar.outputs import RowError, TokenLogprobs, TokenOutput
+from realizar.outputs import RowError, SnapshotUse, TokenLogprobs, TokenOutput
 from realizar.server.processes.split import DeltaSplitter
 from realizar.step_deltas import StepDeltas
 
@@ -22,6 +22,7 @@ _ROW = st.fixed_dictionaries(
         "token_ids": st.lists(st.integers(0, 99), max_size=3).map(tuple),
         "prompt_logprobs": st.lists(_ENTRY, max_size=2).map(LogprobColumns.of),
         "finish_reason": st.sampled_from([None, None, "stop"]),
+        "snapshots": st.builds(SnapshotUse, st.integers(0, 2), taken=st.integers(0, 2)),
         "error": st.sampled_from([None, None, None, RowError("broken")]),
     }
 )
@@ -43,7 +44,7 @@ def facts(deltas: StepDeltas) -> list[tuple[int, object]]:
     ]
     for columns in (deltas.logprobs, deltas.prompt_logprobs):
         found += [pair for part in columns for pair in zip(part.number_list(), part.entries, strict=True)]
-    for listed in (deltas.starts, deltas.ends, deltas.failures):
+    for listed in (deltas.starts, deltas.snapshots, deltas.ends, deltas.failures):
         found += [(part.number, part) for part in listed]
     return found
 

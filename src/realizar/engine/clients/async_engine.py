@@ -226,7 +226,7 @@ class AsyncEngine:
             output = await stream.result()
         if output.pooled is None:
             raise RealizarError("the engine gave no vector")
-        return Embedding(output.pooled, len(output.prompt_token_ids), output.num_cached_tokens)
+        return Embedding(output.pooled, len(output.prompt_token_ids), output.num_cached_tokens, output.snapshots)
 
     async def stats(self) -> EngineStats:
         """The engine's figures. Counts continue over restarts.

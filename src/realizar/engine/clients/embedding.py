@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from realizar.outputs import NO_SNAPSHOTS, SnapshotUse
+
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
@@ -12,3 +14,4 @@ class Embedding:
     vector: tuple[float, ...]
     num_prompt_tokens: int
     num_cached_tokens: int
+    snapshots: SnapshotUse = NO_SNAPSHOTS

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from realizar.logprob_columns import GrowingLogprobs, LogprobColumns
-from realizar.outputs import ChoiceDelta, CompletionOutput, FinishReason
+from realizar.outputs import NO_SNAPSHOTS, ChoiceDelta, CompletionOutput, FinishReason
 
 
 class GrowingText(Protocol):
@@ -42,6 +42,7 @@ class GrowingChoice:
     Attributes:
         token_ids: all tokens so far.
         num_cached_tokens: prompt tokens that the request's first choice found in the prefix cache, as far as known.
+        snapshots: of states, that the choice used.
         is_noted: nobody has to be called: the consumer knows that there is a delta to take, or wants none.
         finish_reason, stop_reason: None while it grows.
     """
@@ -63,6 +64,7 @@ class GrowingChoice:
         "may_stop",
         "num_cached_tokens",
         "request_id",
+        "snapshots",
         "stop_reason",
         "token_ids",
     )
@@ -88,6 +90,7 @@ class GrowingChoice:
         self._num_spelled = 0  # tokens whose text has been made
         self._given_tokens = self._given_texts = 0  # returned by `take_delta`
         self.num_cached_tokens = 0
+        self.snapshots = NO_SNAPSHOTS
         self.is_noted = on_news is None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
@@ -154,6 +157,7 @@ class GrowingChoice:
             self.finish_reason,
             self.stop_reason,
             self.num_cached_tokens,
+            snapshots=self.snapshots,
         )
 
     def completion(self, *, with_logprobs: bool) -> CompletionOutput:

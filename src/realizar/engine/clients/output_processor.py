@@ -12,7 +12,7 @@ from realizar.engine.clients.growing_choice import GrowingChoice, GrowingText
 from realizar.engine.clients.output_errors import error_of
 from realizar.errors import RealizarError
 from realizar.logprob_columns import GrowingLogprobs
-from realizar.outputs import NO_SNAPSHOTS, RequestOutput, SnapshotUse, Timings
+from realizar.outputs import RequestOutput, SnapshotUse, Timings
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas, StepLogprobs
@@ -47,7 +47,6 @@ class _Open:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     pooled: tuple[float, ...] | None = None
-    snapshots: SnapshotUse = NO_SNAPSHOTS
 
 
 class OutputProcessor:
@@ -108,10 +107,7 @@ class OutputProcessor:
 
     def take_in(self, deltas: StepDeltas) -> None:
         """Take in a step. Choices that are not open are passed over: they were aborted a moment ago."""
-        for start in deltas.starts:
-            self._start(start)
-        for scored in deltas.prompt_logprobs:
-            self._take_scored(scored)
+        self._take_in_facts(deltas)
         growing = self._growing
         for part in deltas.logprobs:
             entries = part.entries
@@ -141,6 +137,16 @@ class OutputProcessor:
                 self.discard(entry.request.request_id)
                 self._listener.request_failed(entry.request.request_id, error_of(failure.error))
 
+    def _take_in_facts(self, deltas: StepDeltas) -> None:
+        """Take in what few of a step's deltas have, before their tokens."""
+        for start in deltas.starts:
+            self._start(start)
+        for part in deltas.snapshots:
+            if (choice := self._growing.get(part.number)) is not None:
+                choice.snapshots = part.use
+        for scored in deltas.prompt_logprobs:
+            self._take_scored(scored)
+
     def end_choice(self, request_id: str, index: int) -> None:
         """End a choice at a stop string that was found elsewhere. One that has ended, or was never begun, passes."""
         entry = self._open.get(request_id)
@@ -161,7 +167,6 @@ class OutputProcessor:
             entry.scheduled_s = start.scheduled_s
         if entry.first_token_s is None:
             self._first_wanted[start.number] = entry
-        entry.snapshots = entry.snapshots.plus(start.snapshots)
         if choice.index == 0:
             for each in entry.choices:
                 each.num_cached_tokens = start.num_cached_tokens
@@ -219,6 +224,6 @@ def _output_of(entry: _Open, now_s: float) -> RequestOutput:
         ),
         prompt_logprobs=None if sampling.prompt_logprobs is None else (None, *scored),
         num_cached_tokens=entry.choices[0].num_cached_tokens,
-        snapshots=entry.snapshots,
+        snapshots=SnapshotUse.total(choice.snapshots for choice in entry.choices),
         pooled=entry.pooled,
     )

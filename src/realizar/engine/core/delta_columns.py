@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from realizar.logprob_columns import LogprobColumns, StepEntry
-from realizar.outputs import TokenLogprobs, TokenOutput
-from realizar.step_deltas import ChoiceEnd, ChoiceStart, RequestFailure, StepDeltas, StepLogprobs
+from realizar.outputs import NO_SNAPSHOTS, SnapshotUse, TokenLogprobs, TokenOutput
+from realizar.step_deltas import ChoiceEnd, ChoiceSnapshots, ChoiceStart, RequestFailure, StepDeltas, StepLogprobs
 
 _Entries: TypeAlias = tuple[int, Sequence[TokenLogprobs]]  # with the choice's number
 
@@ -21,6 +21,7 @@ class DeltaColumns:
         self._next = itertools.count()
         self._numbers: dict[str, dict[int, int]] = {}  # by request id and choice
         self._ended: dict[int, str] = {}  # request ids of the choices that the last step ended
+        self._snapshots: dict[int, SnapshotUse] = {}  # of open choices, as said last
 
     def columns(self, outputs: Iterable[TokenOutput]) -> StepDeltas:
         """The columns of a step's outputs, in their order."""
@@ -28,6 +29,7 @@ class DeltaColumns:
         counts: list[int] = []
         token_ids: list[int] = []
         starts: list[ChoiceStart] = []
+        snapshots: list[ChoiceSnapshots] = []
         logprobs: list[_Entries] = []
         prompt_logprobs: list[_Entries] = []
         ends: list[ChoiceEnd] = []
@@ -44,6 +46,10 @@ class DeltaColumns:
                 self.forget(output.request_id)
                 failures.append(RequestFailure(number, output.error))
                 continue
+            use = output.snapshots
+            if use is not NO_SNAPSHOTS and self._snapshots.get(number) is not use:
+                self._snapshots[number] = use
+                snapshots.append(ChoiceSnapshots(number, use))
             new_ids = output.token_ids
             if new_ids:
                 numbers.append(number)
@@ -63,6 +69,7 @@ class DeltaColumns:
             counts=b"" if len(numbers) == len(token_ids) else array("i", counts).tobytes(),
             token_ids=array("i", token_ids).tobytes(),
             starts=tuple(starts),
+            snapshots=tuple(snapshots),
             logprobs=_by_width(logprobs) if logprobs else (),
             prompt_logprobs=_by_width(prompt_logprobs) if prompt_logprobs else (),
             ends=tuple(ends),
@@ -74,9 +81,9 @@ class DeltaColumns:
         choices = self._numbers.get(request_id)
         if choices is None:
             return
-        if choice is not None:
-            choices.pop(choice, None)
-        if choice is None or not choices:
+        for each in list(choices) if choice is None else [choice]:
+            self._snapshots.pop(choices.pop(each, -1), None)
+        if not choices:
             del self._numbers[request_id]
 
     def request_of(self, number: int) -> str | None:
@@ -90,8 +97,8 @@ class DeltaColumns:
 
     def _start(self, output: TokenOutput, starts: list[ChoiceStart]) -> int:
         number = self._numbers.setdefault(output.request_id, {})[output.choice] = next(self._next)
-        cached, snapshots = output.num_cached_tokens, output.snapshots
-        starts.append(ChoiceStart(number, output.request_id, output.choice, output.scheduled_s, cached, snapshots))
+        cached = output.num_cached_tokens
+        starts.append(ChoiceStart(number, output.request_id, output.choice, output.scheduled_s, cached))
         return number
 
 

@@ -21,6 +21,7 @@ def usage_of(api: Api, plan: ChatPlan, run: ChatRun) -> Usage:
         cache_creation_input_tokens=prompt.num_created,
         cache_read_input_tokens=prompt.num_cached,
         output_tokens=run.num_completion_tokens,
+        state_snapshots=run.state_snapshots,
     )
 
 

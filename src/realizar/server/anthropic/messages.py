@@ -12,11 +12,10 @@ from realizar.server.anthropic.answers import BlockList, stop_of, usage_of
 from realizar.server.anthropic.conversation import read_conversation, shows_reasoning
 from realizar.server.anthropic.records import CountTokensRequest, Message, MessagesRequest
 from realizar.server.anthropic.stream import MessageStreamer
-from realizar.server.api import Api, compute, new_id, note
+from realizar.server.api import Api, compute, new_id, note, whole_answer
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.http.body import read_record
-from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.models.models import model_of
@@ -37,8 +36,7 @@ async def messages(request: Request) -> Response:
         events = streamer.events(lambda **notes: note(request, **notes))
         return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
     whole = _whole(api, plan, run, request_id, with_reasoning=with_reasoning)
-    answer = await unless_disconnected(request.receive, whole)
-    note(request, **run.notes)
+    answer = await whole_answer(request, run, whole)
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 

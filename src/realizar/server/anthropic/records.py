@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+from realizar.server.generation.state_snapshots import StateSnapshots
 
 
 class Metadata(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -84,6 +87,7 @@ class Usage(msgspec.Struct, kw_only=True):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    state_snapshots: StateSnapshots | UnsetType = UNSET
 
 
 class Message(msgspec.Struct, kw_only=True):

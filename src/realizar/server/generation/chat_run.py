@@ -6,14 +6,17 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Any
 
+from msgspec import UnsetType
+
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.errors import RealizarError
-from realizar.outputs import ChoiceDelta, RequestOutput
+from realizar.outputs import ChoiceDelta, RequestOutput, SnapshotUse
 from realizar.server.api import Api, deltas_of, replica_notes, timing_notes
 from realizar.server.errors import renaming
 from realizar.server.generation.answer import AnswerDelta, FinishReason
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.reasoning_count import ReasoningCount
+from realizar.server.generation.state_snapshots import StateSnapshots, snapshot_notes, state_snapshots
 from realizar.server.http.request_memory import RequestLease
 from realizar.tokenizer.parsers.base import OutputParser
 
@@ -36,7 +39,7 @@ class ChatRun:
     def __init__(
         self, api: Api, plan: ChatPlan, request_id: str, lease: RequestLease, *, counts_reasoning: bool = False
     ) -> None:
-        self._api, self._plan, self._request_id = api, plan, request_id
+        self._api, self._plan, self._request_id, self._info = api, plan, request_id, api.engine.info
         self._lease = lease
         self._parsers: list[OutputParser] = [plan.new_parser() for _ in range(plan.sampling.n)]
         self._counts: list[ReasoningCount] = []
@@ -47,14 +50,24 @@ class ChatRun:
         self.num_completion_tokens = self.num_reasoning_tokens = 0
         self.num_cached_tokens: int | None = None
         self.output: RequestOutput | None = None
+        self._snapshots: dict[int, SnapshotUse] = {}  # by choice
         self._streams: list[AsyncStream] = []
+
+    @property
+    def state_snapshots(self) -> StateSnapshots | UnsetType:
+        """Snapshots of states that all choices used so far."""
+        return state_snapshots(self._info, self._all_snapshots)
+
+    @property
+    def _all_snapshots(self) -> SnapshotUse:
+        return SnapshotUse.total(self._snapshots.values())
 
     @property
     def notes(self) -> dict[str, Any]:
         """Figures for the request's line in the log."""
         cached = {} if self.num_cached_tokens is None else {"cached": self.num_cached_tokens}
         figures = {"tokens": self.num_completion_tokens, **cached, **timing_notes(self.output)}
-        return {**figures, **replica_notes(self._streams)}
+        return {**figures, **snapshot_notes(self._all_snapshots), **replica_notes(self._streams)}
 
     async def deltas(self) -> AsyncGenerator[AnswerDelta]:
         """The deltas of all choices, as they come. The request ends when its consumer stops.
@@ -94,6 +107,7 @@ class ChatRun:
         parser = self._parsers[delta.choice]
         self.num_completion_tokens += len(delta.token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens or 0, delta.num_cached_tokens)
+        self._snapshots[delta.choice] = delta.snapshots
         num_reasoning = 0
         if self._counts:
             parsed, num_reasoning = self._counts[delta.choice].feed(delta.text, delta.token_ids)

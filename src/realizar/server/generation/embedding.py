@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.engine.clients.embedding import Embedding
+from realizar.outputs import NO_SNAPSHOTS, SnapshotUse
 from realizar.request import Pooling
 from realizar.server.api import Api
 from realizar.server.errors import renaming
@@ -22,11 +23,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class UnitVector:
-    """A vector of unit length, float32 [hidden_size] (4 bytes a value; a tuple takes 32), and its token counts."""
+    """A vector of unit length, float32 [hidden_size] (4 bytes a value; a tuple takes 32), and what it took."""
 
     vector: NDArray[np.float32]
     num_prompt_tokens: int
     num_cached_tokens: int
+    snapshots: SnapshotUse = NO_SNAPSHOTS
 
     @classmethod
     def of(cls, embedding: Embedding) -> UnitVector:
@@ -34,7 +36,7 @@ class UnitVector:
         values = np.asarray(embedding.vector, np.float64)
         norm = float(np.linalg.norm(values))
         unit = (values / norm if norm > 0 else values).astype("<f4")
-        return cls(unit, embedding.num_prompt_tokens, embedding.num_cached_tokens)
+        return cls(unit, embedding.num_prompt_tokens, embedding.num_cached_tokens, embedding.snapshots)
 
 
 def pooling_of(api: Api) -> Pooling:

@@ -10,15 +10,15 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.server.api import Api, new_id, note
+from realizar.server.api import Api, new_id, note, whole_answer
 from realizar.server.generation.answer import FinishReason
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.logprob_rows import chat_rows
-from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.ollama.parts import Part, Parts, joined
@@ -94,7 +94,9 @@ class Answering:
         run = self._run
         figures = self._clock.figures(len(self._plan.token_ids), run.num_completion_tokens, run.output)
         reason = "length" if self._reason == "length" else "stop"
-        return {"done_reason": reason, **self._form.last(self._token_ids), **figures}
+        snapshots = run.state_snapshots
+        used = {} if snapshots is UNSET else {"state_snapshots": snapshots}
+        return {"done_reason": reason, **self._form.last(self._token_ids), **figures, **used}
 
     def _line(self, part: Part, end: dict[str, Any] | None = None) -> bytes:
         head = {"model": self._name, "created_at": now(), **self._form.show(part)}
@@ -121,8 +123,7 @@ async def answer(
     if stream:
         lines = answering.lines(lambda **notes: note(request, **notes))
         return EventStream(lines, api.settings.ping_interval_s, api.settings.write_timeout_s)
-    body = await unless_disconnected(request.receive, answering.whole())
-    note(request, **run.notes)
+    body = await whole_answer(request, run, answering.whole())
     return Response(body, media_type="application/json")
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.logprob_columns import LogprobColumns
-from realizar.server.api import Api, compute, new_id, note, now_s
+from realizar.server.api import Api, compute, new_id, note, now_s, whole_answer
 from realizar.server.generation.answer import WholeChoice
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
@@ -18,7 +18,6 @@ from realizar.server.generation.logprob_rows import LogprobRows, chat_rows
 from realizar.server.generation.token_names import TokenNames
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
-from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.models.models import model_of
@@ -53,8 +52,7 @@ async def chat_completions(request: Request) -> Response:
         streamer = ChatStreamer(api, record, plan, run, rows, request_id)
         events = streamer.events(lambda **notes: note(request, **notes))
         return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
-    answer = await unless_disconnected(request.receive, _whole(api, record, plan, run, names, rows, request_id))
-    note(request, **run.notes)
+    answer = await whole_answer(request, run, _whole(api, record, plan, run, names, rows, request_id))
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from realizar.engine.clients.async_stream import AsyncStream
-from realizar.outputs import PromptProgress, RequestOutput, TokenLogprobs
+from realizar.outputs import PromptProgress, RequestOutput, SnapshotUse, TokenLogprobs
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api, deltas_of, replica_notes, timing_notes
 from realizar.server.errors import renaming
 from realizar.server.generation.merge import Admission, merged
 from realizar.server.generation.prompts import Prompt
+from realizar.server.generation.state_snapshots import snapshot_notes, state_snapshots
 from realizar.server.http.request_memory import RequestLease
 from realizar.server.openai.records.answers import Usage, make_usage
 
@@ -68,9 +69,11 @@ class CompletionRun:
 
     def __init__(self, api: Api, plan: CompletionPlan, request_id: str, lease: RequestLease) -> None:
         self._api, self._plan, self._request_id, self._lease = api, plan, request_id, lease
-        self._admission = Admission(max(1, api.engine.info.max_running // plan.sampling.n))
+        self._info = api.engine.info
+        self._admission = Admission(max(1, self._info.max_running // plan.sampling.n))
         self.outputs: dict[int, RequestOutput] = {}
         self._num_cached_tokens: dict[int, int] = {}
+        self._snapshots: dict[tuple[int, int], SnapshotUse] = {}  # by prompt and choice; -1 is a prompt's scoring
         self._streams: list[AsyncStream] = []
         self.num_completion_tokens = 0
 
@@ -80,7 +83,13 @@ class CompletionRun:
         num_prompt = sum(len(prompt.token_ids) for prompt in self._plan.prompts)
         found = self._num_cached_tokens
         cached = sum(found.values()) if len(found) == len(self._plan.prompts) else None
-        return make_usage(num_prompt, self.num_completion_tokens, cached)
+        return make_usage(
+            num_prompt, self.num_completion_tokens, cached, state_snapshots(self._info, self._all_snapshots)
+        )
+
+    @property
+    def _all_snapshots(self) -> SnapshotUse:
+        return SnapshotUse.total(self._snapshots.values())
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -88,7 +97,7 @@ class CompletionRun:
         only = next(iter(self.outputs.values())) if len(self.outputs) == 1 == len(self._plan.prompts) else None
         cached = {} if only is None else {"cached": self._num_cached_tokens[0]}
         figures = {"tokens": self.num_completion_tokens, **cached, **timing_notes(only)}
-        return {**figures, **replica_notes(self._streams)}
+        return {**figures, **snapshot_notes(self._all_snapshots), **replica_notes(self._streams)}
 
     def deltas(self) -> AsyncGenerator[CompletionDelta]:
         """Iterate the deltas of all choices as they arrive. The deltas of one choice come in order, except that an echo
@@ -124,6 +133,7 @@ class CompletionRun:
                 self._num_cached_tokens[place] = (
                     scored.num_cached_tokens
                 )  # the generation finds these tokens in the cache
+                self._snapshots[place, -1] = scored.snapshots
                 for echoed in self._echo(place, scored):
                     yield echoed
             sampling = plan.sampling
@@ -134,6 +144,7 @@ class CompletionRun:
             async with aclosing(deltas_of(stream, self._api.metrics, self._lease, plan.logprobs or 0)) as deltas:
                 async for delta in deltas:
                     self.num_completion_tokens += len(delta.token_ids)
+                    self._snapshots[place, delta.choice] = delta.snapshots
                     yield CompletionDelta(
                         place * sampling.n + delta.choice,
                         delta.text,

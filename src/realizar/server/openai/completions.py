@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.outputs import PromptProgress
-from realizar.server.api import Api, compute, new_id, note, now_s
+from realizar.server.api import Api, compute, new_id, note, now_s, whole_answer
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.fill_in import read_hole
 from realizar.server.generation.prompt_read import PromptRead, check_progress
@@ -20,7 +20,6 @@ from realizar.server.generation.prompts import Prompt, keep_last, tokenize_promp
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority, check_top
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
-from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream, EventTemplate, encode_event
 from realizar.server.models.models import model_of
@@ -56,8 +55,7 @@ async def completions(request: Request) -> Response:
     if record.stream:
         events = maker.events(lambda **notes: note(request, **notes))
         return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
-    answer = await unless_disconnected(request.receive, maker.whole())
-    note(request, **run.notes)
+    answer = await whole_answer(request, run, maker.whole())
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 

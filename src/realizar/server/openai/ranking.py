@@ -11,10 +11,12 @@ from starlette.responses import Response
 
 from realizar.engine.clients.embedding import Embedding
 from realizar.errors import ContextLengthError
+from realizar.outputs import SnapshotUse
 from realizar.server.api import Api, compute, new_id, note, now_s
 from realizar.server.errors import refused
 from realizar.server.generation.embedding import embed_all
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits
+from realizar.server.generation.state_snapshots import snapshot_notes, state_snapshots
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
@@ -80,7 +82,7 @@ class _Scored:
 
 async def _score_all(request: Request, api: Api, pairs: Sequence[tuple[str, str]], names: _Names) -> _Scored:
     """Scores of pairs."""
-    ranker, field = _ranker_of(api), names.all_second
+    ranker, field, info = _ranker_of(api), names.all_second, api.engine.info
     if not pairs:
         raise refused(f"{field} must not be empty", field, "empty_array")
     if len(pairs) > api.settings.max_prompts:
@@ -89,14 +91,17 @@ async def _score_all(request: Request, api: Api, pairs: Sequence[tuple[str, str]
     prompts = await compute(request, lambda stop: _tokenized(api, ranker, pairs, names, stop))
     note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
 
-    def keep(found: Embedding) -> tuple[float, int]:
-        return ranker.score(found.vector), found.num_cached_tokens
+    def keep(found: Embedding) -> tuple[float, int, SnapshotUse]:
+        return ranker.score(found.vector), found.num_cached_tokens, found.snapshots
 
     found = await unless_disconnected(
         request.receive, embed_all(api, prompts, "last", new_id("rank-"), names.second, keep)
     )
-    usage = make_usage(sum(map(len, prompts)), 0, sum(cached for _, cached in found))
-    return _Scored([value for value, _ in found], usage)
+    used = SnapshotUse.total(snapshots for _, _, snapshots in found)
+    note(request, **snapshot_notes(used))
+    num_cached = sum(cached for _, cached, _ in found)
+    usage = make_usage(sum(map(len, prompts)), 0, num_cached, state_snapshots(info, used))
+    return _Scored([value for value, _, _ in found], usage)
 
 
 def _ranker_of(api: Api) -> Ranker:

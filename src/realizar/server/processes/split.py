@@ -40,7 +40,7 @@ class DeltaSplitter(Generic[_Owner]):
         named = list(map(get, deltas.number_list()))
         for columns in (*deltas.logprobs, *deltas.prompt_logprobs):
             named += map(get, columns.number_list())
-        for listed in (deltas.starts, deltas.ends, deltas.failures):
+        for listed in (deltas.starts, deltas.snapshots, deltas.ends, deltas.failures):
             named += [get(part.number) for part in listed]
         owners = list(dict.fromkeys(named))
         if len(owners) == 1 and owners[0] is not None:
@@ -70,6 +70,7 @@ class DeltaSplitter(Generic[_Owner]):
             counts=counts.tobytes(),
             token_ids=np.frombuffer(deltas.token_ids, np.int32)[tokens].tobytes(),
             starts=tuple([part for part in deltas.starts if get(part.number) == owner]),
+            snapshots=tuple([part for part in deltas.snapshots if get(part.number) == owner]),
             logprobs=self._shares_of_logprobs(deltas.logprobs, owner),
             prompt_logprobs=self._shares_of_logprobs(deltas.prompt_logprobs, owner),
             ends=tuple([part for part in deltas.ends if get(part.number) == owner]),

@@ -99,6 +99,7 @@ def usage_of(api: Api, plan: ChatPlan, run: ChatRun) -> ResponseUsage:
         num_output,
         OutputDetails(run.num_reasoning_tokens),
         num_prompt + num_output,
+        run.state_snapshots,
     )
 
 

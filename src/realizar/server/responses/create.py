@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.server.api import Api, compute, new_id, note
+from realizar.server.api import Api, compute, new_id, note, whole_answer
 from realizar.server.errors import unsupported
 from realizar.server.generation.answer import FinishReason
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
@@ -20,7 +20,6 @@ from realizar.server.generation.logprob_rows import chat_rows
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.body_json import parsed_size
-from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.models.models import model_of
@@ -80,8 +79,7 @@ async def create_response(request: Request) -> Response:
         events = streamer.events(lambda **notes: note(request, **notes))
         return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
     whole = _whole(api, plan, run, form, planned.item_form, logprobs)
-    answer = await unless_disconnected(request.receive, whole)
-    note(request, **run.notes)
+    answer = await whole_answer(request, run, whole)
     data = msgspec.json.encode(answer)
     if keeper is not None:
         keeper.keep(response_id, data)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+from realizar.server.generation.state_snapshots import StateSnapshots
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -112,3 +115,4 @@ class ResponseUsage(msgspec.Struct):
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int
+    state_snapshots: StateSnapshots | UnsetType = UNSET

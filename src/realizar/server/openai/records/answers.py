@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from realizar.server.generation.answer import FinishReason
 from realizar.server.generation.prompt_read import PromptRead
+from realizar.server.generation.state_snapshots import StateSnapshots
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -27,12 +28,18 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    state_snapshots: StateSnapshots | UnsetType = UNSET
 
 
-def make_usage(num_prompt: int, num_completion: int, num_cached: int | None = None) -> Usage:
+def make_usage(
+    num_prompt: int,
+    num_completion: int,
+    num_cached: int | None = None,
+    snapshots: StateSnapshots | UnsetType = UNSET,
+) -> Usage:
     """Make the usage from counts; `num_cached` is None while it is not known."""
     details = UNSET if num_cached is None else PromptTokensDetails(num_cached)
-    return Usage(num_prompt, num_completion, num_prompt + num_completion, details)
+    return Usage(num_prompt, num_completion, num_prompt + num_completion, details, snapshots)
 
 
 class FunctionCall(msgspec.Struct):
