@@ -54,7 +54,7 @@ def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:
     config = resolved(spec, checkpoint, given, "cuda")
     plan = plan_memory(spec, checkpoint, config, 1 << 30)
     device = interpreter_device()
-    cache = KVMemory(spec, replace(config, max_running=1), device)
+    cache = KVMemory(spec, replace(config, max_running=1, prefix_cache=False), device)
     assert plan.contexts[-1].request_bytes == cache.size_bytes
     assert plan.contexts[-1].num_requests == (200 << 20) // cache.size_bytes
     compute = torch.float16  # of an int8 cache, on a GPU
