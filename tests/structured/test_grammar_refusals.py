@@ -139,6 +139,19 @@ def test_regular_expressions(text: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ('{"type": "string", "pattern": "(?=a)"}', "look-around"),
+        ('{\n"type": "number",\n"multipleOf": 0}', "invalid multiple of"),
+        ('{"type": "string", "minLength": 2, "maxLength": 1}', "minLength"),
+    ],
+)
+def test_schemas_within_a_grammar_are_named_by_their_rules(schema: str, words: str) -> None:
+    text = f'start: good | bad\ngood: %json {{\n"type":\n"object"}}\nbad: "x: " %json {schema}\nlast: "a"\n'
+    refuse("lark", text, f"the JSON schema of the rule bad can't be honoured: .*{words}")
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ('begin: "a"', "start"),

@@ -9,10 +9,13 @@ from typing import Any
 
 from realizar.errors import InvalidRequestError
 from realizar.structured.json_schema import check_end, prepare_schema
+from realizar.structured.schema_refusal import REFUSED
 
 # Strings, comments and regular expressions come first, as `%json` has no meaning inside them.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|%json\s*')
 _DECODER = json.JSONDecoder()
+_RULE = re.compile(r"^[ \t]*([A-Za-z_]\w*)(?:\[[^\]\n]*\])?[ \t]*:", re.MULTILINE)
+_OF_SCHEMA = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: (.*)", re.DOTALL)
 
 
 def prepare_lark_schemas(text: str, whitespace: str) -> str:
@@ -23,7 +26,7 @@ def prepare_lark_schemas(text: str, whitespace: str) -> str:
 
     Raises:
         InvalidRequestError: no finite value satisfies a schema, or one that is not lenient is too large or too deep, or
-            can't be prepared.
+            can't be prepared; the message names its rule.
     """
     written: list[str] = []
     done = 0
@@ -33,9 +36,28 @@ def prepare_lark_schemas(text: str, whitespace: str) -> str:
         if found[0].startswith("%json"):
             schema, end = _decoded(text, done)
             if isinstance(schema, dict):
-                written.append(json.dumps(_prepared(schema, whitespace)))
+                try:
+                    written.append(json.dumps(_prepared(schema, whitespace)))
+                except InvalidRequestError as error:
+                    raise _of_rule(text[:done], str(error).removeprefix(REFUSED)) from None
                 done = end
     return "".join((*written, text[done:]))
+
+
+def schema_refusal(grammar: str, reason: str) -> InvalidRequestError | None:
+    """The error of a schema within a prepared grammar, by llguidance's reason; None if that is about something else."""
+    found = _OF_SCHEMA.fullmatch(reason)
+    if found is None:
+        return None
+    lines = grammar.split("\n")
+    return _of_rule("\n".join(lines[: int(found[1])]), found[2])
+
+
+def _of_rule(text: str, reason: str) -> InvalidRequestError:
+    """The error of the schema in the last rule of a text."""
+    rules = _RULE.findall(text)
+    of_rule = f" of the rule {rules[-1]}" if rules else ""
+    return InvalidRequestError(f"the JSON schema{of_rule} can't be honoured: {reason}", "structured")
 
 
 def _decoded(text: str, at: int) -> tuple[Any, int]:

@@ -6,7 +6,9 @@ from typing import NoReturn
 
 from realizar.errors import InvalidRequestError
 
+REFUSED = "the JSON schema can't be honoured: "
+
 
 def refuse_schema(reason: str) -> NoReturn:
     """Raise the InvalidRequestError of a refused schema; `reason` is one line."""
-    raise InvalidRequestError(f"the JSON schema can't be honoured: {reason}", "structured")
+    raise InvalidRequestError(f"{REFUSED}{reason}", "structured")

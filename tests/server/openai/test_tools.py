@@ -105,6 +105,24 @@ def test_the_model_may_decide(client: openai.OpenAI, strict: bool) -> None:
     assert len(joined(chunks)) == len(answer.message.tool_calls or ())
 
 
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "clock"}}])
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"type": "object", "properties": {"at": {"type": "string", "pattern": "(?=a)b"}}}, "look-around"),
+        ({"type": "object", "properties": {"at": {"$ref": "#/$defs/nothing"}}}, "nothing"),
+    ],
+)
+def test_a_tool_that_cannot_be_enforced_is_named(
+    client: openai.OpenAI, choice: Any, parameters: dict[str, Any], words: str
+) -> None:
+    clock = {"type": "function", "function": {"name": "clock", "strict": True, "parameters": parameters}}
+    with pytest.raises(openai.BadRequestError, match="the parameters of the tool 'clock' can't be honoured") as caught:
+        call(client, choice, tools=[WEATHER, clock])
+    assert words in str(caught.value)
+    assert caught.value.param == "tools"
+
+
 def test_none_hides_the_tools(client: openai.OpenAI) -> None:
     without = client.chat.completions.create(model=MODEL, messages=ASK, temperature=0, max_tokens=12)
     hidden = call(client, "none", max_tokens=12)

@@ -17,6 +17,7 @@ from realizar.server.generation.answer import AnswerDelta, FinishReason
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.reasoning_count import ReasoningCount
 from realizar.server.generation.state_snapshots import StateSnapshots, snapshot_notes, state_snapshots
+from realizar.server.generation.tools import naming_tools
 from realizar.server.http.request_memory import RequestLease
 from realizar.tokenizer.parsers.base import OutputParser
 
@@ -75,7 +76,7 @@ class ChatRun:
         Raises:
             RealizarError: the engine refused the request, or stopped.
         """
-        with renaming(self._plan.names):
+        with renaming(self._plan.names), naming_tools(self._plan.tools):
             if (scored := self._plan.sampling.prompt_logprobs) is not None:
                 self._lease.hold_logprobs(len(self._plan.token_ids), scored)
             if self._plan.sampling.logprobs is not None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from realizar.errors import InvalidRequestError
 from realizar.server.errors import refused
+from realizar.tokenizer.parsers.grammar import tool_of_rule
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -33,6 +36,20 @@ class ToolPlan:
     def shown(self) -> list[dict[str, Any]] | None:
         """The tools in the form that the template shows, without the field `strict`, which the model does not need."""
         return shown_tools(self.tools)
+
+
+@contextmanager
+def naming_tools(plan: ToolPlan) -> Iterator[None]:
+    """Name the tool, in place of its rule in the grammar, in errors about a schema that can't be enforced."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        found = re.match(r"the JSON schema of the rule (\w+)", str(error))
+        name = None if found is None else tool_of_rule(found[1], plan.tools, plan.name)
+        if found is None or name is None:
+            raise
+        message = f"the parameters of the tool {name!r}{str(error)[found.end() :]}"
+        raise type(error)(message, error.param) from None
 
 
 def shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:

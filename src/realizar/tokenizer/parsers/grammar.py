@@ -75,6 +75,14 @@ def call_grammar(
     return StructuredOutput("lark", "\n".join([f"start: {prefix}answer", *rules, ""]))
 
 
+def tool_of_rule(rule: str, tools: Sequence[Mapping[str, Any]], name: str | None = None) -> str | None:
+    """The name of the tool whose arguments a rule of `call_grammar`, called with these tools and name, writes."""
+    found = re.match(r"arguments_(\d+)", rule)
+    if found is None:
+        return None
+    return tool_name(tools[int(found[1])]) if name is None else name
+
+
 class _Writer:
     """Writes the rules of one grammar."""
 
