@@ -62,7 +62,7 @@ class Layers:
         self.chosen = random_choices(rows, self.per_token, self.experts, self.count, options.skew)
         x = torch.randn(rows, options.hidden, device="cuda")
         self.x: HalfActivations = self.matmuls.to_half(x, 64 if rows >= 64 else 16)
-        self.buffers = buffers_of(self.step, self.experts, options.width)
+        self.buffers = buffers_of(self.step, self.experts, options.width, options.hidden)
         self.out = torch.zeros(self.step.pairs, options.hidden, device="cuda")
         self.weights = torch.rand(self.step.pairs, device="cuda")
         first = self.grouped.route(self.step, self.gate_ups[0], "silu")

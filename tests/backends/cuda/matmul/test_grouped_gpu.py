@@ -19,12 +19,14 @@ from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig,
 from realizar.backends.cuda.matmul.grouped_tiles import (
     BETWEEN_TOKENS,
     DIRECT_TOKENS,
+    MOST_STAGES,
     TILE_TOKENS,
     StepTiles,
+    fitted,
     most_tiles,
 )
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
-from realizar.backends.cuda.native.grouped.source import DirectTiles
+from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.checkpoint.ggml_types import GGMLType
@@ -63,18 +65,51 @@ class DirectMatmuls(GroupedMatmuls):
         return replace(chosen, tiles=DirectTiles(step.tokens, *self.numbers))
 
 
-@pytest.fixture(scope="module", params=["wgmma", "mma_sync", *DIRECT])
-def grouped(request: pytest.FixtureRequest) -> GroupedMatmuls:
+THREE_GROUPS_TOKENS = 64
+
+
+class LaidMatmuls(GroupedMatmuls):
+    """Grouped matmuls whose rows of gate and up are laid in tiles first; three warpgroups where they have registers."""
+
+    def route(
+        self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False
+    ) -> GroupedConfig:
+        chosen = super().route(step, stack, activation, tiled)
+        assert isinstance(chosen.tiles, GroupedTiles)
+        if activation is None:
+            return chosen
+        tiles = replace(chosen.tiles, laid=True)
+        if tiles.tokens <= THREE_GROUPS_TOKENS:
+            tiles = replace(tiles, groups=3, blocks=1, stages=MOST_STAGES)
+            tiles = fitted(tiles, stack.format, True, self._tuning.shared_bytes)
+        return replace(chosen, tiles=tiles)
+
+
+KERNELS = ("wgmma", "mma_sync", *DIRECT)
+
+
+def of_kind(kind: str) -> GroupedMatmuls:
     matmuls = MatmulKernels("cuda")
-    if request.param in DIRECT:
+    if kind in DIRECT:
         direct = DirectMatmuls(matmuls)
-        direct.numbers = DIRECT[request.param]
+        direct.numbers = DIRECT[kind]
         return direct
-    if request.param == "mma_sync":
+    if kind == "mma_sync":
         matmuls.tuning = replace(matmuls.tuning, wgmma=False)
     elif not matmuls.tuning.wgmma:
         pytest.skip("wgmma does not run here")
-    return GroupedMatmuls(matmuls)
+    return LaidMatmuls(matmuls) if kind == "wgmma, laid" else GroupedMatmuls(matmuls)
+
+
+@pytest.fixture(scope="module", params=KERNELS)
+def grouped(request: pytest.FixtureRequest) -> GroupedMatmuls:
+    return of_kind(request.param)
+
+
+@pytest.fixture(scope="module", params=[*KERNELS, "wgmma, laid"])
+def chained(request: pytest.FixtureRequest) -> GroupedMatmuls:
+    """For gate and up with down."""
+    return of_kind(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +122,14 @@ def tiles_of(grouped: GroupedMatmuls, rows: int, tokens: int, per_token: int = P
     return StepTiles(rows * per_token, tokens, most_tiles(rows * per_token, EXPERTS, tokens))
 
 
-def buffers_for(step: StepTiles, experts: int, width: int = 0) -> GroupedBuffers:
+def buffers_for(step: StepTiles, experts: int, width: int = 0, hidden: int = 0) -> GroupedBuffers:
     """Poisoned buffers for tiles of one size."""
     buffers = GroupedBuffers("cuda", 1, 1, experts, 64, True)
     buffers.slots = torch.full((step.places,), 12345678, dtype=torch.int32, device="cuda")
     buffers.work = torch.full((1 + step.count,), 12345678, dtype=torch.int32, device="cuda")
-    buffers.gated = torch.full((step.places * width,), torch.nan, dtype=torch.float16, device="cuda")
+    buffers.gated, buffers.laid = (
+        torch.full((step.places * cols,), torch.nan, dtype=torch.float16, device="cuda") for cols in (width, hidden)
+    )
     return buffers
 
 
@@ -227,7 +264,7 @@ def chain(
 ) -> Callable[[], None]:  # fmt: skip
     """The kernels of a layer's experts, ready to be started."""
     gate_up, down = stacks
-    buffers = buffers_for(step, gate_up.count, down.in_features)
+    buffers = buffers_for(step, gate_up.count, down.in_features, gate_up.in_features)
     first, second = grouped.route(step, gate_up, activation), grouped.route(step, down, tiled=True)
     grouped.prepare([first, second], gate_up.count)
 
@@ -240,7 +277,7 @@ def chain(
 
 
 @pytest.mark.parametrize(("ggml_type", "compact"), TYPES[:6], ids=lambda v: getattr(v, "name", str(v)))
-def test_feed_forwards(matmuls: MatmulKernels, grouped: GroupedMatmuls, ggml_type: GGMLType, compact: bool) -> None:
+def test_feed_forwards(matmuls: MatmulKernels, chained: GroupedMatmuls, ggml_type: GGMLType, compact: bool) -> None:
     """Gate, up and down of pairs, with biases: with two warpgroups the last item of gate and up ends early, down's in a
     strip, as do those of direct kernels whose slots do not divide its strips."""
     number = TYPES.index((ggml_type, compact))
@@ -250,15 +287,15 @@ def test_feed_forwards(matmuls: MatmulKernels, grouped: GroupedMatmuls, ggml_typ
     down, exact_down = random_stack(GGMLType.Q8_0, EXPERTS, 300, width, seed=1)
     bias, bias_down = torch.randn(EXPERTS, 2 * width, device="cuda"), torch.randn(EXPERTS, 300, device="cuda")
     interleaved = bias.view(EXPERTS, 2, -1, 64).transpose(1, 2).reshape(EXPERTS, -1).contiguous()
-    for seed, tokens in enumerate(sizes(grouped, number + 1)):
+    for seed, tokens in enumerate(sizes(chained, number + 1)):
         rows = (40, 1, 200, 90)[seed]
         x, chosen = torch.randn(rows, cols, device="cuda"), some_choices(rows, seed)
         weights = torch.rand(chosen.size, device="cuda") + 0.5
         out = torch.full((chosen.size, 300), torch.nan, device="cuda")
-        step = tiles_of(grouped, rows, tokens)
+        step = tiles_of(chained, rows, tokens)
         half = matmuls.to_half(x, 32)
         biases = interleaved, bias_down
-        chain(grouped, (gate_up, down), half, on_device(chosen), step, activation, out, weights, biases)()
+        chain(chained, (gate_up, down), half, on_device(chosen), step, activation, out, weights, biases)()
         inner = gated_values(x, exact, chosen, activation, bias)
         wanted = torch.full_like(out, torch.nan, dtype=torch.float64)
         for expert in range(EXPERTS):
@@ -269,16 +306,16 @@ def test_feed_forwards(matmuls: MatmulKernels, grouped: GroupedMatmuls, ggml_typ
 
 
 @pytest.mark.parametrize("rows", [16, 300])
-def test_a_graph_serves_other_counts(matmuls: MatmulKernels, grouped: GroupedMatmuls, rows: int) -> None:
+def test_a_graph_serves_other_counts(matmuls: MatmulKernels, chained: GroupedMatmuls, rows: int) -> None:
     """A captured layer with as many experts as real ones, replayed with routes of other rows: as launched plainly."""
     experts, per_token, cols, width = 128, 8, 512, 256
     gate_up, _ = random_stack(GGMLType.Q4_K, experts, 2 * width, cols, gated=True)
     down, _ = random_stack(GGMLType.Q6_K, experts, 256, width, seed=1)
-    step = grouped.step(rows, per_token, experts)
+    step = chained.step(rows, per_token, experts)
     chosen = on_device(random_choices(rows, per_token, experts))
     x, weights = torch.randn(rows, cols, device="cuda"), torch.rand(rows * per_token, device="cuda")
     out = torch.empty(rows * per_token, 256, device="cuda")
-    run = chain(grouped, (gate_up, down), matmuls.to_half(x, 64), chosen, step, "silu", out, weights)
+    run = chain(chained, (gate_up, down), matmuls.to_half(x, 64), chosen, step, "silu", out, weights)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(3):
@@ -308,3 +345,25 @@ def test_rows_do_not_depend_on_the_batch(matmuls: MatmulKernels, grouped: Groupe
             found = run_pairs(grouped, stack, half, chosen[:rows], tiles_of(grouped, rows, tokens))
             seen = found if seen is None else seen
             assert torch.equal(found, seen[: rows * PER_TOKEN]), (tokens, rows)
+
+
+@pytest.mark.parametrize(("tokens", "block_tokens"), [(8, 8), (40, 64), (128, 16)])
+@pytest.mark.parametrize("cols", [64, 256, 300, 2880])
+def test_rows_are_laid_in_tiles(matmuls: MatmulKernels, tokens: int, block_tokens: int, cols: int) -> None:
+    """Each place has the halves of its pair's row, and places without a pair are left alone."""
+    grouped = LaidMatmuls(matmuls)
+    rows, padded = 150, -(-cols // 64) * 64
+    chosen, step = some_choices(rows, tokens), tiles_of(grouped, rows, tokens)
+    buffers = buffers_for(step, EXPERTS, 64, padded)
+    stack, _ = random_stack(GGMLType.Q8_0, EXPERTS, 128, padded, gated=True)
+    x = matmuls.to_half(torch.randn(rows, cols, device="cuda"), block_tokens)
+    config = grouped.route(step, stack, "silu")
+    grouped.sort(on_device(chosen), step, EXPERTS, buffers)
+    grouped.launch_gated(stack, x, PER_TOKEN, step, buffers, config)
+    slots, _, _ = expected_lists(chosen, EXPERTS, tokens)
+    of_rows = x.values.permute(0, 3, 4, 1, 2, 5).flatten(0, 2)  # [rows, chunks, 8, 8]
+    laid = buffers.laid.view(step.count, padded // 64, 8, tokens, 8).permute(0, 3, 1, 2, 4).flatten(0, 1)
+    wanted = torch.full_like(laid, torch.nan)
+    live = torch.from_numpy(np.flatnonzero(slots >= 0)).cuda()
+    wanted[live] = of_rows[torch.from_numpy(slots[slots >= 0] // PER_TOKEN).cuda().long()]
+    assert torch.equal(laid.nan_to_num(1e4), wanted.nan_to_num(1e4))

@@ -20,7 +20,7 @@ from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
 from realizar.backends.cuda.matmul.quantized import HalfActivations
 from realizar.backends.cuda.native.compiler import Source
-from realizar.backends.cuda.native.grouped.source import DirectTiles, route_shared_bytes
+from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles, route_shared_bytes
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
@@ -89,6 +89,34 @@ def test_arguments_of_a_feed_forward(kernel: type[RecordingKernel], monkeypatch:
     assert last[3][4:6] == [out.data_ptr(), weights.data_ptr()]
     assert last[3][6:] == [buffers.gated.data_ptr(), 0, *lists, down.stride, HIDDEN, 5, 1, 1]
     assert len(first[3]) == len(first[4]) == len(last[4])
+
+
+def test_rows_that_are_laid_in_tiles(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where gate and up's line says so, for steps of its pairs alone: a kernel lays rows before it, and it reads them
+    with the scales of the rows."""
+    matmuls, shape = matmuls_on(monkeypatch), ExpertShape(EXPERTS, HIDDEN, WIDTH)
+    lines = [
+        ExpertLine(pairs, shape, gated, GroupedTiles("wgmma", 24, 2, 1, 4, 2, gated and pairs == 160), 0.01)
+        for pairs in (160, 320)
+        for gated in (True, False)
+    ]
+    matmuls.tuning = replace(matmuls.tuning, expert_lines=tuple(lines))
+    grouped, gate_up, x = GroupedMatmuls(matmuls), stack(2 * WIDTH, HIDDEN), half(40, HIDDEN)
+    step, other = grouped.step(40, PER_TOKEN, EXPERTS), grouped.step(41, PER_TOKEN, EXPERTS)
+    buffers = GroupedBuffers("cpu", 80, PER_TOKEN, EXPERTS, WIDTH, True, lines, 0, HIDDEN)
+    config = grouped.route(step, gate_up, "silu")
+    assert (step.tokens, config.gathers, grouped.route(other, gate_up, "silu").gathers) == (24, False, True)
+    assert grouped.route(step, stack(HIDDEN, WIDTH), tiled=True).gathers is False
+    assert (len(buffers.laid), step.count) == (step.places * HIDDEN, 22)
+    assert len(GroupedBuffers("cpu", 80, PER_TOKEN, EXPERTS, WIDTH, True, lines[2:], 0, HIDDEN).laid) == 0
+    grouped.prepare([config], EXPERTS)
+    grouped.launch_gated(gate_up, x, PER_TOKEN, step, buffers, config, stream=7)
+    (name, grid, threads, arguments, sizes, stream, dependent), last = kernel.launches
+    assert (name, grid, threads, sizes, stream, dependent) == ("lay_rows", (22, 2, 1), 24 * 8, "ppppiii", 7, True)
+    lists = buffers.slots.data_ptr(), buffers.work.data_ptr()
+    assert arguments == [x.values.data_ptr(), buffers.laid.data_ptr(), *lists, 8, PER_TOKEN, 32]
+    assert last[3][6:8] == [buffers.laid.data_ptr(), x.token_scales.data_ptr()]
+    assert last[3][-2:] == [PER_TOKEN, 32]
 
 
 def test_rows_of_pairs_and_biases(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:

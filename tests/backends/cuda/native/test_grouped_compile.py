@@ -13,7 +13,13 @@ from backends.cuda.native.compiled import check, check_registers
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
 from realizar.backends.cuda.matmul.grouped_tiles import BETWEEN_TOKENS, TILE_TOKENS, grouped_tiles
 from realizar.backends.cuda.native.compiler import Source, architecture
-from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles, grouped_source, route_source
+from realizar.backends.cuda.native.grouped.source import (
+    DirectTiles,
+    GroupedTiles,
+    grouped_source,
+    lay_source,
+    route_source,
+)
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES
@@ -58,6 +64,12 @@ def test_clamped_sums_stay_in_registers_on_hopper(tokens: int, tmp_path: Path) -
     check_registers(*both(MXFP4, tokens, True, "clamped"), "sm_90a", tmp_path)
 
 
+def test_sums_of_rows_in_tiles_stay_in_registers(tmp_path: Path) -> None:
+    """Three warpgroups of gate and up."""
+    tiles = GroupedTiles("wgmma", 48, 2, 3, 5, 1, True)
+    check_registers([grouped_source(MXFP4, tiles, False, "clamped", 45)], [tiles], "sm_90a", tmp_path)
+
+
 @pytest.mark.parametrize("tokens", [8, pytest.param(16, marks=pytest.mark.full)])
 def test_direct_kernels_keep_their_weights_in_registers(tokens: int, tmp_path: Path) -> None:
     tiles = DirectTiles(tokens, 4, 2, 2, 3) if tokens == 8 else DirectTiles(tokens, 4, 4, 2, 1)
@@ -97,3 +109,8 @@ def test_kernels_for_newer_architectures() -> None:
 @pytest.mark.parametrize(("arch", "experts"), [("sm_80", 128), ("sm_90a", 1024), ("sm_100a", 8)])
 def test_sorts_compile(arch: str, experts: int) -> None:
     check([route_source(experts)], arch)
+
+
+@pytest.mark.parametrize("tokens", [8, 48, 128])
+def test_rows_in_tiles_compile(tokens: int) -> None:
+    check([lay_source(tokens)], "sm_90a")

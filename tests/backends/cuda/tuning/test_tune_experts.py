@@ -124,6 +124,7 @@ def test_grouped_candidates_fit_and_are_many(tuning: DeviceTuning, most: int, pa
                 else:
                     assert tiles.kind == ("wgmma" if tuning.wgmma else "mma_sync")
                     assert tiles.strips == 2 or not gated
+                    assert not tiles.laid or (gated and tuning.wgmma and replace(tiles, laid=False) in tried)
                     assert tiles.shared_bytes(weight_format, gated) + tiles.static_bytes <= tuning.shared_bytes
 
 
@@ -221,7 +222,8 @@ def test_a_fixed_order_leaves_out_kernels_with_orders_of_their_own(monkeypatch: 
         for tiles, ms in ((DirectTiles(16, 2, 4, 3, 2), 0.05), (wgmma(8), 0.06), (wgmma(16), 0.07))
         for gated in (True, False)
     ]
-    assert [ExpertLine.from_json(line.to_json()) for line in lines] == lines
+    lines_and_laid = [*lines, ExpertLine(512, SHAPE, True, replace(wgmma(32), laid=True), 0.05)]
+    assert [ExpertLine.from_json(line.to_json()) for line in lines_and_laid] == lines_and_laid
     assert best_expert_lines(reversed(lines)) == lines[:4]
     assert best_expert_lines(lines[1:4]) == lines[2:4]
     matmuls, fixed = matmuls_on(monkeypatch), matmuls_on(monkeypatch, invariant=True)

@@ -65,8 +65,12 @@ class ExpertLine:
         return f"{part} of {self.shape.experts} experts, {self.shape.hidden} x {self.shape.width}, {self.pairs} pairs"
 
     def to_json(self) -> list[Any]:
-        """["experts", pairs, experts, hidden, width, 1 if gated else 0, kind, the tiles' numbers, ms]."""
-        numbers = [getattr(self.tiles, field.name) for field in fields(self.tiles) if field.name != "kind"]
+        """["experts", pairs, experts, hidden, width, 1 if gated else 0, kind, the tiles' numbers, ms].
+
+        Rows that are laid in tiles first make the numbers longer by a 1.
+        """
+        names = [field.name for field in fields(self.tiles) if field.name not in ("kind", "laid")]
+        numbers = [getattr(self.tiles, name) for name in names] + [1] * is_laid(self.tiles)
         return [_MARK, self.pairs, *astuple(self.shape), int(self.gated), self.tiles.kind, numbers, round(self.ms, 5)]
 
     @staticmethod
@@ -79,8 +83,16 @@ class ExpertLine:
         _, pairs, experts, hidden, width, gated, kind, numbers, ms = values
         shape = ExpertShape(experts, hidden, width)
         made = _WITHOUT_RING.get(kind)
-        tiles = GroupedTiles(kind, *numbers) if made is None else made(*numbers)
+        if made is not None:
+            return ExpertLine(pairs, shape, bool(gated), made(*numbers), ms)
+        tokens, strips, groups, stages, blocks, *laid = numbers
+        tiles = GroupedTiles(kind, tokens, strips, groups, stages, blocks, bool(laid))
         return ExpertLine(pairs, shape, bool(gated), tiles, ms)
+
+
+def is_laid(tiles: ExpertTiles | None) -> bool:
+    """True if rows are laid in tiles before the matmul."""
+    return isinstance(tiles, GroupedTiles) and tiles.laid
 
 
 def best_expert_lines(lines: Iterable[ExpertLine]) -> list[ExpertLine]:

@@ -16,10 +16,12 @@ below 0 or beyond the experts goes nowhere: no weights are read for it and no ou
 Rows of x are read where they lie. Gate and up of an expert are interleaved by 64 out_features, as of a dense
 feed-forward; activation(gate) * up goes to `places.gated` in the order of tiles, from where down reads it. Matrices
 without an activation write float32 rows of pairs. A row's products are added in one order, whatever the tiles,
-but those of `DirectTiles`, which have orders of their own.
+but those of `DirectTiles`, which have orders of their own. Where a measured line says so, a kernel lays the rows in
+tiles first (`places.laid`), and gate and up read whole tiles as down does.
 
 With programmatic dependent launch each kernel waits itself for what it reads. Down reads the list of tiles and its
-first weights before it waits for the kernel before it, which must be `launch_gated`, after `sort`.
+first weights before it waits for the kernel before it, which must be `launch_gated`, after `sort`; so do gate and up
+where rows are laid in tiles.
 """
 
 from __future__ import annotations
@@ -29,17 +31,26 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
-from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape, measured_tiles
+from realizar.backends.cuda.matmul.expert_lines import (
+    ExpertLine,
+    ExpertShape,
+    ExpertTiles,
+    is_laid,
+    measured_tiles,
+)
 from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.grouped_tiles import MOST_STAGES, StepTiles, fits, fitted, grouped_tiles, step_tiles
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
 from realizar.backends.cuda.native.compiler import Source, compile_source, compile_sources
 from realizar.backends.cuda.native.grouped.source import (
+    LAID_CHUNKS,
     AnyTiles,
     DirectTiles,
     GroupedTiles,
     grouped_source,
+    lay_source,
     route_shared_bytes,
     route_source,
     route_warps,
@@ -48,7 +59,7 @@ from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.experts import PackedExperts
 
-_SIZES, _SORT_SIZES = "pppppppppppiiii", "pppppiii"  # of parameters
+_SIZES, _SORT_SIZES, _LAY_SIZES = "pppppppppppiiii", "pppppiii", "ppppiii"  # of parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +68,21 @@ class GroupedConfig:
 
     Attributes:
         format: of the weights. tiles: the kernel's own parameters.
-        gathers: True if rows of x are found by their pairs, False if they lie in tiles.
+        tiled: whether its input is what `launch_gated` writes.
         activation: of gate and up; None where sums go to rows of pairs.
         chunks: of a row of weights.
     """
 
     format: FragmentFormat
     tiles: AnyTiles
-    gathers: bool
+    tiled: bool
     activation: GatedActivation | None
     chunks: int
+
+    @property
+    def gathers(self) -> bool:
+        """True if rows of x are found by their pairs, False if they lie in tiles."""
+        return not self.tiled and not is_laid(self.tiles)
 
     @property
     def source(self) -> Source:
@@ -88,11 +104,12 @@ class GroupedBuffers:
         work: int32 [1 + tiles], the number of tiles, then each one's expert times two, plus one if it has several.
         starts: int32 [experts + 1], the first pair of each expert among all that go somewhere.
         gated: float16 [places * padded width], outputs of gate and up in the order of tiles.
+        laid: float16 [places * padded hidden], rows of x in the order of tiles, for steps whose lines lay them.
     """
 
     def __init__(
         self, device: torch.device | str, rows: int, per_token: int, experts: int, width: int, wgmma: bool,
-        lines: Sequence[ExpertLine] = (), shared: int = 0,
+        lines: Sequence[ExpertLine] = (), shared: int = 0, hidden: int = 0,
     ) -> None:  # fmt: skip
         """Allocate.
 
@@ -100,7 +117,7 @@ class GroupedBuffers:
             rows: of the largest step. per_token: experts of a row. experts: of a layer.
             width: outputs of gate and up together, a multiple of 64; 0 where nothing is written in tiles.
             wgmma: whether the Hopper kernel runs. lines: measured on the device.
-            shared: as in `step_tiles`.
+            shared: as in `step_tiles`. hidden: columns of x.
         """
         steps = [step_tiles(each, per_token, experts, wgmma, lines, shared) for each in range(1, rows + 1)]
         places = max(step.places for step in steps)
@@ -108,11 +125,16 @@ class GroupedBuffers:
         self.work = torch.zeros(1 + max(step.count for step in steps), dtype=torch.int32, device=device)
         self.starts = torch.zeros(experts + shared + 1, dtype=torch.int32, device=device)
         self.gated = torch.zeros(places * width, dtype=torch.float16, device=device)
+        shape = ExpertShape(experts, hidden, width)
+        own = [line for line in lines if line.shape == shape and line.gated]
+        laid = max((step.places for step in steps if is_laid(_measured(own, step, shape, True))), default=0)
+        self.laid = torch.zeros(laid * padded_cols(hidden), dtype=torch.float16, device=device)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all of it."""
-        return sum(each.numel() * each.element_size() for each in (self.slots, self.work, self.starts, self.gated))
+        each = self.slots, self.work, self.starts, self.gated, self.laid
+        return sum(tensor.numel() * tensor.element_size() for tensor in each)
 
 
 class GroupedMatmuls:
@@ -129,6 +151,7 @@ class GroupedMatmuls:
         self._experts_read = experts_read
         self._kernels: dict[GroupedConfig, Kernel] = {}
         self._sorts: dict[int, Kernel] = {}
+        self._lays: dict[int, Kernel] = {}
 
     def step(self, rows: int, per_token: int, experts: int, shared: int = 0) -> StepTiles:
         """Tiles of a step of `rows`; see `step_tiles`."""
@@ -147,7 +170,7 @@ class GroupedMatmuls:
         gated, shared = activation is not None, self._tuning.shared_bytes
         chunks = stack.format.chunks(stack.in_features)
         shape = ExpertShape.of_stack(stack.routed, stack.out_features, stack.in_features, gated)
-        measured = measured_tiles(self.lines, step.pairs - step.shared, shape, gated, step.tokens)
+        measured = _measured(self.lines, step, shape, gated)
         tiles: AnyTiles
         if isinstance(measured, DirectTiles) and fits(measured, stack.format, chunks, shared):
             tiles = measured
@@ -155,7 +178,7 @@ class GroupedMatmuls:
             tiles = fitted(replace(measured, stages=MOST_STAGES), stack.format, gated, shared)
         else:
             tiles = grouped_tiles(step.tokens, stack.format, gated, self._tuning.wgmma, shared)
-        return GroupedConfig(stack.format, tiles, not tiled, activation, chunks)
+        return GroupedConfig(stack.format, tiles, tiled, activation, chunks)
 
     def prepare(
         self, wanted: Iterable[GroupedConfig], experts: int, compiled: Callable[[int, int], None] | None = None
@@ -171,11 +194,14 @@ class GroupedMatmuls:
         """
         missing = sorted(set(wanted) - self._kernels.keys(), key=repr)
         sorts = [route_source(experts)] if experts not in self._sorts else []
-        compile_sources([*(config.source for config in missing), *sorts], self._matmuls.arch, compiled)
+        lays = {config.tiles.tokens for config in missing if is_laid(config.tiles)} - self._lays.keys()
+        sources = [*(config.source for config in missing), *sorts, *(lay_source(tokens) for tokens in sorted(lays))]
+        compile_sources(sources, self._matmuls.arch, compiled)
         for config in missing:
             self._kernels[config] = self._load(config)
         if sorts:
             self._sorts[experts] = self._load_sort(experts)
+        self._lays |= {tokens: self._load_lay(tokens) for tokens in lays}
 
     def _load(self, config: GroupedConfig) -> Kernel:
         source = config.source
@@ -184,6 +210,10 @@ class GroupedMatmuls:
     def _load_sort(self, experts: int) -> Kernel:
         source = route_source(experts)
         return Kernel(compile_source(source, self._matmuls.arch), source.name, route_shared_bytes(experts))
+
+    def _load_lay(self, tokens: int) -> Kernel:
+        source = lay_source(tokens)
+        return Kernel(compile_source(source, self._matmuls.arch), source.name, 0)
 
     def sort(
         self, chosen: torch.Tensor, step: StepTiles, experts: int, buffers: GroupedBuffers, stream: int | None = None
@@ -203,7 +233,7 @@ class GroupedMatmuls:
         addresses = [each.data_ptr() for each in (chosen, buffers.slots, buffers.work, buffers.starts)]
         counts = 0 if self._experts_read is None else self._experts_read.address(int(step.shared > 0))
         arguments = [*addresses, counts, step.pairs, experts, step.tokens]
-        self._start(self._sorts[experts], 1, route_warps(experts) * 32, arguments, _SORT_SIZES, stream)
+        self._start(self._sorts[experts], (1, 1, 1), route_warps(experts) * 32, arguments, _SORT_SIZES, stream)
 
     def launch_gated(
         self, stack: PackedExperts, x: HalfActivations, per_token: int, step: StepTiles, buffers: GroupedBuffers,
@@ -221,8 +251,24 @@ class GroupedMatmuls:
         Raises:
             KernelError: the kernel can't be compiled, loaded or launched.
         """
-        inputs = x.values.data_ptr(), x.token_scales.data_ptr(), per_token, x.values.shape[3] * 8
+        values = x.values.data_ptr()
+        if is_laid(config.tiles):
+            self._lay(x, per_token, step, buffers, config, stream)
+            values = buffers.laid.data_ptr()
+        inputs = values, x.token_scales.data_ptr(), per_token, x.values.shape[3] * 8
         self._multiply(stack, inputs, step, buffers, config, buffers.gated, bias, None, stream)
+
+    def _lay(
+        self, x: HalfActivations, per_token: int, step: StepTiles, buffers: GroupedBuffers, config: GroupedConfig,
+        stream: int | None,
+    ) -> None:  # fmt: skip
+        """Start the copy of rows of x to `buffers.laid`, in the order of tiles."""
+        if step.tokens not in self._lays:
+            self._lays[step.tokens] = self._load_lay(step.tokens)
+        addresses = [each.data_ptr() for each in (x.values, buffers.laid, buffers.slots, buffers.work)]
+        grid = step.count, -(-config.chunks // LAID_CHUNKS), 1
+        arguments = [*addresses, config.chunks, per_token, x.values.shape[3] * 8]
+        self._start(self._lays[step.tokens], grid, step.tokens * 8, arguments, _LAY_SIZES, stream)
 
     def launch_pairs(
         self, stack: PackedExperts, x: HalfActivations | None, per_token: int, step: StepTiles, buffers: GroupedBuffers,
@@ -261,13 +307,19 @@ class GroupedMatmuls:
         sizes = [stack.stride, stack.out_features, stack.format.chunks(stack.in_features), share, block]
         arguments = [*matrices, out.data_ptr(), _address(weights), *lists, *sizes]
         blocks = min(step.count * config.tiles.items(stack.out_features), config.tiles.blocks * self._tuning.processors)
-        self._start(self._kernels[config], blocks, config.tiles.threads, arguments, _SIZES, stream)
+        self._start(self._kernels[config], (blocks, 1, 1), config.tiles.threads, arguments, _SIZES, stream)
 
     def _start(
-        self, kernel: Kernel, blocks: int, threads: int, arguments: list[int], sizes: str, stream: int | None
-    ) -> None:
+        self, kernel: Kernel, grid: tuple[int, int, int], threads: int, arguments: list[int], sizes: str,
+        stream: int | None,
+    ) -> None:  # fmt: skip
         dependent = self._matmuls.capability >= (9, 0)
-        kernel.launch((blocks, 1, 1), threads, arguments, sizes, self._matmuls.stream(stream), dependent)
+        kernel.launch(grid, threads, arguments, sizes, self._matmuls.stream(stream), dependent)
+
+
+def _measured(lines: Sequence[ExpertLine], step: StepTiles, shape: ExpertShape, gated: bool) -> ExpertTiles | None:
+    """The tiles of a step's matmul from lines, if any is near."""
+    return measured_tiles(lines, step.pairs - step.shared, shape, gated, step.tokens)
 
 
 def _address(tensor: torch.Tensor | None) -> int:

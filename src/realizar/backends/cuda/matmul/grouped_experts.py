@@ -16,7 +16,7 @@ from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts
 from realizar.models.spec import Experts
 from realizar.models.tensor_source import TensorName
 
-_Shape = tuple[int, int, int, int]
+_Shape = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,11 @@ class GroupedExperts:
 
     def _buffers_of(self, experts: Experts, matrices: ExpertMatrices) -> GroupedBuffers:
         """The buffers that layers of one shape share."""
-        key = experts.experts_per_token, experts.num_experts, experts.down.in_features, matrices.shared
+        hidden, width = experts.down.out_features, experts.down.in_features
+        key = experts.experts_per_token, experts.num_experts, width, matrices.shared, hidden
         if key not in self._buffers:
             self._buffers[key] = GroupedBuffers(
-                self._matmuls.device, self._rows, *key[:3], self._matmuls.tuning.wgmma, self._grouped.lines, key[3]
+                self._matmuls.device, self._rows, *key[:3], self._matmuls.tuning.wgmma, self._grouped.lines, *key[3:]
             )
         return self._buffers[key]
 

@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
@@ -37,8 +37,9 @@ _REGISTERS = 65_536  # of a multiprocessor
 _WARPS = {1: 32, 2: 24, 4: 16}  # of a multiprocessor in the mat-vec, by the chunks that each requests at once
 
 # strips, groups, blocks
-_GATED = ((2, 1, 2), (2, 1, 3), (2, 1, 4), (2, 1, 5), (2, 2, 1), (2, 2, 2), (2, 1, 1))
+_GATED = ((2, 1, 2), (2, 1, 3), (2, 1, 4), (2, 1, 5), (2, 2, 1), (2, 2, 2), (2, 1, 1), (2, 3, 1))
 _PAIRS = (*_GATED, (3, 1, 2), (3, 1, 3), (3, 1, 4), (1, 1, 4), (1, 1, 6), (1, 2, 2), (1, 2, 3), (1, 2, 1))
+_LAID_TOKENS = 32  # places from which on rows laid in tiles first may be faster
 _MMA_SYNC = ((2, 1, 1), (2, 1, 2), (2, 1, 3))
 _PARTS = (1, 2, 3, 4, 6)
 # slots, parts, chunks ahead, blocks
@@ -143,6 +144,8 @@ def _with_ring(
             if tiles not in seen and sums + 76 <= available:
                 seen.add(tiles)
                 yield tiles
+                if gated and device.wgmma and tokens >= _LAID_TOKENS:
+                    yield replace(tiles, laid=True)
 
 
 def sweep_experts(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, fragment_format
 from realizar.backends.cuda.matmul.expert_lines import ExpertShape, ExpertTiles
 from realizar.backends.cuda.matmul.experts import INTEGERS, ExpertMatmuls, Key, Pairs
@@ -57,12 +58,13 @@ def step_of(pairs: int, experts: int, places: int) -> StepTiles:
     return StepTiles(pairs, places, most_tiles(pairs, experts, places))
 
 
-def buffers_of(step: StepTiles, experts: int, width: int) -> GroupedBuffers:
-    """Buffers for the tiles of a step."""
+def buffers_of(step: StepTiles, experts: int, width: int, hidden: int) -> GroupedBuffers:
+    """Buffers for the tiles of a step, whose rows any kernel may lay."""
     buffers = GroupedBuffers("cuda", 1, 1, experts, BLOCK, True)
     buffers.slots = torch.full((step.places,), -1, dtype=torch.int32, device="cuda")
     buffers.work = torch.zeros(1 + step.count, dtype=torch.int32, device="cuda")
     buffers.gated = torch.zeros(step.places * width, dtype=torch.float16, device="cuda")
+    buffers.laid = torch.zeros(step.places * padded_cols(hidden), dtype=torch.float16, device="cuda")
     return buffers
 
 
@@ -186,7 +188,7 @@ class ExpertDeviceMeter:
             shape = self._shape
             step = step_of(tokens * self._per_token, shape.experts, places)
             chosen = random_choices(tokens, self._per_token, shape.experts, layers)
-            buffers = [buffers_of(step, shape.experts, shape.width) for _ in range(layers)]
+            buffers = [buffers_of(step, shape.experts, shape.width, shape.hidden) for _ in range(layers)]
             for one, each in zip(chosen, buffers, strict=True):
                 self._grouped.sort(one, step, shape.experts, each)
             rows = torch.randn(tokens, shape.hidden, device=self._matmuls.device)

@@ -23,6 +23,7 @@ from realizar.backends.cuda.native.sources import (
 
 STEP = 2  # chunks of a stage of the Hopper kernel
 _LARGE = 128  # tokens times strips, from which on a Hopper consumer needs the producer's registers
+LAID_CHUNKS = 4  # of a block that lays rows in tiles
 ROUTE_WARPS = 32
 _MOST_COUNTS = 16384  # of all warps, in the sort's shared memory
 
@@ -37,6 +38,7 @@ class GroupedTiles:
         strips: strips of 64 output features, of a consumer warpgroup or with mma.sync of the block.
         groups: consumer warpgroups of wgmma.
         stages: of the ring, at least 3. blocks: per multiprocessor.
+        laid: True if rows of gate and up are first laid in tiles by `lay_source`'s kernel; with wgmma.
     """
 
     kind: Literal["wgmma", "mma_sync"]
@@ -45,6 +47,7 @@ class GroupedTiles:
     groups: int
     stages: int
     blocks: int
+    laid: bool = False
 
     @property
     def registers(self) -> int:
@@ -183,6 +186,12 @@ def _entry(name: str, tiles: AnyTiles) -> str:
     bounds = f"__launch_bounds__({tiles.threads}, {tiles.blocks})"
     head = f'extern "C" __global__ void {bounds} {name}({", ".join(parameters)})'
     return f"{head} {{\n  multiply_experts(Experts{{{fields}}});\n}}\n"
+
+
+def lay_source(tokens: int) -> Source:
+    """The kernel that lays rows of x in tiles of so many places."""
+    text = define([("TOKENS", str(tokens)), ("CHUNKS_EACH", str(LAID_CHUNKS))])
+    return Source("lay_rows", text + read("primitives.cu") + read("grouped/lay.cu"))
 
 
 def route_warps(experts: int) -> int:

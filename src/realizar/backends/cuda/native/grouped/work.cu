@@ -14,7 +14,7 @@ struct Experts {
   char* out;          // halves in tiles, or float [pairs, out_features]
   const float* pair_weights;  // factors of outputs, or null
   const char* x;
-  const float* x_scales;  // of the rows of x where they are gathered
+  const float* x_scales;  // of the rows of x; null where they are what gate and up left
   const int* slots;       // as route.cu writes them
   const int* work;
   long stride;
@@ -39,7 +39,8 @@ INLINE int load_listed(const int* at) {
 // The factors of a pair's sums and of its bias.
 INLINE float2 pair_factors(const Experts& experts, int pair) {
   if (pair < 0) return make_float2(0.f, 0.f);
-  const float scale = GATHER ? load_float(experts.x_scales + pair / experts.x_share) : TOKEN_FACTOR;
+  const bool scaled = GATHER || experts.x_scales;
+  const float scale = scaled ? load_float(experts.x_scales + pair / experts.x_share) : TOKEN_FACTOR;
   const float weight = experts.pair_weights ? load_float(experts.pair_weights + pair) : 1.f;
   return make_float2(scale * weight, weight);
 }

@@ -1,0 +1,27 @@
+// Rows of x laid in tiles, for a grouped matmul that then reads whole tiles: each item of a tile would gather the same
+// rows again, 16 bytes of each sector of 32.
+// Defined by the loader: TOKENS (places of a tile) CHUNKS_EACH (chunks of a block). Before it: primitives.cu.
+
+// x: halves [blocks, chunks, 8, x_block, 8], of which x_share pairs share a row. tiles: halves [tiles, chunks, 8,
+// TOKENS, 8]; places without a pair keep what they had, which no other place's sums read. slots, work: as route.cu
+// writes them. A block per tile and CHUNKS_EACH chunks; a thread per place and core matrix.
+extern "C" __global__ void __launch_bounds__(TOKENS * 8)
+lay_rows(const char* x, char* tiles, const int* slots, const int* work, int chunks, int x_share, int x_block) {
+  const int tile = blockIdx.x, first = blockIdx.y * CHUNKS_EACH;
+  const int place = threadIdx.x % TOKENS, core = threadIdx.x / TOKENS;
+  wait_for_previous();
+  let_next_start();
+  const int pair = load_int(slots + tile * TOKENS + place);
+  if (tile >= load_int(work) || pair < 0) return;
+  const int row = pair / x_share;
+  const long block = ((long)(row / x_block) * chunks + first) * 8 + core;
+  const char* from = x + (block * x_block + row % x_block) * 16;
+  char* to = tiles + (((long)tile * chunks + first) * 8 * TOKENS + threadIdx.x) * 16;
+  uint4 values[CHUNKS_EACH];
+#pragma unroll
+  for (int i = 0; i < CHUNKS_EACH; i++)
+    if (first + i < chunks) values[i] = load16(from + (long)i * 128 * x_block);
+#pragma unroll
+  for (int i = 0; i < CHUNKS_EACH; i++)
+    if (first + i < chunks) *(uint4*)(to + (long)i * 128 * TOKENS) = values[i];
+}
