@@ -15,6 +15,7 @@ import torch
 from realizar.backends.cuda.attention.kv_memory import KVMemory, kv_limit_bytes
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, compute_type, fixed_parts, tile_tokens
+from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.layouts.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.matmul.experts import expert_floats
 from realizar.backends.cuda.matmul.fp8_copies import copy_bytes, is_copied
@@ -176,7 +177,8 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     pairs = 0
     for _, one in spec.mixtures():
         step = step_tiles(sizes.tokens, one.experts_per_token, one.num_experts, True, shared=one.shared is not None)
-        pairs = max(pairs, step.places * one.down.in_features // 2)
+        laid = padded_cols(one.down.out_features)  # rows in tiles, on Hopper where measured lines say so
+        pairs = max(pairs, step.places * (one.down.in_features + laid) // 2)
     own = 0 if spec.layer_inputs is None else spec.layer_inputs.projection.out_features
     partials = max(sizes.tokens * max(2 * widest, own), sizes.selected * spec.vocab_size, _pair_floats(spec, sizes))
     routers = sum(2 * one.router.out_features * one.router.in_features for _, one in spec.mixtures())  # in two orders
