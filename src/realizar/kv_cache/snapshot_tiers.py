@@ -41,10 +41,16 @@ class SnapshotCounts:
 
 
 class Taken(NamedTuple):
-    """A new snapshot, and the host snapshot to which what it held before is copied; None where nothing is."""
+    """A snapshot to be written.
+
+    Attributes:
+        stored: the host snapshot to which what it held before is copied; None where nothing is.
+        is_new: False if the host's memory has the same one, which counts as taken already.
+    """
 
     snapshot: int
     stored: int | None = None
+    is_new: bool = True
 
 
 class SnapshotTiers:
@@ -117,10 +123,11 @@ class SnapshotTiers:
         """
         is_new = not self.has(key)
         taken = self._take(key, client)
-        if is_new and taken is not None:
-            self._taken += 1
-            if self.log is not None:
-                self.log.add(key)
+        if taken is None or not is_new:
+            return None if taken is None else taken._replace(is_new=False)
+        self._taken += 1
+        if self.log is not None:
+            self.log.add(key)
         return taken
 
     def keep(self, host_snapshot: int) -> Taken | None:

@@ -71,7 +71,7 @@ class StateCopies:
                 sequence.places = tuple(later)
                 row, client = sequence.own_row, sequence.request.client
                 new = self._cache.take_snapshot(row, sequence.keys, sequence.token_ids, place, client)
-                if new is not None:
+                if new is not None and new.is_new:
                     sequence.snapshots = sequence.snapshots.plus(SnapshotUse(taken=1))
                 copies.add(copies.taken, row, new)
         self._count_dropped()

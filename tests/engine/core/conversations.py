@@ -91,13 +91,14 @@ class Chat:
         scale: of `Conversations`.
         few_ids: answers have three ids, so that drafts come true.
         grammar: that half of the answers follow, and the id that ends them.
+        aborts: some requests are aborted.
     """
 
     def __init__(
         self, seed: int, core: EngineCore, scale: int = 1, *, few_ids: bool = False,
-        grammar: tuple[StructuredOutput, int] | None = None,
+        grammar: tuple[StructuredOutput, int] | None = None, aborts: bool = True,
     ) -> None:  # fmt: skip
-        self.rng, self.core, self._grammar = random.Random(seed), core, grammar
+        self.rng, self.core, self._grammar, self._aborts = random.Random(seed), core, grammar, aborts
         self._bias = dict.fromkeys((3, 4, 5), 80.0) if few_ids else {}
         self.users = Conversations(self.rng, scale)
         self.open: dict[str, tuple[Request, Conversation]] = {}
@@ -109,7 +110,7 @@ class Chat:
         while self.arrived < arrivals or self.core.has_work:
             while self.arrived < arrivals and len(self.open) < 6 and self.rng.random() < 0.6:
                 self._add()
-            if self.open and self.rng.random() < 0.01:
+            if self._aborts and self.open and self.rng.random() < 0.01:
                 name = self.rng.choice(list(self.open))
                 self.core.abort(name)
                 del self.open[name]

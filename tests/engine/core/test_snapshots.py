@@ -11,7 +11,7 @@ from realizar.backends.base import ForwardInput
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError
-from realizar.outputs import TokenOutput
+from realizar.outputs import SnapshotUse, TokenOutput
 from realizar.request import Request
 from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, choose, history_states, logprobs_of, make_spec
@@ -98,6 +98,26 @@ def test_random_conversations(on_host: int, drafts: int, steps_in_flight: int) -
     assert counts.prefix_cache_hits > counts.prefix_cache_queries / 4
     assert not drafts or counts.accepted_tokens > 100
     assert backend.rows == {}
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("on_host", [0, 6])
+def test_requests_count_every_snapshot(on_host: int, drafts: int, steps_in_flight: int) -> None:
+    """Those that they start from, also after preemptions, that they leave, and that give way to their blocks."""
+    backend = ScriptedBackend(
+        (None, 7), num_blocks=[60, 40], max_rows=5, max_step_tokens=24,
+        num_ids=4 if drafts else 90, num_snapshots=3 if on_host else 12, num_host_snapshots=on_host,
+    )  # fmt: skip
+    core = make_core(backend, drafts=drafts, steps_in_flight=steps_in_flight)
+    chat = Chat(drafts * 10 + steps_in_flight, core, aborts=False)
+    chat.run(150)
+    assert len(chat.ended) == 150
+    used = SnapshotUse.total(outputs[-1].snapshots for _, choices in chat.ended for outputs in choices)
+    counts = core.snapshot_counts
+    assert used == SnapshotUse(counts.restored, counts.fetched, counts.taken, counts.dropped)
+    assert min(used.restored, used.taken, used.dropped) > 20
+    assert core.counts.preemptions > 3
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
