@@ -61,6 +61,10 @@ def ollama(text: str) -> tuple[str, dict[str, Any]]:
     return "/api/chat", {"messages": turns, "stream": False, "options": {"num_predict": 3, "temperature": 0}}
 
 
+def ollama_embed(text: str) -> tuple[str, dict[str, Any]]:
+    return "/api/embed", {"input": f"{LONG}\n{text}"}
+
+
 def of_usage(answer: Mapping[str, Any]) -> dict[str, int]:
     return dict(answer.get("usage", answer)["state_snapshots"])
 
@@ -80,7 +84,7 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "snapshots_" in record.getMessage()]
 
 
-@pytest.mark.parametrize("body_of", [chat, messages, responses, completions, embeddings, ollama])
+@pytest.mark.parametrize("body_of", [chat, messages, responses, completions, embeddings, ollama, ollama_embed])
 def test_usage_and_the_log_have_what_a_request_did(
     hybrid: RunningServer, caplog: pytest.LogCaptureFixture, body_of: Callable[[str], tuple[str, dict[str, Any]]]
 ) -> None:

@@ -9,9 +9,19 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from realizar.engine.clients.async_stream import AsyncStream
+from realizar.outputs import CompletionOutput, RequestOutput, SnapshotUse, Timings
+from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
-from server.scripted_engine import ScriptedEngine, events_of, scripted_model
+from server.scripted_engine import (
+    ScriptedCapacity,
+    ScriptedChoice,
+    ScriptedEngine,
+    ScriptedInfo,
+    events_of,
+    scripted_model,
+)
 
 THINKING = (
     "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -120,6 +130,39 @@ def test_one_call_where_one_is_allowed() -> None:
     engine = ScriptedEngine(deltas=cut(f"</think>{CALLS}", 5))
     made = answer(engine, tools=TOOLS, parallel_tool_calls=False)
     assert (made.calls, made.reason) == ([("a", '{"x": 1}')], "tool_calls")
+
+
+class TwoChoices(ScriptedEngine):
+    """The first choice calls and writes on, for which the engine drops snapshots; then the second ends."""
+
+    @property
+    def info(self) -> ScriptedInfo:
+        return ScriptedInfo(capacity=ScriptedCapacity(num_snapshots=4))
+
+    def _play(self, stream: AsyncStream, prompt: tuple[int, ...], sampling: SamplingParams) -> None:
+        first, second = ScriptedChoice(stream, 0), ScriptedChoice(stream, 1)
+        first.gain(f"</think>{CALLS}", snapshots=SnapshotUse(taken=1))
+        second.gain("</think>Hel")
+
+        def go_on() -> None:
+            first.gain("more", snapshots=SnapshotUse(taken=1, dropped=3))
+            second.gain("lo", finish_reason="stop", snapshots=SnapshotUse(restored=1))
+            ended = CompletionOutput(0, "", (65,), "stop")
+            stream.end(RequestOutput(stream.request_id, None, prompt, (ended,) * 2, Timings(0.0, 0.1, 0.2, 0.3)))
+
+        asyncio.get_running_loop().call_later(0.05, go_on)
+
+
+def test_snapshots_of_a_choice_that_a_call_ended_count_to_its_end() -> None:
+    app = create_app(cast("Any", TwoChoices()), scripted_model(THINKING), ServerSettings())
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}], "n": 2, "tools": TOOLS}
+
+    async def main() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            return await client.post("/v1/chat/completions", json={**body, "parallel_tool_calls": False})
+
+    usage = asyncio.run(main()).json()["usage"]
+    assert usage["state_snapshots"] == {"taken": 1, "restored": 1, "fetched": 0, "dropped": 3}
 
 
 def test_the_engine_stops_after_the_one_call() -> None:

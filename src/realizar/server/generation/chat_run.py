@@ -95,7 +95,9 @@ class ChatRun:
                 async for delta in deltas:
                     if delta.prompt_progress is not None:
                         yield AnswerDelta(delta.choice, [], delta, None)
-                    elif delta.choice in self._open:
+                        continue
+                    self._snapshots[delta.choice] = delta.snapshots  # also of a choice that a call has ended here
+                    if delta.choice in self._open:
                         yield self._take_in(delta)
         with suppress(RealizarError):  # the stream was closed before its end, as the answers were complete
             self.output = await stream.result()
@@ -108,7 +110,6 @@ class ChatRun:
         parser = self._parsers[delta.choice]
         self.num_completion_tokens += len(delta.token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens or 0, delta.num_cached_tokens)
-        self._snapshots[delta.choice] = delta.snapshots
         num_reasoning = 0
         if self._counts:
             parsed, num_reasoning = self._counts[delta.choice].feed(delta.text, delta.token_ids)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from realizar.outputs import SnapshotUse
 from realizar.server.api import Api, compute, new_id, note
 from realizar.server.errors import unsupported
 from realizar.server.generation.embedding import UnitVector, embed_all, pooling_of
 from realizar.server.generation.prompts import check_num_prompts, tokenize_prompts
+from realizar.server.generation.state_snapshots import snapshot_notes, state_snapshots
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
@@ -33,12 +37,16 @@ async def embed(request: Request) -> Response:
     record = await read_record(request, EmbedRequest)
     api = await model_for(request, record.model, record.keep_alive, clock, embeds)
     texts = [record.input] if isinstance(record.input, str) else record.input
-    size = api.engine.info.hidden_size
+    info = api.engine.info
+    size = info.hidden_size
     if record.dimensions is not None and record.dimensions != size:
         raise unsupported("dimensions", f"must be {size}: this model's vectors can't be shortened")
     cut = record.truncate is not False
     units = await _embedded(request, api, [] if texts == [""] else texts, "input", cut=cut)
-    figures = {**clock.totals(), "prompt_eval_count": sum(unit.num_prompt_tokens for unit in units)}
+    figures: dict[str, Any] = {**clock.totals(), "prompt_eval_count": sum(unit.num_prompt_tokens for unit in units)}
+    snapshots = state_snapshots(info, SnapshotUse.total(unit.snapshots for unit in units))
+    if snapshots is not UNSET:
+        figures["state_snapshots"] = snapshots
     start = b'{"model":%b,"embeddings":[' % msgspec.json.encode(record.model)
     end = b"],%b" % msgspec.json.encode(figures)[1:]
     body = await _encoded(request, units, start, end)
@@ -64,7 +72,9 @@ async def _embedded(request: Request, api: Api, texts: Sequence[str], field: str
     lease_of(request).hold_vectors(len(prompts), api.engine.info.hidden_size, as_base64=False)
     name = f"{field}[{{}}]" if len(prompts) > 1 else field
     embedding = embed_all(api, prompts, pooling, new_id("ollama-"), name.format, UnitVector.of)
-    return await unless_disconnected(request.receive, embedding)
+    units = await unless_disconnected(request.receive, embedding)
+    note(request, **snapshot_notes(SnapshotUse.total(unit.snapshots for unit in units)))
+    return units
 
 
 def _tokenized(api: Api, texts: Sequence[str], field: str, stop: Stop, *, cut: bool) -> list[tuple[int, ...]]:
