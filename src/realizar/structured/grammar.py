@@ -21,7 +21,7 @@ from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.json_masks import JsonMasks
 from realizar.structured.json_steps import TokenUnits, json_steps
 from realizar.structured.kind_names import refusal
-from realizar.structured.lark_schemas import schema_refusal
+from realizar.structured.lark_schemas import schema_error
 from realizar.structured.regex_masks import regex_masks
 from realizar.structured.state_masks import StateMasks
 from realizar.structured.token_columns import TokenColumns
@@ -171,7 +171,7 @@ class GrammarFactory:
         matcher = LLMatcher(self._vocabulary.lltokenizer, text, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             reason = _reason(matcher.get_error())
-            of_schema = schema_refusal(text, reason) if structured.kind == "lark" else None
+            of_schema = schema_error(text, reason) if structured.kind == "lark" else None
             raise of_schema or refusal(structured, reason)
         for warning in matcher.get_grammar_warnings():
             _LOG.info("a grammar's warning: %s", _reason(str(warning)))

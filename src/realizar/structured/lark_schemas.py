@@ -14,6 +14,7 @@ from realizar.structured.schema_refusal import REFUSED
 # Strings, comments and regular expressions come first, as `%json` has no meaning inside them.
 _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|%json\s*')
 _DECODER = json.JSONDecoder()
+_SHOWN = 64  # characters of a rule's name in a message, whose reason comes after it
 _RULE = re.compile(r"^[ \t]*([A-Za-z_]\w*)(?:\[[^\]\n]*\])?[ \t]*:", re.MULTILINE)
 _OF_SCHEMA = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: (.*)", re.DOTALL)
 
@@ -44,7 +45,7 @@ def prepare_lark_schemas(text: str, whitespace: str) -> str:
     return "".join((*written, text[done:]))
 
 
-def schema_refusal(grammar: str, reason: str) -> InvalidRequestError | None:
+def schema_error(grammar: str, reason: str) -> InvalidRequestError | None:
     """The error of a schema within a prepared grammar, by llguidance's reason; None if that is about something else."""
     found = _OF_SCHEMA.fullmatch(reason)
     if found is None:
@@ -56,7 +57,7 @@ def schema_refusal(grammar: str, reason: str) -> InvalidRequestError | None:
 def _of_rule(text: str, reason: str) -> InvalidRequestError:
     """The error of the schema in the last rule of a text."""
     rules = _RULE.findall(text)
-    of_rule = f" of the rule {rules[-1]}" if rules else ""
+    of_rule = f" of the rule {rules[-1][:_SHOWN]}" if rules else ""
     return InvalidRequestError(f"the JSON schema{of_rule} can't be honoured: {reason}", "structured")
 
 

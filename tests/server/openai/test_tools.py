@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -121,6 +122,20 @@ def test_a_tool_that_cannot_be_enforced_is_named(
         call(client, choice, tools=[WEATHER, clock])
     assert words in str(caught.value)
     assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("number", ["0", "9", "9" * 5000])
+@pytest.mark.parametrize("fields", [{}, {"tools": [WEATHER]}], ids=["no tools", "hidden tools"])
+def test_a_clients_own_grammar_is_named_by_its_rule(http: httpx.Client, number: str, fields: dict[str, Any]) -> None:
+    """Also where the rule is called as one of a tool would be."""
+    rule = f"arguments_{number}"
+    grammar = f'start: {rule}\n{rule}: %json {{"type": "string", "pattern": "(?=a)b"}}\n'
+    body = {"model": MODEL, "messages": ASK, "structured_outputs": {"grammar": grammar}, "max_tokens": 4}
+    answer = http.post("/v1/chat/completions", json={**body, **fields, "tool_choice": "none"} if fields else body)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert f"the JSON schema of the rule {rule[:64]} can't be honoured" in message
+    assert "look-around" in message
 
 
 def test_none_hides_the_tools(client: openai.OpenAI) -> None:

@@ -44,7 +44,8 @@ def naming_tools(plan: ToolPlan) -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as error:
-        found = re.match(r"the JSON schema of the rule (\w+)", str(error))
+        # Without tools the grammar is the client's own, and its rules have any names.
+        found = re.match(r"the JSON schema of the rule (\w+)", str(error)) if plan.tools else None
         name = None if found is None else tool_of_rule(found[1], plan.tools, plan.name)
         if found is None or name is None:
             raise
