@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
+from realizar.backends.kv_blocks import WHOLE_REQUESTS, most_requests
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import plan_memory, resolve_model
@@ -17,7 +18,6 @@ from realizar.sizes import format_bytes
 
 _SHORTEST_CONTEXT = 512
 _FREE_SHARE = 0.9
-_WHOLE_REQUESTS = 4  # of the whole context, that a KV cache has room for by default
 _CACHE_SHARE = 0.4  # of what a model's weights leave of the memory
 _TYPICAL_TOKENS = 1024
 _PROCESS_BYTES = 140 << 20  # of an engine on a CPU beside weights, workspace and cache: measured 87 MiB, or 128
@@ -121,7 +121,6 @@ def _device_name(resolved: ResolvedConfig) -> str:
 
 def _wanted_cache(plan: MemoryPlan, resolved: ResolvedConfig) -> int:
     """Room for as many requests of a typical length as may run, and for a few of the whole context, ended ones too."""
-    requests = _WHOLE_REQUESTS if resolved.prefix_cache else min(resolved.max_running, _WHOLE_REQUESTS)
-    whole = requests * plan.contexts[-1].request_bytes
+    whole = int(min(most_requests(resolved), WHOLE_REQUESTS)) * plan.contexts[-1].request_bytes
     typical = next((each for each in plan.contexts if each.context_length >= _TYPICAL_TOKENS), plan.contexts[-1])
     return max(whole, resolved.max_running * typical.request_bytes)

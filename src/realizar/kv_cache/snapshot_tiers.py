@@ -123,8 +123,10 @@ class SnapshotTiers:
         """
         is_new = not self.has(key)
         taken = self._take(key, client)
-        if taken is None or not is_new:
-            return None if taken is None else taken._replace(is_new=False)
+        if taken is None:
+            return None
+        if not is_new:
+            return taken._replace(is_new=False)
         self._taken += 1
         if self.log is not None:
             self.log.add(key)

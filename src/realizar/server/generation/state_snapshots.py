@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.requests import Request
 
 from realizar.engine.process.messages import EngineInfo
 from realizar.outputs import SnapshotUse
+from realizar.server.api import note
 
 
 class StateSnapshots(msgspec.Struct):
@@ -27,6 +30,13 @@ def state_snapshots(info: EngineInfo, use: SnapshotUse) -> StateSnapshots | Unse
         info: of the engine as the request began, since it may be gone when the answer ends.
     """
     return StateSnapshots(**asdict(use)) if info.capacity.num_snapshots else UNSET
+
+
+def note_snapshots(request: Request, info: EngineInfo, uses: Iterable[SnapshotUse]) -> StateSnapshots | UnsetType:
+    """Note the snapshots that the prompts of an ended request used; returns them for its usage."""
+    used = SnapshotUse.total(uses)
+    note(request, **snapshot_notes(used))
+    return state_snapshots(info, used)
 
 
 def snapshot_notes(use: SnapshotUse) -> dict[str, int]:

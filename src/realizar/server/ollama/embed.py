@@ -11,12 +11,11 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.outputs import SnapshotUse
 from realizar.server.api import Api, compute, new_id, note
 from realizar.server.errors import unsupported
 from realizar.server.generation.embedding import UnitVector, embed_all, pooling_of
 from realizar.server.generation.prompts import check_num_prompts, tokenize_prompts
-from realizar.server.generation.state_snapshots import snapshot_notes, state_snapshots
+from realizar.server.generation.state_snapshots import note_snapshots
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
@@ -44,7 +43,7 @@ async def embed(request: Request) -> Response:
     cut = record.truncate is not False
     units = await _embedded(request, api, [] if texts == [""] else texts, "input", cut=cut)
     figures: dict[str, Any] = {**clock.totals(), "prompt_eval_count": sum(unit.num_prompt_tokens for unit in units)}
-    snapshots = state_snapshots(info, SnapshotUse.total(unit.snapshots for unit in units))
+    snapshots = note_snapshots(request, info, (unit.snapshots for unit in units))
     if snapshots is not UNSET:
         figures["state_snapshots"] = snapshots
     start = b'{"model":%b,"embeddings":[' % msgspec.json.encode(record.model)
@@ -57,7 +56,9 @@ async def embeddings(request: Request) -> Response:
     """Embed one text."""
     record = await read_record(request, EmbeddingsRequest)
     api = await model_for(request, record.model, record.keep_alive, Clock(), embeds)
+    info = api.engine.info
     units = await _embedded(request, api, [record.prompt] if record.prompt else [], "prompt", cut=True)
+    note_snapshots(request, info, (unit.snapshots for unit in units))
     body = await _encoded(request, units, b'{"embedding":', b"}") if units else b'{"embedding":[]}'
     return Response(bytes(body), media_type="application/json")
 
@@ -72,9 +73,7 @@ async def _embedded(request: Request, api: Api, texts: Sequence[str], field: str
     lease_of(request).hold_vectors(len(prompts), api.engine.info.hidden_size, as_base64=False)
     name = f"{field}[{{}}]" if len(prompts) > 1 else field
     embedding = embed_all(api, prompts, pooling, new_id("ollama-"), name.format, UnitVector.of)
-    units = await unless_disconnected(request.receive, embedding)
-    note(request, **snapshot_notes(SnapshotUse.total(unit.snapshots for unit in units)))
-    return units
+    return await unless_disconnected(request.receive, embedding)
 
 
 def _tokenized(api: Api, texts: Sequence[str], field: str, stop: Stop, *, cut: bool) -> list[tuple[int, ...]]:

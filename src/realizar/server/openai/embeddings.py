@@ -10,12 +10,11 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.outputs import SnapshotUse
 from realizar.server.api import Api, compute, new_id, note
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.embedding import UnitVector, embed_all, pooling_of
 from realizar.server.generation.prompts import Prompt, keep_last, tokenize_prompts
-from realizar.server.generation.state_snapshots import snapshot_notes, state_snapshots
+from realizar.server.generation.state_snapshots import note_snapshots
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
@@ -39,10 +38,9 @@ async def embeddings(request: Request) -> Response:
     as_base64 = record.encoding_format == "base64"
     size = lease_of(request).hold_vectors(len(prompts), info.hidden_size, as_base64=as_base64)
     found = await unless_disconnected(request.receive, _embed_all(api, record, prompts, pooling))
-    used = SnapshotUse.total(each.snapshots for each in found)
-    note(request, **snapshot_notes(used))
+    snapshots = note_snapshots(request, info, (each.snapshots for each in found))
     num_cached = sum(each.num_cached_tokens for each in found)
-    usage = make_usage(sum(each.num_prompt_tokens for each in found), 0, num_cached, state_snapshots(info, used))
+    usage = make_usage(sum(each.num_prompt_tokens for each in found), 0, num_cached, snapshots)
     end = b'],"model":%b,"usage":%b}' % (msgspec.json.encode(api.model.name), msgspec.json.encode(usage))
     body = await compute(request, lambda stop: _encoded(found, end, stop, as_base64=as_base64), size)
     return Response(memoryview(body), media_type="application/json")

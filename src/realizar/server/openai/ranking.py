@@ -16,7 +16,7 @@ from realizar.server.api import Api, compute, new_id, note, now_s
 from realizar.server.errors import refused
 from realizar.server.generation.embedding import embed_all
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits
-from realizar.server.generation.state_snapshots import snapshot_notes, state_snapshots
+from realizar.server.generation.state_snapshots import note_snapshots
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
@@ -97,10 +97,9 @@ async def _score_all(request: Request, api: Api, pairs: Sequence[tuple[str, str]
     found = await unless_disconnected(
         request.receive, embed_all(api, prompts, "last", new_id("rank-"), names.second, keep)
     )
-    used = SnapshotUse.total(snapshots for _, _, snapshots in found)
-    note(request, **snapshot_notes(used))
+    snapshots = note_snapshots(request, info, (used for _, _, used in found))
     num_cached = sum(cached for _, cached, _ in found)
-    usage = make_usage(sum(map(len, prompts)), 0, num_cached, state_snapshots(info, used))
+    usage = make_usage(sum(map(len, prompts)), 0, num_cached, snapshots)
     return _Scored([value for value, _, _ in found], usage)
 
 

@@ -126,7 +126,7 @@ def kv_limit_bytes(
         return config.kv_cache_bytes
     typical_length = min(config.typical_request_tokens, sizes.context_length)
     typical = KVSizes(spec, replace(config, context_length=typical_length))
-    num_whole = max(1, min(int(most_requests(config)), WHOLE_REQUESTS, _WHOLE_TOKENS // sizes.context_length))
+    num_whole = max(1, int(min(most_requests(config), WHOLE_REQUESTS, _WHOLE_TOKENS // sizes.context_length)))
     wanted = max(num_whole * sizes.request_bytes, config.max_running * typical.request_bytes)
     return min(int(wanted / (1 - sizes.snapshot_share)), most_kv_bytes(free_bytes))
 
