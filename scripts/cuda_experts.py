@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from realizar.backends.cuda.matmul.expert_lines import ExpertShape
 from realizar.backends.cuda.matmul.grouped import GroupedConfig, GroupedMatmuls
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
 from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles
@@ -49,7 +50,8 @@ class Layers:
         self.matmuls = MatmulKernels("cuda")
         self.grouped = GroupedMatmuls(self.matmuls)
         self.rows, self.experts, self.per_token, self.count = rows, options.experts, options.per_token, options.layers
-        self.step = self.grouped.step(rows, self.per_token, self.experts)
+        shape = ExpertShape(self.experts, options.hidden, options.width)
+        self.step = self.grouped.step(rows, self.per_token, shape)
         if tokens:
             self.step = step_of(self.step.pairs, self.experts, tokens)
         sizes = (

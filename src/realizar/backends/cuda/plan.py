@@ -17,6 +17,7 @@ from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, compute_type, fixed_parts, tile_tokens
 from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.layouts.fragments import BLOCK, fragment_format
+from realizar.backends.cuda.matmul.expert_lines import ExpertShape
 from realizar.backends.cuda.matmul.experts import expert_floats
 from realizar.backends.cuda.matmul.fp8_copies import copy_bytes, is_copied
 from realizar.backends.cuda.matmul.grouped_tiles import step_tiles
@@ -129,7 +130,7 @@ def _recurrence_bytes(spec: ModelSpec, config: ResolvedConfig, workspace: Worksp
 
 def _places(experts: Experts, tokens: int) -> int:
     """Places of the tiles of a mixture's grouped matmuls."""
-    return step_tiles(tokens, experts.experts_per_token, experts.num_experts, True).places
+    return step_tiles(tokens, experts.experts_per_token, ExpertShape.of(experts), True).places
 
 
 def _matrix_sizes(
@@ -176,7 +177,8 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     widest = max((one.up.out_features for one in (*(one for _, one in spec.feed_forwards()), *shared)), default=0)
     pairs = 0
     for _, one in spec.mixtures():
-        step = step_tiles(sizes.tokens, one.experts_per_token, one.num_experts, True, shared=one.shared is not None)
+        shared_one = one.shared is not None
+        step = step_tiles(sizes.tokens, one.experts_per_token, ExpertShape.of(one), True, shared=shared_one)
         laid = padded_cols(one.down.out_features)  # rows in tiles, on Hopper where measured lines say so
         pairs = max(pairs, step.places * (one.down.in_features + laid) // 2)
     own = 0 if spec.layer_inputs is None else spec.layer_inputs.projection.out_features

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from backends.cuda.matmul.packed_matmuls import _activated, _array, _floats, _join, _write_int8, decoded
 from realizar.backends.cuda import load
 from realizar.backends.cuda.matmul import grouped_experts
+from realizar.backends.cuda.matmul.expert_lines import ExpertShape
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs
 from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
@@ -152,8 +153,8 @@ class HostGrouped:
         self._chosen: list[int] = []
         self._gated: dict[int, Array] = {}
 
-    def step(self, rows: int, per_token: int, experts: int, shared: int) -> StepTiles:
-        return step_tiles(rows, per_token, experts, True, shared=shared)
+    def step(self, rows: int, per_token: int, shape: ExpertShape, shared: int) -> StepTiles:
+        return step_tiles(rows, per_token, shape, True, shared=shared)
 
     def route(self, step: StepTiles, stack: PackedExperts, activation: Any = None, tiled: bool = False) -> Any:
         assert (activation is None) == tiled

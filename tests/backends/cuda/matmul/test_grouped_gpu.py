@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from backends.cuda.matmul.expert_stacks import expected_lists, random_choices, random_stack
+from realizar.backends.cuda.matmul.expert_lines import ExpertShape
 from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
 from realizar.backends.cuda.matmul.grouped_tiles import (
@@ -53,10 +54,10 @@ class DirectMatmuls(GroupedMatmuls):
 
     numbers: tuple[int, int, int, int]
 
-    def step(self, rows: int, per_token: int, experts: int, shared: int = 0) -> StepTiles:
-        step = super().step(rows, per_token, experts, shared)
+    def step(self, rows: int, per_token: int, shape: ExpertShape, shared: int = 0) -> StepTiles:
+        step = super().step(rows, per_token, shape, shared)
         tokens = min(step.tokens, DIRECT_TOKENS)
-        return replace(step, tokens=tokens, count=most_tiles(step.pairs, experts, tokens))
+        return replace(step, tokens=tokens, count=most_tiles(step.pairs, shape.experts, tokens))
 
     def route(
         self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False
@@ -124,7 +125,7 @@ def tiles_of(grouped: GroupedMatmuls, rows: int, tokens: int, per_token: int = P
 
 def buffers_for(step: StepTiles, experts: int, width: int = 0, hidden: int = 0) -> GroupedBuffers:
     """Poisoned buffers for tiles of one size."""
-    buffers = GroupedBuffers("cuda", 1, 1, experts, 64, True)
+    buffers = GroupedBuffers("cuda", 1, 1, ExpertShape(experts, 64, 64), True)
     buffers.slots = torch.full((step.places,), 12345678, dtype=torch.int32, device="cuda")
     buffers.work = torch.full((1 + step.count,), 12345678, dtype=torch.int32, device="cuda")
     buffers.gated, buffers.laid = (
@@ -311,7 +312,7 @@ def test_a_graph_serves_other_counts(matmuls: MatmulKernels, chained: GroupedMat
     experts, per_token, cols, width = 128, 8, 512, 256
     gate_up, _ = random_stack(GGMLType.Q4_K, experts, 2 * width, cols, gated=True)
     down, _ = random_stack(GGMLType.Q6_K, experts, 256, width, seed=1)
-    step = chained.step(rows, per_token, experts)
+    step = chained.step(rows, per_token, ExpertShape(experts, cols, width))
     chosen = on_device(random_choices(rows, per_token, experts))
     x, weights = torch.randn(rows, cols, device="cuda"), torch.rand(rows * per_token, device="cuda")
     out = torch.empty(rows * per_token, 256, device="cuda")

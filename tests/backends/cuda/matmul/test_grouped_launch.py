@@ -27,6 +27,7 @@ from realizar.errors import KernelError
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 
 EXPERTS, PER_TOKEN, HIDDEN, WIDTH = 16, 4, 512, 320
+SHAPE = ExpertShape(EXPERTS, HIDDEN, WIDTH)
 
 
 @pytest.fixture
@@ -60,9 +61,9 @@ def test_arguments_of_a_feed_forward(kernel: type[RecordingKernel], monkeypatch:
     experts_read = ExpertsRead("cpu")
     grouped = GroupedMatmuls(matmuls_on(monkeypatch), experts_read)
     rows = 6
-    step = grouped.step(rows, PER_TOKEN, EXPERTS)
+    step = grouped.step(rows, PER_TOKEN, SHAPE)
     assert (step.pairs, step.tokens, step.count) == (24, 8, 17)
-    buffers = GroupedBuffers("cpu", rows, PER_TOKEN, EXPERTS, WIDTH, True)
+    buffers = GroupedBuffers("cpu", rows, PER_TOKEN, SHAPE, True)
     assert (len(buffers.slots), len(buffers.work), len(buffers.gated)) == (17 * 8, 18, 17 * 8 * WIDTH)
     gate_up, down, x = stack(2 * WIDTH, HIDDEN), stack(HIDDEN, WIDTH), half(rows, HIDDEN)
     configs = grouped.route(step, gate_up, "silu"), grouped.route(step, down, tiled=True)
@@ -94,21 +95,21 @@ def test_arguments_of_a_feed_forward(kernel: type[RecordingKernel], monkeypatch:
 def test_rows_that_are_laid_in_tiles(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where gate and up's line says so, for steps of its pairs alone: a kernel lays rows before it, and it reads them
     with the scales of the rows."""
-    matmuls, shape = matmuls_on(monkeypatch), ExpertShape(EXPERTS, HIDDEN, WIDTH)
+    matmuls = matmuls_on(monkeypatch)
     lines = [
-        ExpertLine(pairs, shape, gated, GroupedTiles("wgmma", 24, 2, 1, 4, 2, gated and pairs == 160), 0.01)
+        ExpertLine(pairs, SHAPE, gated, GroupedTiles("wgmma", 24, 2, 1, 4, 2, gated and pairs == 160), 0.01)
         for pairs in (160, 320)
         for gated in (True, False)
     ]
     matmuls.tuning = replace(matmuls.tuning, expert_lines=tuple(lines))
     grouped, gate_up, x = GroupedMatmuls(matmuls), stack(2 * WIDTH, HIDDEN), half(40, HIDDEN)
-    step, other = grouped.step(40, PER_TOKEN, EXPERTS), grouped.step(41, PER_TOKEN, EXPERTS)
-    buffers = GroupedBuffers("cpu", 80, PER_TOKEN, EXPERTS, WIDTH, True, lines, 0, HIDDEN)
+    step, other = grouped.step(40, PER_TOKEN, SHAPE), grouped.step(41, PER_TOKEN, SHAPE)
+    buffers = GroupedBuffers("cpu", 80, PER_TOKEN, SHAPE, True, lines)
     config = grouped.route(step, gate_up, "silu")
     assert (step.tokens, config.gathers, grouped.route(other, gate_up, "silu").gathers) == (24, False, True)
     assert grouped.route(step, stack(HIDDEN, WIDTH), tiled=True).gathers is False
     assert (len(buffers.laid), step.count) == (step.places * HIDDEN, 22)
-    assert len(GroupedBuffers("cpu", 80, PER_TOKEN, EXPERTS, WIDTH, True, lines[2:], 0, HIDDEN).laid) == 0
+    assert len(GroupedBuffers("cpu", 80, PER_TOKEN, SHAPE, True, lines[2:]).laid) == 0
     grouped.prepare([config], EXPERTS)
     grouped.launch_gated(gate_up, x, PER_TOKEN, step, buffers, config, stream=7)
     (name, grid, threads, arguments, sizes, stream, dependent), last = kernel.launches
@@ -122,7 +123,8 @@ def test_rows_that_are_laid_in_tiles(kernel: type[RecordingKernel], monkeypatch:
 def test_rows_of_pairs_and_biases(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices without an activation read rows of tokens, or of pairs."""
     grouped = GroupedMatmuls(matmuls_on(monkeypatch, (8, 0)))
-    step, buffers = grouped.step(40, PER_TOKEN, EXPERTS), GroupedBuffers("cpu", 40, PER_TOKEN, EXPERTS, 0, False)
+    shape = replace(SHAPE, width=0)
+    step, buffers = grouped.step(40, PER_TOKEN, shape), GroupedBuffers("cpu", 40, PER_TOKEN, shape, False)
     matrix, bias, out = stack(200, HIDDEN), torch.zeros(EXPERTS, 200), torch.zeros(160, 200)
     config = grouped.route(step, matrix)
     assert (config.tiles.kind, config.gathers, config.activation) == ("mma_sync", True, None)
@@ -143,7 +145,7 @@ def test_kernels_that_read_weights_for_themselves(
     lines = [ExpertLine(24, shape, gated, tiles, 0.01) for gated in (True, False)]
     matmuls.tuning = replace(matmuls.tuning, expert_lines=tuple(lines))
     grouped = GroupedMatmuls(matmuls)
-    step, buffers = grouped.step(6, PER_TOKEN, EXPERTS), GroupedBuffers("cpu", 6, PER_TOKEN, EXPERTS, WIDTH, True)
+    step, buffers = grouped.step(6, PER_TOKEN, SHAPE), GroupedBuffers("cpu", 6, PER_TOKEN, SHAPE, True)
     configs = grouped.route(step, gate_up, "silu"), grouped.route(step, down, tiled=True)
     assert [each.tiles for each in configs] == [tiles, tiles]
     assert [each.shared_bytes for each in configs] == [8 * 8 * 128, 5 * 8 * 128]
@@ -167,7 +169,7 @@ def test_kernels_are_loaded_once(kernel: type[RecordingKernel], monkeypatch: pyt
 
     monkeypatch.setattr(grouped_module, "Kernel", Counting)
     matrix = stack(2 * WIDTH, HIDDEN)
-    configs = [grouped.route(grouped.step(rows, PER_TOKEN, EXPERTS), matrix, "gelu") for rows in (5, 8, 100)]
+    configs = [grouped.route(grouped.step(rows, PER_TOKEN, SHAPE), matrix, "gelu") for rows in (5, 8, 100)]
     assert configs[0] == configs[1] != configs[2]
     for _ in range(2):
         grouped.prepare(configs, EXPERTS)
@@ -180,6 +182,6 @@ def test_a_kernel_that_does_not_fit_is_an_error(
 ) -> None:  # fmt: skip
     grouped = GroupedMatmuls(matmuls_on(monkeypatch))
     kernel.refused = "grouped"
-    config = grouped.route(grouped.step(8, PER_TOKEN, EXPERTS), stack(2 * WIDTH, HIDDEN), "silu")
+    config = grouped.route(grouped.step(8, PER_TOKEN, SHAPE), stack(2 * WIDTH, HIDDEN), "silu")
     with pytest.raises(KernelError, match="does not fit"):
         grouped.prepare([config], EXPERTS)

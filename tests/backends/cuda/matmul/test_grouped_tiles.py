@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from realizar.backends.cuda.layouts.fragments import FLOATS, fragment_format
+from realizar.backends.cuda.matmul.expert_lines import ExpertShape
 from realizar.backends.cuda.matmul.grouped_tiles import (
     BETWEEN_TOKENS,
     TILE_TOKENS,
@@ -45,15 +46,17 @@ def test_tiles_grow_with_rows() -> None:
     assert sizes == sorted(sizes)
     assert (sizes[0], sizes[-1]) == (8, 128)
     assert tile_tokens(4096, 8, 128, False) == 64
-    assert step_tiles(64, 8, 128, True).places == step_tiles(64, 8, 128, True).count * tile_tokens(64, 8, 128, True)
+    step = step_tiles(64, 8, ExpertShape(128, 2048, 768), True)
+    assert step.places == step.count * tile_tokens(64, 8, 128, True)
 
 
 def test_an_expert_that_all_rows_share_has_tiles_of_its_own() -> None:
     """Places go by the experts that rows choose."""
-    step = step_tiles(65, 8, 256, True, shared=1)
+    shape = ExpertShape(256, 2048, 512)
+    step = step_tiles(65, 8, shape, True, shared=1)
     assert (step.pairs, step.shared, step.tokens) == (585, 65, 8)
     assert step.count == most_tiles(520, 256, 8) + 9
-    assert step_tiles(65, 8, 256, True).shared == 0
+    assert step_tiles(65, 8, shape, True).shared == 0
 
 
 @pytest.mark.parametrize("tokens", [*TILE_TOKENS, *BETWEEN_TOKENS])

@@ -176,7 +176,7 @@ def test_steps_take_the_measured_tiles(tmp_path: Path, monkeypatch: pytest.Monke
     rule = replace(matmuls.tuning, expert_lines=())
     grouped, pairs = GroupedMatmuls(matmuls), ExpertMatmuls(matmuls)
     for rows in (33, 64):
-        step = grouped.step(rows, 8, 128)
+        step = grouped.step(rows, 8, SHAPE)
         assert step.tokens == 16
         for wanted, config in (
             (gate_up, grouped.route(step, stack(True), "silu")),
@@ -184,17 +184,19 @@ def test_steps_take_the_measured_tiles(tmp_path: Path, monkeypatch: pytest.Monke
         ):
             assert replace(config.tiles, stages=4) == wanted
             assert config.tiles.stages >= 3
-        other = grouped.route(step, stack(True, replace(SHAPE, width=1024)), "silu")  # of other matrices: by rule
+        wider = replace(SHAPE, width=1024)  # other matrices of as many experts: by rule
+        assert grouped.step(rows, 8, wider).tokens == 8
+        other = grouped.route(step, stack(True, wider), "silu")
         assert (other.tiles.tokens, other.tiles.groups) == (16, 1)
-    places = grouped.step(64, 8, 128).places
-    assert len(GroupedBuffers("cpu", 64, 8, 128, 64, True, grouped.lines).slots) == places
+    places = grouped.step(64, 8, SHAPE).places
+    assert len(GroupedBuffers("cpu", 64, 8, SHAPE, True, grouped.lines).slots) == places
     assert pairs._key(stack(True), 2, 8, "silu") == (FORMATS[True], few, "silu")
     assert pairs._key(stack(False), 1, 8, None)[1] == replace(few, tiles=1)
     found = {tokens: pairs._key(stack(True), tokens, 8, "silu") for tokens in (3, 4, 8, 9)}
-    steps = {rows: grouped.step(rows, 8, 128) for rows in (31, 65)}
+    steps = {rows: grouped.step(rows, 8, SHAPE) for rows in (31, 65)}
     matmuls.tuning = rule
     assert found == {tokens: ExpertMatmuls(matmuls)._key(stack(True), tokens, 8, "silu") for tokens in found}
-    assert steps == {rows: GroupedMatmuls(matmuls).step(rows, 8, 128) for rows in steps}
+    assert steps == {rows: GroupedMatmuls(matmuls).step(rows, 8, SHAPE) for rows in steps}
 
 
 def test_lines_of_another_instruction_do_not_count() -> None:
@@ -229,7 +231,7 @@ def test_a_fixed_order_leaves_out_kernels_with_orders_of_their_own(monkeypatch: 
     matmuls, fixed = matmuls_on(monkeypatch), matmuls_on(monkeypatch, invariant=True)
     matmuls.tuning = fixed.tuning = replace(matmuls.tuning, expert_lines=tuple(lines[:4]))
     grouped, in_order = GroupedMatmuls(matmuls), GroupedMatmuls(fixed)
-    step, other = grouped.step(64, 8, 128), in_order.step(64, 8, 128)
+    step, other = grouped.step(64, 8, SHAPE), in_order.step(64, 8, SHAPE)
     assert (step.tokens, other.tokens) == (16, 8)
     assert grouped.route(step, stack(True), "silu").tiles == lines[0].tiles
     assert in_order.route(other, stack(True), "silu").tiles.kind == "wgmma"

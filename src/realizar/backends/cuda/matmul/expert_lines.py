@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from realizar.backends.cuda.native.grouped.source import AnyTiles, DirectTiles, GroupedTiles
 from realizar.backends.cuda.native.sources import MatvecTiles
+from realizar.models.spec import Experts
 
 _MARK = "experts"  # begins a line of a table
 
@@ -33,6 +34,11 @@ class ExpertShape:
     experts: int
     hidden: int
     width: int
+
+    @staticmethod
+    def of(experts: Experts) -> ExpertShape:
+        """The shape of a model's mixture."""
+        return ExpertShape(experts.num_experts, experts.down.out_features, experts.down.in_features)
 
     @staticmethod
     def of_stack(experts: int, out_features: int, in_features: int, gated: bool) -> ExpertShape:
@@ -133,9 +139,9 @@ def updated_expert_lines(old: Iterable[ExpertLine], new: Iterable[ExpertLine]) -
     return best_expert_lines([*best, *(line for line in old if (line.shape, line.pairs) not in keys)])
 
 
-def measured_places(lines: Iterable[ExpertLine], pairs: int, experts: int) -> int | None:
+def measured_places(lines: Iterable[ExpertLine], pairs: int, shape: ExpertShape) -> int | None:
     """Places of a tile for a step of so many pairs, from lines of one kind; None where nothing near was measured."""
-    line = _nearest([line for line in lines if line.shape.experts == experts], pairs)
+    line = _nearest([line for line in lines if line.shape == shape], pairs)
     return None if line is None else line.tiles.tokens
 
 

@@ -1,8 +1,8 @@
 """Matmuls of rows with the experts that each goes to: launches of the kernels in `native/grouped`.
 
     grouped = GroupedMatmuls(matmuls)
-    places = GroupedBuffers(device, rows, per_token, experts, width, wgmma)   # once, for the largest step
-    step = grouped.step(rows, per_token, experts)                             # places of a tile: by rows alone
+    places = GroupedBuffers(device, rows, per_token, shape, wgmma)   # once, for the largest step
+    step = grouped.step(rows, per_token, shape)                      # places of a tile: by rows alone
     gate_up, down = grouped.route(step, stack, activation), grouped.route(step, down_stack, tiled=True)
     grouped.prepare([gate_up, down], experts)                                 # compiles; before a capture
     grouped.sort(chosen, step, experts, places)
@@ -108,27 +108,26 @@ class GroupedBuffers:
     """
 
     def __init__(
-        self, device: torch.device | str, rows: int, per_token: int, experts: int, width: int, wgmma: bool,
-        lines: Sequence[ExpertLine] = (), shared: int = 0, hidden: int = 0,
+        self, device: torch.device | str, rows: int, per_token: int, shape: ExpertShape, wgmma: bool,
+        lines: Sequence[ExpertLine] = (), shared: int = 0,
     ) -> None:  # fmt: skip
         """Allocate.
 
         Args:
-            rows: of the largest step. per_token: experts of a row. experts: of a layer.
-            width: outputs of gate and up together, a multiple of 64; 0 where nothing is written in tiles.
+            rows: of the largest step. per_token: experts of a row.
+            shape: of the mixture; its width is a multiple of 64, or 0 where nothing is written in tiles.
             wgmma: whether the Hopper kernel runs. lines: measured on the device.
-            shared: as in `step_tiles`. hidden: columns of x.
+            shared: as in `step_tiles`.
         """
-        steps = [step_tiles(each, per_token, experts, wgmma, lines, shared) for each in range(1, rows + 1)]
+        steps = [step_tiles(each, per_token, shape, wgmma, lines, shared) for each in range(1, rows + 1)]
         places = max(step.places for step in steps)
         self.slots = torch.full((places,), -1, dtype=torch.int32, device=device)
         self.work = torch.zeros(1 + max(step.count for step in steps), dtype=torch.int32, device=device)
-        self.starts = torch.zeros(experts + shared + 1, dtype=torch.int32, device=device)
-        self.gated = torch.zeros(places * width, dtype=torch.float16, device=device)
-        shape = ExpertShape(experts, hidden, width)
+        self.starts = torch.zeros(shape.experts + shared + 1, dtype=torch.int32, device=device)
+        self.gated = torch.zeros(places * shape.width, dtype=torch.float16, device=device)
         own = [line for line in lines if line.shape == shape and line.gated]
         laid = max((step.places for step in steps if is_laid(_measured(own, step, shape, True))), default=0)
-        self.laid = torch.zeros(laid * padded_cols(hidden), dtype=torch.float16, device=device)
+        self.laid = torch.zeros(laid * padded_cols(shape.hidden), dtype=torch.float16, device=device)
 
     @property
     def size_bytes(self) -> int:
@@ -153,9 +152,9 @@ class GroupedMatmuls:
         self._sorts: dict[int, Kernel] = {}
         self._lays: dict[int, Kernel] = {}
 
-    def step(self, rows: int, per_token: int, experts: int, shared: int = 0) -> StepTiles:
+    def step(self, rows: int, per_token: int, shape: ExpertShape, shared: int = 0) -> StepTiles:
         """Tiles of a step of `rows`; see `step_tiles`."""
-        return step_tiles(rows, per_token, experts, self._tuning.wgmma, self.lines, shared)
+        return step_tiles(rows, per_token, shape, self._tuning.wgmma, self.lines, shared)
 
     def route(
         self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from realizar.backends.cuda.matmul.expert_lines import ExpertShape
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs, gated_activation
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
 from realizar.backends.cuda.matmul.grouped_tiles import StepTiles
@@ -16,7 +17,7 @@ from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts
 from realizar.models.spec import Experts
 from realizar.models.tensor_source import TensorName
 
-_Shape = tuple[int, int, int, int, int]
+_Key = tuple[int, ExpertShape, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class GroupedExperts:
     def __init__(self, matmuls: MatmulKernels, pairs: ExpertMatmuls, rows: int) -> None:
         self._matmuls, self._pairs, self._rows = matmuls, pairs, rows
         self._grouped = GroupedMatmuls(matmuls, pairs.experts_read)
-        self._buffers: dict[_Shape, GroupedBuffers] = {}
+        self._buffers: dict[_Key, GroupedBuffers] = {}
         self._plans: dict[tuple[TensorName, int], _Plan] = {}
 
     def input_format(self, tokens: int) -> InputFormat:
@@ -86,7 +87,7 @@ class GroupedExperts:
         """Tiles and kernels of a step, made once: steps without a graph ask for them layer by layer."""
         key = experts.up.weight, tokens
         if key not in self._plans:
-            step = self._grouped.step(tokens, experts.experts_per_token, experts.num_experts, matrices.shared)
+            step = self._grouped.step(tokens, experts.experts_per_token, ExpertShape.of(experts), matrices.shared)
             gate_up = self._grouped.route(step, _packed(matrices.gate_up[0]), gated_activation(experts))
             down = self._grouped.route(step, _packed(matrices.down), tiled=True)
             self._plans[key] = _Plan(step, gate_up, down)
@@ -94,11 +95,11 @@ class GroupedExperts:
 
     def _buffers_of(self, experts: Experts, matrices: ExpertMatrices) -> GroupedBuffers:
         """The buffers that layers of one shape share."""
-        hidden, width = experts.down.out_features, experts.down.in_features
-        key = experts.experts_per_token, experts.num_experts, width, matrices.shared, hidden
+        per_token, shape, shared = key = experts.experts_per_token, ExpertShape.of(experts), matrices.shared
         if key not in self._buffers:
+            wgmma = self._matmuls.tuning.wgmma
             self._buffers[key] = GroupedBuffers(
-                self._matmuls.device, self._rows, *key[:3], self._matmuls.tuning.wgmma, self._grouped.lines, *key[3:]
+                self._matmuls.device, self._rows, per_token, shape, wgmma, self._grouped.lines, shared
             )
         return self._buffers[key]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
-from realizar.backends.cuda.matmul.expert_lines import ExpertLine, measured_places
+from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape, measured_places
 from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles
 
 TILE_TOKENS = (8, 16, 32, 64, 128)
@@ -64,18 +64,18 @@ class StepTiles:
 
 
 def step_tiles(
-    rows: int, per_token: int, experts: int, wgmma: bool, lines: Sequence[ExpertLine] = (), shared: int = 0
+    rows: int, per_token: int, shape: ExpertShape, wgmma: bool, lines: Sequence[ExpertLine] = (), shared: int = 0
 ) -> StepTiles:
     """Tiles of a step of `rows`.
 
     Args:
-        per_token: experts that a row chooses, of `experts`.
+        per_token: experts that a row chooses. shape: of the mixture.
         lines: measured on the device.
         shared: 1 if all rows share one expert more, whose pairs do not count for the places of a tile; else 0.
     """
-    measured = measured_places(lines, rows * per_token, experts)
-    tokens = tile_tokens(rows, per_token, experts, wgmma) if measured is None else measured
-    count = most_tiles(rows * per_token, experts, tokens) + shared * -(-rows // tokens)
+    measured = measured_places(lines, rows * per_token, shape)
+    tokens = tile_tokens(rows, per_token, shape.experts, wgmma) if measured is None else measured
+    count = most_tiles(rows * per_token, shape.experts, tokens) + shared * -(-rows // tokens)
     return StepTiles(rows * (per_token + shared), tokens, count, rows * shared)
 
 

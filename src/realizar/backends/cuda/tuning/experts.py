@@ -84,8 +84,7 @@ def tuned_experts(spec: ModelSpec, checkpoint: Checkpoint) -> list[TunedExperts]
         gate, up, down = (tensors.layout(linear.weight) for linear in experts.expert_linears())
         if gate.is_float or down.is_float or not is_interleaved(experts, gate, up):
             continue
-        shape = ExpertShape(experts.num_experts, experts.down.out_features, experts.down.in_features)
-        found.setdefault((shape, experts.experts_per_token), Counter())[gate, down] += 1
+        found.setdefault((ExpertShape.of(experts), experts.experts_per_token), Counter())[gate, down] += 1
     return [TunedExperts(*key, *layouts.most_common(1)[0][0]) for key, layouts in found.items()]
 
 

@@ -60,7 +60,7 @@ def step_of(pairs: int, experts: int, places: int) -> StepTiles:
 
 def buffers_of(step: StepTiles, experts: int, width: int, hidden: int) -> GroupedBuffers:
     """Buffers for the tiles of a step, whose rows any kernel may lay."""
-    buffers = GroupedBuffers("cuda", 1, 1, experts, BLOCK, True)
+    buffers = GroupedBuffers("cuda", 1, 1, ExpertShape(experts, BLOCK, BLOCK), True)
     buffers.slots = torch.full((step.places,), -1, dtype=torch.int32, device="cuda")
     buffers.work = torch.zeros(1 + step.count, dtype=torch.int32, device="cuda")
     buffers.gated = torch.zeros(step.places * width, dtype=torch.float16, device="cuda")
