@@ -179,7 +179,7 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
     for _, one in spec.mixtures():
         shared_one = one.shared is not None
         step = step_tiles(sizes.tokens, one.experts_per_token, ExpertShape.of(one), True, shared=shared_one)
-        laid = padded_cols(one.down.out_features)  # rows in tiles, on Hopper where measured lines say so
+        laid = padded_cols(one.down.out_features)  # rows in tiles, on Hopper
         pairs = max(pairs, step.places * (one.down.in_features + laid) // 2)
     own = 0 if spec.layer_inputs is None else spec.layer_inputs.projection.out_features
     partials = max(sizes.tokens * max(2 * widest, own), sizes.selected * spec.vocab_size, _pair_floats(spec, sizes))

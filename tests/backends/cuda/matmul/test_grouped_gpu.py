@@ -69,6 +69,17 @@ class DirectMatmuls(GroupedMatmuls):
 THREE_GROUPS_TOKENS = 64
 
 
+class GatheringMatmuls(GroupedMatmuls):
+    """Grouped matmuls whose gate and up find rows of x by their pairs, whatever the tiles."""
+
+    def route(
+        self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False
+    ) -> GroupedConfig:
+        chosen = super().route(step, stack, activation, tiled)
+        assert isinstance(chosen.tiles, GroupedTiles)
+        return replace(chosen, tiles=replace(chosen.tiles, laid=False))
+
+
 class LaidMatmuls(GroupedMatmuls):
     """Grouped matmuls whose rows of gate and up are laid in tiles first; three warpgroups where they have registers."""
 
@@ -99,7 +110,7 @@ def of_kind(kind: str) -> GroupedMatmuls:
         matmuls.tuning = replace(matmuls.tuning, wgmma=False)
     elif not matmuls.tuning.wgmma:
         pytest.skip("wgmma does not run here")
-    return LaidMatmuls(matmuls) if kind == "wgmma, laid" else GroupedMatmuls(matmuls)
+    return LaidMatmuls(matmuls) if kind == "wgmma, laid" else GatheringMatmuls(matmuls)
 
 
 @pytest.fixture(scope="module", params=KERNELS)

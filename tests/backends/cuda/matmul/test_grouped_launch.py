@@ -93,8 +93,8 @@ def test_arguments_of_a_feed_forward(kernel: type[RecordingKernel], monkeypatch:
 
 
 def test_rows_that_are_laid_in_tiles(kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where gate and up's line says so, for steps of its pairs alone: a kernel lays rows before it, and it reads them
-    with the scales of the rows."""
+    """Where gate and up's line says so, for steps of its pairs alone, or tiles are large: a kernel lays rows before it,
+    and it reads them with the scales of the rows."""
     matmuls = matmuls_on(monkeypatch)
     lines = [
         ExpertLine(pairs, SHAPE, gated, GroupedTiles("wgmma", 24, 2, 1, 4, 2, gated and pairs == 160), 0.01)
@@ -110,6 +110,10 @@ def test_rows_that_are_laid_in_tiles(kernel: type[RecordingKernel], monkeypatch:
     assert grouped.route(step, stack(HIDDEN, WIDTH), tiled=True).gathers is False
     assert (len(buffers.laid), step.count) == (step.places * HIDDEN, 22)
     assert len(GroupedBuffers("cpu", 80, PER_TOKEN, SHAPE, True, lines[2:]).laid) == 0
+    large = GroupedMatmuls(matmuls_on(monkeypatch)).step(200, PER_TOKEN, SHAPE)  # by rule
+    assert (large.tokens, grouped.route(large, gate_up, "silu").gathers) == (128, False)
+    assert len(GroupedBuffers("cpu", 200, PER_TOKEN, SHAPE, True, lines).laid) == large.places * HIDDEN
+    assert len(GroupedBuffers("cpu", 200, PER_TOKEN, SHAPE, False).laid) == 0
     grouped.prepare([config], EXPERTS)
     grouped.launch_gated(gate_up, x, PER_TOKEN, step, buffers, config, stream=7)
     (name, grid, threads, arguments, sizes, stream, dependent), last = kernel.launches
@@ -174,7 +178,7 @@ def test_kernels_are_loaded_once(kernel: type[RecordingKernel], monkeypatch: pyt
     for _ in range(2):
         grouped.prepare(configs, EXPERTS)
     shared = [each.shared_bytes for each in (configs[2], configs[0])]
-    assert sorted(size for _, size in made) == sorted([*shared, route_shared_bytes(EXPERTS)])
+    assert sorted(size for _, size in made) == sorted([*shared, route_shared_bytes(EXPERTS), 0])  # rows laid: none
 
 
 def test_a_kernel_that_does_not_fit_is_an_error(

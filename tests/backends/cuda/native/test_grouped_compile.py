@@ -44,7 +44,7 @@ def both(
     """Gate and up with an activation, and down, with the tiles that are chosen for them."""
     shared = H200_BYTES if wgmma else SMALL_BYTES
     tiles = [grouped_tiles(tokens, weight_format, gated, wgmma, shared) for gated in (True, False)]
-    gate_up = grouped_source(weight_format, tiles[0], True, activation, 32)
+    gate_up = grouped_source(weight_format, tiles[0], not tiles[0].laid, activation, 32)
     return [gate_up, grouped_source(weight_format, tiles[1], False, None, 13 if tokens == 16 else 12)], tiles
 
 
@@ -65,9 +65,11 @@ def test_clamped_sums_stay_in_registers_on_hopper(tokens: int, tmp_path: Path) -
 
 
 def test_sums_of_rows_in_tiles_stay_in_registers(tmp_path: Path) -> None:
-    """Three warpgroups of gate and up."""
+    """Three warpgroups of gate and up; and two in the largest tiles, whose rows are gathered where a line says so."""
     tiles = GroupedTiles("wgmma", 48, 2, 3, 5, 1, True)
     check_registers([grouped_source(MXFP4, tiles, False, "clamped", 45)], [tiles], "sm_90a", tmp_path)
+    tiles = GroupedTiles("wgmma", 128, 2, 2, 3, 1)
+    check_registers([grouped_source(Q4_K, tiles, True, "silu", 32)], [tiles], "sm_90a", tmp_path)
 
 
 @pytest.mark.parametrize("tokens", [8, pytest.param(16, marks=pytest.mark.full)])

@@ -16,8 +16,8 @@ below 0 or beyond the experts goes nowhere: no weights are read for it and no ou
 Rows of x are read where they lie. Gate and up of an expert are interleaved by 64 out_features, as of a dense
 feed-forward; activation(gate) * up goes to `places.gated` in the order of tiles, from where down reads it. Matrices
 without an activation write float32 rows of pairs. A row's products are added in one order, whatever the tiles,
-but those of `DirectTiles`, which have orders of their own. Where a measured line says so, a kernel lays the rows in
-tiles first (`places.laid`), and gate and up read whole tiles as down does.
+but those of `DirectTiles`, which have orders of their own. Where tiles are large or a measured line says so, a kernel
+lays the rows in tiles first (`places.laid`), and gate and up read whole tiles as down does.
 
 With programmatic dependent launch each kernel waits itself for what it reads. Down reads the list of tiles and its
 first weights before it waits for the kernel before it, which must be `launch_gated`, after `sort`; so do gate and up
@@ -41,7 +41,15 @@ from realizar.backends.cuda.matmul.expert_lines import (
     measured_tiles,
 )
 from realizar.backends.cuda.matmul.experts_read import ExpertsRead
-from realizar.backends.cuda.matmul.grouped_tiles import MOST_STAGES, StepTiles, fits, fitted, grouped_tiles, step_tiles
+from realizar.backends.cuda.matmul.grouped_tiles import (
+    MOST_STAGES,
+    StepTiles,
+    fits,
+    fitted,
+    grouped_tiles,
+    lays_rows,
+    step_tiles,
+)
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
 from realizar.backends.cuda.native.compiler import Source, compile_source, compile_sources
 from realizar.backends.cuda.native.grouped.source import (
@@ -104,7 +112,7 @@ class GroupedBuffers:
         work: int32 [1 + tiles], the number of tiles, then each one's expert times two, plus one if it has several.
         starts: int32 [experts + 1], the first pair of each expert among all that go somewhere.
         gated: float16 [places * padded width], outputs of gate and up in the order of tiles.
-        laid: float16 [places * padded hidden], rows of x in the order of tiles, for steps whose lines lay them.
+        laid: float16 [places * padded hidden], rows of x in the order of tiles, for steps that lay them.
     """
 
     def __init__(
@@ -125,8 +133,7 @@ class GroupedBuffers:
         self.work = torch.zeros(1 + max(step.count for step in steps), dtype=torch.int32, device=device)
         self.starts = torch.zeros(shape.experts + shared + 1, dtype=torch.int32, device=device)
         self.gated = torch.zeros(places * shape.width, dtype=torch.float16, device=device)
-        own = [line for line in lines if line.shape == shape and line.gated]
-        laid = max((step.places for step in steps if is_laid(_measured(own, step, shape, True))), default=0)
+        laid = max((step.places for step in steps if _lays(lines, step, shape, wgmma)), default=0)
         self.laid = torch.zeros(laid * padded_cols(shape.hidden), dtype=torch.float16, device=device)
 
     @property
@@ -319,6 +326,12 @@ class GroupedMatmuls:
 def _measured(lines: Sequence[ExpertLine], step: StepTiles, shape: ExpertShape, gated: bool) -> ExpertTiles | None:
     """The tiles of a step's matmul from lines, if any is near."""
     return measured_tiles(lines, step.pairs - step.shared, shape, gated, step.tokens)
+
+
+def _lays(lines: Sequence[ExpertLine], step: StepTiles, shape: ExpertShape, wgmma: bool) -> bool:
+    """True if rows of a step are laid in tiles before gate and up."""
+    measured = _measured(lines, step, shape, True)
+    return lays_rows(step.tokens, wgmma) if measured is None else is_laid(measured)
 
 
 def _address(tensor: torch.Tensor | None) -> int:

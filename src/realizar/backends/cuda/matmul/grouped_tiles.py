@@ -21,6 +21,7 @@ DIRECT_TOKENS = 16  # the largest tile of kernels whose warps read weights for t
 _REGISTERS = 65_536  # of a multiprocessor
 _STATIC_BYTES = 48 << 10  # of shared memory that a kernel may declare
 _DIRECT_REGISTERS = 42  # of a thread of such a kernel beside the weights that are on their way
+_LAID_TOKENS = 64  # places from which on gate and up have rows laid in tiles first, on Hopper
 _ROOM = 1.3  # places of a tile for each pair that an expert has on average
 _LEAST_STAGES, MOST_STAGES = 3, 8  # of a ring
 _BLOCK_BYTES = 1024  # of shared memory that the device keeps for itself in each block
@@ -28,7 +29,7 @@ _MULTIPROCESSOR_BYTES = 1024  # that all blocks of a multiprocessor may have bey
 _WGMMA = {8: (2, 1, (3, 4)), 16: (2, 1, (4, 4)), 32: (2, 1, (3, 3)), 64: (2, 2, (1, 1)), 128: (2, 2, (1, 1))}
 """Strips, warpgroups and blocks per multiprocessor, without and with an activation, of tiles up to so many places."""
 _WGMMA_E2M1 = _WGMMA | {64: (2, 1, (2, 2))}
-"""The same for floats of four bits."""
+"""The same for floats of four bits, but for rows that are laid in tiles."""
 
 
 def tile_tokens(rows: int, per_token: int, experts: int, wgmma: bool) -> int:
@@ -91,10 +92,15 @@ def grouped_tiles(
     """
     tiles = GroupedTiles("mma_sync", tokens, 2, 1, MOST_STAGES, 1)
     if wgmma:
-        most = next(size for size in TILE_TOKENS if size >= tokens)
-        strips, groups, blocks = (_WGMMA_E2M1 if weight_format.e2m1 else _WGMMA)[most]
-        tiles = GroupedTiles("wgmma", tokens, strips, groups, MOST_STAGES, blocks[gated])
+        most, laid = next(size for size in TILE_TOKENS if size >= tokens), gated and lays_rows(tokens, wgmma)
+        strips, groups, blocks = (_WGMMA_E2M1 if weight_format.e2m1 and not laid else _WGMMA)[most]
+        tiles = GroupedTiles("wgmma", tokens, strips, groups, MOST_STAGES, blocks[gated], laid)
     return fitted(tiles, weight_format, gated, shared_bytes)
+
+
+def lays_rows(tokens: int, wgmma: bool) -> bool:
+    """True if gate and up in tiles of so many places have rows laid before them, where no line was measured."""
+    return wgmma and tokens >= _LAID_TOKENS
 
 
 @cache
