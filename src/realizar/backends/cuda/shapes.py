@@ -11,8 +11,9 @@ from realizar.models.spec import ModelSpec
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 _TOKEN_STEP = 64
-_COARSE_STEPS = ((1024, 128), (1536, 256))  # of more tokens than 512, up to each; as few more graphs as that takes
-_GRAPH_TOKENS = 1536  # with more in a step the device is busy for longer than the host takes to launch it
+_COARSE_STEPS = ((1024, 128), (1536, 256), (2048, 128))
+"""Of more tokens than 512, up to each: so few graphs more, and where a step takes the longest, little padding."""
+_GRAPH_TOKENS = 2048  # with more in a step the device is busy for longer than the host takes to launch it
 _GRAPH_CHUNKS = 16  # rows with chunks that a graph has room for, at least: a tile that is dead still costs a little
 
 
@@ -46,7 +47,7 @@ def token_counts(most: int) -> list[int]:
 def chunk_shapes(sizes: StepSizes) -> list[StepShape]:
     """The shapes with chunks that have a graph: for each padded number of tokens a few numbers of decodes.
 
-    Few, since each is run and captured at load: with 64 rows at most 42, with any number at most 55. A context is cut
+    Few, since each is run and captured at load: with 64 rows at most 50, with any number at most 67. A context is cut
     into fewer parts the more decodes there may be: marks lie at most 8 times apart, so that what runs in a shape with
     room to spare still occupies a good part of the device.
     """
