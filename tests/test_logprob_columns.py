@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realizar.delta_shares import apart
 from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.logprob_columns import GrowingLogprobs, LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs, TokenOutput
@@ -84,12 +85,12 @@ def test_a_step_keeps_the_log_probabilities_of_each_choice(
     deltas = DeltaColumns().columns(outputs)
     together = msgspec.msgpack.decode(msgspec.msgpack.encode(deltas), type=StepDeltas)
     assert together == deltas
-    apart = dict(together.apart())
+    alone = dict(apart(together))
     for number, (own, of) in enumerate(rows):
-        for found in (together, apart[number]):
+        for found in (together, alone[number]):
             assert _of_choice(found.logprobs, number) == own
             assert _of_choice(found.prompt_logprobs, number) == of
-        assert all(set(part.number_list()) == {number} for part in apart[number].logprobs)
+        assert all(set(part.number_list()) == {number} for part in alone[number].logprobs)
 
 
 @given(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from realizar.logprob_columns import LogprobColumns
@@ -77,12 +75,6 @@ class StepLogprobs:
     def number_list(self) -> list[int]:
         """`numbers` as integers."""
         return memoryview(self.numbers).cast("q").tolist()
-
-    def of_choice(self, number: int) -> StepLogprobs:
-        """Those of one choice."""
-        places = [place for place, each in enumerate(self.number_list()) if each == number]
-        parts = [self.entries.between(place, place + 1) for place in places]
-        return StepLogprobs(struct.pack("=q", number) * len(places), LogprobColumns.joined(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,42 +154,3 @@ class StepDeltas:
         if not self.counts:
             return [1] * (len(self.numbers) // _NUMBER_BYTES)
         return memoryview(self.counts).cast("i").tolist()
-
-    def apart(self) -> Iterator[tuple[int, StepDeltas]]:
-        """The same deltas, each choice's with its number, for a step whose deltas are too large for one message."""
-        numbers = self.number_list()
-        for columns in (*self.logprobs, *self.prompt_logprobs):
-            numbers += columns.number_list()
-        for listed in (self.starts, self.snapshots, self.ends, self.failures):
-            numbers += [part.number for part in listed]
-        for number in dict.fromkeys(numbers):
-            yield number, self._of(number)
-
-    def _of(self, number: int) -> StepDeltas:
-        numbers = counts = token_ids = b""
-        at = 0
-        for each, count in zip(self.number_list(), self.count_list(), strict=True):
-            end = at + count * _TOKEN_BYTES
-            if each == number:
-                numbers += struct.pack("=q", number)
-                counts += struct.pack("=i", count)
-                token_ids += self.token_ids[at:end]
-            at = end
-        return StepDeltas(
-            produced_s=self.produced_s,
-            numbers=numbers,
-            counts=counts,
-            token_ids=token_ids,
-            starts=tuple(part for part in self.starts if part.number == number),
-            snapshots=tuple(part for part in self.snapshots if part.number == number),
-            logprobs=_of_choice(self.logprobs, number),
-            prompt_logprobs=_of_choice(self.prompt_logprobs, number),
-            ends=tuple(part for part in self.ends if part.number == number),
-            failures=tuple(part for part in self.failures if part.number == number),
-        )
-
-
-def _of_choice(listed: tuple[StepLogprobs, ...], number: int) -> tuple[StepLogprobs, ...]:
-    """Those parts that have tokens of a choice, with these tokens alone."""
-    parts = [part.of_choice(number) for part in listed]
-    return tuple(part for part in parts if part.numbers)

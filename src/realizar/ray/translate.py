@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from realizar.delta_shares import renumbered
 from realizar.engine.process.messages import Accepted, Event, Outputs, PromptRead, Refused
-from realizar.replicas.numbering import first_number, with_numbers_from
+from realizar.replicas.numbering import first_number
 from realizar.step_deltas import StepDeltas
 
 
@@ -42,4 +43,4 @@ class Translation:
             replace(each, request_id=self._request_id, scheduled_s=each.scheduled_s + clock_s) for each in deltas.starts
         ]
         moved = replace(deltas, produced_s=deltas.produced_s + clock_s, starts=tuple(starts))
-        return with_numbers_from(moved, self._first_number)
+        return renumbered(moved, self._first_number)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
+from realizar.delta_shares import renumbered
 from realizar.engine.clients.async_link import EngineLink, LinkListener
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
@@ -34,7 +35,7 @@ from realizar.engine.process.messages import (
 )
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
 from realizar.replicas.joint_info import joint_info
-from realizar.replicas.numbering import first_number, with_numbers_from
+from realizar.replicas.numbering import first_number
 from realizar.replicas.placing import Placement
 from realizar.replicas.prompt_keys import report_of
 from realizar.replicas.replica import PlacedRequest, Replica, ReplicaState
@@ -156,7 +157,7 @@ class ReplicaLink:
     def take(self, replica: Replica, event: Event) -> None:
         """See `ReplicaOwner`."""
         if isinstance(event, Outputs):
-            deltas = with_numbers_from(event.deltas, first_number(replica.incarnation))
+            deltas = renumbered(event.deltas, first_number(replica.incarnation))
             self._placement.note_deltas(deltas)
             self._pass_on(Outputs(deltas))
             if deltas.ends or deltas.failures:

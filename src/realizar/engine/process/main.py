@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from realizar.backends.load_progress import LoadProgress
+from realizar.delta_shares import apart
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core, load_fitting_core
 from realizar.engine.process.loop import EngineLoop
@@ -129,7 +130,7 @@ class EngineProcess:
     def _frames_apart(self, deltas: StepDeltas) -> list[bytes]:
         """A frame for each choice of a step whose deltas don't fit one. One too large alone ends its request."""
         frames: list[bytes] = []
-        for number, part in deltas.apart():
+        for number, part in apart(deltas):
             try:
                 frames.append(encode_frame(Outputs(part), self._max_frame_bytes))
             except FrameError as error:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from realizar.logprob_columns import LogprobColumns
-from realizar.step_deltas import StepDeltas, StepLogprobs
+from realizar.delta_shares import named_numbers, share_of
+from realizar.step_deltas import StepDeltas
 
 _Owner = TypeVar("_Owner")
 
@@ -36,16 +33,15 @@ class DeltaSplitter(Generic[_Owner]):
             if owner is not None:
                 self._owners[start.number] = owner
                 self._numbers.setdefault(start.request_id, []).append(start.number)
-        get = self._owners.get
-        named = list(map(get, deltas.number_list()))
-        for columns in (*deltas.logprobs, *deltas.prompt_logprobs):
-            named += map(get, columns.number_list())
-        for listed in (deltas.starts, deltas.snapshots, deltas.ends, deltas.failures):
-            named += [get(part.number) for part in listed]
-        owners = list(dict.fromkeys(named))
-        if len(owners) == 1 and owners[0] is not None:
-            return [(owners[0], deltas)]
-        return [(owner, self._share(deltas, owner)) for owner in owners if owner is not None]
+        shares: dict[_Owner, set[int]] = {}
+        numbers = named_numbers(deltas)
+        for number in numbers:
+            owner = self._owners.get(number)
+            if owner is not None:
+                shares.setdefault(owner, set()).add(number)
+        if [len(mine) for mine in shares.values()] == [len(numbers)]:  # all is one owner's
+            return [(owner, deltas) for owner in shares]
+        return [(owner, share_of(deltas, mine)) for owner, mine in shares.items()]
 
     def forget(self, request_id: str) -> None:
         """Forget a request, of which nothing is wanted any more."""
@@ -56,44 +52,3 @@ class DeltaSplitter(Generic[_Owner]):
         """Forget every request, since their engine is gone; another one gives numbers anew."""
         self._owners.clear()
         self._numbers.clear()
-
-    def _share(self, deltas: StepDeltas, owner: _Owner) -> StepDeltas:
-        numbers = np.frombuffer(deltas.numbers, np.int64)
-        mine = self._are_of(numbers, owner)
-        counts, tokens = np.frombuffer(deltas.counts, np.int32), mine
-        if len(counts):
-            tokens, counts = np.repeat(mine, counts), counts[mine]
-        get = self._owners.get
-        return StepDeltas(
-            produced_s=deltas.produced_s,
-            numbers=numbers[mine].tobytes(),
-            counts=counts.tobytes(),
-            token_ids=np.frombuffer(deltas.token_ids, np.int32)[tokens].tobytes(),
-            starts=tuple([part for part in deltas.starts if get(part.number) == owner]),
-            snapshots=tuple([part for part in deltas.snapshots if get(part.number) == owner]),
-            logprobs=self._shares_of_logprobs(deltas.logprobs, owner),
-            prompt_logprobs=self._shares_of_logprobs(deltas.prompt_logprobs, owner),
-            ends=tuple([part for part in deltas.ends if get(part.number) == owner]),
-            failures=tuple([part for part in deltas.failures if get(part.number) == owner]),
-        )
-
-    def _shares_of_logprobs(self, parts: Sequence[StepLogprobs], owner: _Owner) -> tuple[StepLogprobs, ...]:
-        shares = [self._share_of_logprobs(part, owner) for part in parts]
-        return tuple([share for share in shares if share.numbers])
-
-    def _share_of_logprobs(self, part: StepLogprobs, owner: _Owner) -> StepLogprobs:
-        numbers, entries = np.frombuffer(part.numbers, np.int64), part.entries
-        mine, width = self._are_of(numbers, owner), entries.width
-        return StepLogprobs(
-            numbers[mine].tobytes(),
-            LogprobColumns(
-                width,
-                np.frombuffer(entries.ids, np.int32).reshape(-1, width)[mine].tobytes(),
-                np.frombuffer(entries.values, np.float64).reshape(-1, width)[mine].tobytes(),
-                np.frombuffer(entries.ranks, np.int32)[mine].tobytes(),
-            ),
-        )
-
-    def _are_of(self, numbers: NDArray[np.int64], owner: _Owner) -> NDArray[np.bool_]:
-        get = self._owners.get
-        return np.array([get(number) == owner for number in numbers.tolist()], np.bool_)
