@@ -76,9 +76,9 @@ def test_arguments_of_a_feed_forward(kernel: type[RecordingKernel], monkeypatch:
     grouped.launch_pairs(down, None, 1, step, buffers, configs[1], out, weights, stream=7)
     (name, grid, threads, arguments, sizes, stream, dependent), first, last = kernel.launches
     lists = buffers.slots.data_ptr(), buffers.work.data_ptr()
-    assert (name, grid, threads, sizes) == ("route_pairs", (1, 1, 1), 1024, "pppppiii")
+    assert (name, grid, threads, sizes) == ("route_pairs", (1, 1, 1), 1024, "pppppii")
     counts = experts_read.counts.data_ptr()
-    assert arguments == [chosen.data_ptr(), *lists, buffers.starts.data_ptr(), counts, 24, EXPERTS, 8]
+    assert arguments == [chosen.data_ptr(), *lists, buffers.starts.data_ptr(), counts, 24, 8]
     assert (stream, dependent) == (7, True)
     addresses = gate_up.weights.data_ptr(), gate_up.block_scales.data_ptr(), gate_up.weights.data_ptr(), 0
     inputs = x.values.data_ptr(), x.token_scales.data_ptr()

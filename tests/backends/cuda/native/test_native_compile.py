@@ -73,7 +73,7 @@ def test_choices_compile(arch: str) -> None:
     sources = [choice_source(choice, clusters) for choice in shapes]
     if clusters:
         sources += [
-            many_choices_source(each, tokens) for each in shapes for tokens in (4, 8, 16) if each.has_many(tokens)
+            many_choices_source(each, tokens) for each in shapes for tokens in (8, 16, 24) if each.has_many(tokens)
         ]
     check(sources, arch)
 

@@ -67,7 +67,7 @@ from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.experts import PackedExperts
 
-_SIZES, _SORT_SIZES, _LAY_SIZES = "pppppppppppiiii", "pppppiii", "ppppiii"  # of parameters
+_SIZES, _SORT_SIZES, _LAY_SIZES = "pppppppppppiiii", "pppppii", "ppppiii"  # of parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class GroupedMatmuls:
             self._sorts[experts] = self._load_sort(experts)
         addresses = [each.data_ptr() for each in (chosen, buffers.slots, buffers.work, buffers.starts)]
         counts = 0 if self._experts_read is None else self._experts_read.address(int(step.shared > 0))
-        arguments = [*addresses, counts, step.pairs, experts, step.tokens]
+        arguments = [*addresses, counts, step.pairs, step.tokens]
         self._start(self._sorts[experts], (1, 1, 1), route_warps(experts) * 32, arguments, _SORT_SIZES, stream)
 
     def launch_gated(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -31,7 +32,7 @@ from realizar.models.spec import Experts
 ROUTED_TOKENS = 16  # at most, for each reads the whole router, from the second-level cache
 MANY_TOKENS = 256  # at most, where tokens share what is read of it
 _FEW_TOKENS = 8  # at most, of large clusters: with 16 of 128 experts that takes half as long again as that for many
-_OF_CLUSTER = ((64, 4), (128, 8), (MANY_TOKENS, 16))  # tokens of a step, up to each, and then of a cluster
+_OF_CLUSTER = ((64, 8), (128, 16), (MANY_TOKENS, 24))  # tokens of a step, up to each, and then of a cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ class Router:
             last. bias: float32, of the rows' scores, or None.
         experts: of the layer. eps: of the norm.
         selection: float32 [experts], added to ranks; None adds nothing. scales: float32 [experts], of weights, or None.
-        columns: the experts' weights for many tokens: float32 [width, padded experts]; None where that kernel does not
-            run.
+        columns: the experts' weights for many tokens: float32, in the order in which tensor cores take them; None
+            where that kernel does not run.
         shared: whether the shared expert is chosen too, as in `ChoiceShape`.
     """
 
@@ -100,11 +101,14 @@ class RouterKernels:
 
     def columns(self, key: ChoiceShape, weights: torch.Tensor) -> torch.Tensor | None:
         """`Router.columns` of its weights."""
-        if not (self._clusters and all(key.has_many(tokens) for _, tokens in _OF_CLUSTER)):
+        if not (self._clusters and key.has_many(_OF_CLUSTER[1][1])):
             return None
-        columns = torch.zeros((weights.shape[1], key.padded_experts), device=weights.device)
-        columns[:, : key.experts] = weights[: key.experts].t()
-        return columns
+        rows, units = key.padded_experts, CLUSTER_BLOCKS * key.units
+        padded = torch.zeros((rows, units * 16), device=weights.device)
+        padded[: key.experts, : key.width] = weights[: key.experts]
+        # Of a tile and a unit: halves of 8 experts, and of a lane's four columns two for each multiplication.
+        fragments = padded.view(rows // 16, 2, 8, units, 4, 2, 2)
+        return fragments.permute(3, 0, 5, 2, 4, 6, 1).contiguous()
 
     def _few_tokens(self, key: ChoiceShape) -> int:
         """The largest step that the kernel for few tokens chooses for, where there is one for many."""
@@ -127,8 +131,8 @@ class RouterKernels:
             self._kernels[each] = Kernel(cubin, source.name, 4 * key.many_floats(tokens) if tokens else 0)
 
     def _keys(self, router: Router) -> list[tuple[ChoiceShape, int]]:
-        many = [] if router.columns is None else [tokens for _, tokens in _OF_CLUSTER]
-        return [(router.key, tokens) for tokens in (0, *many)]
+        many = set() if router.columns is None else {_of_cluster(router.key, most) for most, _ in _OF_CLUSTER}
+        return [(router.key, tokens) for tokens in (0, *sorted(many))]
 
     def launch(
         self, router: Router, hidden: torch.Tensor, header: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor,
@@ -147,7 +151,7 @@ class RouterKernels:
         read, written = [hidden.data_ptr(), header.data_ptr(), scores.data_ptr()], [chosen, weights]
         numbers = [router.eps, int(part.normalized), float(part.scale)]
         if router.columns is not None and tokens > self._few_tokens(key):
-            of_cluster = next(each for most, each in _OF_CLUSTER if tokens <= most)
+            of_cluster = _of_cluster(key, tokens)
             arguments = [
                 router.columns.data_ptr(), *addresses, *read, *(each.data_ptr() for each in written), *numbers, tokens,
                 router.weights.data_ptr() + 4 * key.experts * key.width if key.shared == 2 else 0,
@@ -162,3 +166,10 @@ class RouterKernels:
             grid = -(-key.rows // warps), tokens, 1
         dependent, stream = self._matmuls.is_dependent(tokens), self._matmuls.stream(None)
         self._kernels[key, of_cluster].launch(grid, warps * 32, arguments, sizes, stream, dependent)
+
+
+@cache
+def _of_cluster(key: ChoiceShape, tokens: int) -> int:
+    """Tokens of a cluster in a step of so many: as measured, or fewer where shared memory has no room for them."""
+    wanted = next(each for most, each in _OF_CLUSTER if tokens <= most)
+    return max(each for _, each in _OF_CLUSTER if each <= wanted and key.has_many(each))

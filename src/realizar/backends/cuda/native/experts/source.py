@@ -81,9 +81,8 @@ MANY_SIZES = "ppppppppp" + "fifi" + "p"
 """The same of the choice for many tokens, without arrivals, then the number of tokens, and the shared expert's gate."""
 MOST_CHOSEN = MOST_GROUPS = 32  # experts of a token, and groups of experts, that one warp can choose
 CLUSTER_BLOCKS, MANY_WARPS = 8, 8  # of a cluster; of a block of the choice for many tokens
-_LANE_SUMS = 32  # of a lane there
-_STATIC_FLOATS = 11_000  # that a block may have without asking
-_DYNAMIC_BYTES = 64 << 10  # of each of two blocks of a multiprocessor, on any card with clusters
+_MOST_AHEAD = 8  # units of 16 columns and of 16 experts whose weights a warp there asks for at once
+_DYNAMIC_BYTES = 92 << 10  # of a block, on any card with clusters
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,37 +131,43 @@ class ChoiceShape:
         return blocks if clusters and blocks <= CLUSTER_BLOCKS else 0
 
     @property
-    def lane_experts(self) -> int:
-        """Experts of a lane, for many tokens: a power of two."""
-        return 1 << max(0, (-(-self.experts // 32) - 1).bit_length())
+    def padded_experts(self) -> int:
+        """Rows of the router, for many tokens: a power of two of tiles."""
+        return 32 << max(0, (-(-self.experts // 32) - 1).bit_length())
 
     @property
-    def padded_experts(self) -> int:
-        """Columns of the router's transpose, for many tokens."""
-        return 32 * self.lane_experts
+    def _column_warps(self) -> int:
+        """Warps of a block with the same experts, for many tokens."""
+        return MANY_WARPS // min(MANY_WARPS, self.padded_experts // 16)
+
+    @property
+    def _turns(self) -> tuple[int, int]:
+        """How often a warp asks for weights, for many tokens, and for how many units of 16 columns each time."""
+        units = -(-self.width // (CLUSTER_BLOCKS * self._column_warps * 16))
+        turns = -(-units // (_MOST_AHEAD if self.padded_experts <= 128 else _MOST_AHEAD // 2))
+        return turns, -(-units // turns)
+
+    @property
+    def units(self) -> int:
+        """Units of 16 columns of a block's part of the router, for many tokens."""
+        turns, ahead = self._turns
+        return turns * ahead * self._column_warps
 
     def has_many(self, tokens: int) -> bool:
         """True if the kernel for many tokens can have clusters of so many."""
-        if self.lane_experts > 8:
-            return False
-        own = -(-tokens // CLUSTER_BLOCKS)  # for which a block chooses
-        static = (tokens + own) * self.padded_experts <= _STATIC_FLOATS
-        return static and 4 * self.many_floats(tokens) <= _DYNAMIC_BYTES
+        return self.padded_experts <= 256 and 4 * self.many_floats(tokens) <= _DYNAMIC_BYTES
 
     def many_floats(self, tokens: int) -> int:
-        """float32 of its dynamic shared memory: of each warp its columns of the stream, or its sums."""
-        slice_columns = 4 if self.lane_experts > 4 else 8
-        unit = CLUSTER_BLOCKS * MANY_WARPS * self._warp_tokens(tokens) // tokens * slice_columns
-        columns = -(-self.width // unit) * slice_columns
-        return MANY_WARPS * self._warp_tokens(tokens) * max(columns, self.padded_experts)
-
-    def _warp_tokens(self, tokens: int) -> int:
-        return min(tokens, 8, _LANE_SUMS // self.lane_experts)
+        """float32 of its dynamic shared memory: columns of the stream, sums of warps and of blocks."""
+        stride = self.units * 16 + (0 if self.units % 2 else 16)
+        own = -(-tokens // CLUSTER_BLOCKS)  # for which a block chooses
+        sums = self._column_warps * tokens * (self.padded_experts + 4) + CLUSTER_BLOCKS * own * self.padded_experts
+        return tokens * stride + sums
 
     def many_defines(self, tokens: int) -> dict[str, int]:
         """Macros that the source for many tokens takes beside `defines`; `tokens`: of a cluster."""
         return {
-            "TOKENS": tokens, "WARP_TOKENS": self._warp_tokens(tokens), "LANE_EXPERTS": self.lane_experts,
+            "TOKENS": tokens, "PADDED": self.padded_experts, "UNITS": self.units, "AHEAD": self._turns[1],
             "FLOATS": self.many_floats(tokens), "CHOOSERS": -(-tokens // CLUSTER_BLOCKS),
         }  # fmt: skip
 

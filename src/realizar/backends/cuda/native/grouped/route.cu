@@ -1,33 +1,38 @@
 // Pairs of tokens and experts sorted by expert, by one block: a counting sort whose order is by pair within an expert,
 // whatever the number of warps. Each warp counts a run of pairs in a row of its own, so no count is shared.
-// Defined by the loader: WARPS (of the block) EXPERT_BITS (of an expert's number). Before it: primitives.cu.
+// Defined by the loader: WARPS (of the block) EXPERTS EXPERT_BITS (of an expert's number) STAGED (places that shared
+// memory has room for, a multiple of 4). Before it: primitives.cu.
 
 // Pairs of a lane that are asked for together.
 constexpr int AT_ONCE = 4;
+constexpr int RUN = (EXPERTS + 31) / 32;  // experts of a lane, where one warp has all
 
 // The expert of a pair, or -1.
-INLINE int expert_of(const int* chosen, int pair, int pairs, int experts) {
+INLINE int expert_of(const int* chosen, int pair, int pairs) {
   int expert = -1;
   if (pair < pairs) asm volatile("ld.global.s32 %0, [%1];" : "=r"(expert) : "l"(chosen + pair) : "memory");
-  return expert < experts ? expert : -1;
+  return expert < EXPERTS ? expert : -1;
 }
 
-// chosen: [pairs], an expert each; what is below 0 or not below `experts` goes nowhere. An expert's pairs fill whole
-// tiles of `tile` places. slots: the pair of each place, -1 behind an expert's last. work: the number of tiles, then of
-// each tile its expert times two, plus one where the expert has several. starts: [experts + 1], the first of an
-// expert's pairs among all that go somewhere. experts_read: how many experts all sorts have found, and how many sorts;
-// or null.
+// chosen: [pairs], an expert each; what is below 0 or not below EXPERTS goes nowhere. An expert's pairs fill whole
+// tiles of `tile` places, a multiple of 4. slots: the pair of each place, -1 behind an expert's last. work: the number
+// of tiles, then of each tile its expert times two, plus one where the expert has several. starts: [EXPERTS + 1], the
+// first of an expert's pairs among all that go somewhere. experts_read: how many experts all sorts have found, and how
+// many sorts; or null.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-route_pairs(
-    const int* chosen, int* slots, int* work, int* starts, u64* experts_read, int pairs, int experts, int tile) {
+route_pairs(const int* chosen, int* slots, int* work, int* starts, u64* experts_read, int pairs, int tile) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  int* counts = (int*)ring;                       // [WARPS][experts], then a warp's next place within the expert
-  int* totals = counts + WARPS * experts;         // [experts]
-  int* first_tiles = totals + experts;            // [experts + 1]
-  int* mine = counts + warp * experts;
+  int* staged = (int*)ring;                       // [STAGED]: slots, if they have room
+  int* counts = staged + STAGED;                  // [WARPS][EXPERTS], then a warp's next place within the expert
+  int* totals = counts + WARPS * EXPERTS;         // [EXPERTS]
+  int* first_tiles = totals + EXPERTS;            // [EXPERTS + 1]
+  int* mine = counts + warp * EXPERTS;
   const int length = (pairs + WARPS * 32 - 1) / (WARPS * 32) * 32, begin = warp * length;
   const int end = begin + length < pairs ? begin + length : pairs;
-  for (int e = lane; e < experts; e += 32) mine[e] = 0;
+  const u32 inverse = ~0u / tile + 1;  // times 2^32, for numbers far below that
+  for (int e = lane; e < EXPERTS; e += 32) mine[e] = 0;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < STAGED / 4; i += WARPS * 32) ((int4*)staged)[i] = make_int4(-1, -1, -1, -1);
   __syncwarp();
   let_next_start();
   wait_for_previous();
@@ -36,7 +41,7 @@ route_pairs(
   int found[AT_ONCE], places[AT_ONCE];
   auto visit = [&](int at) {
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) found[i] = expert_of(chosen, at + i * 32 + lane, end, experts);
+    for (int i = 0; i < AT_ONCE; i++) found[i] = expert_of(chosen, at + i * 32 + lane, end);
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
       u32 same = __ballot_sync(~0u, found[i] >= 0);
@@ -54,24 +59,29 @@ route_pairs(
     }
   };
   const bool once = length <= 32 * AT_ONCE;
+#pragma unroll 1
   for (int at = begin; at < end; at += 32 * AT_ONCE) visit(at);
   __syncthreads();
-  for (int e = threadIdx.x; e < experts; e += WARPS * 32) {
-    int values[WARPS], sum = 0;
+  for (int e = threadIdx.x; e < EXPERTS; e += WARPS * 32) {
+    int sum = 0;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) values[w] = counts[w * experts + e];
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) { counts[w * experts + e] = sum; sum += values[w]; }
+    for (int w = 0; w < WARPS; w++) {
+      const int count = counts[w * EXPERTS + e];
+      counts[w * EXPERTS + e] = sum;
+      sum += count;
+    }
     totals[e] = sum;
   }
   __syncthreads();
-  if (warp == 0) {  // a lane has a run of experts
-    const int run = (experts + 31) / 32, first = lane * run, last = first + run < experts ? first + run : experts;
+  const auto tiles_of = [&](int total) { return (int)__umulhi(total + tile - 1, inverse); };
+  if (warp == 0) {
     int tiles = 0, live = 0, used = 0;
-    for (int e = first; e < last; e++) {
-      tiles += (totals[e] + tile - 1) / tile;
-      live += totals[e];
-      used += totals[e] > 0;
+#pragma unroll(RUN <= 8 ? RUN : 1)
+    for (int i = 0; i < RUN; i++) {
+      const int total = lane * RUN + i < EXPERTS ? totals[lane * RUN + i] : 0;
+      tiles += tiles_of(total);
+      live += total;
+      used += total > 0;
     }
     int all_tiles = tiles, all_live = live;
 #pragma unroll
@@ -81,10 +91,13 @@ route_pairs(
     }
     tiles = all_tiles - tiles;
     live = all_live - live;
-    for (int e = first; e < last; e++) {
+#pragma unroll(RUN <= 8 ? RUN : 1)
+    for (int i = 0; i < RUN; i++) {
+      const int e = lane * RUN + i;
+      if (e >= EXPERTS) break;
       first_tiles[e] = tiles;
       starts[e] = live;
-      tiles += (totals[e] + tile - 1) / tile;
+      tiles += tiles_of(totals[e]);
       live += totals[e];
     }
     used = __reduce_add_sync(~0u, used);
@@ -92,21 +105,36 @@ route_pairs(
       atomicAdd(experts_read, (u64)used);
       atomicAdd(experts_read + 1, 1ull);
     }
-    if (lane == 31) { first_tiles[experts] = all_tiles; starts[experts] = all_live; work[0] = all_tiles; }
+    if (lane == 31) { first_tiles[EXPERTS] = all_tiles; starts[EXPERTS] = all_live; work[0] = all_tiles; }
   }
   __syncthreads();
-  for (int e = warp; e < experts; e += WARPS) {
+  // Single places are written to shared memory, in which all are -1, and from there in order.
+  const int all_places = first_tiles[EXPERTS] * tile;
+  const bool fits = all_places <= STAGED;
+  int* to = fits ? staged : slots;
+#pragma unroll 1
+  for (int e = threadIdx.x; e < EXPERTS; e += WARPS * 32) {
     const int first = first_tiles[e], last = first_tiles[e + 1];
-    for (int i = first + lane; i < last; i += 32) work[1 + i] = e * 2 + (last - first > 1);
-    for (int i = first * tile + totals[e] + lane; i < last * tile; i += 32) slots[i] = -1;
+#pragma unroll 1
+    for (int i = first; i < last; i++) work[1 + i] = e * 2 + (last - first > 1);
   }
+  if (!fits)
+#pragma unroll 1
+    for (int e = warp; e < EXPERTS; e += WARPS)
+#pragma unroll 1
+      for (int i = first_tiles[e] * tile + totals[e] + lane; i < first_tiles[e + 1] * tile; i += 32) slots[i] = -1;
+#pragma unroll 1
   for (int at = begin; at < end; at += 32 * AT_ONCE) {
     if (!once) visit(at);
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++)
       if (found[i] >= 0) {
         const int place = places[i] + (once ? mine[found[i]] : 0);
-        slots[first_tiles[found[i]] * tile + place] = at + i * 32 + lane;
+        to[first_tiles[found[i]] * tile + place] = at + i * 32 + lane;
       }
   }
+  if (!fits) return;
+  __syncthreads();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < all_places / 4; i += WARPS * 32) ((int4*)slots)[i] = ((const int4*)staged)[i];
 }

@@ -26,6 +26,8 @@ _LARGE = 128  # tokens times strips, from which on a Hopper consumer needs the p
 LAID_CHUNKS = 4  # of a block that lays rows in tiles
 ROUTE_WARPS = 32
 _MOST_COUNTS = 16384  # of all warps, in the sort's shared memory
+_STAGED_PLACES = 12288  # at most, there
+_ROUTE_WORDS = 24 << 10  # of all of it, on any card
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +201,22 @@ def route_warps(experts: int) -> int:
     return max(1, min(ROUTE_WARPS, _MOST_COUNTS // experts))
 
 
+def _staged_places(experts: int) -> int:
+    """Places of tiles that the sort's shared memory has room for, beside its counts."""
+    left = _ROUTE_WORDS - route_warps(experts) * experts - 2 * experts - 1
+    return max(0, min(_STAGED_PLACES, left)) // 4 * 4
+
+
 def route_shared_bytes(experts: int) -> int:
     """Dynamic shared memory of the sort."""
-    return 4 * (route_warps(experts) * experts + 2 * experts + 1)
+    return 4 * (_staged_places(experts) + route_warps(experts) * experts + 2 * experts + 1)
 
 
 def route_source(experts: int) -> Source:
     """The sort of pairs by expert."""
-    text = define([("WARPS", str(route_warps(experts))), ("EXPERT_BITS", str((experts - 1).bit_length()))])
+    own = {
+        "WARPS": route_warps(experts), "EXPERTS": experts, "EXPERT_BITS": (experts - 1).bit_length(),
+        "STAGED": _staged_places(experts),
+    }  # fmt: skip
+    text = define((name, str(value)) for name, value in own.items())
     return Source("route_pairs", text + read("primitives.cu") + read("grouped/route.cu"))
