@@ -114,15 +114,15 @@ class Layers:
 
 def other_tiles(config: GroupedConfig, text: str) -> Iterator[GroupedConfig]:
     """Tiles that the command line asks to be tried; the first letter says for which matmul, capitals mean direct."""
-    own = "g" if config.activation else "d"
+    own = "gl" if config.activation else "d"
     for part in text.split(",") if text else ():
         numbers = list(map(int, part[1:].split("/")))
-        if part[0].lower() == own and numbers[0] == config.tiles.tokens:
+        if part[0].lower() in own and numbers[0] == config.tiles.tokens:
             tokens, first, second, third, blocks = numbers
             if part[0].isupper():
                 yield replace(config, tiles=DirectTiles(tokens, first, second, third, blocks))
             else:
-                yield replace(config, tiles=GroupedTiles("wgmma", tokens, first, second, third, blocks))
+                yield replace(config, tiles=GroupedTiles("wgmma", tokens, first, second, third, blocks, part[0] == "l"))
 
 
 def numbers_of(config: GroupedConfig) -> str:
@@ -148,7 +148,8 @@ def main() -> None:
     parser.add_argument(
         "--tiles",
         default="",
-        help="g or d, then tokens/strips/groups/stages/blocks; G or D, then tokens/slots/parts/unroll/blocks; ...",
+        help="g, l (gate and up of laid rows) or d, then tokens/strips/groups/stages/blocks; G or D, then"
+        " tokens/slots/parts/unroll/blocks; ...",
     )
     options = parser.parse_args()
     for rows in map(int, options.rows.split(",")):

@@ -266,7 +266,7 @@ def test_a_chunk_fills_a_tile_of_the_device(tile: int) -> None:
     assert {0, tile // 4 + 1} <= seen
 
 
-SIZES = (16, 32, *range(64, 513, 64), 640, 768, 896, 1024, 1280, 1536)
+SIZES = (16, 32, *range(64, 513, 64), 640, 768, 896, 1024, 1280, 1536, 1664, 1792, 1920, 2048)
 
 
 @pytest.mark.parametrize("token_s", [1e-2, 1e-3, 1e-4, 1e-5])

@@ -38,7 +38,7 @@ from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
 from realizar.models.parameters import size_of_token
-from realizar.models.spec import ExpertLinear, Experts, ModelSpec
+from realizar.models.spec import ExpertLinear, ModelSpec
 from realizar.models.tensor_source import TensorName
 from realizar.quantization import FLOAT32_LAYOUT, WeightLayout
 
@@ -126,11 +126,6 @@ def _recurrence_bytes(spec: ModelSpec, config: ResolvedConfig, workspace: Worksp
     scratch = () if config.batch_invariant else scan_scratch(spec, workspace)
     handed_on = sum(each.numel() * each.element_size() for each in scratch)
     return config.max_running * slot_bytes(spec, config) + handed_on
-
-
-def _places(experts: Experts, tokens: int) -> int:
-    """Places of the tiles of a mixture's grouped matmuls."""
-    return step_tiles(tokens, experts.experts_per_token, ExpertShape.of(experts), True).places
 
 
 def _matrix_sizes(

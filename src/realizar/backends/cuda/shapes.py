@@ -13,7 +13,7 @@ _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 _TOKEN_STEP = 64
 _COARSE_STEPS = ((1024, 128), (1536, 256), (2048, 128))
 """Of more tokens than 512, up to each: so few graphs more, and where a step takes the longest, little padding."""
-_GRAPH_TOKENS = 2048  # with more in a step the device is busy for longer than the host takes to launch it
+_GRAPH_TOKENS = 2048  # with many more in a step the device is busy for longer than a slow host takes to launch it
 _GRAPH_CHUNKS = 16  # rows with chunks that a graph has room for, at least: a tile that is dead still costs a little
 
 

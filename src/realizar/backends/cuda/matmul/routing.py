@@ -33,6 +33,7 @@ ROUTED_TOKENS = 16  # at most, for each reads the whole router, from the second-
 MANY_TOKENS = 256  # at most, where tokens share what is read of it
 _FEW_TOKENS = 8  # at most, of large clusters: with 16 of 128 experts that takes half as long again as that for many
 _OF_CLUSTER = ((64, 8), (128, 16), (MANY_TOKENS, 24))  # tokens of a step, up to each, and then of a cluster
+_LEAST_OF_CLUSTER = 16  # for which there must be room: with fewer, many tokens would have clusters for several rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class RouterKernels:
 
     def columns(self, key: ChoiceShape, weights: torch.Tensor) -> torch.Tensor | None:
         """`Router.columns` of its weights."""
-        if not (self._clusters and key.has_many(_OF_CLUSTER[1][1])):
+        if not (self._clusters and key.has_many(_LEAST_OF_CLUSTER)):
             return None
         rows, units = key.padded_experts, CLUSTER_BLOCKS * key.units
         padded = torch.zeros((rows, units * 16), device=weights.device)
@@ -170,6 +171,9 @@ class RouterKernels:
 
 @cache
 def _of_cluster(key: ChoiceShape, tokens: int) -> int:
-    """Tokens of a cluster in a step of so many: as measured, or fewer where shared memory has no room for them."""
+    """Tokens of a cluster in a step of so many: as measured, or fewer where shared memory has no room for them.
+
+    An H200 has 15 clusters at once, so that steps of over 240 tokens take a second round where 24 find no room.
+    """
     wanted = next(each for most, each in _OF_CLUSTER if tokens <= most)
     return max(each for _, each in _OF_CLUSTER if each <= wanted and key.has_many(each))

@@ -1,6 +1,6 @@
 // Scores of experts and their choice, for many tokens: a cluster of blocks has some tokens of the residual stream, each
 // of its blocks some columns of the router, and each warp some experts of those. Tensor cores multiply: a float is the
-// sum of two that they take whole, and of the four products the smallest is left out, so scores are those of floats.
+// sum of two that they take but for a bit or two, and of the four products the smallest is left out.
 // The sums of warps, then of blocks, are added in one order.
 // Defined around it: WIDTH (of the stream, a multiple of 4) TOKENS (of a cluster: 4, or a multiple of 8) PADDED
 // (experts: a multiple of 32) UNITS (of 16 columns, of a block) AHEAD (units of a warp that are asked for at once, a

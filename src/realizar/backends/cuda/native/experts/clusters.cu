@@ -11,8 +11,3 @@ INLINE u32 in_cluster(const void* own, int block) {
 INLINE void store_in_cluster(const void* own, int block, float x) {
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(in_cluster(own, block)), "f"(x) : "memory");
 }
-INLINE float load_in_cluster(const void* own, int block) {
-  float r;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(r) : "r"(in_cluster(own, block)) : "memory");
-  return r;
-}
