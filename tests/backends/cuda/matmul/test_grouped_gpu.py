@@ -27,7 +27,7 @@ from realizar.backends.cuda.matmul.grouped_tiles import (
     most_tiles,
 )
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
-from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles
+from realizar.backends.cuda.native.grouped.source import AnyTiles, DirectTiles, GroupedTiles
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.checkpoint.ggml_types import GGMLType
@@ -49,7 +49,21 @@ DIRECT = {"2 x 4": (2, 4, 2, 2), "4 x 1": (4, 1, 1, 5), "1 x 8": (1, 8, 4, 1)}
 """Slots, parts, unroll and blocks of kernels whose warps read weights for themselves."""
 
 
-class DirectMatmuls(GroupedMatmuls):
+class RetiledMatmuls(GroupedMatmuls):
+    """Grouped matmuls with other tiles than those that are chosen for them."""
+
+    def other(self, chosen: GroupedConfig) -> AnyTiles:
+        """The tiles in place of the chosen ones."""
+        raise NotImplementedError
+
+    def route(
+        self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False
+    ) -> GroupedConfig:
+        chosen = super().route(step, stack, activation, tiled)
+        return replace(chosen, tiles=self.other(chosen))
+
+
+class DirectMatmuls(RetiledMatmuls):
     """Grouped matmuls without a ring."""
 
     numbers: tuple[int, int, int, int]
@@ -59,42 +73,33 @@ class DirectMatmuls(GroupedMatmuls):
         tokens = min(step.tokens, DIRECT_TOKENS)
         return replace(step, tokens=tokens, count=most_tiles(step.pairs, shape.experts, tokens))
 
-    def route(
-        self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False
-    ) -> GroupedConfig:
-        chosen = super().route(step, stack, activation, tiled)
-        return replace(chosen, tiles=DirectTiles(step.tokens, *self.numbers))
+    def other(self, chosen: GroupedConfig) -> DirectTiles:
+        return DirectTiles(chosen.tiles.tokens, *self.numbers)
 
 
 THREE_GROUPS_TOKENS = 64
 
 
-class GatheringMatmuls(GroupedMatmuls):
+class GatheringMatmuls(RetiledMatmuls):
     """Grouped matmuls whose gate and up find rows of x by their pairs, whatever the tiles."""
 
-    def route(
-        self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False
-    ) -> GroupedConfig:
-        chosen = super().route(step, stack, activation, tiled)
+    def other(self, chosen: GroupedConfig) -> GroupedTiles:
         assert isinstance(chosen.tiles, GroupedTiles)
-        return replace(chosen, tiles=replace(chosen.tiles, laid=False))
+        return replace(chosen.tiles, laid=False)
 
 
-class LaidMatmuls(GroupedMatmuls):
+class LaidMatmuls(RetiledMatmuls):
     """Grouped matmuls whose rows of gate and up are laid in tiles first; three warpgroups where they have registers."""
 
-    def route(
-        self, step: StepTiles, stack: PackedExperts, activation: GatedActivation | None = None, tiled: bool = False
-    ) -> GroupedConfig:
-        chosen = super().route(step, stack, activation, tiled)
+    def other(self, chosen: GroupedConfig) -> GroupedTiles:
         assert isinstance(chosen.tiles, GroupedTiles)
-        if activation is None:
-            return chosen
+        if chosen.activation is None:
+            return chosen.tiles
         tiles = replace(chosen.tiles, laid=True)
-        if tiles.tokens <= THREE_GROUPS_TOKENS:
-            tiles = replace(tiles, groups=3, blocks=1, stages=MOST_STAGES)
-            tiles = fitted(tiles, stack.format, True, self._tuning.shared_bytes)
-        return replace(chosen, tiles=tiles)
+        if tiles.tokens > THREE_GROUPS_TOKENS:
+            return tiles
+        tiles = replace(tiles, groups=3, blocks=1, stages=MOST_STAGES)
+        return fitted(tiles, chosen.format, True, self._tuning.shared_bytes)
 
 
 KERNELS = ("wgmma", "mma_sync", *DIRECT)

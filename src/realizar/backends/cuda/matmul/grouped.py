@@ -127,13 +127,14 @@ class GroupedBuffers:
             wgmma: whether the Hopper kernel runs. lines: measured on the device.
             shared: as in `step_tiles`.
         """
-        steps = [step_tiles(each, per_token, shape, wgmma, lines, shared) for each in range(1, rows + 1)]
+        own = [line for line in lines if line.shape == shape]  # once, since thousands of steps look through them
+        steps = [step_tiles(each, per_token, shape, wgmma, own, shared) for each in range(1, rows + 1)]
         places = max(step.places for step in steps)
         self.slots = torch.full((places,), -1, dtype=torch.int32, device=device)
         self.work = torch.zeros(1 + max(step.count for step in steps), dtype=torch.int32, device=device)
         self.starts = torch.zeros(shape.experts + shared + 1, dtype=torch.int32, device=device)
         self.gated = torch.zeros(places * shape.width, dtype=torch.float16, device=device)
-        laid = max((step.places for step in steps if _lays(lines, step, shape, wgmma)), default=0)
+        laid = max((step.places for step in steps if _lays(own, step, shape, wgmma)), default=0)
         self.laid = torch.zeros(laid * padded_cols(shape.hidden), dtype=torch.float16, device=device)
 
     @property

@@ -39,7 +39,7 @@ _WARPS = {1: 32, 2: 24, 4: 16}  # of a multiprocessor in the mat-vec, by the chu
 # strips, groups, blocks
 _GATED = ((2, 1, 2), (2, 1, 3), (2, 1, 4), (2, 1, 5), (2, 2, 1), (2, 2, 2), (2, 1, 1), (2, 3, 1))
 _PAIRS = (*_GATED, (3, 1, 2), (3, 1, 3), (3, 1, 4), (1, 1, 4), (1, 1, 6), (1, 2, 2), (1, 2, 3), (1, 2, 1))
-_LAID_TOKENS = 32  # places from which on rows laid in tiles first may be faster
+_LEAST_LAID_TOKENS = 32  # places from which on rows laid in tiles first may be faster
 _MMA_SYNC = ((2, 1, 1), (2, 1, 2), (2, 1, 3))
 _PARTS = (1, 2, 3, 4, 6)
 # slots, parts, chunks ahead, blocks
@@ -143,7 +143,7 @@ def _with_ring(
             if tiles not in seen and sums + 76 <= available:
                 seen.add(tiles)
                 yield tiles
-                if gated and device.wgmma and tokens >= _LAID_TOKENS:
+                if gated and device.wgmma and tokens >= _LEAST_LAID_TOKENS:
                     yield replace(tiles, laid=True)
 
 

@@ -201,15 +201,19 @@ def route_warps(experts: int) -> int:
     return max(1, min(ROUTE_WARPS, _MOST_COUNTS // experts))
 
 
+def _count_words(experts: int) -> int:
+    """Integers of the sort's shared memory beside places: of each warp's counts, of totals and of first tiles."""
+    return route_warps(experts) * experts + 2 * experts + 1
+
+
 def _staged_places(experts: int) -> int:
     """Places of tiles that the sort's shared memory has room for, beside its counts."""
-    left = _ROUTE_WORDS - route_warps(experts) * experts - 2 * experts - 1
-    return max(0, min(_STAGED_PLACES, left)) // 4 * 4
+    return max(0, min(_STAGED_PLACES, _ROUTE_WORDS - _count_words(experts))) // 4 * 4
 
 
 def route_shared_bytes(experts: int) -> int:
     """Dynamic shared memory of the sort."""
-    return 4 * (_staged_places(experts) + route_warps(experts) * experts + 2 * experts + 1)
+    return 4 * (_staged_places(experts) + _count_words(experts))
 
 
 def route_source(experts: int) -> Source:
