@@ -16,14 +16,15 @@ def test_the_page_is_of_the_figures() -> None:
     assert PAGE.read_text(encoding="utf-8") == render(load()), "run `make parity`"
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "cpu" in case.run_by])
-def test_every_row_was_measured_on_a_cpu(name: str) -> None:
+def test_every_row_was_measured_on_a_cpu() -> None:
     rows = load()["rows"]
-    for form in forms_of(name):
-        row = rows.get(f"{name} {form}", {})
-        assert row.get("digest") == digest(name), f"{name} {form} was never measured: run `make parity`"
-        assert row["cpu"]["batch_equals_alone"]
-        assert all(error < (1e-4 if form.startswith("F32") else 0.1) for error in row["cpu"]["errors"].values())
+    for name in (name for name, case in CASES.items() if "cpu" in case.run_by):
+        for form in forms_of(name):
+            row = rows.get(f"{name} {form}", {})
+            assert row.get("digest") == digest(name), f"{name} {form} was never measured: run `make parity`"
+            assert row["cpu"]["batch_equals_alone"], f"{name} {form}"
+            limit = 1e-4 if form.startswith("F32") else 0.1
+            assert all(error < limit for error in row["cpu"]["errors"].values()), f"{name} {form}"
 
 
 @pytest.mark.parametrize("name", ["smollm3", "qwen3moe"])  # reordered out_features; matrices apart that are one here
