@@ -49,7 +49,7 @@ def conversation(plain: dict[str, Any] | None = None, **fields: Any) -> Conversa
 def test_a_conversation_is_planned_run_and_whole() -> None:
     engine = ScriptedEngine(num_cached=3)
     api = api_of(engine)
-    plan = plan_chat(api, conversation({"temperature": 0.25, "n": 2}, max_tokens=7), Stop())
+    plan = plan_chat(api, conversation({"temperature": 0.25, "n": 2, "max_tokens": 7}), Stop())
     run = ChatRun(api, plan, "id", cast("RequestLease", NoLease()))
     choices = [WholeChoice(), WholeChoice()]
 
@@ -69,7 +69,7 @@ def test_a_conversation_is_planned_run_and_whole() -> None:
 def test_errors_name_the_fields_of_the_dialect() -> None:
     api = api_of(ScriptedEngine())
     with pytest.raises(InvalidRequestError, match=r"^length must be") as caught:
-        plan_chat(api, conversation(max_tokens=-3), Stop())
+        plan_chat(api, conversation({"max_tokens": -3}), Stop())
     assert caught.value.param == "length"
     long = Conversation(
         messages=[{**HI, "content": "x" * 300_000}], tools=ToolPlan(), wishes=SamplingWishes(plain={}), names=NAMES

@@ -18,7 +18,7 @@ from realizar.server.http.unknown_fields import known_only
 
 _LOG = logging.getLogger(__name__)
 _BILLING = "x-anthropic-billing-header:"
-_PLAIN = ("temperature", "top_k", "top_p")
+_PLAIN = ("max_tokens", "temperature", "top_k", "top_p")
 _NAMES = {"stop": "stop_sequences", "structured": "output_config.format"}
 _KEPT_EDIT = "clear_thinking_20251015"  # templates drop earlier reasoning by themselves
 
@@ -76,10 +76,9 @@ def _log_once() -> None:
 
 def _wishes(request: CountTokensRequest, structured: StructuredOutput | None) -> SamplingWishes:
     if not isinstance(request, MessagesRequest):
-        return SamplingWishes(plain={}, max_tokens=1, structured=structured)
+        return SamplingWishes(plain={"max_tokens": 1}, structured=structured)
     return SamplingWishes(
         plain={name: value for name in _PLAIN if (value := getattr(request, name)) is not None},
-        max_tokens=request.max_tokens,
         stop=request.stop_sequences,
         structured=structured,
     )

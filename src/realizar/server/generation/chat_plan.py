@@ -98,7 +98,7 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
     variables = _variables(conversation, template)
     shown, num_messages = tools.shown, len(conversation.messages)
     if conversation.drops_oldest:
-        conversation = _shortened(api, conversation, template, variables, stop)
+        conversation = _shortened(api, conversation, sampling.max_tokens, template, variables, stop)
     _check_sizes(api, conversation)
     stop.check()
     answer_format = find_format(template.source(shown))  # renders the template once, so that its errors come first
@@ -119,7 +119,8 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         sampling = replace(sampling, structured=_tool_grammar(api, tools, answer_format, prompt_end))
     kept = keep_last(token_ids, conversation.keep_last, api.max_tokens)
     room = api.max_tokens - len(kept)
-    cut = conversation.bounded_by_context and sampling.max_tokens is not None and 0 < room < sampling.max_tokens
+    bounded = conversation.bounded_by_context or not conversation.wishes.bounds_answer
+    cut = bounded and sampling.max_tokens is not None and 0 < room < sampling.max_tokens
     return ChatPlan(
         token_ids=kept,
         sampling=replace(sampling, max_tokens=room) if cut else sampling,
@@ -136,10 +137,15 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
 
 
 def _shortened(
-    api: Api, conversation: Conversation, template: ChatTemplate, variables: Mapping[str, Any], stop: Stop
+    api: Api,
+    conversation: Conversation,
+    max_tokens: int | None,
+    template: ChatTemplate,
+    variables: Mapping[str, Any],
+    stop: Stop,
 ) -> Conversation:
     """The conversation without its oldest turns, if the answer would have too little of the context otherwise."""
-    room = min(conversation.wishes.max_tokens or api.max_tokens, api.max_tokens // _ROOM)
+    room = min(max_tokens or api.max_tokens, api.max_tokens // _ROOM)
 
     def fits(messages: list[Mapping[str, Any]]) -> bool:
         stop.check()

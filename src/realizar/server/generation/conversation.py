@@ -28,7 +28,8 @@ class Conversation:
         template: a template in place of the model's own.
         add_prompt: True to end the prompt where the answer begins.
         continues: the prompt ends within the last message, an assistant's with text, and the answer goes on with it.
-        bounded_by_context: True if `max_tokens` may be more than the context leaves, which then ends the answer.
+        bounded_by_context: True if the request's `max_tokens` may be more than the context leaves, which then ends the
+            answer.
         drops_oldest: True to drop the oldest turns of a conversation that leaves too little of the context.
         keep_last: cut the prompt to its last tokens; -1 is the length of the context, None cuts nothing.
         priority: the request's priority.

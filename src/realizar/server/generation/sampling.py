@@ -43,7 +43,7 @@ SAMPLER_FIELDS = (
 """Fields of a request that have the same name in `SamplingParams`."""
 
 PLAIN_FIELDS = ("n", "seed", *SAMPLER_FIELDS, "min_tokens", "ignore_eos")
-"""Fields of `SamplingParams` that a request sets as they are."""
+"""Fields of `SamplingParams` that a request sets as they are. `max_tokens` is not among them: its names differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +51,8 @@ class SamplingWishes:
     """A request's wishes about sampling, in any dialect. What is not given (None) is the model's default.
 
     Attributes:
-        plain: values by `PLAIN_FIELDS`, of those that the request gives.
-        max_tokens: None is the rest of the context.
+        plain: values by `PLAIN_FIELDS` and `max_tokens`, of those that the request gives. `max_tokens` given as None is
+            the rest of the context.
         stop: a stop string, or several.
         logit_bias: added to logits, by token ids in decimal.
         dry_sequence_breakers: texts; the last token of each is a breaker.
@@ -62,7 +62,6 @@ class SamplingWishes:
     """
 
     plain: Mapping[str, Any]
-    max_tokens: int | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
     logit_bias: Mapping[str, float] | None = None
@@ -70,6 +69,11 @@ class SamplingWishes:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured: StructuredOutput | None = None
+
+    @property
+    def bounds_answer(self) -> bool:
+        """True if the request says how long an answer may be. A default may be more than the context leaves."""
+        return "max_tokens" in self.plain
 
 
 def build_sampling(wishes: SamplingWishes, model: ServedModel) -> SamplingParams:
@@ -81,7 +85,6 @@ def build_sampling(wishes: SamplingWishes, model: ServedModel) -> SamplingParams
     tokenizer, default = model.tokenizer, model.default_sampling
     changes: dict[str, Any] = {
         **wishes.plain,
-        "max_tokens": wishes.max_tokens,
         "logprobs": wishes.logprobs,
         "prompt_logprobs": wishes.prompt_logprobs,
         "structured": wishes.structured,

@@ -61,13 +61,14 @@ def read_options(api: Api, request: AnswerRequest) -> SamplingWishes:
     if plain.get("seed") == -1:
         plain["seed"] = None
     _check_penalties(given, plain, api.model.default_sampling, api.max_tokens)
+    if given.num_predict is not None:
+        plain["max_tokens"] = _max_tokens(given.num_predict)
     if given.tfs_z not in (None, 1):
         raise unsupported("options.tfs_z", "must be 1, which turns it off: tail-free sampling is not supported")
     if request.logprobs:
         api.token_names.prepare()
     return SamplingWishes(
         plain=plain,
-        max_tokens=_max_tokens(given.num_predict),
         stop=given.stop or None,
         logprobs=_logprobs(request),
         structured=read_format(request.format),
@@ -89,8 +90,8 @@ def read_format(given: str | dict[str, Any] | None) -> StructuredOutput | None:
     return StructuredOutput("json_schema", json.dumps(given))
 
 
-def _max_tokens(given: int | None) -> int | None:
-    if given is None or given in _WHOLE_CONTEXT:
+def _max_tokens(given: int) -> int | None:
+    if given in _WHOLE_CONTEXT:
         return None
     if given < 1:
         raise refused(f"options.num_predict must be -2 or more, not {given}", "options.num_predict")

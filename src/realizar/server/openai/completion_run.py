@@ -31,6 +31,7 @@ class CompletionPlan:
         logprobs: most probable tokens to list; None without log-probabilities.
         prompt_logprobs: the same for vLLM's field.
         stream: True if the answer is streamed.
+        bounded_by_context: True if `max_tokens` may be more than the context leaves.
         reports_progress: True to get deltas that tell how much of a prompt has been read.
     """
 
@@ -41,6 +42,7 @@ class CompletionPlan:
     logprobs: int | None
     prompt_logprobs: int | None
     stream: bool
+    bounded_by_context: bool
     reports_progress: bool
     priority: int
     cache_salt: str | None
@@ -183,6 +185,9 @@ class CompletionRun:
     async def _submit(self, place: int, sampling: SamplingParams, *, score_only: bool) -> AsyncStream:
         prompt = self._plan.prompts[place]
         scoring = score_only and not self._plan.score_only
+        room = self._info.max_request_tokens - len(prompt.token_ids)
+        if self._plan.bounded_by_context and sampling.max_tokens is not None and 0 < room < sampling.max_tokens:
+            sampling = replace(sampling, max_tokens=room)
         return await self._api.engine.generate(
             prompt.token_ids,
             sampling,

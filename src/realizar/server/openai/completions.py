@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -38,7 +39,7 @@ from realizar.server.openai.records.sampling import StreamOptions
 from realizar.server.openai.structured import find_structured
 from realizar.server.openai.wishes import read_wishes
 
-DEFAULT_MAX_TOKENS = 16  # OpenAI's default for this endpoint
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default for this endpoint, where the model has none
 
 
 async def completions(request: Request) -> Response:
@@ -79,14 +80,14 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> Complet
     found = find_structured(record, record.response_format)
     wishes = read_wishes(
         record,
-        max_tokens=DEFAULT_MAX_TOKENS
-        if record.max_tokens is None
-        else record.max_tokens or (None if score_only else 0),
+        max_tokens=None if score_only else record.max_tokens,
         logprobs=logprobs,
         prompt_logprobs=scored,
         structured=None if found is None else found[1],
     )
     sampling = build_sampling(wishes, api.model)
+    if sampling.max_tokens is None:
+        sampling = replace(sampling, max_tokens=DEFAULT_MAX_TOKENS)
     prompts = _tokenized(api, record, stop)
     _check_answers(len(prompts), sampling.n, api.settings.max_choices)
     check_listed_ids(sampling, len(prompts))
@@ -100,6 +101,7 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> Complet
         logprobs=logprobs,
         prompt_logprobs=listed,
         stream=bool(record.stream),
+        bounded_by_context=not wishes.bounds_answer,
         reports_progress=check_progress(record.return_progress, stream=record.stream),
         priority=check_priority(record.priority, allowed=api.settings.allow_request_priority),
         cache_salt=record.cache_salt,

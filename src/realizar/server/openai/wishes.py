@@ -19,16 +19,16 @@ def read_wishes(
     """Read the sampling fields of a request.
 
     Args:
-        max_tokens: None is the rest of the context.
+        max_tokens: None is the model's default.
 
     Raises:
         ApiError: 400; `best_of` asks for answers that are thrown away.
     """
     if fields.best_of is not None and fields.best_of != (1 if fields.n is None else fields.n):
         raise unsupported("best_of", "must equal n: no further answers are generated")
+    plain = {name: value for name in PLAIN_FIELDS if (value := getattr(fields, name)) is not None}
     return SamplingWishes(
-        plain={name: value for name in PLAIN_FIELDS if (value := getattr(fields, name)) is not None},
-        max_tokens=max_tokens,
+        plain=plain if max_tokens is None else {**plain, "max_tokens": max_tokens},
         stop=fields.stop,
         stop_token_ids=fields.stop_token_ids,
         logit_bias=fields.logit_bias,

@@ -122,18 +122,15 @@ def _messages(request: InputTokensRequest, earlier: Sequence[dict[str, Any]]) ->
 def _wishes(request: InputTokensRequest, structured: StructuredOutput | None) -> SamplingWishes:
     if not isinstance(request, ResponsesRequest):
         # The room for an answer decides what is dropped: a count of what remains is that of an answer of any length.
-        return SamplingWishes(plain={}, max_tokens=None if request.truncation == "auto" else 1, structured=structured)
+        return SamplingWishes(plain={} if request.truncation == "auto" else {"max_tokens": 1}, structured=structured)
     wanted = includes(request, LOGPROBS)
     if request.top_logprobs and not wanted:
         raise refused(f"top_logprobs needs include to have {LOGPROBS}", "top_logprobs", "invalid_value")
     top = check_top(request.top_logprobs, "top_logprobs") or 0
     plain = {name: value for name in ("temperature", "top_p") if (value := getattr(request, name)) is not None}
-    return SamplingWishes(
-        plain=plain,
-        max_tokens=request.max_output_tokens,
-        logprobs=top if wanted else None,
-        structured=structured,
-    )
+    if request.max_output_tokens is not None:
+        plain["max_tokens"] = request.max_output_tokens
+    return SamplingWishes(plain=plain, logprobs=top if wanted else None, structured=structured)
 
 
 def _structured(request: InputTokensRequest) -> StructuredOutput | None:
