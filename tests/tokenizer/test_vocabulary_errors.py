@@ -92,6 +92,29 @@ def test_malformed(key: str, value: Any, message: str) -> None:
     assert key == "tokens" or name in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("role", "value"),
+    [
+        ("padding", 4),
+        ("mask", 4),
+        ("unknown", 4),
+        *((role, (1 << 32) - 1) for role in ("padding", "bos", "eos", "eot")),
+    ],
+)
+def test_ids_beyond_the_vocabulary_that_no_answer_needs(
+    role: str, value: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = f"tokenizer.ggml.{role}_token_id"
+    tokenizer = load({**GOOD, key: value})
+    assert tokenizer.encode("ab") == load(GOOD).encode("ab")
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.special_texts) == (None, None, {})
+    assert caplog.messages == [f"made-up.gguf: key '{key}' is {value}, beyond the 4 tokens; it is left out"]
+
+
+def test_an_unknown_token_beyond_the_vocabulary_is_the_default_one() -> None:
+    assert load({**SCORED, "tokenizer.ggml.unknown_token_id": 4}).encode("a", add_special=False) == [0, 3]
+
+
 def test_scores_that_float32_lacks_have_a_rank() -> None:
     scores = np.array([0, 0, -1e300, 1e300])
     assert load({**SCORED, "tokenizer.ggml.scores": scores}).encode("a", add_special=False) == [0, 3]

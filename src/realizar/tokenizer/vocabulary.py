@@ -5,6 +5,7 @@ Key names and defaults are those of the GGUF specification and llama.cpp.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,6 +19,7 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, TokenizerError
 from realizar.tokenizer.charsmap import CharsmapError, longest_replacement
 
+_LOG = logging.getLogger(__name__)
 _PREFIX = "tokenizer.ggml."
 MAX_SPECIAL_LENGTH = 256
 """Characters of a special token, which is searched in every text. Known ones have 30; the search time grows with it."""
@@ -216,9 +218,14 @@ class _Reader:
                     continue
                 if isinstance(value, bool) or not isinstance(value, int):
                     self.refuse(key, f"is {value!r}, which is not an id")
-                if not 0 <= value < count:
+                if 0 <= value < count:
+                    special[name] = value
+                elif value == _NO_TOKEN or (name in _UNUSED_IN_ANSWERS and value >= 0):
+                    _LOG.warning(
+                        "%s: key '%s' is %d, beyond the %d tokens; it is left out", self.path, key, value, count
+                    )
+                else:
                     self.refuse(key, f"is {value}, beyond the {count} tokens")
-                special[name] = value
         return special
 
     def _flags(self) -> dict[str, bool]:
@@ -272,6 +279,9 @@ _SPECIAL_KEYS: Mapping[str, tuple[str, ...]] = {
     "fim_repo": ("fim_rep",),
     "fim_separator": ("fim_sep",),
 }
+# Left out, as in llama.cpp, where they lie beyond the vocabulary; models that need an unknown token say so.
+_UNUSED_IN_ANSWERS = ("unknown", "padding", "mask")
+_NO_TOKEN = (1 << 32) - 1  # -1 in 32 bits
 _FLAGS = (
     "add_bos_token",
     "add_eos_token",
