@@ -23,7 +23,7 @@ def test_reads_what_is_there(tmp_path: Path) -> None:
         "config": {"model_type": "llama", "rope_theta": 1e6},
         "generation_config": {"eos_token_id": [1, 2]},
         "tokenizer_config": {"add_bos_token": True, "chat_template": "old"},
-        "chat_template": "{{ bos_token }}\r\nnäh\n",
+        "chat_templates": {"default": "{{ bos_token }}\r\nnäh\n"},
     }
 
 
@@ -31,18 +31,50 @@ def test_empty_folder(tmp_path: Path) -> None:
     assert read_folder_metadata(tmp_path) == {}
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.json"])
 @pytest.mark.parametrize(
-    ("value", "template"),
+    ("value", "templates"),
     [
-        ("text", "text"),
-        ([{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}], "D"),
-        ([{"name": "rag", "template": "R"}], None),
+        ("text", {"default": "text"}),
+        ("", {"default": ""}),
+        (
+            [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}],
+            {"tool_use": "T", "default": "D"},
+        ),
+        ([{"name": "rag", "template": "R"}], {"rag": "R"}),
+        ({"default": "D"}, {"default": "D"}),
         (None, None),
     ],
 )
-def test_template_of_the_tokenizer_config(tmp_path: Path, value: object, template: str | None) -> None:
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
-    assert read_folder_metadata(tmp_path).get("chat_template") == template
+def test_templates_in_json(tmp_path: Path, name: str, value: object, templates: object) -> None:
+    (tmp_path / name).write_text(json.dumps({"chat_template": value}))
+    assert read_folder_metadata(tmp_path).get("chat_templates") == templates
+
+
+def test_the_tokenizers_template_comes_before_the_processors(tmp_path: Path) -> None:
+    for name, text in (("tokenizer_config.json", "T"), ("chat_template.json", "P")):
+        (tmp_path / name).write_text(json.dumps({"chat_template": text}))
+    assert read_folder_metadata(tmp_path)["chat_templates"] == {"default": "T"}
+
+
+@pytest.mark.parametrize("with_default", [False, True])
+def test_templates_in_files_replace_those_in_json(tmp_path: Path, *, with_default: bool) -> None:
+    listed = [{"name": "default", "template": "old"}, {"name": "tool_use", "template": "old"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("R")
+    if with_default:
+        (tmp_path / "chat_template.jinja").write_text("D")
+    expected = {"rag": "R", "default": "D"} if with_default else {"rag": "R"}
+    assert read_folder_metadata(tmp_path)["chat_templates"] == expected
+
+
+def test_a_folder_with_many_templates_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    for number in range(17):
+        (tmp_path / "additional_chat_templates" / f"{number}.jinja").touch()
+    with pytest.raises(CheckpointError, match="additional_chat_templates: files: more than 16"):
+        read_folder_metadata(tmp_path)
 
 
 @pytest.mark.parametrize("value", [7, {"a": 1}, [{"name": "default", "template": 3}]])

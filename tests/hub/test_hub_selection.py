@@ -108,6 +108,12 @@ def test_shards_are_taken_and_other_exports_left() -> None:
     assert select_files("u/r", names, None) == ("config.json", *shards, "model.safetensors.index.json")
 
 
+def test_all_chat_templates_come() -> None:
+    templates = ("additional_chat_templates/rag.jinja", "chat_template.jinja", "chat_template.json")
+    names = ("config.json", "model.safetensors", *templates, "additional_chat_templates/x/y.jinja", "other/z.jinja")
+    assert select_files("u/r", names, None) == ("config.json", "model.safetensors", *templates)
+
+
 @pytest.mark.parametrize(
     ("name", "parts"),
     [

@@ -127,14 +127,18 @@ def test_settings_beside_it(tmp_path: Path) -> None:
         saved(library, tmp_path, config={"eos_token_id": "x"})
 
 
-def test_templates(tmp_path: Path) -> None:
-    listed = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
-    tokenizer = saved(byte_level("qwen2"), tmp_path, tokenizer_config={**CONFIG, "chat_template": listed})
-    message = [{"role": "user", "content": "x"}]
-    assert ChatTemplate(tokenizer).render(message) == "plain"
-    assert ChatTemplate(tokenizer).render(message, tools=[{"type": "function"}]) == "with tools"
-    own = saved(byte_level("qwen2"), tmp_path, tokenizer_config=CONFIG, chat_template="{{ eos_token }}")
-    assert ChatTemplate(own).render(message) == "</s>"
+def test_templates_by_name(tmp_path: Path) -> None:
+    named = {"rag": "with documents", "default": "plain{{ eos_token }}", "tool_use": "with tools"}
+    tokenizer = saved(byte_level("qwen2"), tmp_path, tokenizer_config=CONFIG, chat_templates=named)
+    message, tools, documents = [{"role": "user", "content": "x"}], [{"type": "function"}], [{"text": "y"}]
+    template = ChatTemplate(tokenizer)
+    assert template.render(message) == "plain</s>"
+    assert template.render(message, tools=tools) == template.render(message, tools, documents=documents) == "with tools"
+    assert template.render(message, documents=documents) == template.source(None, documents) == "with documents"
+    assert ChatTemplate(tokenizer, "rag").render(message) == "with documents", "one of the model's, by its name"
+    lone = saved(byte_level("qwen2"), tmp_path, tokenizer_config=CONFIG, chat_templates={"default": "plain"})
+    assert ChatTemplate(lone).render(message, tools=tools).startswith("plain")
+    assert ChatTemplate(lone).source(None, documents) == "plain"
 
 
 def test_users_texts_stay_text(tmp_path: Path) -> None:

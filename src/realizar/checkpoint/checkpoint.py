@@ -58,7 +58,7 @@ class Checkpoint:
         path: the GGUF file (its first part) or the safetensors folder.
         format: `gguf` or `safetensors`.
         metadata: GGUF key to value (arrays are lists, or numpy arrays for numbers); for safetensors the parsed JSON
-            files by stem: `config`, `generation_config`, `tokenizer_config`, and the text of `chat_template`.
+            files by stem: `config`, `generation_config`, `tokenizer_config`, and `chat_templates` by name.
         tensors: by name in the file.
         tokenizer_path: `tokenizer.json` of a safetensors folder, else None.
         release: advises the system that a tensor's mapped pages are not needed for now (the view stays valid).

@@ -14,15 +14,19 @@ MAX_JSON_BYTES = 16 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
 _STEMS = ("config", "generation_config", "tokenizer_config")
 _TEMPLATE_FILE = "chat_template.jinja"
+_TEMPLATE_FOLDER = "additional_chat_templates"
+_PROCESSOR_FILE = "chat_template.json"
 _TEMPLATE_KEY = "chat_template"
+_MAX_TEMPLATES = 16
 
 
 def read_folder_metadata(folder: Path) -> dict[str, Any]:
     """Read the metadata files of a folder, by stem; a missing file has no entry.
 
     Returns:
-        `config`, `generation_config` and `tokenizer_config` (dicts), and `chat_template` (text; from
-        `chat_template.jinja`, else from `tokenizer_config.json`).
+        `config`, `generation_config` and `tokenizer_config` (dicts), and `chat_templates` (dict of texts by name;
+        `default` is for plain chat). As in transformers, templates in files of their own replace those of
+        `tokenizer_config.json`. Where neither has any, a processor's `chat_template.json` counts.
 
     Raises:
         CheckpointError: a file is too large, not UTF-8, or not strict JSON.
@@ -32,9 +36,8 @@ def read_folder_metadata(folder: Path) -> dict[str, Any]:
         path = folder / f"{stem}.json"
         if path.exists():
             metadata[stem] = read_json_object(path, MAX_JSON_BYTES)
-    template = _read_template(folder, metadata.get("tokenizer_config", {}))
-    if template is not None:
-        metadata[_TEMPLATE_KEY] = template
+    if templates := _read_templates(folder, metadata.get("tokenizer_config", {})):
+        metadata["chat_templates"] = templates
     return metadata
 
 
@@ -56,18 +59,33 @@ def refuse_remote_code(config: Mapping[str, Any], known_model_types: Collection[
     )
 
 
-def _read_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    path = folder / _TEMPLATE_FILE
-    if path.exists():
-        data = read_bounded(path, MAX_TEMPLATE_BYTES)
-        try:
-            return str(data, "utf-8")
-        except UnicodeDecodeError as error:
-            raise CheckpointError(path, f"offset {error.start}", "the template is not valid UTF-8") from error
-    value = tokenizer_config.get(_TEMPLATE_KEY)
-    if isinstance(value, list):  # Several templates by name: the one called `default` is for plain chat.
-        named = {item.get("name"): item.get("template") for item in value if isinstance(item, Mapping)}
-        value = named.get("default")
-    if value is None or isinstance(value, str):
-        return value
-    raise CheckpointError(folder / "tokenizer_config.json", f"key '{_TEMPLATE_KEY}'", "is not text")
+def _read_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    paths = {path.stem: path for path in sorted((folder / _TEMPLATE_FOLDER).glob("*.jinja"))}
+    if (path := folder / _TEMPLATE_FILE).exists():
+        paths["default"] = path
+    if len(paths) > _MAX_TEMPLATES:
+        raise CheckpointError(folder / _TEMPLATE_FOLDER, "files", f"more than {_MAX_TEMPLATES} chat templates")
+    if paths:
+        return {name: _read_text(path) for name, path in paths.items()}
+    templates = _named(folder / "tokenizer_config.json", tokenizer_config.get(_TEMPLATE_KEY))
+    if not templates and (path := folder / _PROCESSOR_FILE).exists():
+        templates = _named(path, read_json_object(path, MAX_TEMPLATE_BYTES).get(_TEMPLATE_KEY))
+    return templates
+
+
+def _named(path: Path, value: Any) -> dict[str, str]:
+    """The templates of a JSON file's key: one text, or a list or an object of several by name."""
+    if isinstance(value, list):
+        value = {item.get("name"): item.get("template") for item in value if isinstance(item, Mapping)}
+    templates = value if isinstance(value, dict) else {} if value is None else {"default": value}
+    if not all(isinstance(part, str) for pair in templates.items() for part in pair):
+        raise CheckpointError(path, f"key '{_TEMPLATE_KEY}'", "is not text")
+    return templates
+
+
+def _read_text(path: Path) -> str:
+    data = read_bounded(path, MAX_TEMPLATE_BYTES)
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(path, f"offset {error.start}", "the template is not valid UTF-8") from error

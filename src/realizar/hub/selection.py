@@ -27,6 +27,7 @@ _CONFIG_FILES = frozenset(
         "model.safetensors.index.json",
     }
 )
+_MORE_TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -49,7 +50,9 @@ def select_files(repo: str, names: Sequence[str], wanted: str | None) -> tuple[s
     if safetensors:
         if "config.json" not in names:
             raise UnknownModelError(f"{repo} has safetensors but no config.json, so its architecture is not known")
-        return ("config.json", *safetensors, *sorted(_CONFIG_FILES.intersection(names) - {"config.json"}))
+        templates = [name for name in names if _MORE_TEMPLATES.fullmatch(name)]
+        others = (_CONFIG_FILES - {"config.json"}).intersection(names)
+        return ("config.json", *safetensors, *sorted(others.union(templates)))
     if models:
         return _checked(repo, _default(repo, models))
     if any(name.lower().endswith(_PICKLES) for name in names):

@@ -16,7 +16,7 @@ from realizar.models.ranking import ranking_tensors
 from realizar.models.registry import build_spec
 from realizar.request import Pooling
 from realizar.tokenizer.templates.abilities import template_abilities
-from realizar.tokenizer.templates.stored_templates import stored_templates
+from realizar.tokenizer.templates.stored_templates import plain_template
 
 _UNKNOWN = "unknown"
 
@@ -70,7 +70,7 @@ def read_facts(checkpoint: Checkpoint, chat_template: str | None = None) -> Mode
     Raises:
         CheckpointError: a file is malformed.
     """
-    template = chat_template or _template(checkpoint)
+    template = plain_template(checkpoint) if chat_template is None else chat_template
     tools, reasoning = (False, False) if template is None else template_abilities(template)
     num_parameters, hidden_size, num_layers = _dimensions(checkpoint)
     modified_s, digest = _identity(checkpoint)
@@ -90,11 +90,6 @@ def read_facts(checkpoint: Checkpoint, chat_template: str | None = None) -> Mode
         ranks=bool(ranking_tensors(checkpoint)),
         pooling=default_pooling(checkpoint),
     )
-
-
-def _template(checkpoint: Checkpoint) -> str | None:
-    templates = stored_templates(checkpoint)
-    return templates.get("default") or next(iter(templates.values()), None)
 
 
 def _dimensions(checkpoint: Checkpoint) -> tuple[int, int, int]:

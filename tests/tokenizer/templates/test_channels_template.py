@@ -125,7 +125,7 @@ def from_json(folder: Path) -> Tokenizer:
     library.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL])
     path = folder / "tokenizer.json"
     library.save(str(path))
-    metadata = {"tokenizer_config": {"eos_token": "<|return|>"}, "chat_template": TEMPLATE}
+    metadata = {"tokenizer_config": {"eos_token": "<|return|>"}, "chat_templates": {"default": TEMPLATE}}
     return load_tokenizer(Checkpoint(folder, "safetensors", metadata, {}, tokenizer_path=path))
 
 

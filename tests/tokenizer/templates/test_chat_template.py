@@ -164,6 +164,12 @@ def test_template_for_tools() -> None:
     assert ChatTemplate(model).render(user("x"), tools=[{"type": "function"}]) == "tools:1"
 
 
+@pytest.mark.parametrize("source", ["", " \n"])
+def test_an_empty_template_is_named(source: str) -> None:
+    with pytest.raises(ChatTemplateError, match=r"^the chat template is empty$"):
+        ChatTemplate(tokenizer(source)).encode(user("x"))
+
+
 def test_variables_reach_the_template() -> None:
     template = ChatTemplate(tokenizer("{{ enable_thinking }}{{ add_generation_prompt }}"))
     assert template.render(user("x"), add_generation_prompt=False, enable_thinking=True) == "TrueFalse"

@@ -14,6 +14,7 @@ from realizar.cli.options.chat_template import NO_CHAT
 from realizar.cli.terminal.printable import json_line, printable
 from realizar.cli.terminal.progress import download_progress
 from realizar.sizes import format_bytes, format_count
+from realizar.tokenizer.templates.stored_templates import plain_template
 
 if TYPE_CHECKING:
     from realizar.checkpoint.checkpoint import Checkpoint
@@ -107,14 +108,6 @@ def parameters_text(counts: ParameterCounts) -> str:
     return f"{format_count(counts.total)}, {format_count(counts.active)} of them for a token"
 
 
-def chat_template_of(checkpoint: Checkpoint) -> str | None:
-    """The model's template for plain chat, as text."""
-    from realizar.tokenizer.templates.stored_templates import stored_templates
-
-    templates = stored_templates(checkpoint)
-    return templates.get("default") or next(iter(templates.values()), None)
-
-
 def file_bytes(checkpoint: Checkpoint) -> int:
     """The size of all files of the model, as `realizar list` and hubs count it."""
     if checkpoint.path.is_dir():
@@ -161,7 +154,7 @@ def _record(checkpoint: Checkpoint, reason: str | None) -> dict[str, Any]:
         "types": element_types(checkpoint),
         "metadata": _jsonable(dict(checkpoint.metadata)),
         "tensors": tensors,
-        "chat_template": chat_template_of(checkpoint),
+        "chat_template": plain_template(checkpoint),
     }
 
 
@@ -188,7 +181,7 @@ def runs_text(reason: str | None, weights: KnownWeights | None) -> str:
 
 
 def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
-    template, weights = chat_template_of(checkpoint), known_weights(checkpoint)
+    template, weights = plain_template(checkpoint), known_weights(checkpoint)
     known = []
     if weights is not None:
         read = f"a token reads {format_bytes(weights.token_bytes)} of weights"
@@ -207,7 +200,7 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
     lines += [
         f"  {printable(key)} = {_summary(value)}"
         for key, value in checkpoint.metadata.items()
-        if key != "chat_template"
+        if key != "chat_templates"
     ]
     lines += ["", "element types"]
     for name, numbers in element_types(checkpoint).items():

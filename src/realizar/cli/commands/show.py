@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from realizar.cli.commands.inspect import (
-    chat_template_of,
     element_types,
     file_bytes,
     known_weights,
@@ -21,6 +20,7 @@ from realizar.cli.terminal.printable import json_line, printable, shown_answer
 from realizar.cli.terminal.progress import download_progress
 from realizar.errors import ChatTemplateError, InvalidRequestError
 from realizar.sizes import format_bytes
+from realizar.tokenizer.templates.stored_templates import plain_template
 
 if TYPE_CHECKING:
     from realizar.checkpoint.checkpoint import Checkpoint
@@ -53,7 +53,7 @@ def show_command(
 
 
 def _write_template(model: str, checkpoint: Checkpoint) -> None:
-    text = chat_template_of(checkpoint)
+    text = plain_template(checkpoint)
     if text is None:
         raise ChatTemplateError(f"{model} has no chat template")
     print(shown_answer(text))
@@ -101,7 +101,7 @@ class _Summary:
         from realizar.tokenizer.generation_defaults import generation_defaults
         from realizar.tokenizer.templates.abilities import template_abilities
 
-        template = chat_template_of(checkpoint)
+        template = plain_template(checkpoint)
         tools, reasoning = (False, False) if template is None else template_abilities(template)
         advised = generation_defaults(checkpoint)
         return cls(

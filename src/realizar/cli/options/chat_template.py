@@ -65,13 +65,13 @@ def check_checkpoint_for_chat(model: str, checkpoint: Checkpoint) -> None:
         ChatTemplateError: the file has no template, or a malformed one.
     """
     from realizar.tokenizer.templates.chat_template import check_template
-    from realizar.tokenizer.templates.stored_templates import stored_templates
+    from realizar.tokenizer.templates.stored_templates import plain_template
 
-    templates = stored_templates(checkpoint)
-    if not templates:
+    template = plain_template(checkpoint)
+    if template is None:
         raise _no_template(model)
     try:
-        check_template(templates.get("default") or next(iter(templates.values())))
+        check_template(template)
     except ChatTemplateError as error:
         raise ChatTemplateError(f"{model}: {error} (--chat-template FILE replaces it)") from error
 

@@ -101,7 +101,8 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         conversation = _shortened(api, conversation, sampling.max_tokens, template, variables, stop)
     _check_sizes(api, conversation)
     stop.check()
-    answer_format = find_format(template.source(shown))  # renders the template once, so that its errors come first
+    source = template.source(shown, variables.get("documents"))
+    answer_format = find_format(source)  # renders the template once, so that its errors come first
     with about("messages"):
         if conversation.continues:
             token_ids = template.encode_unfinished(conversation.messages, shown, **variables)
@@ -227,7 +228,7 @@ def _template(api: Api, conversation: Conversation) -> ChatTemplate:
 def _variables(conversation: Conversation, template: ChatTemplate) -> dict[str, Any]:
     """The variables of a template besides messages and tools."""
     variables = dict(conversation.variables)
-    source = template.source()
+    source = template.source(conversation.tools.shown, conversation.documents)
     if conversation.documents:
         if "documents" not in source:
             raise unsupported(

@@ -49,7 +49,7 @@ class ChatTemplate:
 
     Args:
         tokenizer: the model's tokenizer, with its templates. Its control tokens are kept out of users' texts.
-        source: a template that replaces the model's.
+        source: a template that replaces the model's, or the name of one of the model's.
 
     Raises:
         ChatTemplateError: the model has no template. A malformed or too large one raises at its first use.
@@ -57,7 +57,8 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Tokenizer, source: str | None = None) -> None:
         self._tokenizer = tokenizer
-        self._sources = {"default": source} if source is not None else dict(tokenizer.chat_templates)
+        stored = tokenizer.chat_templates
+        self._sources = dict(stored) if source is None else {"default": stored.get(source, source)}
         if not self._sources:
             raise ChatTemplateError(
                 "the model has no chat template: it may be a base model; use a raw prompt, or give a template"
@@ -84,7 +85,7 @@ class ChatTemplate:
             ChatTemplateError: the template raises an error, fails, or exceeds its bounds of time or memory.
             InvalidRequestError: a message is invalid; names the field.
         """
-        return self._choose(tools).render(messages, tools, add_generation_prompt, variables)
+        return self._choose(tools, variables).render(messages, tools, add_generation_prompt, variables)
 
     def encode(
         self,
@@ -98,7 +99,7 @@ class ChatTemplate:
         The template's control tokens become tokens, while the same texts in a message stay text. If the model wants a
         BOS, the prompt has exactly one, whether or not the template writes it.
         """
-        compiled = self._choose(tools)
+        compiled = self._choose(tools, variables)
         hidden = self._hider.hide((messages, tools, variables))
         if hidden is None:
             return self._tokenizer.encode_rendered(compiled.render(messages, tools, add_generation_prompt, variables))
@@ -120,7 +121,7 @@ class ChatTemplate:
         """
         *before, last = with_texts(messages)
         marked = [*before, _broken_off(last)]
-        compiled = self._choose(tools)
+        compiled = self._choose(tools, variables)
         hidden = self._hider.hide((marked, tools, variables))
         given, safe_tools, safe_variables = (marked, tools, variables) if hidden is None else hidden.value
         text, found, _ = compiled.render(given, safe_tools, False, safe_variables).rpartition(_BREAK)
@@ -128,9 +129,9 @@ class ChatTemplate:
             raise ChatTemplateError("the chat template leaves out the end of the message that is to be continued")
         return self._tokenizer.encode_rendered(text, None if hidden is None else hidden.restore)
 
-    def source(self, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-        """The source of the template that is used with these tools, or without tools."""
-        return self._sources[self._chosen_name(tools)]
+    def source(self, tools: Sequence[Mapping[str, Any]] | None = None, documents: Sequence[Any] | None = None) -> str:
+        """The source of the template that is used with these tools or documents, or with neither."""
+        return self._sources[self._chosen_name(tools, documents)]
 
     def takes_tools(self, tools: Sequence[Mapping[str, Any]] | None = None) -> bool:
         """True if that template shows tools itself.
@@ -138,18 +139,19 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: the template is malformed or too large.
         """
-        return self._choose(tools).takes_tools
+        return self._choose(tools, {}).takes_tools
 
     @functools.cached_property
     def _hider(self) -> ControlTextHider:
         return ControlTextHider(self._tokenizer.control_texts().union(self._tokenizer.mark_ids))
 
-    def _chosen_name(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
-        name = "tool_use" if tools and "tool_use" in self._sources else "default"
-        return name if name in self._sources else next(iter(self._sources))
+    def _chosen_name(self, tools: Sequence[Mapping[str, Any]] | None, documents: Any) -> str:
+        """As in transformers, by the names that models give their templates; without `default` it is the first."""
+        wanted = ["tool_use"] if tools else ["rag"] if documents else []
+        return next((name for name in (*wanted, "default") if name in self._sources), next(iter(self._sources)))
 
-    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> _Compiled:
-        name = self._chosen_name(tools)
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> _Compiled:
+        name = self._chosen_name(tools, variables.get("documents"))
         if name not in self._compiled:
             self._compiled[name] = _Compiled(self._sources[name], self._tokenizer.special_texts)
         return self._compiled[name]
@@ -168,7 +170,7 @@ def check_template(source: str) -> None:
     """Check that a template compiles.
 
     Raises:
-        ChatTemplateError: the template is malformed or too large.
+        ChatTemplateError: the template is empty, malformed or too large.
     """
     _compile(source)
 
@@ -282,8 +284,10 @@ def _compile(source: str) -> tuple[Template, bool]:
     """Compile a template. The second result is True if it reads a variable `tools`.
 
     Raises:
-        ChatTemplateError: the template is too large or malformed.
+        ChatTemplateError: the template is empty, too large or malformed.
     """
+    if not source.strip():
+        raise ChatTemplateError("the chat template is empty")
     if len(source) > MAX_TEMPLATE_CHARACTERS:
         raise ChatTemplateError(f"the chat template has {len(source)} characters, above {MAX_TEMPLATE_CHARACTERS}")
     from realizar.tokenizer.templates.sandbox import BoundedEnvironment
