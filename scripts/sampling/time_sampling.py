@@ -1,6 +1,6 @@
 """Time the sampling kernels alone: each kind of row, numbers of rows and vocabularies; the device and the host.
 
-    python scripts/time_sampling.py [--rows 1,16,64,256] [--vocab 32000,128256,151936] [--kinds all]
+    python scripts/sampling/time_sampling.py [--rows 1,16,64,256] [--vocab 32000,128256,151936] [--kinds all]
 
 Needs an NVIDIA card. Logits are normal with a standard deviation of 1, as those of random weights, so that truncations
 by mass leave many ids: `peaked` ones have four times that. Prints microseconds a step: the device's, by replaying the

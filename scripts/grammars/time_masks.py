@@ -1,6 +1,6 @@
 """Time of a step's grammar masks: within one process, and in the processes of their own that the engine uses.
 
-    python scripts/time_masks.py MODEL [--rows 1,8,64] [--steps 40]
+    python scripts/grammars/time_masks.py MODEL [--rows 1,8,64] [--steps 40]
 
 Rows follow regular expressions, all of them one or each its own, and take a random allowed token at each step. Prints
 the median milliseconds of a step's masks both ways, and the median to compile one more grammar.

@@ -1,7 +1,7 @@
 """Times steps of decodes on the CPU whose rows sample in all ways, each kind in turn beside greedy rows.
 
-    python scripts/time_cpu_sampling.py smollm2:135m --rows 16,64
-    python scripts/time_cpu_sampling.py smollm2:135m --rows 64 --kinds greedy,top-p,logprobs --rounds 5
+    python scripts/sampling/time_cpu_sampling.py smollm2:135m --rows 16,64
+    python scripts/sampling/time_cpu_sampling.py smollm2:135m --rows 64 --kinds greedy,top-p,logprobs --rounds 5
 
 Prints medians of a step over all rounds: milliseconds of the whole, of the sampling kernel, and of Python, which is the
 processor time of the engine's thread outside of all kernels, with the lowest tenth of it, as other programs spoil its
@@ -9,7 +9,7 @@ caches; and the rate beside that of greedy rows, by the clock and by the lowest 
 which is good with `--threads 1` where other programs run. Prompts are random ids, and no row ends before its last
 token. Nothing is served: `cuda_mix.py --device cpu` sends such requests to a server.
 
-    python scripts/time_cpu_sampling.py --vocab 49152
+    python scripts/sampling/time_cpu_sampling.py --vocab 49152
 
 times the kernel alone beside the reference in numpy, on one thread: microseconds of processor time a row, of normal
 logits whose standard deviation is 1 (as those of random weights), then 3.
