@@ -122,13 +122,22 @@ CALL = "<|tool_call>call:set"
         (CALL + "{a:1}} b", Answer("} b", "", ["set"], ['{"a": 1}'])),
         (CALL + '{<|"|>key<|"|> x:1}<tool_call|>', Answer("", "", ["set"], ['{<|"|>key<|"|> x:1}'])),
         (CALL + "{a:[1}, more<tool_call|> b", Answer("b", "", ["set"], ['{"a": [1}, more'])),
+        # Python's quotes, and quotes that the call does not go on behind.
+        (CALL + "{a:['ds_1', 'it\\'s']}<tool_call|>", Answer("", "", ["set"], ['{"a": ["ds_1", "it\'s"]}'])),
+        (CALL + "{'a':'x',b:'y, z'}<tool_call|>", Answer("", "", ["set"], ['{"a": "x", "b": "y, z"}'])),
+        (CALL + "{a:it's,b:1}<tool_call|>", Answer("", "", ["set"], ['{"a": "it\'s", "b": 1}'])),
+        (CALL + '{a:<|"|>x <|"|>, y<|"|>,b:1}<tool_call|>', Answer("", "", ["set"], ['{"a": "x <|\\"|>, y", "b": 1}'])),
+        (CALL + '{a:<|"|>x<|"|>}<tool_call|> y<|"|>}<tool_call|>',
+         Answer("", "", ["set"], ['{"a": "x<|\\"|>}<tool_call|> y"}'])),
+        (CALL + '{a:<|"|>x<|"|>}<tool_call|> y', Answer("y", "", ["set"], ['{"a": "x"}'])),
+        (CALL + "{a:1,a:2}<tool_call|>", Answer("", "", ["set"], ['{"a": 1, a:2}'])),
         (CALL + "(1)<tool_call|>", Answer(CALL + "(1)<tool_call|>")),
         ("<|tool_call>call:nobody{}<tool_call|>", Answer("<|tool_call>call:nobody{}<tool_call|>")),
         ("<|tool_call>set{}", Answer("<|tool_call>set{}")),
         ("<|channel>thought\n<channel|>Hi", Answer("Hi")),
         ("<|channel>other\n<channel|>Hi", Answer("<|channel>other\n<channel|>Hi")),
     ],
-)
+)  # fmt: skip
 def test_malformed_and_cut_short(text: str, expected: Answer) -> None:
     assert parse_however_cut(parser, text) == expected
 

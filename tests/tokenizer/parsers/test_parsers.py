@@ -151,7 +151,7 @@ def test_every_way_of_cutting_is_the_same(
 
 def _check_nothing_is_doubled(text: str, answer: Answer) -> None:
     """Every part of the answer occurs in the text, in the text's order."""
-    for out in (answer.content, answer.reasoning, "".join(answer.arguments)):
+    for out in (answer.content, answer.reasoning, "".join(answer.arguments).replace("\\n", "\n")):
         position = -1
         for char in out:
             position = text.find(char, position + 1)
@@ -262,6 +262,19 @@ def test_content_is_not_held_back() -> None:
         # No tool of this name; a call within what was no call.
         (HERMES, '<tool_call>{"name": "g", "arguments": {}}', Answer('<tool_call>{"name": "g", "arguments": {}}')),
         (HERMES, '<tool_call><tool_call>{"name": "f"}', Answer("<tool_call>", "", ["f"], ["{}"])),
+        # Control characters in strings become escapes, also where all arguments are one string.
+        (
+            HERMES,
+            '<tool_call>\n{"name": "f", "arguments": {"a": "one\n\ttwo\x00"}}\n</tool_call>',
+            Answer("", "", ["f"], ['{"a": "one\\n\\ttwo\\u0000"}']),
+        ),
+        (MISTRAL, '[TOOL_CALLS]f[ARGS]{"a\t": "\r\n"}', Answer("", "", ["f"], ['{"a\\t": "\\r\\n"}'])),
+        (LLAMA, '{"parameters": {"a": "\n"}, "name": "f"}', Answer("", "", ["f"], ['{"a": "\\n"}'])),
+        (
+            HERMES,
+            '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\n\\"}"}',
+            Answer("", "", ["f"], ['{"a": "\\n"}']),
+        ),
         # Text between and behind calls keeps its distance.
         (HERMES, 'a <tool_call>{"name": "f"}</tool_call>\n\nb \n', Answer("a\n\nb \n", "", ["f"], ["{}"])),
         (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {}}, oops]', Answer(", oops]", "", ["f"], ["{}"])),

@@ -101,6 +101,13 @@ CALL = f"{START}[set"
         (f"{CALL}(a = (1, [2,], ), b={{'k': 'v', \"l\": {{}}}})]{END}",
          Answer("", "", ["set"], ['{"a": [1, [2]], "b": {"k": "v", "l": {}}}'])),
         (f"{CALL}(a='\\x41\\u00e9\\q\\\\')]{END}", Answer("", "", ["set"], ['{"a": "Aé\\\\q\\\\"}'])),
+        # A quote ends a text only where the call goes on behind it.
+        (f"{CALL}(a='x'<|y')]{END}", Answer("", "", ["set"], ['{"a": "x\'<|y"}'])),
+        (f"{CALL}(a='x', y', b='z')]{END}", Answer("", "", ["set"], ['{"a": "x\', y", "b": "z"}'])),
+        (f"{CALL}(a='x')]')]{END}", Answer("", "", ["set"], ['{"a": "x\')]"}'])),
+        (f"{CALL}(a='x')]{END} or')]{END}", Answer("", "", ["set"], [f'{{"a": "x\')]{END} or"}}'])),
+        (f"{CALL}(a='x')]{END} b", Answer("b", "", ["set"], ['{"a": "x"}'])),
+        (f"{CALL}(a=1, a=2)]{END}", Answer("", "", ["set"], ['{"a": 1a=2)]'])),
         (f"{START}set(a=1){END}", Answer("", "", ["set"], ['{"a": 1}'])),
         (f"{CALL}(a=1), now()]{END} b", Answer("b", "", ["set", "now"], ['{"a": 1}', "{}"])),
         (f"{CALL}(a=1), nobody()]{END}", Answer(f", nobody()]{END}", "", ["set"], ['{"a": 1}'])),
@@ -119,7 +126,9 @@ def test_texts_come_as_they_are_written() -> None:
     assert stream.feed("xt='say \"hi") == [ToolCallDelta(0, None, None, '"text": "say \\"hi')]
     assert stream.feed("\n") == [ToolCallDelta(0, None, None, "\\n")]
     assert stream.feed("'") == []
-    assert stream.feed("s') ") == [ToolCallDelta(0, None, None, "'s\"}")]
+    assert stream.feed("s') ") == [ToolCallDelta(0, None, None, "'s")], "the text may go on behind a bracket"
+    assert stream.feed(f"]{END}") == []
+    assert stream.finish() == [ToolCallDelta(0, None, None, '"}')]
 
 
 @pytest.mark.parametrize(

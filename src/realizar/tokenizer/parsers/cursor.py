@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -36,9 +36,11 @@ class Cursor:
         undecided: True while a mismatch may return to `saved`: the text since then is kept.
         saved: the position to return to on a mismatch.
         has_saved: True if `save` was called since `begin`.
+        tokens: marks that the vocabulary has as tokens: they are in the text only where the model wrote these tokens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: Collection[str] = ()) -> None:
+        self.tokens = tokens
         self.text, self.position, self.saved, self.ended = "", 0, 0, False
         self.undecided = self.has_saved = False
         self._num_appended = 0
@@ -117,6 +119,23 @@ class Cursor:
                 return literal
         return ""
 
+    def next_of(self, literals: Sequence[str]) -> Reading[str]:
+        """Read up to and including the first of some literals that comes; empty if the text ends before.
+
+        Raises:
+            MismatchError: the undecided text is too long.
+        """
+        pattern, longest = _any_of(literals), max(map(len, literals))
+        while True:
+            found = pattern.search(self.text, self.position)
+            if found is not None:
+                self.position = found.end()
+                return found.group()
+            self.position = max(self.position, len(self.text) - longest + 1)
+            self.check_bound()
+            if not (yield from self.more()):
+                return ""
+
     def match(self, pattern: re.Pattern[str]) -> Reading[str]:
         """Read a run of characters, which may be empty. The pattern is one set of characters with a star.
 
@@ -177,7 +196,7 @@ def pass_until(cursor: Cursor, literals: Sequence[str], give: Give) -> Reading[s
 
     The text must be decided: it is dropped once it is passed on.
     """
-    pattern = re.compile("|".join(map(re.escape, literals))) if literals else None
+    pattern = _any_of(literals) if literals else None
     while True:
         found = pattern.search(cursor.text, cursor.position) if pattern is not None else None
         held = 0 if found is not None else overlap(cursor.text, literals, cursor.position)
@@ -191,6 +210,10 @@ def pass_until(cursor: Cursor, literals: Sequence[str], give: Give) -> Reading[s
             give(cursor.text[cursor.position :])
             cursor.position = len(cursor.text)
             return ""
+
+
+def _any_of(literals: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, literals)))
 
 
 def overlap(text: str, literals: Sequence[str], start: int = 0) -> int:

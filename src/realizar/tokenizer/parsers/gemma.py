@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from realizar.tokenizer.marks import GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE
 from realizar.tokenizer.parsers.argument_types import pass_bare_value, string_text
 from realizar.tokenizer.parsers.calls import Calls, read_arguments
-from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until, read_whole
+from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, read_whole
 from realizar.tokenizer.parsers.gemma_grammar import GemmaRules
 from realizar.tokenizer.parsers.json_text import pass_string, read_string
+from realizar.tokenizer.parsers.quoted_text import ends_calls, pass_quoted
 from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
 
 _CALL = "call:"
 _KEY_LIMIT = 256
 _NAME = re.compile(r"[\w.:/-]*")
 # A bare value ends at one of these, which are not part of it.
-_BARE_ENDS = (",", "}", "]", GEMMA_CALL_END)
+_BARE_ENDS = (",", "}", "]", GEMMA_QUOTE, GEMMA_CALL_END)
+_BARE_KEY = re.compile(r"[^:,{}\[\]<\"']*")
+
+
+@dataclass(slots=True)
+class _Bracket:
+    """An open object or list: what closes it, and the keys that it has."""
+
+    closer: str
+    keys: set[str] = field(default_factory=set)
 
 
 def _read_gemma(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
@@ -35,7 +47,7 @@ def _pass_value(cursor: Cursor, give: Give) -> Reading[None]:
     Raises:
         MismatchError: the next text is malformed, or ends early; the cursor is after the text that was given.
     """
-    closers: list[str] = []
+    brackets: list[_Bracket] = []
     while True:
         cursor.release()
         yield from cursor.space()
@@ -43,24 +55,24 @@ def _pass_value(cursor: Cursor, give: Give) -> Reading[None]:
         if char in ("{", "["):
             cursor.position += 1
             give(char)
-            closers.append("}" if char == "{" else "]")
+            brackets.append(_Bracket("}" if char == "{" else "]"))
             yield from cursor.space()
-            if (yield from cursor.peek()) != closers[-1]:
-                yield from _pass_key(cursor, give, closers[-1])
+            if (yield from cursor.peek()) != brackets[-1].closer:
+                yield from _pass_key(cursor, give, brackets[-1])
                 continue  # a value follows
         else:
-            yield from _pass_scalar(cursor, give)
-        while closers:
+            yield from _pass_scalar(cursor, give, brackets)
+        while brackets:
             yield from cursor.space()
             char = yield from cursor.peek()
-            if char == closers[-1]:
+            if char == brackets[-1].closer:
                 cursor.position += 1
-                give(closers.pop())
+                give(brackets.pop().closer)
             elif char == ",":
                 cursor.position += 1
                 give(", ")
                 yield from cursor.space()
-                yield from _pass_key(cursor, give, closers[-1])
+                yield from _pass_key(cursor, give, brackets[-1])
                 break
             else:
                 raise MismatchError
@@ -68,37 +80,56 @@ def _pass_value(cursor: Cursor, give: Give) -> Reading[None]:
             return
 
 
-def _pass_key(cursor: Cursor, give: Give, closer: str) -> Reading[None]:
+def _pass_key(cursor: Cursor, give: Give, bracket: _Bracket) -> Reading[None]:
     """Read a key and its colon, within an object. A malformed key stays unread."""
-    if closer == "}":
-        key = yield from read_whole(cursor, _read_key(cursor))
+    if bracket.closer == "}":
+        key = yield from read_whole(cursor, _read_key(cursor, bracket))
+        bracket.keys.add(key)
         give(f'"{string_text(key)}": ')
 
 
-def _read_key(cursor: Cursor) -> Reading[str]:
-    if (yield from cursor.optional(GEMMA_QUOTE)):
-        key = yield from cursor.until(GEMMA_QUOTE, _KEY_LIMIT)
+def _read_key(cursor: Cursor, bracket: _Bracket) -> Reading[str]:
+    """Read a key and its colon; a key that was given before does not match, as one of the two would be lost."""
+    quote = yield from cursor.one_of((GEMMA_QUOTE, "'"))
+    if quote:
+        key = yield from cursor.until(quote, _KEY_LIMIT)
     elif (yield from cursor.peek()) == '"':
         key = yield from read_string(cursor)
     else:
-        return (yield from cursor.until(":", _KEY_LIMIT)).strip()
+        key = (yield from cursor.match(_BARE_KEY)).strip()
     yield from cursor.space()
     yield from cursor.expect(":")
+    if key in bracket.keys:
+        raise MismatchError
     return key
 
 
-def _pass_scalar(cursor: Cursor, give: Give) -> Reading[None]:
-    if (yield from cursor.optional(GEMMA_QUOTE)):
-        give('"')
-        if not (yield from pass_until(cursor, (GEMMA_QUOTE,), lambda text: give(string_text(text)))):
-            raise MismatchError
-        cursor.position += len(GEMMA_QUOTE)
-        give('"')
-        return
-    if (yield from cursor.peek()) == '"':
+def _pass_scalar(cursor: Cursor, give: Give, brackets: Sequence[_Bracket]) -> Reading[None]:
+    quote = yield from cursor.one_of((GEMMA_QUOTE, "'"))
+    if quote:  # models write Python's quotes too
+        yield from pass_quoted(cursor, give, quote, lambda behind: _is_end(behind, brackets), escaped=quote == "'")
+    elif (yield from cursor.peek()) == '"':
         yield from pass_string(cursor, give)
-        return
-    yield from pass_bare_value(cursor, _BARE_ENDS, give)
+    else:
+        yield from pass_bare_value(cursor, _BARE_ENDS, give)
+
+
+def _is_end(cursor: Cursor, brackets: Sequence[_Bracket]) -> Reading[bool]:
+    """True if what comes behind a quote can't be the same text: the call goes on there, or it is over."""
+    yield from cursor.space()
+    if (yield from cursor.optional(GEMMA_CALL_END)) or not (yield from cursor.peek()):
+        return True
+    for depth in range(len(brackets), 0, -1):
+        bracket = brackets[depth - 1]
+        if (yield from cursor.optional(",")):
+            yield from cursor.space()
+            if bracket.closer == "}":
+                yield from _read_key(cursor, bracket)
+            return True
+        if not (yield from cursor.optional(bracket.closer)):
+            return False
+        yield from cursor.space()
+    return (yield from ends_calls(cursor, GEMMA_CALL_END, (GEMMA_CALL,)))
 
 
 GEMMA = ToolStyle(

@@ -1,6 +1,7 @@
 """JSON in arriving text: a value's text is passed on while it is checked character by character.
 
-The check follows RFC 8259 strictly, so that every value that is passed on whole can be parsed. Standard library only.
+The check follows RFC 8259, so that every value that is passed on whole can be parsed. Models also write line breaks and
+tabs into strings as they are: those are passed on as escapes. Standard library only.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import json
 import re
 from typing import Any
 
+from realizar.tokenizer.parsers.argument_types import string_text
 from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_CONTROL = re.compile(r"[\x00-\x1f]+")
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -91,7 +94,7 @@ def _pass_scalar(cursor: Cursor, give: Give) -> Reading[None]:
 
 
 def pass_string(cursor: Cursor, give: Give) -> Reading[None]:
-    """Read a JSON string with its quotes; `give` gets its text as it arrives.
+    """Read a JSON string with its quotes; `give` gets its text as it arrives, with control characters as escapes.
 
     Raises:
         MismatchError: the next text is not a string, or ends early; the cursor is after the text that was given.
@@ -107,8 +110,11 @@ def pass_string(cursor: Cursor, give: Give) -> Reading[None]:
         elif found := _PLAIN.match(cursor.text, cursor.position, cursor.bound):
             cursor.position = found.end()
             give(found.group())
+        elif found := _CONTROL.match(cursor.text, cursor.position, cursor.bound):
+            cursor.position = found.end()
+            give(string_text(found.group()))
         else:
-            raise MismatchError  # a control character, or the end
+            raise MismatchError  # the end
 
 
 def _pass_escape(cursor: Cursor, give: Give) -> Reading[None]:
@@ -143,8 +149,14 @@ def object_text(text: str) -> str | None:
     """A JSON object's text, in characters that UTF-8 can express; None if the text is not an object."""
     try:
         value: Any = json.loads(text)
-    except (ValueError, RecursionError):
+    except RecursionError:
         return None
+    except ValueError:
+        try:
+            value = json.loads(text, strict=False)  # control characters within strings
+        except (ValueError, RecursionError):
+            return None
+        text = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, dict):
         return None
     try:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 
 from realizar.tokenizer.marks import LFM2_CALLS, LFM2_CALLS_END
 from realizar.tokenizer.parsers.argument_types import pass_bare_value, string_text
 from realizar.tokenizer.parsers.calls import Calls, read_arguments
-from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until, read_whole
+from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, read_whole
 from realizar.tokenizer.parsers.pythonic_grammar import PythonicRules
+from realizar.tokenizer.parsers.quoted_text import ends_calls, pass_quoted
 from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
 
 _NAME, _KEY = re.compile(r"[\w.:/-]*"), re.compile(r"[\w-]*")
-_SPACES, _KEY_LIMIT = " \t\r\n", 256
+_KEY_LIMIT = 256
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 _BARE_ENDS = (",", ")", "]", "}", LFM2_CALLS_END)  # a bare value ends at one of these, which are not part of it
-_BEHIND_TEXT = ",)]}:"  # a quote with one of these behind it ends a text, for templates escape none within
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""} | {char: char for char in "'\"\\/"}
-_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
-_HEX = re.compile("[0-9a-fA-F]+")
 
 
 def _read_calls(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
@@ -46,22 +44,24 @@ def _pass_arguments(cursor: Cursor, give: Give) -> Reading[None]:
     cursor.position += 1
     give("{")
     separator = ""
+    given = set[str]()
     while True:
         yield from cursor.space()
         if (yield from cursor.optional(")")):
             give("}")
             return
-        key = yield from read_whole(cursor, _read_key(cursor, "="))
+        key = yield from read_whole(cursor, _read_key(cursor, "=", given))
+        given.add(key)
         give(f'{separator}"{string_text(key)}": ')
-        yield from _pass_value(cursor, give)
+        yield from _pass_value(cursor, give, given)
         yield from cursor.space()
         separator = ", "
         if not (yield from cursor.optional(",")) and (yield from cursor.peek()) != ")":
             raise MismatchError
 
 
-def _pass_value(cursor: Cursor, give: Give) -> Reading[None]:
-    """Read one value, a tuple as a list; raises as `_pass_arguments`."""
+def _pass_value(cursor: Cursor, give: Give, given: Collection[str]) -> Reading[None]:
+    """Read one value, a tuple as a list, of the last of the given arguments; raises as `_pass_arguments`."""
     closers: list[str] = []
     while True:
         cursor.release()
@@ -76,7 +76,7 @@ def _pass_value(cursor: Cursor, give: Give) -> Reading[None]:
                 yield from _pass_key(cursor, give, closers[-1], "")
                 continue  # a value follows
         else:
-            yield from _pass_scalar(cursor, give)
+            yield from _pass_scalar(cursor, give, closers, given)
         while closers:
             yield from cursor.space()
             char = yield from cursor.peek()
@@ -108,78 +108,45 @@ def _pass_key(cursor: Cursor, give: Give, closer: str, separator: str) -> Readin
     give(f'{separator}"{string_text(key)}": ')
 
 
-def _read_key(cursor: Cursor, end: str) -> Reading[str]:
-    """Read a key and what ends it."""
+def _read_key(cursor: Cursor, end: str, given: Collection[str] = ()) -> Reading[str]:
+    """Read a key and what ends it; a key that was given before does not match, as one of the two would be lost."""
     quote = yield from cursor.one_of(("'", '"'))
     key = (yield from cursor.until(quote, _KEY_LIMIT)) if quote else (yield from cursor.match(_KEY))
     yield from cursor.space()
     yield from cursor.expect(end)
-    if not key:
+    if not key or key in given:
         raise MismatchError
     return key
 
 
-def _pass_scalar(cursor: Cursor, give: Give) -> Reading[None]:
+def _pass_scalar(cursor: Cursor, give: Give, closers: Sequence[str], given: Collection[str]) -> Reading[None]:
     quote = yield from cursor.one_of(("'", '"'))
     if quote:
-        yield from _pass_text(cursor, give, quote)
+        yield from pass_quoted(cursor, give, quote, lambda behind: _is_end(behind, closers, given))
         return
     yield from pass_bare_value(cursor, _BARE_ENDS, give)
 
 
-def _pass_text(cursor: Cursor, give: Give, quote: str) -> Reading[None]:
-    """Read a text behind its first quote as it arrives."""
-    give('"')
-    while found := (yield from pass_until(cursor, (quote, "\\"), lambda text: give(string_text(text)))):
-        if found == "\\":
-            yield from _pass_escape(cursor, give)
-            continue
-        cursor.position += 1
-        if (yield from _is_end(cursor)):
-            give('"')
-            return
-        give(string_text(quote))
-    raise MismatchError
-
-
-def _is_end(cursor: Cursor) -> Reading[bool]:
-    """True if what comes behind a quote, which stays unread, cannot be the same text."""
-    place = cursor.position
-    while True:
-        while place < len(cursor.text) and cursor.text[place] in _SPACES:
-            place += 1
-        if place < len(cursor.text):
-            return cursor.text[place] in _BEHIND_TEXT or cursor.text.startswith("<|", place)
-        if not (yield from cursor.more()):
+def _is_end(cursor: Cursor, closers: Sequence[str], given: Collection[str]) -> Reading[bool]:
+    """True if what comes behind a quote can't be the same text: the call goes on there, or it is over."""
+    yield from cursor.space()
+    if (yield from cursor.optional(LFM2_CALLS_END)) or not (yield from cursor.peek()):
+        return True
+    if closers:
+        return (yield from cursor.one_of((",", closers[-1]))) != ""
+    if (yield from cursor.optional(",")):
+        yield from cursor.space()
+        if (yield from cursor.peek()) != ")":
+            yield from _read_key(cursor, "=", given)
             return True
-
-
-def _pass_escape(cursor: Cursor, give: Give) -> Reading[None]:
-    """Read a backslash and what belongs to it; one that escapes nothing is a character of its own."""
-    yield from _wait(cursor, 2)
-    kind = cursor.text[cursor.position + 1 : cursor.position + 2]
-    if kind in _ESCAPES and kind:
-        give(string_text(_ESCAPES[kind]))
-        cursor.position += 2
-        return
-    size = _HEX_DIGITS.get(kind, 0)
-    if size:
-        yield from _wait(cursor, 2 + size)
-        digits = cursor.text[cursor.position + 2 : cursor.position + 2 + size]
-        if len(digits) == size and _HEX.fullmatch(digits) and int(digits, 16) < 0x110000:
-            code = int(digits, 16)
-            give(f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else string_text(chr(code)))
-            cursor.position += 2 + size
-            return
-    give(string_text("\\"))
-    cursor.position += 1
-
-
-def _wait(cursor: Cursor, size: int) -> Reading[None]:
-    """Wait for so many characters from the position on, or the end."""
-    while len(cursor.text) - cursor.position < size:
-        if not (yield from cursor.more()):
-            return
+    if not (yield from cursor.optional(")")):
+        return False
+    yield from cursor.space()
+    if (yield from cursor.optional(",")):
+        yield from cursor.space()
+        return bool((yield from cursor.match(_NAME))) and (yield from cursor.optional("("))
+    yield from cursor.optional("]")
+    return (yield from ends_calls(cursor, LFM2_CALLS_END, (LFM2_CALLS,)))
 
 
 PYTHONIC = ToolStyle(

@@ -1,0 +1,97 @@
+"""Texts between quotes that their templates do not escape: a quote ends a text only where the call goes on behind it.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from realizar.tokenizer.parsers.argument_types import string_text
+from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until
+
+IsEnd = Callable[[Cursor], Reading[bool]]
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""} | {char: char for char in "'\"\\/"}
+_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+_HEX = re.compile("[0-9a-fA-F]+")
+
+
+def pass_quoted(cursor: Cursor, give: Give, quote: str, is_end: IsEnd, *, escaped: bool = True) -> Reading[None]:
+    """Read a text behind its first quote; `give` gets a JSON string as it arrives.
+
+    Args:
+        is_end: reads on behind a quote, and returns True if the text ends there.
+        escaped: True if a backslash escapes what follows it, as in Python.
+
+    Raises:
+        MismatchError: the answer ends in the text; the cursor is after the text that was given.
+    """
+    give('"')
+    marks = (quote, "\\") if escaped else (quote,)
+    while found := (yield from pass_until(cursor, marks, lambda text: give(string_text(text)))):
+        if found == "\\":
+            yield from _pass_escape(cursor, give)
+            continue
+        cursor.position += len(quote)
+        if (yield from ahead(cursor, is_end(cursor))):
+            give('"')
+            return
+        give(string_text(quote))
+    raise MismatchError
+
+
+def ahead(cursor: Cursor, reading: Reading[bool]) -> Reading[bool]:
+    """The result of reading on; the cursor stays where it is. False where the text does not match."""
+    cursor.begin(cursor.position)
+    try:
+        return (yield from reading)
+    except MismatchError:
+        return False
+    finally:
+        cursor.position, cursor.undecided = cursor.saved, False
+
+
+def ends_calls(cursor: Cursor, end: str, starts: Sequence[str]) -> Reading[bool]:
+    """True if a call is over at the next text: the answer's end, another call, or the mark of its end.
+
+    A mark that is no token may be quoted, so more words behind it belong to the call where another end follows them.
+    """
+    yield from cursor.space()
+    if not (yield from cursor.peek()) or (yield from cursor.one_of(starts)):
+        return True
+    if not (yield from cursor.optional(end)):
+        return False
+    if end in cursor.tokens:
+        return True
+    yield from cursor.space()
+    return (yield from cursor.next_of((*starts, end))) != end
+
+
+def _pass_escape(cursor: Cursor, give: Give) -> Reading[None]:
+    """Read a backslash and what belongs to it; one that escapes nothing is a character of its own."""
+    yield from _wait(cursor, 2)
+    kind = cursor.text[cursor.position + 1 : cursor.position + 2]
+    if kind in _ESCAPES and kind:
+        give(string_text(_ESCAPES[kind]))
+        cursor.position += 2
+        return
+    size = _HEX_DIGITS.get(kind, 0)
+    if size:
+        yield from _wait(cursor, 2 + size)
+        digits = cursor.text[cursor.position + 2 : cursor.position + 2 + size]
+        if len(digits) == size and _HEX.fullmatch(digits) and int(digits, 16) < 0x110000:
+            code = int(digits, 16)
+            give(f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else string_text(chr(code)))
+            cursor.position += 2 + size
+            return
+    give(string_text("\\"))
+    cursor.position += 1
+
+
+def _wait(cursor: Cursor, size: int) -> Reading[None]:
+    """Wait for so many characters from the position on, or the end."""
+    while len(cursor.text) - cursor.position < size:
+        if not (yield from cursor.more()):
+            return
