@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+import anthropic
 import httpx
+import httpx2
+import ollama
+import openai
+import pydantic
 import pytest
+from starlette.applications import Starlette
 
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import ScriptedEngine, scripted_model
+from server.stepwise_engine import StepwiseEngine
 
 CONTEXT = 100_000
+THINKING = (
+    "{% if tools %}<tool_call>{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% if m.reasoning_content %}[{{ m.reasoning_content }}]{% endif %}"
+    "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}|{% endfor %}<think>"
+)
 HI = [{"role": "user", "content": "Hi"}]
 
 
@@ -62,3 +75,128 @@ def test_the_servers_max_tokens_are_the_default_of_requests(route: Route) -> Non
     assert CONTEXT - 50 < bounded < CONTEXT
     if route.unbounded:
         assert sampling_of(route, SamplingParams(max_tokens=10), **route.unbounded).max_tokens is None
+
+
+ASK: list[Any] = [{"role": "user", "content": "Hi"}]
+GO_ON: list[Any] = [{"role": "user", "content": "Go on."}]
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+ANSWERS = {
+    "text": "</think>Yes.",
+    "reasoning": "Hm, so it",
+    "reasoning and text": "Hm.</think>\n\nYes\u00e9\U0001f600.",
+    "nothing": "</think>",
+    "a call": f"</think>{CALL}",
+    "reasoning and a call": f"Hm.</think>\n{CALL}",
+    "text and calls": f"</think>Let me see.\n{CALL}\n{CALL}",
+}
+IDS = re.compile('"id": "[^"]*"')
+
+
+class Talk(Protocol):
+    """Asks with an official client, whose helper puts a stream together; returns what goes into the next request."""
+
+    async def __call__(self, app: Starlette, history: list[Any], *, stream: bool) -> list[Any]: ...
+
+
+async def talk_chat(app: Starlette, history: list[Any], *, stream: bool) -> list[Any]:
+    transport = httpx.AsyncClient(transport=httpx.ASGITransport(app))
+    async with openai.AsyncOpenAI(base_url="http://server/v1", api_key="x", http_client=transport) as client:
+        tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+        given: dict[str, Any] = {"model": "scripted", "messages": history, "tools": tools}
+        if not stream:
+            return [(await client.chat.completions.create(**given)).choices[0].message]
+        async with client.chat.completions.stream(**given) as events:
+            return [(await events.get_final_completion()).choices[0].message]
+
+
+async def talk_responses(app: Starlette, history: list[Any], *, stream: bool) -> list[Any]:
+    transport = httpx.AsyncClient(transport=httpx.ASGITransport(app))
+    async with openai.AsyncOpenAI(base_url="http://server/v1", api_key="x", http_client=transport) as client:
+        tools = [{"type": "function", "name": "f", "parameters": SCHEMA, "strict": False}]
+        given: dict[str, Any] = {"model": "scripted", "input": history, "tools": tools}
+        if not stream:
+            return list((await client.responses.create(**given)).output)
+        async with client.responses.stream(**given) as events:
+            return list((await events.get_final_response()).output)
+
+
+async def talk_messages(app: Starlette, history: list[Any], *, stream: bool) -> list[Any]:
+    transport = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
+    async with anthropic.AsyncAnthropic(base_url="http://server", api_key="x", http_client=transport) as client:
+        tools = [{"name": "f", "input_schema": SCHEMA}]
+        given: dict[str, Any] = {"model": "scripted", "max_tokens": 999, "messages": history, "tools": tools}
+        if not stream:
+            return [{"role": "assistant", "content": (await client.messages.create(**given)).content}]
+        async with client.messages.stream(**given) as events:
+            return [{"role": "assistant", "content": (await events.get_final_message()).content}]
+
+
+async def talk_ollama(app: Starlette, history: list[Any], *, stream: bool) -> list[Any]:
+    """Ollama's client has no such helper: its users join the parts of messages."""
+    client = ollama.AsyncClient("http://server", transport=httpx.ASGITransport(app))
+    tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+    given: dict[str, Any] = {"model": "scripted", "messages": history, "tools": tools}
+    if not stream:
+        return [(await client.chat(**given)).message]
+    parts = [part.message async for part in await client.chat(**given, stream=True)]
+    calls = [call for part in parts for call in part.tool_calls or ()]
+    thinking = "".join(part.thinking or "" for part in parts)
+    content = "".join(part.content or "" for part in parts)
+    return [ollama.Message(role="assistant", content=content, thinking=thinking or None, tool_calls=calls or None)]
+
+
+TALKS: dict[str, Talk] = {
+    "chat": talk_chat,
+    "responses": talk_responses,
+    "messages": talk_messages,
+    "ollama": talk_ollama,
+}
+
+
+def results_of(name: str, said: list[Any]) -> list[Any]:
+    """Results of all calls of an answer."""
+    if name == "chat":
+        ids = [call.id for call in said[0].tool_calls or ()]
+        return [{"role": "tool", "tool_call_id": each, "content": "7"} for each in ids]
+    if name == "responses":
+        ids = [item.call_id for item in said if item.type == "function_call"]
+        return [{"type": "function_call_output", "call_id": each, "output": "7"} for each in ids]
+    if name == "messages":
+        ids = [block.id for block in said[0]["content"] if block.type == "tool_use"]
+        blocks = [{"type": "tool_result", "tool_use_id": each, "content": "7"} for each in ids]
+        return [{"role": "user", "content": blocks}] if blocks else []
+    return [{"role": "tool", "tool_name": "f", "content": "7"} for _ in said[0].tool_calls or ()]
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+@pytest.mark.parametrize("name", TALKS)
+def test_a_stream_put_together_is_the_whole_answer_and_can_be_sent_back(name: str, answer: str) -> None:
+    engine = StepwiseEngine(answer=answer)
+    app = create_app(cast("Any", engine), scripted_model(THINKING), ServerSettings())
+    talk = TALKS[name]
+
+    async def main() -> None:
+        whole = await talk(app, ASK, stream=False)
+        for engine.step in (1, 4, 1000):
+            streamed = await talk(app, ASK, stream=True)
+            assert shown(streamed) == shown(whole)
+        prompts = set()
+        for said in (whole, streamed):
+            await talk(app, [*ASK, *said, *results_of(name, said), *GO_ON], stream=False)
+            prompts.add(IDS.sub("", bytes(engine.asked[-1][0]).decode()))
+        assert len(prompts) == 1  # and the model is shown the same of both
+
+    asyncio.run(main())
+
+
+def shown(said: Any) -> Any:
+    """What an answer has, without ids, nulls and what clients' helpers add."""
+    if isinstance(said, pydantic.BaseModel):
+        return shown(said.model_dump())
+    if isinstance(said, list):
+        return [shown(each) for each in said]
+    if not isinstance(said, dict):
+        return said
+    added = ("id", "call_id", "index", "parsed", "parsed_arguments")
+    return {name: shown(value) for name, value in said.items() if value is not None and name not in added}

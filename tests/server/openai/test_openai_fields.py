@@ -72,7 +72,7 @@ STREAMING = (
 # They change nothing of an answer, here or there: nobody but OpenAI's own machines reads them.
 WITHOUT_EFFECT = {
     *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    *("safety_identifier", "user"),
+    *("cache_control", "safety_identifier", "user"),
 }
 USER = {"role": "user", "content": "x"}
 

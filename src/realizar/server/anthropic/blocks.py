@@ -85,7 +85,7 @@ def _converted(where: str, message: dict[str, Any]) -> list[dict[str, Any]]:
         raise refused(f"{where}.role must be user or assistant", f"{where}.role")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
-    if not isinstance(content, list) or not content:
+    if not isinstance(content, list) or not (content or role == "assistant"):  # a model may answer nothing
         raise refused(f"{where}.content must be text or a list of blocks that is not empty", f"{where}.content")
     path = f"{where}.content"
     if role == "system":

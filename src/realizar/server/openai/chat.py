@@ -102,10 +102,11 @@ async def _whole(
 
 def _message(choice: WholeChoice, *, with_reasoning: bool) -> ChatMessage:
     content = "".join(choice.content)
+    reasoning = "".join(choice.reasoning) if choice.reasoning and with_reasoning else UNSET
     calls = [ToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in choice.calls]
     return ChatMessage(
-        content=None if calls and not content else content,
-        reasoning_content="".join(choice.reasoning) if choice.reasoning and with_reasoning else UNSET,
+        content=None if calls and not content and reasoning is UNSET else content,  # as a stream begins
+        reasoning_content=reasoning,
         tool_calls=calls or UNSET,
     )
 

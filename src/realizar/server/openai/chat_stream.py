@@ -49,7 +49,8 @@ class ChatStreamer:
         self._last_usage, self._every_usage = bool(options.include_usage), bool(options.continuous_usage_stats)
         self._with_reasoning = request.include_reasoning is not False
         self._request_id, self._created = request_id, now_s()
-        self._started: set[int] = set()
+        self._named: set[int] = set()  # choices whose role was sent
+        self._begun: set[int] = set()  # those whose message has begun
         self._started_s = time.monotonic()
         self._templates: dict[int, EventTemplate] = {}
 
@@ -78,8 +79,8 @@ class ChatStreamer:
         read = gained.source.prompt_progress
         if read is None:
             return None
-        choices = list(self._choices(gained)) or [ChatChunkChoice(gained.index, ChatDelta())]
-        chunk = self._chunk(choices, self._usage_so_far())
+        choice = ChatChunkChoice(gained.index, self._named_delta(gained.index, ChatDelta()))
+        chunk = self._chunk([choice], self._usage_so_far())
         chunk.prompt_progress = PromptRead.of(read, self._started_s)
         return encode_event(chunk)
 
@@ -88,7 +89,7 @@ class ChatStreamer:
         if self._every_usage or gained.finish_reason is not None or len(gained.parsed) != 1:
             return None
         part = gained.parsed[0]
-        if gained.index not in self._started or not isinstance(part, ContentDelta):
+        if gained.index not in self._begun or not isinstance(part, ContentDelta):
             return None
         template = self._templates.get(gained.index)
         if template is None:
@@ -128,22 +129,28 @@ class ChatStreamer:
         written = self._logprobs_of(gained)
         logprobs = None if written is None else msgspec.Raw(written)
         deltas = [made for part in gained.parsed if (made := self._delta(part)) is not None]
-        first = gained.index not in self._started
-        if not deltas and (first or logprobs is not None):
+        ended = gained.finish_reason is not None
+        if not deltas and (logprobs is not None or (ended and gained.index not in self._begun)):
             deltas = [ChatDelta(content="")]
-        if first:
-            self._started.add(gained.index)
-            deltas[0].role = "assistant"
-            if deltas[0].content is UNSET and deltas[0].tool_calls is not UNSET:
-                deltas[0].content = None
+        if deltas and gained.index not in self._begun:
+            self._begun.add(gained.index)
+            if deltas[0].content is UNSET:  # clients make null of a message whose deltas have none
+                deltas[0].content = None if deltas[0].reasoning_content is UNSET else ""
         for delta in deltas:
-            yield ChatChunkChoice(gained.index, delta, None, logprobs)
+            yield ChatChunkChoice(gained.index, self._named_delta(gained.index, delta), None, logprobs)
             logprobs = None
-        if gained.finish_reason is not None:
+        if ended:
             stop = gained.source.stop_reason
             yield ChatChunkChoice(
                 gained.index, ChatDelta(), gained.finish_reason, None, UNSET if stop is None else stop
             )
+
+    def _named_delta(self, index: int, delta: ChatDelta) -> ChatDelta:
+        """A delta, with the role if it is the first of its choice."""
+        if index not in self._named:
+            self._named.add(index)
+            delta.role = "assistant"
+        return delta
 
     def _delta(self, delta: ParsedDelta) -> ChatDelta | None:
         match delta:

@@ -97,6 +97,8 @@ def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str, known: tu
 
 def _plain(tool: Tool) -> dict[str, Any]:
     function: dict[str, Any] = {
-        name: value for name, value in msgspec.to_builtins(tool.function).items() if value is not None
+        name: value
+        for name, value in msgspec.to_builtins(tool.function).items()
+        if value is not None and name != "cache_control"
     }
     return {"type": tool.type, "function": function}

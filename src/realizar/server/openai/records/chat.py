@@ -16,6 +16,7 @@ class FunctionDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -24,6 +25,7 @@ class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
     function: FunctionDefinition | None = None
     custom: Any = None
+    cache_control: dict[str, Any] | None = None
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -65,6 +67,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_field
 
     metadata: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
