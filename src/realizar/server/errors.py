@@ -63,6 +63,7 @@ class ApiError(Exception):
         param: path of the field at fault, such as `messages[0].content`.
         code: error code for programs.
         headers: headers of the answer.
+        details: the error for programs, in dialects that have a place for it.
     """
 
     def __init__(
@@ -74,10 +75,12 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
         self.headers = dict(headers or {})
+        self.details = details
 
 
 def plain_body(error: ApiError) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from realizar.server.anthropic.records import (
 )
 from realizar.server.anthropic.tools import _KNOWN
 
-BETA_REFUSED = {"billing_policy", "compaction", "fallback_credit_token", "fallbacks", "thread"}
+BETA_REFUSED = {"billing_policy", "fallback_credit_token", "fallbacks"}
 """Fields of the beta API that are refused as unknown ones, by name. `betas` is a header."""
 
 

@@ -112,6 +112,15 @@ def test_what_is_known_and_wrong_is_still_refused() -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temperature")
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+@pytest.mark.parametrize("name", ["thread", "conversation", "previous_response_id", "previous_message_id"])
+def test_what_says_that_the_server_has_the_rest_is_never_left_out(path: str, name: str) -> None:
+    body = {"messages": [HI], "max_tokens": 5} if path != "/api/chat" else {"messages": [HI], "stream": False}
+    refused, empty = answers(True, (path, {**body, name: {"type": "continue"}}), (path, {**body, name: None}))
+    assert (refused.status_code, empty.status_code) == (400, 200)
+    assert name in refused.text
+
+
 def test_schemas_keep_their_own_fields() -> None:
     """A tool's parameters are data: names in them are nobody's fields."""
     body = {"messages": [HI], "tools": [{**TOOL, "colour": 1}]}

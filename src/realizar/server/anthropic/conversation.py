@@ -11,7 +11,7 @@ from realizar.sampling_params import StructuredOutput
 from realizar.server.anthropic.blocks import read_messages, read_system
 from realizar.server.anthropic.records import CountTokensRequest, MessagesRequest
 from realizar.server.anthropic.tools import read_tools
-from realizar.server.errors import refused, unsupported
+from realizar.server.errors import ApiError, refused, unsupported
 from realizar.server.generation.conversation import Conversation, can_continue
 from realizar.server.generation.sampling import SamplingWishes
 from realizar.server.http.unknown_fields import known_only
@@ -103,6 +103,7 @@ def _variables(request: CountTokensRequest) -> dict[str, Any]:
 
 def _check_without_effect(request: CountTokensRequest) -> None:
     """Refuse fields whose effect the server does not have."""
+    _check_thread(request.thread)
     thinking = request.thinking
     if thinking is not None and thinking.type == "enabled" and (thinking.budget_tokens or 0) < 1:
         raise refused("thinking.budget_tokens must be at least 1", "thinking.budget_tokens")
@@ -110,7 +111,7 @@ def _check_without_effect(request: CountTokensRequest) -> None:
         raise unsupported("speed", "must be standard: the server has one speed")
     if request.mcp_servers:
         raise unsupported("mcp_servers", "is not supported: the server runs no tools of its own")
-    for name in ("container", "diagnostics"):
+    for name in ("container", "diagnostics", "compaction"):
         if getattr(request, name, None):
             raise unsupported(name, "is not supported")
     management = request.context_management or {}
@@ -122,3 +123,14 @@ def _check_without_effect(request: CountTokensRequest) -> None:
         if not isinstance(edit, dict) or edit.get("type") != _KEPT_EDIT:
             path = f"context_management.edits.{place}.type"
             raise unsupported(path, f"must be {_KEPT_EDIT}: the server edits no conversation")
+
+
+def _check_thread(thread: object) -> None:
+    """Refuse a thread in the form by which Anthropic's client goes on without: it sends the whole conversation then.
+
+    Its runner of tools begins one with each conversation, unasked.
+    """
+    if thread is not None:
+        message = "thread is not supported: the server holds no conversation; send all of it in messages"
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        raise ApiError(400, message, param="thread", code="unsupported_parameter", details=details)

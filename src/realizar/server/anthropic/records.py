@@ -62,6 +62,8 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     user_profile_id: str | None = None
     workspace_id: str | None = None
     mcp_servers: Any = None
+    thread: Any = None
+    compaction: Any = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):

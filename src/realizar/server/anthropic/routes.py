@@ -27,7 +27,8 @@ def error_body(error: ApiError) -> dict[str, Any]:
     """The JSON object of an error. Its form has no place for the field at fault: the message names it."""
     message = error.message if (error.param or "") in error.message else f"{error.param}: {error.message}"
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    details = {} if error.details is None else {"details": error.details}
+    return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 
 def _error_event(error: ApiError) -> bytes:
@@ -49,7 +50,11 @@ ANTHROPIC = Dialect(
             "error": {
                 "type": "object",
                 "required": ["type", "message"],
-                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+                "properties": {
+                    "type": {"type": "string"},
+                    "message": {"type": "string"},
+                    "details": {"type": "object"},
+                },
             },
         },
     },

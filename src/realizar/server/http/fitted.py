@@ -19,6 +19,9 @@ _type_info = functools.cache(inspect.type_info)
 def fitted(data: Any, record: type[msgspec.Struct], ignored: IgnoredFields | None) -> Any:
     """A body with integers for 40.0 and the like where its record takes no fractions. It is changed in place.
 
+    Raises:
+        ApiError: 400; a field must not be removed.
+
     Args:
         ignored: notes the fields that the record, and the records in it, do not know, and that are removed; None leaves
             them.
@@ -41,6 +44,5 @@ def _fitted(path: str, value: Any, kind: inspect.Type, ignored: IgnoredFields | 
                 if name in fields:
                     value[name] = _fitted(f"{path}.{name}" if path else name, value[name], fields[name], ignored)
                 elif ignored is not None:
-                    del value[name]
-                    ignored.note(full_path(path, name))
+                    ignored.note(full_path(path, name), value.pop(name))
     return value

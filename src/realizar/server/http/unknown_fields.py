@@ -9,11 +9,13 @@ from collections.abc import Collection
 from contextvars import ContextVar
 from typing import Any
 
-from realizar.server.errors import ApiError, refused
+from realizar.server.errors import ApiError, refused, unsupported
 
 _LOG = logging.getLogger(__name__)
 _MOST_LOGGED = 1000  # a client that invents names must not fill the memory or the log
 _MOST_NAMED = 200  # characters
+_HELD = ("thread", "conversation", "previous_response_id", "previous_message_id", "previous_interaction_id")
+"""Fields by which a client says that the server has the rest of the conversation: without it an answer is wrong."""
 _PLACES = re.compile(r"\[\d+\]|\.\d+(?=\.|$)")
 
 
@@ -23,8 +25,14 @@ class IgnoredFields:
     def __init__(self) -> None:
         self._logged: set[str] = set()
 
-    def note(self, path: str) -> None:
-        """Note a field by its path, of which places in lists don't count."""
+    def note(self, path: str, value: object) -> None:
+        """Note a field by its path, of which places in lists don't count.
+
+        Raises:
+            ApiError: 400; it names an earlier part of the conversation, which must not be left out without a word.
+        """
+        if path in _HELD and value is not None:
+            raise unsupported(path, "is not supported here: send the whole conversation")
         path = _PLACES.sub("[]", path)
         if path in self._logged or len(self._logged) >= _MOST_LOGGED:
             return
@@ -57,8 +65,7 @@ def known_only(path: str, given: dict[str, Any], known: Collection[str]) -> None
     if ignored is None:
         raise unknown_field(path, unknown[0], known)
     for name in unknown:
-        del given[name]
-        ignored.note(full_path(path, name))
+        ignored.note(full_path(path, name), given.pop(name))
 
 
 def full_path(path: str, name: str) -> str:
