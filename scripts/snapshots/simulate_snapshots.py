@@ -16,7 +16,7 @@ import sys
 from realizar.batch import RowOutput, ScheduledBatch, StepOutput
 from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.manager import KVCacheManager
-from realizar.request import Request
+from realizar.request import Client, Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.scheduler import Scheduler
 
@@ -50,7 +50,8 @@ def simulate(num_snapshots: int, on_host: int, block_tokens: int, users: int, re
         ends.append(len(talk))
         prompt = (*talk, 1, 2, 3)  # a generation prompt
         sampling = SamplingParams(temperature=0.0)
-        scheduler.add(Request(f"r{number}", prompt, sampling, _ANSWER, client=f"u{user}", prompt_marks=tuple(ends)))
+        client = Client(f"u{user}")
+        scheduler.add(Request(f"r{number}", prompt, sampling, _ANSWER, client=client, prompt_marks=tuple(ends)))
         total += len(prompt)
         while scheduler.has_work:
             batch = scheduler.schedule()

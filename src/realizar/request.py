@@ -12,6 +12,22 @@ Pooling = Literal["last", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
+class Client:
+    """Who sent a request: what all clients use is shared by client.
+
+    Attributes:
+        name: unique; "" if there is none.
+        weight: size of its share beside those of the others, at least 1.
+    """
+
+    name: str = ""
+    weight: int = 1
+
+
+NO_CLIENT = Client()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request with every default resolved; `realizar.engine.clients.prepare.prepare_request` makes one.
 
@@ -21,15 +37,15 @@ class Request:
         sampling: with `seed` set; `stop_token_ids` are all ids that end a choice, the model's included unless ignored.
         max_tokens: tokens to generate per choice; 0 only scores or pools the prompt.
         arrival_s: of `time.monotonic`.
-        priority: lower is sooner; equal priorities are first come, first served. Each step of priority is worth 64
-            arrivals, so that a waiting request is not overtaken for ever.
+        priority: lower is sooner; equal priorities start in turn by client, and first come, first served for each.
+            Each step of priority is worth 64 turns, so that a waiting request is not overtaken for ever.
         cache_salt: requests share cached blocks only with those of the same salt.
         pooling: the final hidden state wanted: of the last token, or the mean over the prompt. A pooled request
             generates nothing: its `max_tokens` is 0.
         prompt_marks: numbers of prompt tokens after which a message ends, ascending. A model whose layers have a state
             keeps copies of it there.
         reports_progress: True if the engine tells how much of the prompt it has read, after each step that reads some.
-        client: the client's name, for fair shares of the work before the request runs; "" if there is none.
+        client: whose share of the places, and of the work before it runs, the request takes.
     """
 
     request_id: str
@@ -40,7 +56,7 @@ class Request:
     priority: int = 0
     cache_salt: str | None = None
     pooling: Pooling | None = None
-    client: str = ""
+    client: Client = NO_CLIENT
     reports_progress: bool = False
     prompt_marks: tuple[int, ...] = ()
 

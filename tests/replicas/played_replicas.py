@@ -33,6 +33,7 @@ from realizar.errors import EngineDeadError, InvalidRequestError
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.key_changes import KEY_BYTES, CacheChanges
 from realizar.replicas.link import ReplicaLink
+from realizar.request import NO_CLIENT, Client
 from realizar.sampling_params import SamplingParams
 from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas
 from waits import HANG_S
@@ -128,8 +129,9 @@ class Scene:
         """The last engine of each replica."""
         return [each[-1] for each in self.started]
 
-    async def add(self, name: str, token_ids: list[int]) -> AsyncStream:
-        return await self.client.generate(token_ids, SamplingParams(max_tokens=8, seed=1), request_id=name)
+    async def add(self, name: str, token_ids: list[int], client: Client = NO_CLIENT) -> AsyncStream:
+        sampling = SamplingParams(max_tokens=8, seed=1)
+        return await self.client.generate(token_ids, sampling, request_id=name, client=client)
 
     def owner(self, name: str) -> Engine:
         (owner,) = (engine for engine in self.engines if name in engine.added)

@@ -13,6 +13,7 @@ from realizar.engine.process.messages import (
     record_error,
 )
 from realizar.errors import EngineDeadError, EngineUnavailableError, InvalidRequestError, QueueFullError, RealizarError
+from realizar.request import Client
 from replicas.played_replicas import Scene, play, prompt
 
 
@@ -49,6 +50,20 @@ def test_the_room_of_a_replica_counts_while_it_gets_another_engine_soon() -> Non
         assert scene.client.info.max_running == 2
         second.ready()
         assert scene.client.info.max_running == 4
+
+    play(2, main)
+
+
+def test_a_client_that_fills_the_queues_of_all_replicas_keeps_no_other_out() -> None:
+    async def main(scene: Scene) -> None:
+        greedy = Client("greedy")
+        for number in range(scene.client.info.max_running + scene.client.max_queued):
+            await scene.add(f"{number}", prompt(1), greedy)
+        with pytest.raises(QueueFullError):
+            await scene.add("too many", prompt(1), greedy)
+        for number in range(100):
+            await scene.add(f"other {number}", prompt(1), Client(f"{number}"))
+        assert sum(len(engine.added) for engine in scene.engines) == 110
 
     play(2, main)
 

@@ -109,11 +109,14 @@ class ScriptedEngine:
         asyncio.get_running_loop().call_soon(self._play, stream, tuple(prompt_token_ids), sampling)
         return stream
 
-    async def embed(self, prompt_token_ids: Sequence[int], pooling: str, *, request_id: str) -> Embedding:
+    async def embed(
+        self, prompt_token_ids: Sequence[int], pooling: str, *, request_id: str, **options: Any
+    ) -> Embedding:
         _ = self.info
         if self.refusal is not None:
             raise self.refusal
         self.num_asked += 1
+        self.asked.append((tuple(prompt_token_ids), SamplingParams(), options))
         if None in self.deltas:
             try:
                 await asyncio.sleep(3600)

@@ -21,7 +21,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.process.loop import EngineLoop
 from realizar.engine.process.messages import Abort, Accepted, Add, Event, Outputs, Ready, Refused, Shutdown
 from realizar.errors import InvalidRequestError
-from realizar.request import Request
+from realizar.request import Client, Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.workers.compile_queue import Report, Ticket
 from realizar.structured.workers.server_handle import ServerHandle
@@ -312,7 +312,7 @@ def test_a_request_waits_in_the_line_of_its_client() -> None:
     thread.start()
     for client, grammar in (("somebody", "choice"), ("", "schema")):
         request = structured_request(client or "nobody", [1], SamplingParams(structured=GRAMMARS[grammar][0]))
-        loop.post(Add(replace(request, client=client)))
+        loop.post(Add(replace(request, client=Client(client))))
     wait_until(lambda: finished(events) == {"somebody", "nobody"})
     loop.post(Shutdown())
     thread.join(HANG_S)

@@ -104,7 +104,9 @@ def load_of(plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, vo
         )
     rows = resolved.max_running if plan.state_bytes else config.max_running
     return PlannedLoad(
-        replace(config, context_length=resolved.context_length, kv_cache_bytes=cache, max_running=rows),
+        replace(  # the server bounds the queue, by client
+            config, context_length=resolved.context_length, kv_cache_bytes=cache, max_running=rows, max_queued=None
+        ),
         fixed + cache,
         _device_name(resolved),
         resolved.context_length,

@@ -9,7 +9,8 @@ Read in this order:
    results of a step.
 4. `plan.py`, `pace.py`, `step_limit.py`: the step that is being composed, its prompt tokens beside decodes, and its
    size while the device is short of memory.
-5. `open_sequences.py`, `policy.py`, `admission.py`: the open sequences, their order, and the checks before they start.
+5. `open_sequences.py`, `policy.py`, `turns.py`, `admission.py`: the open sequences, their order, in turn by client, and
+   the checks before they start.
 6. `drafting.py`, `drafts.py`: the scheduler's side of drafts, and `PromptLookup`, the drafter.
 7. `holding.py`: rows of a submitted step whose masks are late, which make no choice in it.
 8. `snapshot_places.py`, `state_copies.py`: for models with a state, where snapshots of it are taken in a prompt, and

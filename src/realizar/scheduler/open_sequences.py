@@ -15,6 +15,7 @@ from realizar.request import Request
 from realizar.scheduler.policy import order
 from realizar.scheduler.row_table import RowTable
 from realizar.scheduler.sequence import Sequence
+from realizar.scheduler.turns import Turns
 
 
 class OpenSequences:
@@ -34,6 +35,7 @@ class OpenSequences:
     def __init__(self, block_size: int, table: RowTable) -> None:
         self._block_size, self._table = block_size, table
         self._ids: Iterator[int] = itertools.count()
+        self._turns = Turns()
         self._sequences: dict[int, Sequence] = {}
         self.requests: dict[str, dict[int, Sequence]] = {}
         self.waiting: list[Sequence] = []
@@ -83,6 +85,7 @@ class OpenSequences:
         choices = {choice: self._sequence(request, choice) for choice in range(request.sampling.n)}
         self.requests[request.request_id] = choices
         for sequence in choices.values():
+            sequence.turn = self._turns.take(request.client)
             self._sequences[sequence.sequence_id] = sequence
             bisect.insort(self.waiting, sequence, key=order)
 
@@ -108,6 +111,8 @@ class OpenSequences:
 
     def give_row(self, sequence: Sequence, row: int) -> None:
         """Start a waiting sequence in a row."""
+        if sequence.scheduled_s is None:
+            self._turns.start(sequence.request.client, sequence.turn)
         self.in_rows[row] = sequence
         sequence.take_row(row)
 
@@ -122,6 +127,8 @@ class OpenSequences:
         (self.running if sequence.running else self.waiting).remove(sequence)
         self._running_rows = None
         self.preempted.discard(sequence)
+        if sequence.scheduled_s is None:
+            self._turns.give_up(sequence.request.client)
         if sequence.row is not None:
             self.in_rows[sequence.row] = None
             self._table.close(sequence.row)
@@ -153,6 +160,8 @@ class OpenSequences:
         by_request = [sequence.sequence_id for choices in self.requests.values() for sequence in choices.values()]
         if sorted(ids) != sorted(self._sequences) or sorted(by_request) != sorted(ids):
             raise RuntimeError("a sequence is lost or listed twice")
+        if len(self._turns) != sum(sequence.scheduled_s is None for sequence in self.waiting):
+            raise RuntimeError("a sequence has used its turn and waits, or has started without one")
         self._audit_rows()
         return [sequence.row for sequence in self._sequences.values() if sequence.row is not None]
 

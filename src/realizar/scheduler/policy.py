@@ -7,17 +7,18 @@ from typing import Literal
 
 from realizar.scheduler.sequence import Sequence
 
-ARRIVALS_PER_PRIORITY = 64
-"""Later arrivals that a sequence lets pass for every step of priority between them."""
+TURNS_PER_PRIORITY = 64
+"""Later turns that a sequence lets pass for every step of priority between them."""
 
 
-def order(sequence: Sequence) -> int:
+def order(sequence: Sequence) -> tuple[float, int]:
     """Sort key of admission, smallest first. Under pressure the largest running one is preempted.
 
-    Priority moves a sequence forward or back in the order of arrival. A bounded number of later sequences overtake one
-    that waits, however urgent they are.
+    Clients' sequences start in turn, those of one turn and of one client in the order of arrival. Priority moves a
+    sequence forward or back by turns. A bounded number of later sequences overtake one that waits, however urgent they
+    are.
     """
-    return sequence.sequence_id + ARRIVALS_PER_PRIORITY * sequence.request.priority
+    return sequence.turn + TURNS_PER_PRIORITY * sequence.request.priority, sequence.sequence_id
 
 
 @dataclass(frozen=True, slots=True)

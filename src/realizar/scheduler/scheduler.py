@@ -1,8 +1,8 @@
 """`Scheduler`: continuous batching, one step at a time.
 
 A step has a budget of tokens. Each running sequence that decodes takes one and its drafts; chunks of running prompts
-and prompts of waiting sequences follow, by priority and arrival. Each prompt takes half of the remaining budget, and
-tokens that remain go to the prompts that end soonest, so that a short prompt does not wait until a long one is read.
+and prompts of waiting sequences follow, in turn by client (`turns.py`). Each prompt takes half of the remaining budget,
+and tokens that remain go to the prompts that end soonest, so that a short one does not wait until a long one is read.
 A sequence starts from the cached blocks of its prompt and waits when no block is free. Under pressure the running
 sequence that comes last is preempted and recomputed later. A step may be scheduled before the one before it is done:
 tokens that are not known yet are FROM_PREVIOUS_STEP, and results of a sequence that has ended meanwhile are dropped.

@@ -31,6 +31,7 @@ class Sequence:
 
     Attributes:
         sequence_id: never used twice.
+        turn: its place in the order of starts, see `Turns`.
         keys: of its full blocks.
         most_tokens: number of tokens at which no further choice is wanted.
         row: from its first step on; a preempted sequence keeps it, and with it the sampler's state.
@@ -49,6 +50,7 @@ class Sequence:
         # Where a grammar is complete, ending is all that is left to choose, however few tokens there are.
         least = request.sampling.min_tokens if request.sampling.structured is None else 0
         self._least_tokens = self.num_prompt_tokens + least  # up to so many, stop ids do not end it
+        self.turn = 0.0
         self.row: int | None = None
         self.running = False
         self.num_queried = self.num_cached_tokens = 0

@@ -69,7 +69,7 @@ class StateCopies:
             if sequence.places and sequence.places[0] == sequence.num_computed_tokens:
                 place, *later = sequence.places
                 sequence.places = tuple(later)
-                row, client = sequence.own_row, sequence.request.client
+                row, client = sequence.own_row, sequence.request.client.name
                 new = self._cache.take_snapshot(row, sequence.keys, sequence.token_ids, place, client)
                 if new is not None and new.is_new:
                     sequence.snapshots = sequence.snapshots.plus(SnapshotUse(taken=1))

@@ -97,7 +97,7 @@ async def compute(request: Request, function: Callable[[Stop], T], size_bytes: i
     lease = lease_of(request)
     size = lease.body_bytes if size_bytes is None else size_bytes
     work = cast("WorkPool", request.app.state.work)
-    return await unless_disconnected(request.receive, work.run(lease.client, size, function))
+    return await unless_disconnected(request.receive, work.run(lease.client.name, size, function))
 
 
 def note(request: Request, **notes: Any) -> None:

@@ -23,6 +23,7 @@ from realizar.server.figures import ServerFigures
 from realizar.server.generation.work import WorkPool
 from realizar.server.http.auth import AuthMiddleware, KeyRing
 from realizar.server.http.browser_guard import BrowserGuardMiddleware
+from realizar.server.http.clients import Clients
 from realizar.server.http.dialects import ApiRoute, error_response
 from realizar.server.http.disconnects import ClientDisconnectedError
 from realizar.server.http.forwarded import ClientAddressMiddleware, TrustedProxies
@@ -168,8 +169,7 @@ def _layers(
     if settings.traces_endpoint is not None:
         layers.append(Middleware(TraceMiddleware, tracer=make_tracer(settings.traces_endpoint)))
     layers.append(Middleware(AuthMiddleware, keys=KeyRing(settings.api_keys), open_paths=open_paths))
-    layers.append(
-        Middleware(RequestMemoryMiddleware, total_bytes=settings.request_memory_bytes, has_keys=bool(settings.api_keys))
-    )
+    clients = Clients(settings.api_keys, settings.key_weights)
+    layers.append(Middleware(RequestMemoryMiddleware, total_bytes=settings.request_memory_bytes, clients=clients))
     layers.append(Middleware(ModelLeaseMiddleware))
     return layers

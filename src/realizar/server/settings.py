@@ -8,6 +8,7 @@ from typing import Literal
 from realizar.errors import InvalidRequestError
 
 Pooling = Literal["last", "mean"]
+_MOST_WEIGHT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class ServerSettings:
 
     Attributes:
         api_keys: accepted API keys; without keys the API is open to everyone who can reach the port.
+        key_weights: the share of each key beside the others, in their order; empty gives each the same.
         cors_origins: origins whose pages may call the API from a browser; `*` is all; empty by default.
         allowed_hosts: names that a Host header may have, without port; an empty list or `*` allows all.
         embeddings: pooling of `/v1/embeddings`; None takes the pooling that the model was trained with, if any.
@@ -48,6 +50,7 @@ class ServerSettings:
     """
 
     api_keys: tuple[str, ...] = ()
+    key_weights: tuple[int, ...] = ()
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     embeddings: Pooling | None = None
@@ -102,6 +105,10 @@ class ServerSettings:
             )
         if any(not key or key != key.strip() or not key.isascii() or not key.isprintable() for key in self.api_keys):
             raise InvalidRequestError("an API key must be printable ASCII without spaces around it", "api_keys")
+        if self.key_weights and len(self.key_weights) != len(self.api_keys):
+            raise InvalidRequestError("each API key needs a weight, or none has one", "key_weights")
+        if any(not 1 <= weight <= _MOST_WEIGHT for weight in self.key_weights):
+            raise InvalidRequestError(f"an API key's weight must be between 1 and {_MOST_WEIGHT}", "key_weights")
 
     def share(self, place: int, num_processes: int) -> ServerSettings:
         """The settings of one of several API processes: connections and memory of requests are divided evenly.

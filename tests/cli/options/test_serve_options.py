@@ -114,13 +114,23 @@ def test_addresses_that_would_never_be_met(words: tuple[str, str]) -> None:
 
 def test_keys_are_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "keys"
-    path.write_text("# of the team\nalpha\n\n  beta  \n")
+    path.write_text("# of the team\nalpha\n\n  beta \t weight=3\ngamma weight=3 x\n")
     path.chmod(stat.S_IRUSR)
-    assert parsed("--api-key-file", str(path))[0].settings().api_keys == ("alpha", "beta")
+    settings = parsed("--api-key-file", str(path))[0].settings()
+    assert (settings.api_keys, settings.key_weights) == (("alpha", "beta", "gamma weight=3 x"), (1, 3, 1))
     assert not caplog.records
     path.chmod(0o644)
     read_keys(path)
     assert "every user" in caplog.text
+
+
+@pytest.mark.parametrize("weight", ["0", "1001", "-1", "x", "", "1.5", "9" * 4500])
+def test_weights_that_no_key_can_have(tmp_path: Path, weight: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"alpha\nbeta weight={weight}\n")
+    with pytest.raises(RealizarError, match="weight") as refused:
+        parsed("--api-key-file", str(path))[0].settings()
+    assert "beta" not in str(refused.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"# none\n\n", b"\xff\xfe"])

@@ -29,6 +29,7 @@ from realizar.errors import (
     RequestFailedError,
 )
 from realizar.outputs import SnapshotUse
+from realizar.request import Client
 from realizar.sampling_params import SamplingParams
 from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
@@ -275,6 +276,38 @@ def test_the_queue_is_bounded() -> None:
             outputs = [await stream.result() for stream in await asyncio.gather(*tasks)]
             assert [output.num_generated_tokens for output in outputs] == [8] * 5
             assert (await (await engine.generate([1], GREEDY)).result()).num_generated_tokens == 8
+
+    asyncio.run(main())
+
+
+def test_a_full_queue_of_one_client_keeps_no_other_out() -> None:
+    """Of 100 others each is let in, and its request starts after at most one more of those that wait."""
+
+    async def main() -> None:
+        backend = GatedBackend(max_rows=1)
+        greedy = Client("greedy")
+        ended: list[str] = []
+
+        async def ask(client: Client) -> None:
+            async with await engine.generate([1], replace(GREEDY, max_tokens=1), client=client) as stream:
+                await stream.result()
+                ended.append(client.name)
+
+        async with running(backend, max_queued=63) as engine:
+            backend.gate.clear()
+            tasks = [asyncio.create_task(ask(greedy)) for _ in range(64)]
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFullError):
+                await engine.generate([1], GREEDY, client=greedy)
+            tasks += [asyncio.create_task(ask(Client(f"{number}"))) for number in range(100)]
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFullError):
+                await engine.embed([1], client=greedy)
+            backend.gate.set()
+            await asyncio.gather(*tasks)
+            assert len(ended) == 164
+            assert ended[:103].count("greedy") <= 3
+            assert (await (await engine.generate([1], GREEDY, client=greedy)).result()).num_generated_tokens == 8
 
     asyncio.run(main())
 

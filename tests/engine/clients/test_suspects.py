@@ -9,7 +9,7 @@ import pytest
 
 from realizar.engine.clients.suspects import Suspects, fingerprint
 from realizar.errors import InvalidRequestError, QueueFullError
-from realizar.request import Request
+from realizar.request import Client, Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 
 POISON = Request("poison", (1, 77), SamplingParams(), 8)
@@ -33,7 +33,9 @@ async def admitted(suspects: Suspects, request: Request) -> bool:
 
 
 def test_content_is_what_counts() -> None:
-    again = replace(POISON, request_id="x", arrival_s=0.0, priority=3, client="y", sampling=SamplingParams(seed=5))
+    again = replace(
+        POISON, request_id="x", arrival_s=0.0, priority=3, client=Client("y"), sampling=SamplingParams(seed=5)
+    )
     assert fingerprint(again) == fingerprint(POISON)
     grammar = StructuredOutput("regex", "a")
     changes = [

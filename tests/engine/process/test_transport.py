@@ -44,7 +44,7 @@ from realizar.errors import (
     RealizarError,
 )
 from realizar.outputs import RowError, TokenLogprobs, TokenOutput
-from realizar.request import Request
+from realizar.request import Client, Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 
 _TEXT = st.text(max_size=20)
@@ -68,7 +68,7 @@ _REQUEST = st.builds(
     priority=st.integers(-5, 5),
     cache_salt=st.none() | _TEXT,
     pooling=st.none() | st.sampled_from(["last", "mean"]),
-    client=_TEXT,
+    client=st.builds(Client, name=_TEXT, weight=st.integers(1, 9)),
     prompt_marks=st.lists(st.integers(1, 2**31), max_size=5).map(tuple),
 )
 _COMMANDS = st.one_of(

@@ -10,6 +10,7 @@ import pytest
 
 from realizar.errors import ContextLengthError, InvalidRequestError
 from realizar.outputs import ChoiceDelta
+from realizar.request import Client
 from realizar.sampling_params import StructuredOutput
 from realizar.server.api import Api, make_api
 from realizar.server.errors import ApiError
@@ -32,7 +33,7 @@ NAMES = {"messages": "turns", "tools": "functions", "structured": "format", "max
 class NoLease:
     """A lease without bounds."""
 
-    client = "someone"
+    client = Client("someone")
 
     def begin_logprobs(self) -> None: ...
 
@@ -63,7 +64,7 @@ def test_a_conversation_is_planned_run_and_whole() -> None:
     assert (run.num_completion_tokens, run.num_cached_tokens) == (4, 3)
     ((prompt, sampling, options),) = engine.asked
     assert prompt == plan.token_ids
-    assert (sampling.temperature, sampling.max_tokens, options["client"]) == (0.25, 7, "someone")
+    assert (sampling.temperature, sampling.max_tokens, options["client"]) == (0.25, 7, NoLease.client)
 
 
 def test_errors_name_the_fields_of_the_dialect() -> None:

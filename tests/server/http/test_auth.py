@@ -18,6 +18,17 @@ from realizar.server.web import web_routes
 from server.scripted_engine import ScriptedEngine, scripted_model
 
 KEYS = ("first-key", "second-key")
+_CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "x"}], "stream": False}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": _CHAT,
+    "/v1/messages": {**_CHAT, "max_tokens": 9},
+    "/v1/responses": {"input": "x"},
+    "/api/chat": _CHAT,
+    "/api/generate": {"model": "scripted", "prompt": "x", "stream": False},
+    "/v1/embeddings": {"input": "x"},
+    "/api/embed": {"model": "scripted", "input": "x"},
+}
 
 
 def make_app(**settings: Any) -> Starlette:
@@ -154,16 +165,18 @@ def test_other_origins_are_kept_out_unless_allowed() -> None:
     assert ask(app, "POST", "/v1/chat/completions", headers={"origin": "http://page"}).status_code == 401
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", BODIES)
 def test_the_engine_gets_the_client_of_a_request(path: str) -> None:
     """A digest of the key where there are keys; without them, what a header says makes nobody another client."""
     clients = []
     for keys, header in ((KEYS, KEYS[0]), (KEYS, KEYS[1]), (KEYS, KEYS[0]), ((), "a"), ((), "b")):
         engine = ScriptedEngine()
-        app = create_app(cast("Any", engine), scripted_model(), ServerSettings(api_keys=keys))
-        body = {"prompt": "x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
-        assert ask(app, "POST", path, json=body, headers={"authorization": f"Bearer {header}"}).status_code == 200
+        settings = ServerSettings(api_keys=keys, key_weights=(5, 2) if keys else (), embeddings="last")
+        app = create_app(cast("Any", engine), scripted_model(), settings)
+        answer = ask(app, "POST", path, json=BODIES[path], headers={"authorization": f"Bearer {header}"})
+        assert answer.status_code == 200, answer.text
         clients.append(engine.asked[0][2]["client"])
     assert clients[0] == clients[2] != clients[1]
     assert clients[3] == clients[4]
-    assert not any(key in client for key in KEYS for client in clients)
+    assert [client.weight for client in clients] == [5, 2, 5, 1, 1]
+    assert not any(key in client.name for key in KEYS for client in clients)

@@ -11,8 +11,9 @@ from unittest.mock import create_autospec
 import pytest
 import uvicorn
 
+from realizar.request import Client
 from realizar.server.app import create_app
-from realizar.server.http.clients import client_of, peer_of
+from realizar.server.http.clients import Clients, peer_of
 from realizar.server.http.connections import Connections
 from realizar.server.http.forwarded import TrustedProxies
 from realizar.server.http.listen import uvicorn_config
@@ -334,15 +335,16 @@ def test_clients_are_named_by_key_or_peer() -> None:
     assert peer_of("2001:db8::1") == peer_of("2001:db8::ffff:1") != peer_of("2001:db8:0:1::1")
     assert peer_of("nonsense") == "nonsense"
     scope = {"headers": [(b"authorization", b"Bearer secret")], "client": ("192.0.2.1", 5)}
-    assert client_of(scope, has_keys=False) == "peer:192.0.2.1"
-    named = client_of(scope, has_keys=True)
-    assert named.startswith("key:")
-    assert "secret" not in named
+    assert Clients().of(scope) == Client("peer:192.0.2.1")
+    clients = Clients(("other", "secret"), (2, 3))
+    named = clients.of(scope)
+    assert (named.name.startswith("key:"), named.weight) == (True, 3)
+    assert "secret" not in named.name
     other = (b"x-api-key", b"other")
-    assert client_of({**scope, "headers": [(b"x-api-key", b"secret")]}, has_keys=True) == named
-    assert client_of({**scope, "headers": [other, *scope["headers"]]}, has_keys=True) == named  # as `KeyRing` reads it
-    assert client_of({**scope, "headers": [other]}, has_keys=True) != named
-    assert client_of({"headers": [], "client": None}, has_keys=True) == "peer:"
+    assert clients.of({**scope, "headers": [(b"x-api-key", b"secret")]}) == named
+    assert clients.of({**scope, "headers": [other, *scope["headers"]]}) == named  # as `KeyRing` reads it
+    assert clients.of({**scope, "headers": [other]}).weight == 2
+    assert clients.of({"headers": [], "client": None}) == Client("peer:")
 
 
 ASKING = b'{"model": "scripted", "prompt": "a", "stream": %s}'

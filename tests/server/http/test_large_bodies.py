@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from realizar.request import Client
 from realizar.server.errors import ApiError
 from realizar.server.http.body import read_body
 from realizar.server.http.request_memory import RequestMemory
@@ -61,6 +62,8 @@ def test_a_body_without_end_is_read_to_a_bound() -> None:
     headers = [(b"content-type", b"application/json")]
     request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
     with pytest.raises(ApiError) as refused:
-        asyncio.run(read_body(request, ServerSettings(max_body_bytes=10_000), RequestMemory(1 << 20).lease("x")))
+        asyncio.run(
+            read_body(request, ServerSettings(max_body_bytes=10_000), RequestMemory(1 << 20).lease(Client("x")))
+        )
     assert refused.value.status == 413
     assert parts == 41

@@ -12,6 +12,7 @@ from realizar.config import EngineConfig
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.planned_load import PlannedLoad
 from realizar.errors import RealizarError
+from realizar.request import NO_CLIENT, Client
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api, make_api
 from realizar.server.metrics import Metrics
@@ -168,13 +169,13 @@ class Case:
         ]
         self.shelf = ModelShelf(models, self.loader, {"cpu": bound}, keep_alive_s, host)
 
-    def ask(self, name: str) -> asyncio.Task[ModelLease]:
+    def ask(self, name: str, client: Client = NO_CLIENT) -> asyncio.Task[ModelLease]:
         """A request for a model, which waits for it."""
-        return asyncio.create_task(self.lease(name))
+        return asyncio.create_task(self.lease(name, client=client))
 
-    async def lease(self, name: str, keep_alive_s: float | None = None) -> ModelLease:
+    async def lease(self, name: str, keep_alive_s: float | None = None, client: Client = NO_CLIENT) -> ModelLease:
         lease = self.shelf.take(name, keep_alive_s)
-        return await self.shelf.wait(name) if lease is None else lease
+        return await self.shelf.wait(name, client) if lease is None else lease
 
     async def use(self, *names: str) -> None:
         """Requests for models, one after another."""

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from realizar.errors import EngineDeadError, EngineUnavailableError, QueueFullError, RealizarError
+from realizar.request import NO_CLIENT, Client
 from realizar.server.errors import ApiError
 from server.models.shelf_case import Case, run
 
@@ -119,8 +120,8 @@ def test_a_load_for_nobody_makes_room() -> None:
 
 def test_a_load_that_is_given_up_before_it_begins_leaves_its_room() -> None:
     async def main(case: Case) -> None:
-        gone = asyncio.create_task(case.shelf.wait("a"))
-        other = asyncio.create_task(case.shelf.wait("b"))
+        gone = asyncio.create_task(case.shelf.wait("a", NO_CLIENT))
+        other = asyncio.create_task(case.shelf.wait("b", NO_CLIENT))
         await asyncio.sleep(0)  # both wait; the load of a is spawned, and has not begun
         gone.cancel()
         (await other).release()
@@ -230,6 +231,23 @@ def test_a_full_queue_of_waiting_requests() -> None:
     run(main, max_open=3)
 
 
+def test_a_client_that_fills_the_queue_of_waiting_requests_keeps_no_other_out() -> None:
+    async def main(case: Case) -> None:
+        case.loader.held.add("a")
+        waiting = [case.ask("a", Client("greedy")) for _ in range(3)]
+        waiting += [case.ask("a", Client(f"other {number}")) for number in range(20)]
+        await case.settled()
+        with pytest.raises(QueueFullError, match="3 requests wait for the model a"):
+            await case.lease("a", client=Client("greedy"))
+        assert not any(task.done() for task in waiting)
+        case.loader.let_go("a")
+        for task in waiting:
+            (await task).release()
+        assert case.shelf._models["a"].places.num_taken == 0
+
+    run(main, max_open=3)
+
+
 def test_an_idle_time_and_a_request_s_own() -> None:
     async def main(case: Case) -> None:
         (await case.lease("a", keep_alive_s=0)).release()
@@ -323,7 +341,7 @@ def test_devices_have_memory_of_their_own() -> None:
         models = [known("a", 2), known("b", 2, device="cuda:0"), known("c", 2)]
         shelf = ModelShelf(models, loader, {"cpu": 2, "cuda:0": 2})
         for name in "abc":
-            (await shelf.wait(name)).release()
+            (await shelf.wait(name, NO_CLIENT)).release()
         assert [each.state for each in shelf.listed()] == ["known", "ready", "ready"]
         await shelf.close()
 

@@ -29,7 +29,7 @@ from realizar.engine.process.messages import (
 )
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
 from realizar.outputs import PromptProgress
-from realizar.request import Request
+from realizar.request import NO_CLIENT, Client, Request
 from realizar.sampling_params import SamplingParams
 from realizar.server.processes import hub as hub_module
 from realizar.server.processes.child import ApiProcess
@@ -89,8 +89,17 @@ class Scene:
         self.hub._engine = self.engine
         self.one, self.two = Process(self.hub), Process(self.hub)
 
-    async def add(self, process: Process, name: str, *, n: int = 1, token: int = 1, accept: bool = True) -> None:
-        request = Request(name, (token,), SamplingParams(n=n, seed=1), 8)
+    async def add(
+        self,
+        process: Process,
+        name: str,
+        *,
+        n: int = 1,
+        token: int = 1,
+        accept: bool = True,
+        client: Client = NO_CLIENT,
+    ) -> None:
+        request = Request(name, (token,), SamplingParams(n=n, seed=1), 8, client=client)
         process._on_message(process, Add(request))
         await turns()
         if accept:
@@ -153,6 +162,23 @@ def test_the_queue_and_the_names_are_those_of_all_processes() -> None:
         scene.one._on_message(scene.one, Abort("r0"))
         await scene.add(scene.two, "r4")
         assert scene.two.all_of(Accepted) == [Accepted("r1"), Accepted("r4")]
+
+    play(main)
+
+
+def test_a_client_that_fills_the_queue_through_all_processes_keeps_no_other_out() -> None:
+    async def main(scene: Scene) -> None:
+        greedy = Client("greedy")
+        for place, process in enumerate((scene.one, scene.two, scene.one)):
+            await scene.add(process, f"r{place}", client=greedy)
+        for process in (scene.one, scene.two):
+            await scene.add(process, f"more of {id(process)}", client=greedy, accept=False)
+            assert isinstance(scene.refusals(process)[-1], QueueFullError)
+        for number in range(100):
+            await scene.add((scene.one, scene.two)[number % 2], f"other {number}", client=Client(f"{number}"))
+        assert len(scene.refusals(scene.one)) == len(scene.refusals(scene.two)) == 1
+        sent = [command.request.client.name for command in scene.link.sent if isinstance(command, Add)]
+        assert sent == ["greedy"] * 3 + [f"{number}" for number in range(100)]
 
     play(main)
 

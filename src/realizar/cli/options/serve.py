@@ -36,7 +36,7 @@ class ServerOptions:
         print_config: print every option and where its value is from, as a TOML file, and end.
         host: address to listen on; 0.0.0.0 is every address of this machine.
         port: port to listen on; 0 takes a free one.
-        api_key_file: file of keys, one a line; every request needs one of them.
+        api_key_file: file of keys, one a line, maybe with its share as weight=N; every request needs one of them.
         served_model_name: name of the model in the API; may be repeated.
         cors_origin: origin whose pages may call the API; may be repeated; * is all.
         api_defaults: default sampling of requests: model uses the Sampling options, openai temperature 1 and top_p 1.
@@ -119,8 +119,10 @@ class ServerOptions:
         check_replicas(self.replicas)
         from realizar.server.settings import ServerSettings
 
+        keys = {} if self.api_key_file is None else read_keys(self.api_key_file)
         return ServerSettings(
-            api_keys=() if self.api_key_file is None else read_keys(self.api_key_file),
+            api_keys=tuple(keys),
+            key_weights=tuple(keys.values()),
             cors_origins=self.cors_origin,
             allowed_hosts=self._hosts(),
             embeddings=self.embeddings,
@@ -182,11 +184,13 @@ def check_replicas(count: int) -> None:
         raise InvalidRequestError(f"--replicas must be between 1 and {_MAX_REPLICAS}, not {count}", "replicas")
 
 
-def read_keys(path: Path) -> tuple[str, ...]:
-    """Read a file of keys, one a line; empty lines and lines that start with # are ignored.
+def read_keys(path: Path) -> dict[str, int]:
+    """Read a file of keys, one a line, with their weights; empty lines and lines that start with # are ignored.
+
+    `weight=N` after a key is its weight, else 1.
 
     Raises:
-        RealizarError: the file has no key, can't be read, or is too large.
+        RealizarError: the file has no key, a weight is no number, or it can't be read or is too large.
     """
     try:
         with path.open("rb") as file:  # a device or a pipe may have no end
@@ -200,7 +204,13 @@ def read_keys(path: Path) -> tuple[str, ...]:
         raise RealizarError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise RealizarError(f"{path} is not UTF-8 text") from error
-    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    keys: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        if line and not line.startswith("#"):
+            key, *weights = re.split(r"\s+weight=(?=\S*$)", line)
+            if any(not re.fullmatch(r"[0-9]{1,9}", weight) for weight in weights):
+                raise RealizarError(f"{path}: the weight in line {number} is not a whole number")
+            keys[key] = int(weights[0]) if weights else 1
     if not keys:
         raise RealizarError(f"{path} holds no key")
     return keys

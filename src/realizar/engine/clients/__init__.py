@@ -9,5 +9,6 @@ then one client:
 2. `async_engine.py`: `AsyncEngine`, for the server. `async_link.py` connects it to an engine in a thread or a process;
    `link_between.py` is a link over another one.
    `async_requests.py`, `async_stream.py` and `async_questions.py` hold its open requests and unanswered questions,
-   `embedding.py` the answer with a vector, and `suspects.py` refuses requests that crash engines.
+   `embedding.py` the answer with a vector, `places.py` shares what may be open by client, and `suspects.py` refuses
+   requests that crash engines.
 """

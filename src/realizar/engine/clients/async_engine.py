@@ -38,7 +38,7 @@ from realizar.errors import (
     QueueFullError,
     RealizarError,
 )
-from realizar.request import Pooling, Request
+from realizar.request import NO_CLIENT, Client, Pooling, Request
 from realizar.sampling_params import SamplingParams
 
 EngineState: TypeAlias = Literal["starting", "ready", "draining", "dead"]
@@ -161,7 +161,7 @@ class AsyncEngine:
         prompt: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-        client: str = "",
+        client: Client = NO_CLIENT,
         reports_progress: bool = False,
         score_only: bool = False,
         pooling: Pooling | None = None,
@@ -182,10 +182,10 @@ class AsyncEngine:
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: the request can't run.
-            QueueFullError: the limit of open requests is reached.
+            QueueFullError: the limit of open requests is reached, and the client has its share of them.
             EngineUnavailableError: the engine is starting or draining. EngineDeadError: the engine is gone.
         """
-        self._check_room(sampling.n)
+        self._check_room(client, sampling.n)
         request = self._prepare(
             request_id,
             prompt_token_ids,
@@ -205,7 +205,7 @@ class AsyncEngine:
         Raises:
             RealizarError: as of `generate`.
         """
-        self._check_room(request.sampling.n)
+        self._check_room(request.client, request.sampling.n)
         return await self._submit(request, None, keep_deltas=False)
 
     def end_choice(self, request_id: str, choice: int) -> None:
@@ -213,15 +213,20 @@ class AsyncEngine:
         self._requests.end_choice(request_id, choice)
 
     async def embed(
-        self, prompt_token_ids: Sequence[int], pooling: Pooling | None = None, *, request_id: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        pooling: Pooling | None = None,
+        *,
+        request_id: str | None = None,
+        client: Client = NO_CLIENT,
     ) -> Embedding:
         """Compute the pooled hidden state of a prompt; `pooling` None takes the model's own, else the last token.
 
         It raises the same errors as `generate`.
         """
-        self._check_room(1)
+        self._check_room(client, 1)
         pooling = pooling or self.pooling or "last"
-        request = self._prepare(request_id, prompt_token_ids, SamplingParams(), pooling=pooling)
+        request = self._prepare(request_id, prompt_token_ids, SamplingParams(), pooling=pooling, client=client)
         async with await self._submit(request, None, keep_deltas=False) as stream:
             output = await stream.result()
         if output.pooled is None:
@@ -347,7 +352,7 @@ class AsyncEngine:
         """Queue a request. A request that engines may have died of waits for its turn, or is refused."""
         release = await self._requests.suspects.admit(request)
         try:
-            self._check_room(request.sampling.n)
+            self._check_room(request.client, request.sampling.n)
             stream = await self._requests.submit(request, prompt, keep_deltas=keep_deltas)
         except BaseException:
             release()
@@ -373,17 +378,17 @@ class AsyncEngine:
         if self._state not in ("ready", "draining"):
             self._refuse()
 
-    def _check_room(self, num_choices: int) -> None:
+    def _check_room(self, client: Client, num_choices: int) -> None:
         if self._state != "ready":
             self._refuse()
-        num_open, max_running = self._requests.num_choices, self.info.max_running
+        places, max_running = self._requests.places, self.info.max_running
         room = max_running + self.max_queued
         if num_choices > room:
             raise InvalidRequestError(f"n is {num_choices}; at most {room} answers run at once", "n")
-        if num_open + num_choices > room:
+        if not places.has_room(client, num_choices, room):
             raise QueueFullError(
-                f"the server is full ({num_open} answers running or waiting, limit {room}); try again later",
-                self._requests.wait_s(num_open - max_running),
+                f"the server is full ({places.num_taken} answers running or waiting, limit {room}); try again later",
+                self._requests.wait_s(places.num_taken - max_running),
             )
 
     def _refuse(self) -> NoReturn:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.engine.clients.growing_choice import GrowingChoice, GrowingText
 from realizar.engine.clients.output_processor import OutputProcessor
+from realizar.engine.clients.places import Places
 from realizar.engine.clients.suspects import Suspects
 from realizar.engine.process.messages import Abort, Add, PromptRead, RequestsLost, restore_error
 from realizar.errors import InvalidRequestError, RealizarError, RequestFailedError
@@ -44,6 +45,7 @@ class OpenRequests:
 
     Attributes:
         suspects: requests that were open when an engine died, or had just been aborted.
+        places: of the choices of all open requests.
 
     Args:
         new_text: makes the text of a choice from the request's sampling parameters.
@@ -64,17 +66,12 @@ class OpenRequests:
         self._send, self._on_empty = send, on_empty
         self._open: dict[str, _Open] = {}
         self.suspects = Suspects()
-        self._num_choices = 0
+        self.places = Places()
         self._last_end_s: float | None = None
         self._end_interval_s = 0.0
 
     def __len__(self) -> int:
         return len(self._open)
-
-    @property
-    def num_choices(self) -> int:
-        """The number of choices of all open requests."""
-        return self._num_choices
 
     def wait_s(self, num_before: int) -> float:
         """The estimated seconds until `num_before` choices have ended, by the recent rate: a whole number, 1 to 60."""
@@ -89,7 +86,7 @@ class OpenRequests:
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._processor.add(request, prompt, stream.note if keep_deltas else None)
         self._open[request_id] = _Open(stream, request, accepted)
-        self._num_choices += request.sampling.n
+        self.places.take(request.client, request.sampling.n)
         try:
             self._send(Add(request))
             await accepted
@@ -196,7 +193,8 @@ class OpenRequests:
             entry.accepted.exception()  # retrieved: nobody waits for it where the request could not even be sent
 
     def _forget(self, request_id: str) -> None:
-        self._num_choices -= self._open.pop(request_id).request.sampling.n
+        request = self._open.pop(request_id).request
+        self.places.give(request.client, request.sampling.n)
         if not self._open:
             self._on_empty()
 

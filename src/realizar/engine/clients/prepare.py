@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from realizar.errors import InvalidRequestError
-from realizar.request import Pooling, Request
+from realizar.request import NO_CLIENT, Client, Pooling, Request
 from realizar.sampling_params import SamplingParams
 
 _MOST_MARKS = 1024  # of one prompt: far more than there are snapshots for
@@ -25,7 +25,7 @@ def prepare_request(
     priority: int = 0,
     cache_salt: str | None = None,
     pooling: Pooling | None = None,
-    client: str = "",
+    client: Client = NO_CLIENT,
     has_snapshots: bool = False,
 ) -> Request:
     """Resolve and check a request. `EngineCore.add` checks later that it fits the engine.

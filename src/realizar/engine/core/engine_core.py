@@ -161,7 +161,7 @@ class EngineCore:
         """
         self._check_alive()
         while not self.holds_grammar(request):
-            self._grammars.prepare(request.sampling.structured, request.client)
+            self._grammars.prepare(request.sampling.structured, request.client.name)
         self._scheduler.add(request)
 
     def holds_grammar(self, request: Request) -> bool:

@@ -120,7 +120,7 @@ class RowGrammars:
         if structured is None:
             raise InvalidRequestError("the request has no grammar", "structured")
         service = self._made_service()
-        ticket = service.prepare_later(structured, request.client, on_done)
+        ticket = service.prepare_later(structured, request.client.name, on_done)
         return lambda: service.cancel(ticket)
 
     def hold(self, request: Request, is_open: Callable[[str], bool]) -> bool:
@@ -137,7 +137,7 @@ class RowGrammars:
             return True
         service = self._made_service()
         service.rows.wait(0)  # a process whose rows have all ended is free for others once it has answered
-        return service.hold(request.request_id, structured, is_open, request.client)
+        return service.hold(request.request_id, structured, is_open, request.client.name)
 
     def open(self, opened: OpenedRow) -> None:
         """Start a row; its history may hold output already."""

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from starlette.requests import Request
 
 from realizar.engine.clients.embedding import Embedding
 from realizar.outputs import NO_SNAPSHOTS, SnapshotUse
@@ -16,6 +17,8 @@ from realizar.request import Pooling
 from realizar.server.api import Api
 from realizar.server.errors import renaming
 from realizar.server.generation.merge import Admission
+from realizar.server.http.disconnects import unless_disconnected
+from realizar.server.http.request_memory import lease_of
 from realizar.server.models.needs import embedding_pooling
 
 T = TypeVar("T")
@@ -49,6 +52,7 @@ def pooling_of(api: Api) -> Pooling:
 
 
 async def embed_all(
+    request: Request,
     api: Api,
     prompts: Sequence[Sequence[int]],
     pooling: Pooling,
@@ -56,7 +60,7 @@ async def embed_all(
     name: Callable[[int], str],
     keep: Callable[[Embedding], T],
 ) -> list[T]:
-    """Embed prompts beside each other, as many at once as the engine runs; results are in the prompts' order.
+    """Embed a request's prompts, as many at once as the engine runs; results are in the prompts' order.
 
     Args:
         prompts: token ids of each.
@@ -65,23 +69,26 @@ async def embed_all(
         keep: makes what is kept of a result when it comes: a vector takes 32 bytes a value, and there may be thousands.
 
     Raises:
-        RealizarError: of any prompt; the others are given up.
+        RealizarError: of any prompt; the others are given up. ClientDisconnectedError: the client disconnected.
     """
-    admission = Admission(api.engine.info.max_running)
+    client, admission = lease_of(request).client, Admission(api.engine.info.max_running)
 
     async def one(place: int, token_ids: Sequence[int]) -> T:
         async with admission.slots:
             with renaming({"prompt": name(place)}):
                 return keep(
                     await admission.enter(
-                        lambda: api.engine.embed(token_ids, pooling, request_id=f"{request_id}-{place}")
+                        lambda: api.engine.embed(token_ids, pooling, request_id=f"{request_id}-{place}", client=client)
                     )
                 )
 
-    tasks = [asyncio.ensure_future(one(place, token_ids)) for place, token_ids in enumerate(prompts)]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def all_of_them() -> list[T]:
+        tasks = [asyncio.ensure_future(one(place, token_ids)) for place, token_ids in enumerate(prompts)]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    return await unless_disconnected(request.receive, all_of_them())

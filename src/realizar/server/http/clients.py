@@ -1,4 +1,4 @@
-"""Identity of a client, by which shares of connections, bodies and computing are counted. Standard library only."""
+"""Identity of a client, by which shares of connections, bodies and computing are counted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from realizar.request import Client
 
 _DIGEST_CHARACTERS = 16
 _NETWORK_BITS = 64  # of an IPv6 address; a host chooses the rest freely
@@ -24,19 +26,32 @@ def offered_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
     return keys[0].strip(b" ") if len(keys) == 1 else None
 
 
-def client_of(scope: Mapping[str, Any], *, has_keys: bool) -> str:
-    """Identify a request's client by the digest of its API key if the server uses keys, otherwise by its address.
+class Clients:
+    """Tells who sent a request: by the digest of its API key if the server uses keys, otherwise by its address.
+
+    Without keys the headers are ignored, as a peer could pose as many clients.
 
     Args:
-        scope: the ASGI scope.
-        has_keys: True if the server uses keys. Otherwise the headers are ignored, as a peer could pose as many clients.
+        keys: of the server.
+        weights: of each key; empty if all have 1, as addresses have.
     """
-    if has_keys:
-        key = offered_key(scope["headers"])
+
+    def __init__(self, keys: Sequence[str] = (), weights: Sequence[int] = ()) -> None:
+        self._has_keys = bool(keys)
+        self._weights = dict(zip((_name_of(key.encode()) for key in keys), weights, strict=False))
+
+    def of(self, scope: Mapping[str, Any]) -> Client:
+        """The client of a request. Args: scope: the ASGI scope."""
+        key = offered_key(scope["headers"]) if self._has_keys else None
         if key is not None:
-            return f"key:{hashlib.sha256(key).hexdigest()[:_DIGEST_CHARACTERS]}"
-    peer = scope.get("client")
-    return f"peer:{peer_of(peer[0] if peer else '')}"
+            name = _name_of(key)
+            return Client(name, self._weights.get(name, 1))
+        peer = scope.get("client")
+        return Client(f"peer:{peer_of(peer[0] if peer else '')}")
+
+
+def _name_of(key: bytes) -> str:
+    return f"key:{hashlib.sha256(key).hexdigest()[:_DIGEST_CHARACTERS]}"
 
 
 def peer_of(address: str) -> str:

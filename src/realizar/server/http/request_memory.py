@@ -7,8 +7,9 @@ from collections import Counter
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from realizar.request import Client
 from realizar.server.errors import ApiError
-from realizar.server.http.clients import client_of
+from realizar.server.http.clients import Clients
 from realizar.server.http.memory_return import return_memory
 
 FREE_BYTES = 32 << 10
@@ -32,7 +33,7 @@ class RequestMemory:
         self._total = self._free = total_bytes
         self._held: Counter[str] = Counter()
 
-    def lease(self, client: str) -> RequestLease:
+    def lease(self, client: Client) -> RequestLease:
         """Make the lease of one request; the caller releases it after the answer."""
         return RequestLease(self, client)
 
@@ -93,7 +94,7 @@ class RequestMemory:
 class RequestLease:
     """The memory of one request. Attributes: client: its client. body_bytes: size of its body, once it is read."""
 
-    def __init__(self, memory: RequestMemory, client: str) -> None:
+    def __init__(self, memory: RequestMemory, client: Client) -> None:
         self._memory, self.client = memory, client
         self._held = self._logprobs = 0
         self.body_bytes = 0
@@ -128,7 +129,7 @@ class RequestLease:
             ApiError: 413, the request alone holds more than any share.
         """
         if num_bytes := self._due(num_tokens, num_top):
-            self._memory.add(self.client, num_bytes, self._held)
+            self._memory.add(self.client.name, num_bytes, self._held)
             self._held += num_bytes
 
     def _due(self, num_tokens: int, num_top: int) -> int:
@@ -148,13 +149,13 @@ class RequestLease:
 
     def take(self, num_bytes: int) -> None:
         """Hold `num_bytes` more bytes. Raises the errors of `hold`."""
-        self._memory.take(self.client, num_bytes, self._held)
+        self._memory.take(self.client.name, num_bytes, self._held)
         self._held += num_bytes
 
     def release(self) -> None:
         """Return everything that is held."""
         if self._held:
-            self._memory.give(self.client, self._held)
+            self._memory.give(self.client.name, self._held)
             if self._held >= _WORTH_RETURNING_BYTES:
                 return_memory()
             self._held = 0
@@ -165,18 +166,18 @@ class RequestMemoryMiddleware:
 
     Args:
         total_bytes: for all clients together.
-        has_keys: True if clients are identified by keys.
+        clients: tells who sends a request.
     """
 
-    def __init__(self, app: ASGIApp, total_bytes: int, *, has_keys: bool) -> None:
-        self._app, self._has_keys = app, has_keys
+    def __init__(self, app: ASGIApp, total_bytes: int, clients: Clients) -> None:
+        self._app, self._clients = app, clients
         self._memory = RequestMemory(total_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        lease = self._memory.lease(client_of(scope, has_keys=self._has_keys))
+        lease = self._memory.lease(self._clients.of(scope))
         scope["state"]["lease"] = lease
         try:
             await self._app(scope, receive, send)

@@ -10,9 +10,11 @@ from starlette.requests import Request
 
 from realizar.config import Device
 from realizar.engine.clients.async_engine import EngineState
+from realizar.request import Client
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api, settings_of
 from realizar.server.http.disconnects import unless_disconnected
+from realizar.server.http.request_memory import lease_of
 from realizar.server.metrics import MetricSamples
 from realizar.server.model_facts import ModelFacts
 from realizar.server.models.needs import Need, nothing
@@ -117,7 +119,7 @@ class Models(Protocol):
             EngineUnavailableError: the server shuts down.
         """
 
-    async def wait(self, name: str | None) -> ModelLease:
+    async def wait(self, name: str | None, client: Client) -> ModelLease:
         """The lease of a model, when it is the request's turn. Errors are those of `take`, and of a full queue."""
 
     def running(self, name: str | None = None) -> Sequence[Api]:
@@ -159,6 +161,6 @@ async def model_of(request: Request, name: str | None, keep_alive_s: float | Non
         status = models.find(name)
         if status.facts.are_known:
             need(status.names[0], status.facts, status.max_model_len, settings_of(request))
-        lease = await unless_disconnected(request.receive, models.wait(name))
+        lease = await unless_disconnected(request.receive, models.wait(name, lease_of(request).client))
     request.scope["state"]["model_leases"].append(lease)
     return lease.api

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import ClassVar
 
 from realizar.engine.clients.async_engine import EngineState
+from realizar.request import Client
 from realizar.server.api import Api
 from realizar.server.metrics import Metrics, MetricSamples
 from realizar.server.models.models import ModelState, ModelStatus
@@ -76,7 +77,7 @@ class OneModel:
             raise not_served(name, names, names[:1])
         return self
 
-    async def wait(self, name: str | None) -> OneModel:
+    async def wait(self, name: str | None, client: Client) -> OneModel:
         return self.take(name)
 
     def running(self, name: str | None = None) -> Sequence[Api]:

@@ -17,6 +17,7 @@ from realizar.engine.clients.async_engine import EngineState
 from realizar.engine.clients.async_link import closed_error
 from realizar.engine.process.messages import Loading
 from realizar.errors import QueueFullError, RealizarError
+from realizar.request import Client
 from realizar.server.api import Api
 from realizar.server.metrics import Metrics, MetricSamples, add_samples, exposition_of
 from realizar.server.models.lives import EngineLives, Loader, log
@@ -127,28 +128,30 @@ class ModelShelf:
             return self._lease(model, model.running)
         return None
 
-    async def wait(self, name: str | None) -> ModelLease:
+    async def wait(self, name: str | None, client: Client) -> ModelLease:
         """See `Models`. Requests that wait when a model is ready get it all at once.
 
         Raises:
-            QueueFullError: as many wait as the model's engine would take.
+            QueueFullError: as many wait as the model's engine would take, and the client has its share of them.
             EngineUnavailableError: the server shuts down. ApiError: 503; the model can't be loaded.
         """
         model = self._find(name)
         self._check(model)
         most = model.known.load.max_open
-        if len(model.waiters) >= most:
+        if not model.places.has_room(client, 1, most):
             raise QueueFullError(f"{most} requests wait for the model {model.name} already; try again later", 5.0)
         waiter = Waiter(next(self._numbers), asyncio.get_running_loop().create_future())
         model.waiters.append(waiter)
-        self.settle()
+        model.places.take(client)
         try:
+            self.settle()
             return await waiter.lease
         except asyncio.CancelledError:
             if waiter.lease.done() and not waiter.lease.cancelled() and waiter.lease.exception() is None:
                 waiter.lease.result().release()
             raise
         finally:
+            model.places.give(client)
             if waiter in model.waiters:
                 model.waiters.remove(waiter)
                 self.settle()

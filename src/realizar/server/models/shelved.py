@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.clients.places import Places
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.planned_load import PlannedLoad
 from realizar.errors import RealizarError
@@ -96,7 +97,7 @@ class ShelvedModel:
         stage: of its engine. `failed` is `known` after a failure.
         is_wanted_away: another model gets its place when its last request has ended.
         running: what runs in all stages but `known`, `loading` and `failed`.
-        waiters: requests that wait for it, the oldest first.
+        waiters: requests that wait for it, the oldest first. places: that they take.
         last_used: number of the last event of a request that used it; higher is later.
         keep_alive_s: seconds without a request after which it is unloaded; None is never.
         unloads_s: time of the event loop at which that happens; None if it is in use or never will.
@@ -111,6 +112,7 @@ class ShelvedModel:
     is_wanted_away: bool = False
     running: Running | None = None
     waiters: deque[Waiter] = field(default_factory=deque)
+    places: Places = field(default_factory=Places)
     last_used: int = 0
     keep_alive_s: float | None = None
     unloads_s: float | None = None

@@ -18,7 +18,6 @@ from realizar.server.generation.prompts import check_num_prompts, tokenize_promp
 from realizar.server.generation.state_snapshots import note_snapshots
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
-from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.models.needs import embeds
 from realizar.server.ollama.names import model_for
@@ -72,8 +71,7 @@ async def _embedded(request: Request, api: Api, texts: Sequence[str], field: str
     note(request, model=api.model.name, prompts=len(prompts), prompt=sum(map(len, prompts)))
     lease_of(request).hold_vectors(len(prompts), api.engine.info.hidden_size, as_base64=False)
     name = f"{field}[{{}}]" if len(prompts) > 1 else field
-    embedding = embed_all(api, prompts, pooling, new_id("ollama-"), name.format, UnitVector.of)
-    return await unless_disconnected(request.receive, embedding)
+    return await embed_all(request, api, prompts, pooling, new_id("ollama-"), name.format, UnitVector.of)
 
 
 def _tokenized(api: Api, texts: Sequence[str], field: str, stop: Stop, *, cut: bool) -> list[tuple[int, ...]]:

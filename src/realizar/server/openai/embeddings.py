@@ -17,7 +17,6 @@ from realizar.server.generation.prompts import Prompt, keep_last, tokenize_promp
 from realizar.server.generation.state_snapshots import note_snapshots
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
-from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import lease_of
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import embeds
@@ -37,7 +36,7 @@ async def embeddings(request: Request) -> Response:
     note(request, model=api.model.name, prompts=len(prompts), prompt=num_given)
     as_base64 = record.encoding_format == "base64"
     size = lease_of(request).hold_vectors(len(prompts), info.hidden_size, as_base64=as_base64)
-    found = await unless_disconnected(request.receive, _embed_all(api, record, prompts, pooling))
+    found = await _embed_all(request, api, record, prompts, pooling)
     snapshots = note_snapshots(request, info, (each.snapshots for each in found))
     num_cached = sum(each.num_cached_tokens for each in found)
     usage = make_usage(sum(each.num_prompt_tokens for each in found), 0, num_cached, snapshots)
@@ -85,8 +84,8 @@ def _check_fields(api: Api, record: EmbeddingRequest) -> None:
 
 
 async def _embed_all(
-    api: Api, record: EmbeddingRequest, prompts: Sequence[Prompt], pooling: Pooling
+    request: Request, api: Api, record: EmbeddingRequest, prompts: Sequence[Prompt], pooling: Pooling
 ) -> list[UnitVector]:
     cut = [keep_last(prompt.token_ids, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
     name = "input[{}]" if len(prompts) > 1 else "input"
-    return await embed_all(api, cut, pooling, new_id("embd-"), name.format, UnitVector.of)
+    return await embed_all(request, api, cut, pooling, new_id("embd-"), name.format, UnitVector.of)

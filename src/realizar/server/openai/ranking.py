@@ -19,7 +19,6 @@ from realizar.server.generation.prompts import MAX_TOKENS, check_fits
 from realizar.server.generation.state_snapshots import note_snapshots
 from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
-from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import no_ranker, ranks
 from realizar.server.openai.records.answers import Usage, make_usage
@@ -94,9 +93,7 @@ async def _score_all(request: Request, api: Api, pairs: Sequence[tuple[str, str]
     def keep(found: Embedding) -> tuple[float, int, SnapshotUse]:
         return ranker.score(found.vector), found.num_cached_tokens, found.snapshots
 
-    found = await unless_disconnected(
-        request.receive, embed_all(api, prompts, "last", new_id("rank-"), names.second, keep)
-    )
+    found = await embed_all(request, api, prompts, "last", new_id("rank-"), names.second, keep)
     snapshots = note_snapshots(request, info, (used for _, _, used in found))
     num_cached = sum(cached for _, cached, _ in found)
     usage = make_usage(sum(map(len, prompts)), 0, num_cached, snapshots)

@@ -28,7 +28,7 @@ def store_of(request: Request) -> ResponseStore | None:
 
 def owner_of(request: Request) -> str:
     """The client that a response belongs to. Without keys a response is its own secret."""
-    return lease_of(request).client if request.app.state.settings.api_keys else ""
+    return lease_of(request).client.name if request.app.state.settings.api_keys else ""
 
 
 async def show_response(request: Request) -> Response:
