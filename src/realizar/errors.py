@@ -84,7 +84,14 @@ class StepMemoryError(CapacityError):
 
 
 class KernelError(RealizarError):
-    """A device kernel can't be compiled, loaded or launched; the message names the kernel and the reason."""
+    """A device kernel can't be compiled, loaded or launched; the message names the kernel and the reason.
+
+    `kernel`: the name of a CUDA C++ kernel's source; None where the error is no such kernel's.
+    """
+
+    def __init__(self, message: str, kernel: str | None = None) -> None:
+        super().__init__(message)
+        self.kernel = kernel
 
 
 class StepError(RealizarError):

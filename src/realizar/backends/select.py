@@ -201,12 +201,17 @@ def refusal_of_gpus(spec: ModelSpec) -> str | None:
     return _refusal(ON_CUDA, spec)
 
 
-def _device_for(spec: ModelSpec, chosen: ChosenDevice) -> ChosenDevice:
-    """The chosen device, but the CPU in place of a GPU if it alone runs all parts of the model, which is logged."""
+def runs_on_cpu(spec: ModelSpec) -> bool:
+    """True if the CPU runs all parts of a model."""
     from realizar.backends.cpu.supported import SUPPORTED as ON_CPU
 
+    return _refusal(ON_CPU, spec) is None
+
+
+def _device_for(spec: ModelSpec, chosen: ChosenDevice) -> ChosenDevice:
+    """The chosen device, but the CPU in place of a GPU if it alone runs all parts of the model, which is logged."""
     reason = refusal_of_gpus(spec) if chosen.kind == "cuda" else None
-    if reason is None or _refusal(ON_CPU, spec) is not None:
+    if reason is None or not runs_on_cpu(spec):
         return chosen
     _LOG.warning("%s; the CPU runs it", reason)
     return THE_CPU

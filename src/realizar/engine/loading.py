@@ -7,18 +7,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from realizar.backends.base import Backend
 from realizar.backends.load_progress import LoadProgress
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.select import make_backend, plan_load, resolve_model
+from realizar.backends.select import make_backend, plan_load, resolve_model, runs_on_cpu
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.core.fetching import measure_fetching
 from realizar.engine.fetch_speed import keep_speed
-from realizar.errors import CapacityError
+from realizar.errors import CapacityError, DeviceLostError, KernelError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
+from realizar.models.spec import ModelSpec
 from realizar.scheduler.policy import Policy
 from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.structured.workers.service import GrammarService
@@ -51,6 +53,8 @@ def load_core(
 ) -> EngineCore:
     """Load a checkpoint's weights into a backend and make an engine for it. Only grammars need the vocabulary.
 
+    Where the device is `auto` and the kernels of a GPU fail, the CPU runs the model; a warning says so.
+
     Args:
         tokenizer: the model's; None reads it from the checkpoint for the first grammar.
         progress: callback with the name of the running stage and the share that is done, 0 to 1.
@@ -60,11 +64,10 @@ def load_core(
         UnsupportedModelError: the model can't run here.
         CheckpointError: a tensor is missing, unknown or of the wrong shape.
         CapacityError: the model does not fit into memory.
+        KernelError, DeviceLostError: the GPU's kernels fail, and nothing takes their place.
     """
-    spec, resolved = resolve_model(checkpoint, config)
-    backend = make_backend(resolved.chosen, progress, may_sleep=may_sleep)
+    backend, spec, resolved = _load_backend(checkpoint, config, progress, may_sleep=may_sleep)
     try:
-        backend.load(spec, checkpoint, resolved)
         new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer, resolved)
         core = EngineCore(backend, spec, resolved, policy=policy, new_grammars=new_grammars)
         speed = measure_fetching(core, backend)
@@ -74,6 +77,23 @@ def load_core(
     except BaseException:
         backend.shutdown()
         raise
+
+
+def _load_backend(
+    checkpoint: Checkpoint, config: EngineConfig, progress: LoadProgress | None, *, may_sleep: bool
+) -> tuple[Backend, ModelSpec, ResolvedConfig]:
+    """A backend with the model on it; that of the CPU where the device is `auto` and a GPU's kernels fail."""
+    spec, resolved = resolve_model(checkpoint, config)
+    backend = make_backend(resolved.chosen, progress, may_sleep=may_sleep)
+    try:
+        backend.load(spec, checkpoint, resolved)
+        return backend, spec, resolved
+    except BaseException as error:
+        backend.shutdown()
+        if config.device != "auto" or not isinstance(error, KernelError | DeviceLostError) or not runs_on_cpu(spec):
+            raise
+        _LOG.warning("the model runs on the CPU, as its kernels fail on %s: %s", resolved.chosen.label, error)
+    return _load_backend(checkpoint, replace(config, device="cpu"), progress, may_sleep=False)
 
 
 def _new_grammars(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
+import sysconfig
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +36,7 @@ HOPPER = ("NVIDIA H200", 9, 0)
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the GPUs that torch lists, and what the kernels' libraries lack."""
 
-    def has(*found: tuple[str, int, int], library: str | None = None) -> None:
+    def has(*found: tuple[str, int, int], library: str | None = None, compiler: str | None = None) -> None:
         pci = {"pci_domain_id": 0, "pci_bus_id": 0x1B, "pci_device_id": 0}
         listed = [
             SimpleNamespace(name=name, major=major, minor=minor, total_memory=16 << 30, **pci)
@@ -45,6 +48,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: listed[index])
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _index: (9 << 30, 16 << 30))
         monkeypatch.setattr(cards, "_missing_library", lambda: library)
+        monkeypatch.setattr(cards, "_missing_compiler", lambda: compiler)
 
     select._warn_once.cache_clear()
     return has
@@ -75,6 +79,32 @@ def test_missing_libraries_are_named(machine: Any, caplog: pytest.LogCaptureFixt
     assert "NVIDIA H200: cuda-bindings is not installed" in caplog.text
     with pytest.raises(UnsupportedModelError, match="cuda-bindings is not installed"):
         choose_device("cuda:0")
+
+
+def test_a_missing_compiler_is_named(machine: Any, caplog: pytest.LogCaptureFixture) -> None:
+    machine(HOPPER, compiler="Triton needs a C compiler")
+    assert choose_device("auto").kind == "cpu"
+    assert "NVIDIA H200: Triton needs a C compiler" in caplog.text
+    with pytest.raises(UnsupportedModelError, match="H200: Triton needs a C compiler"):
+        choose_device("cuda")
+
+
+def test_what_triton_looks_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A compiler by the name in CC, or gcc or clang; and Python's headers."""
+    (tmp_path / "Python.h").touch()
+    there: set[str] = set()
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in there else None)
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert "neither gcc nor clang" in str(cards._missing_compiler())
+    there.add("clang")
+    assert cards._missing_compiler() is None
+    monkeypatch.setenv("CC", "icx")
+    assert "icx, which CC names" in str(cards._missing_compiler())
+    there.add("icx")
+    assert cards._missing_compiler() is None
+    (tmp_path / "Python.h").unlink()
+    assert f"{tmp_path}/Python.h is not there" in str(cards._missing_compiler())
 
 
 def test_a_number_that_is_not_there(machine: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
+from triton.runtime.errors import OutOfResources  # noqa: E402
+
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from number_text import NumberText  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
@@ -21,10 +24,11 @@ from realizar.backends.base import ForwardInput  # noqa: E402
 from realizar.backends.cuda import load as load_module  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
+from realizar.backends.cuda.step import CUDAStep  # noqa: E402
 from realizar.backends.cuda.weights import load as weights_module  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.clients.engine_client import EngineClient  # noqa: E402
-from realizar.errors import CapacityError, DeviceLostError, EngineDeadError  # noqa: E402
+from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, KernelError  # noqa: E402
 from realizar.request import Request  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
 from resolving import new_core, resolved  # noqa: E402
@@ -175,6 +179,46 @@ def test_the_engine_goes_on_after_memory_ran_out(runner: GPURunner, monkeypatch:
     assert errors[-1] == "the GPU is out of memory: CUDA out of memory. Tried to allocate 2.00 GiB."
     failing = set()
     assert answer("after") == (expected, [None] * 4)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (KernelError("launching attend: CUDA_ERROR_INVALID_VALUE"), "launching attend: CUDA_ERROR_INVALID_VALUE"),
+        (OutOfResources(300_000, 232_448, "shared memory"), "a Triton kernel does not compile for this GPU: .*300000"),
+        (ZeroDivisionError("of nothing"), "a launch raised ZeroDivisionError: of nothing"),
+    ],
+    ids=["the driver", "Triton", "another"],
+)
+@pytest.mark.parametrize("place", ["submit", "result"])
+def test_a_launch_that_fails_costs_its_step_alone(
+    runner: GPURunner, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str, place: str
+) -> None:
+    """Of the model's kernels when it is submitted, or of the sampler's when its result is asked for."""
+    core = new_core(runner.backend, runner.spec, CONFIG, steps_in_flight=2)
+
+    def fails(*_arguments: object) -> None:
+        raise error
+
+    def answer(name: str) -> tuple[list[int], str | None]:
+        core.add(Request(name, (7, 8, 9), GREEDY, 4))
+        outputs = []
+        while core.has_work:
+            outputs += core.step()
+            core.audit()
+        last = outputs[-1].error
+        return [token_id for output in outputs for token_id in output.token_ids], last and last.message
+
+    before = answer("before")
+    assert before[1] is None
+    with monkeypatch.context() as patched:
+        if place == "submit":
+            patched.setattr(runner.backend, "_run", fails)
+        else:
+            patched.setattr(CUDAStep, "_read", fails)
+        _, message = answer("fails")
+        assert re.match(says, str(message))
+    assert answer("after") == before
 
 
 def test_a_lost_context_ends_the_engine_and_its_end_raises_nothing(

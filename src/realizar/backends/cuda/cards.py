@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
 import warnings
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,7 +56,7 @@ def _card(index: int) -> Card:
     capability = found.major, found.minor
     fault = None
     if torch.version.hip is None:
-        fault = _missing_library()
+        fault = _missing_library() or _missing_compiler()
         if capability < _LEAST_CAPABILITY:
             least, has = (".".join(map(str, each)) for each in (_LEAST_CAPABILITY, capability))
             fault = f"compute capability {least} is needed, and it has {has}"
@@ -83,4 +87,18 @@ def _missing_library() -> str | None:
         nvrtc.version()
     except (ImportError, RuntimeError) as error:
         return f"NVRTC is not installed ({error}): {how_to_install('cuda')}"
+    return None
+
+
+def _missing_compiler() -> str | None:
+    """A line about what Triton lacks to compile the launchers of its kernels, as it looks for it; or None."""
+    named = os.environ.get("CC")
+    if named is None and shutil.which("gcc") is None and shutil.which("clang") is None:
+        return "Triton needs a C compiler, and there is neither gcc nor clang: install gcc, or set CC"
+    if named is not None and shutil.which(named) is None:
+        return f"Triton needs a C compiler, and {named}, which CC names, is not there"
+    scheme = sysconfig.get_default_scheme()
+    header = Path(sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)) / "Python.h"
+    if not header.exists():
+        return f"Triton needs Python's headers, and {header} is not there: install python3-dev"
     return None

@@ -1,12 +1,41 @@
-"""Opening the device, and the properties of it that kernels are chosen by."""
+"""Opening the device, and the properties of it that kernels are chosen by.
+
+Kernels of CUDA C++ belong to families, each of which something slower can replace on a card that refuses it.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 
 from realizar.errors import CapacityError
+
+Family: TypeAlias = Literal["epilogues", "wgmma", "mat-vec", "matmuls", "repack", "attention", "sampling"]
+
+SLOWER: Mapping[Family, str] = {
+    "epilogues": "activations and residual adds are kernels of their own",
+    "wgmma": "mma.sync multiplies",
+    "mat-vec": "tensor cores multiply few tokens, too",
+    "matmuls": "Triton multiplies, and slowly",
+    "repack": "the host packs the weights",
+    "attention": "Triton attends",
+    "sampling": "torch samples, and slowly",
+}
+"""What runs in the place of a family's kernels."""
+
+_EPILOGUE = re.compile(r"(matvec|wgmma)_.*_(residual|silu|gelu|gelu_tanh|clamped|relu_squared)_tokens\d+")
+_NAMES: tuple[tuple[Family, re.Pattern[str]], ...] = (
+    ("epilogues", _EPILOGUE),
+    ("wgmma", re.compile(r"(grouped_)?wgmma_")),
+    ("mat-vec", re.compile(r"matvec_")),
+    ("repack", re.compile(r"repack_")),
+    ("attention", re.compile(r"attend_")),
+    ("sampling", re.compile(r"sampling$")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +49,7 @@ class DeviceProfile:
         processors: streaming multiprocessors.
         memory_bytes: of the card.
         shared_bytes: shared memory that one block may ask for.
+        without: families of CUDA C++ kernels that this card refuses, or gets wrong.
     """
 
     torch_device: torch.device
@@ -28,6 +58,7 @@ class DeviceProfile:
     processors: int
     memory_bytes: int
     shared_bytes: int = 99 << 10
+    without: frozenset[Family] = frozenset()
 
     @property
     def is_gpu(self) -> bool:
@@ -35,8 +66,17 @@ class DeviceProfile:
 
     @property
     def has_cuda_kernels(self) -> bool:
-        """True if the CUDA C++ matmuls run here: an NVIDIA card from Ampere on."""
+        """True if CUDA C++ runs here: an NVIDIA card from Ampere on."""
         return self.is_gpu and torch.version.hip is None and self.capability >= (8, 0)
+
+    @property
+    def has_matmuls(self) -> bool:
+        """True if the CUDA C++ matmuls run here."""
+        return self.runs("matmuls")
+
+    def runs(self, family: Family) -> bool:
+        """True if kernels of a family run here."""
+        return self.has_cuda_kernels and family not in self.without
 
     @property
     def has_dependent_launch(self) -> bool:
@@ -82,3 +122,17 @@ def free_bytes(device: DeviceProfile) -> int:
         return device.memory_bytes
     torch.cuda.empty_cache()
     return int(torch.cuda.mem_get_info(device.torch_device)[0])
+
+
+def refused_family(kernel: str, without: frozenset[Family]) -> Family | None:
+    """The family to go on without, where a kernel was refused; None where nothing is left to give up.
+
+    Args:
+        kernel: the name of its source. What has no family of its own belongs to the matmuls, as the mat-vecs of experts
+            do.
+        without: families that were given up before: what fails in spite of that takes all matmuls with it.
+    """
+    family: Family = next((family for family, name in _NAMES if name.match(kernel)), "matmuls")
+    if family not in without:
+        return family
+    return "matmuls" if "matmuls" not in without else None

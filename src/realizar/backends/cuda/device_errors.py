@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 from triton.errors import TritonError
 
-from realizar.errors import CapacityError, DeviceLostError, KernelError, RealizarError
+from realizar.errors import CapacityError, DeviceLostError, KernelError, RealizarError, StepError
 from realizar.outputs import RowError
 
 _LOG = logging.getLogger(__name__)
@@ -93,6 +93,25 @@ def device_errors(device: torch.device | None = None) -> Iterator[None]:
             raise ours from error
         finally:
             del ours  # an error whose frames hold it keeps what those frames hold, such as half a model
+
+
+@contextmanager
+def step_errors(device: torch.device) -> Iterator[None]:
+    """As `device_errors`, around a part of a step: a launch that is refused or raises costs the step, and no more.
+
+    Raises:
+        StepError: a kernel does not compile, the device refuses to launch it, or its launch raised something else.
+    """
+    try:
+        with device_errors(device):
+            yield
+    except (KernelError, CaptureError) as error:
+        raise StepError(str(error)) from error
+    except RealizarError:
+        raise
+    except Exception as error:
+        _LOG.exception("a launch raised an error")
+        raise StepError(f"a launch raised {type(error).__name__}: {_first_line(error)}") from error
 
 
 def translate(error: Exception) -> RealizarError | None:

@@ -48,7 +48,6 @@ from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import KernelError
 from realizar.models.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -166,6 +165,7 @@ def load_model(
 
     Raises:
         UnsupportedModelError: the GPU can't do what is configured.
+        KernelError: a kernel does not compile, or the GPU refuses it.
         CheckpointError: a weight is not finite.
         CapacityError: it does not fit.
     """
@@ -219,7 +219,9 @@ def _load_parts(
 ) -> _Parts:
     """Load all that does not depend on the size of the KV cache."""
     program = build_program(spec)
-    kernels = MatmulKernels(device.torch_device, config.batch_invariant) if device.has_cuda_kernels else None
+    kernels = None
+    if device.has_matmuls:
+        kernels = MatmulKernels(device.torch_device, config.batch_invariant, device.without)
     stacks_shared = kernels is not None and not config.batch_invariant and not config.fp8_copies
     weights = Weights(spec, program, checkpoint, device, kernels is not None and kernels.packs_floats, stacks_shared)
     body, tail = weights.apart(program.block_matmuls()), program.tail.matmuls()
@@ -258,14 +260,10 @@ def _make_sampler(
 ) -> tuple[StepSampler, int]:
     """The sampler, and the bytes that it takes only when a row needs them."""
     rows, vocab, context = config.max_running, spec.vocab_size, config.context_length
-    if device.has_cuda_kernels:
-        try:
-            kernels = SamplingKernels(device.torch_device, vocab, dependent=device.has_dependent_launch)
-        except KernelError as error:
-            _LOG.warning("%s; torch samples instead, and slowly", error)
-        else:
-            reserved = native_buffers.reserved_bytes(space.arrays.sizes.selected, rows, vocab, context)
-            return NativeChoiceMaker(space, context, kernels), reserved
+    if device.runs("sampling"):
+        kernels = SamplingKernels(device.torch_device, vocab, dependent=device.has_dependent_launch)
+        reserved = native_buffers.reserved_bytes(space.arrays.sizes.selected, rows, vocab, context)
+        return NativeChoiceMaker(space, context, kernels), reserved
     scratch = scratch_bytes(rows, vocab, device.memory_bytes)
     sampler = DeviceSampler(rows, vocab, context, device.torch_device, scratch)
     return ChoiceMaker(space, sampler), reserved_bytes(rows, vocab, context, device.memory_bytes)
@@ -304,7 +302,7 @@ def _log_decisions(device: DeviceProfile, space: Workspace, kv: KVMemory, matmul
     _LOG.info("%s", describe_card(device, str(space.query.dtype).removeprefix("torch."), kv.dtype))
     if not _LOG.isEnabledFor(logging.DEBUG):
         return
-    for line in (*describe_refused(matmuls.kernels), *describe_routes(matmuls.all, matmuls.counts)):
+    for line in (*describe_refused(device), *describe_routes(matmuls.all, matmuls.counts)):
         _LOG.debug("%s", line)
 
 

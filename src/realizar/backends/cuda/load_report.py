@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from realizar.backends.cuda.device import DeviceProfile
+from realizar.backends.cuda.device import SLOWER, DeviceProfile
 from realizar.backends.cuda.matmul.linears import MergedLinear
-from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.sizes import format_bytes
 
 
@@ -21,13 +20,12 @@ def describe_card(device: DeviceProfile, compute: str, kv_dtype: str) -> str:
     )
 
 
-def describe_refused(matmuls: MatmulKernels | None) -> Iterator[str]:
-    """A line for each kernel that did not compile or fit, and was replaced."""
-    if matmuls is None:
+def describe_refused(device: DeviceProfile) -> Iterator[str]:
+    """A line for each family of kernels that is replaced."""
+    if not device.has_matmuls:
         yield "no CUDA C++ matmuls on this device: Triton multiplies"
-        return
-    for _, tiles, epilogue in sorted(matmuls.refused, key=repr):
-        yield f"refused: {tiles} with the {epilogue} epilogue"
+    for family in sorted(device.without):
+        yield f"without the kernels of {family}: {SLOWER[family]}"
 
 
 def describe_routes(linears: Iterable[MergedLinear], counts: Iterable[int]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends.base import Capacity, DeviceMemory, ForwardInput, Transfer
-from realizar.backends.cuda.device import DeviceProfile, open_device
-from realizar.backends.cuda.device_errors import device_errors
+from realizar.backends.cuda.device import SLOWER, DeviceProfile, Family, open_device, refused_family
+from realizar.backends.cuda.device_errors import device_errors, step_errors
 from realizar.backends.cuda.launch import Launch, StepLaunch
 from realizar.backends.cuda.load import LoadedModel, load_model
 from realizar.backends.cuda.shapes import padded_rows, padded_tokens
@@ -26,7 +27,7 @@ from realizar.backends.parts import cached_tokens_read
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import OpenedRow
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import DeviceLostError
+from realizar.errors import DeviceLostError, KernelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec
 
@@ -60,16 +61,30 @@ class CUDABackend:
     def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> None:
         SUPPORTED.check(spec)
         check_tensors(spec, checkpoint)
-        self._device = device = self._device or open_device()
+        self._device = self._device or open_device()
+        while (refused := self._try_load(spec, checkpoint, config, self._device)) is not None:
+            self._device = replace(self._device, without=self._device.without | {refused})
+        _LOG.info("loaded %s on %s", spec.architecture, self._device.name)
+
+    def _try_load(
+        self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile
+    ) -> Family | None:
+        """Load the model; or return the family of kernels to try again without, which a warning names."""
         try:
             with device_errors(device.torch_device):
                 if self._may_sleep:
                     self._memory = SleepingMemory(device.torch_device)
                 self._model = load_model(spec, checkpoint, config, device, self._progress, self._memory)
+            return None
         except BaseException as error:
             _clear_frames(error)
-            raise
-        _LOG.info("loaded %s on %s", spec.architecture, device.name)
+            kernel = error.kernel if isinstance(error, KernelError) else None
+            refused = None if kernel is None else refused_family(kernel, device.without)
+            if refused is None:
+                raise
+            _LOG.warning("%s; %s", error, SLOWER[refused])
+        self._memory.close()  # the rest is free with the error
+        return refused
 
     @property
     def model(self) -> LoadedModel:
@@ -126,7 +141,7 @@ class CUDABackend:
         self.model.finisher.close(row)
 
     def submit(self, forward_input: ForwardInput) -> CUDAStep:
-        with device_errors(self.device.torch_device):
+        with step_errors(self.device.torch_device):
             return self._submit(forward_input)
 
     def _submit(self, forward_input: ForwardInput) -> CUDAStep:

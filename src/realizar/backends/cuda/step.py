@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput
-from realizar.backends.cuda.device_errors import device_errors
+from realizar.backends.cuda.device_errors import step_errors
 from realizar.backends.cuda.sampling.logprobs import PendingLogprobs
 from realizar.backends.cuda.sampling.sampler import NONE_ALLOWED
 from realizar.backends.cuda.sampling.verify import NOT_REACHED
@@ -145,7 +145,7 @@ class CUDAStep:
         return self._are_held[numbers] if self.held else np.zeros(len(numbers), np.bool_)
 
     def sample(self) -> None:
-        with device_errors(self._device):
+        with step_errors(self._device):
             self.start_choices()
 
     def start_choices(self) -> None:
@@ -157,7 +157,7 @@ class CUDAStep:
 
     def result(self) -> StepOutput:
         if self._output is None:
-            with device_errors(self._device):
+            with step_errors(self._device):
                 self.start_choices()
                 if self._pending is None:
                     raise CapacityError("the step's rows could not be sampled")

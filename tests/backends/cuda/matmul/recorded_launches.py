@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from realizar.backends.cuda.device import Family
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.errors import KernelError
 
@@ -21,7 +22,7 @@ class RecordingKernel:
 
     def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
         if self.refused and self.refused in name:
-            raise KernelError(f"kernel {name} does not fit")
+            raise KernelError(f"kernel {name} does not fit", name)
         self.name, self.shared_bytes = name, shared_bytes
 
     def launch(
@@ -37,7 +38,10 @@ class RecordingKernel:
 
 
 def matmuls_on(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), invariant: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int] = (9, 0),
+    invariant: bool = False,
+    without: frozenset[Family] = frozenset(),
 ) -> MatmulKernels:
     properties = SimpleNamespace(
         name="NVIDIA H200" if capability == (9, 0) else "NVIDIA A100-SXM4-80GB",
@@ -47,4 +51,4 @@ def matmuls_on(
         shared_memory_per_block_optin=227 * 1024,
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    return MatmulKernels("cpu", batch_invariant=invariant)
+    return MatmulKernels("cpu", batch_invariant=invariant, without=without)

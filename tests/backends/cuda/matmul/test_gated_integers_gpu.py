@@ -81,7 +81,6 @@ def test_few_rows(matmuls: MatmulKernels, ggml_type: GGMLType, activation: Gated
     matrix, exact = pair(ggml_type)
     configs = [config(matmuls, tiles, activation) for tiles in TILES]
     matmuls.prepare([(matrix.format, each) for each in configs])
-    assert not matmuls.refused
     for tiles, each in zip(TILES, configs, strict=True):
         for folded in (False, True):
             x = (30 if folded else 2) * torch.randn(tiles.tokens, COLS, device="cuda")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -15,10 +14,11 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from backends.cuda.matmul.recorded_launches import RecordingKernel, matmuls_on
+from realizar.backends.cuda.device import Family
 from realizar.backends.cuda.matmul import quantized as matmul_module
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
-from realizar.backends.cuda.matmul.quantized import Activations, HalfActivations, Int8Activations
+from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
@@ -139,7 +139,6 @@ def test_arguments_of_a_matmul_with_an_activation_epilogue(
     matmuls, weights = matmuls_on(monkeypatch), gate_and_up()
     config = route_gated(matmuls, 200, weights, "gelu_tanh")
     assert config is not None
-    assert matmuls.runs_epilogue(weights, config)
     assert (config.splits, config.format) == (1, matmuls.activation_format(200))
     x, target = half(2, 128, 4096), half(2, 128, 14336)
     launch_gated(matmuls, weights, x, target, 200, config, stream=5)
@@ -165,7 +164,6 @@ def test_arguments_of_an_integer_matmul_with_an_activation_epilogue(
     for tokens, warps in ((1, 4), (2, 2)):
         config = route_gated(matmuls, tokens, weights, "gelu")
         assert config is not None
-        assert matmuls.runs_epilogue(weights, config)
         assert (config.splits, config.format) == (1, matmuls.activation_format(tokens))
         launch_gated(matmuls, weights, replace(x, norm=norm), target, tokens, config, stream=5)
         (name, grid, threads, arguments, sizes, stream, dependent) = kernel.launches[-1]
@@ -237,50 +235,38 @@ def test_which_matmuls_have_a_residual_epilogue(monkeypatch: pytest.MonkeyPatch)
     assert route_residual(matmuls_on(monkeypatch, invariant=True), 1, weights) is None
 
 
-@pytest.mark.parametrize(
-    ("tokens", "x", "plain"),
-    [(16, half(1, 16, 4096), "wgmma_q4_f16_tokens16"), (1, int8(1, 4096), "matvec_q4_f16_tokens1")],
-    ids=["half", "int8"],
-)
-def test_an_activation_that_does_not_fit_its_matmul_runs_alone(
-    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tokens: int,
-    x: Activations, plain: str,
-) -> None:  # fmt: skip
-    kernel.refused = "silu"
-    matmuls, weights = matmuls_on(monkeypatch), gate_and_up()
-    config = route_gated(matmuls, tokens, weights, "silu")
-    assert config is not None
-    with caplog.at_level(logging.WARNING):
-        matmuls.prepare([(weights.format, config)])
-    assert not matmuls.runs_epilogue(weights, config)
-    assert "its epilogue runs as a separate kernel" in caplog.text
-    monkeypatch.setattr(matmul_module, "compile_source", lambda source, arch: pytest.fail("compiled late"))
-    matmuls.launch(weights, x, torch.empty((1, tokens, 28672)), tokens, config, stream=0)
-    assert kernel.launches[0][0] == plain
-
-
-def test_a_kernel_that_fails_is_replaced_and_said_once(
-    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("tokens", "refused"), [(1, "matvec"), (16, "wgmma")])
+def test_a_kernel_that_is_refused_says_which_it_is(
+    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch, tokens: int, refused: str
 ) -> None:
-    kernel.refused = "wgmma"
-    matmuls, weights = matmuls_on(monkeypatch), matrix(GGMLType.Q4_K, 320)
-    config = matmuls.route(16, weights)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            matmuls.launch(weights, half(1, 16, 1024), torch.empty((12, 16, 320)), 16, config, stream=0)
-    assert [launch[0] for launch in kernel.launches] == ["mma_sync_q4_f16_tokens16"] * 3
-    assert kernel.launches[0][1] == (-(-320 // 128), config.splits, 1)
-    assert len(caplog.records) == 1
-    assert "does not fit; mma.sync is used instead" in caplog.text
-
-
-def test_a_kernel_without_replacement_is_an_error(
-    kernel: type[RecordingKernel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernel.refused = "matvec"
+    kernel.refused = refused
     matmuls, weights = matmuls_on(monkeypatch), matrix(GGMLType.Q4_K, 64)
-    with pytest.raises(KernelError, match="does not fit"):
-        matmuls.launch(weights, int8(1, 1024), torch.empty((12, 1, 64)), 1, matmuls.route(1, weights), stream=0)
+    x = int8(1, 1024) if tokens == 1 else half(1, 16, 1024)
+    with pytest.raises(KernelError, match="does not fit") as caught:
+        matmuls.launch(weights, x, torch.empty((12, tokens, 64)), tokens, matmuls.route(tokens, weights), stream=0)
+    assert (caught.value.kernel or "").startswith(refused)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_what_is_given_up_is_nowhere_chosen(monkeypatch: pytest.MonkeyPatch, invariant: bool) -> None:
+    """On a card whose table lists the kernels that are refused. What is left reads the same weights."""
+    weights, whole = gate_and_up(), matrix(GGMLType.Q4_K, 4096, 4096)
+
+    def kinds(*without: Family) -> set[str]:
+        matmuls = matmuls_on(monkeypatch, invariant=invariant, without=frozenset(without))
+        found = []
+        for tokens in (1, 2, 8, 64, 300):
+            found += [matmuls.route(tokens, weights), matmuls.route(tokens, whole)]
+            found += [each for each in (route_gated(matmuls, tokens, weights, "silu"),) if each is not None]
+            found += [each for each in (route_residual(matmuls, tokens, whole),) if each is not None]
+        return {f"{each.tiles.kind}{' ' + each.epilogue if each.epilogue else ''}" for each in found}
+
+    few = set() if invariant else {"matvec", "matvec silu", "matvec residual"}
+    assert kinds() == {"wgmma", "wgmma silu", *few}
+    assert kinds("wgmma") == {"mma_sync", *few}
+    assert kinds("epilogues") == {"wgmma", *(few & {"matvec"})}
+    assert kinds("mat-vec") == {"wgmma", "wgmma silu"}
+    assert kinds("mat-vec", "wgmma") == {"mma_sync"}
 
 
 def test_ampere_takes_mma_sync_without_dependent_launch(

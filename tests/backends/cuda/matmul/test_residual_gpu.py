@@ -110,7 +110,6 @@ def test_stream_codes_and_square_sums(matmuls: MatmulKernels, ggml_type: GGMLTyp
     matrix, exact = matrix_of(ggml_type)
     configs = [config(matmuls, tiles) for tiles in TILES]
     matmuls.prepare([(matrix.format, each) for each in configs])
-    assert not matmuls.refused
     for tiles, each in zip(TILES, configs, strict=True):
         for bias, norm in ((True, True), (False, True), (True, False)):
             x, stream = (

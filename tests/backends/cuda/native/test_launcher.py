@@ -41,7 +41,7 @@ def started(monkeypatch: pytest.MonkeyPatch, allowed: list[int]) -> list[tuple[A
     values = {name: getattr(driver, name) for name in (*names, "CUfunction_attribute")}
     fake = SimpleNamespace(cuLaunchKernelEx=launch, cuFuncSetAttribute=allow, **values)
     monkeypatch.setattr(launcher, "driver_module", lambda: fake)
-    monkeypatch.setattr(launcher, "_function", lambda _cubin, _name: FUNCTION)
+    monkeypatch.setattr(launcher, "_function", lambda *_: FUNCTION)
     return calls
 
 

@@ -48,7 +48,7 @@ class DecodeBinder:
     ) -> None:  # fmt: skip
         self._arguments, self._space, self._kv = arguments, workspace, kv
         self._device, self._context = device, context_length
-        self._native = DecodeAttention(device.torch_device) if device.has_cuda_kernels else None
+        self._native = DecodeAttention(device.torch_device) if device.runs("attention") else None
         self._bound: list[BoundDecode] = []
 
     def bind(self, decode: BoundDecode) -> Callable[[StepShape], None]:

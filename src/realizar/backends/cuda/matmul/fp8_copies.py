@@ -77,7 +77,7 @@ def check_device(device: DeviceProfile) -> None:
     Raises:
         InvalidRequestError: it has none.
     """
-    if not device.has_cuda_kernels or device.capability < LEAST_CAPABILITY:
+    if not device.has_matmuls or device.capability < LEAST_CAPABILITY:
         major, minor = device.capability
         raise InvalidRequestError(
             f"fp8_copies needs an NVIDIA GPU of compute capability {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or"

@@ -30,7 +30,7 @@ def route_gated(
     With `batch_invariant` it has one for every number of tokens or for none.
     """
     activation_format = matmuls.activation_format(tokens, matrix.format.is_float)
-    if not matrix.interleaved:
+    if not matrix.interleaved or not matmuls.has_epilogues:
         return None
     if matmuls.batch_invariant and not is_gated(matmuls.tuning, matrix.out_features, matrix.in_features, matrix.format):
         return None
@@ -60,7 +60,7 @@ def launch_gated(
         KernelError: the kernel can't be compiled, loaded or launched.
     """
     assert isinstance(activations, HalfActivations) == isinstance(target, HalfActivations)
-    kernel, tiles = matmuls.prepared((matrix.format,), config.tiles, config.epilogue)
+    kernel, tiles = matmuls.prepared((matrix.format,), config.tiles, config.epilogue), config.tiles
     out, out_scales = input_addresses(target)
     shape = shape_arguments(activations, tokens, matrix, 1, 0, 0)
     arguments = [*matrix.arguments(out, 0), *shape, out_scales]

@@ -142,11 +142,8 @@ class MergedLinear:
 
     def _has_epilogue(self, tokens: int) -> bool:
         """True if the matmul of a step of `tokens` has an epilogue."""
-        matmuls, routes = self._matmuls, self.routes(tokens)
-        if matmuls is None or not routes:
-            return False
-        matrix, config = routes[0]
-        return matmuls.runs_epilogue(matrix, config)
+        routes = self.routes(tokens)
+        return bool(routes) and routes[0][1].epilogue is not None
 
     def kernels(self, tokens: int) -> list[tuple[tuple[FragmentFormat, ...], MatmulConfig]]:
         """Formats and configs that `MatmulKernels.prepare` must compile for a step of `tokens`."""

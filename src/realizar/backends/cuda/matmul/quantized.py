@@ -27,13 +27,13 @@ apply the scale of the RMSNorm that its input comes from, one factor per token: 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
 
+from realizar.backends.cuda.device import Family
 from realizar.backends.cuda.layouts.activations import padded_cols
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.fixed_order import fixed_tiling
@@ -43,16 +43,11 @@ from realizar.backends.cuda.native.compiler import architecture, compile_source,
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.sources import (
     Epilogue,
-    MmaSyncTiles,
     Tiles,
-    WgmmaTiles,
     activations_source,
     matmul_source,
 )
 from realizar.backends.cuda.weights.pack import PackedMatrix
-from realizar.errors import KernelError
-
-_LOG = logging.getLogger(__name__)
 
 Kind = Literal["int8", "half"]
 WeightFormats: TypeAlias = tuple[FragmentFormat, ...]
@@ -132,12 +127,16 @@ class MatmulConfig:
 class MatmulKernels:
     """The matmul kernels of one device: chooses, compiles, launches. Used by one thread, in one context."""
 
-    def __init__(self, device: torch.device | str = "cuda", batch_invariant: bool = False) -> None:
+    def __init__(
+        self, device: torch.device | str = "cuda", batch_invariant: bool = False,
+        without: frozenset[Family] = frozenset(),
+    ) -> None:  # fmt: skip
         """Read the device's properties and its tuning table.
 
         Args:
             device: a CUDA device.
             batch_invariant: add a token's products in one order in every batch: see `fixed_order`.
+            without: families of kernels that are not to be used.
         """
         self.device = torch.device(device)
         properties = torch.cuda.get_device_properties(self.device)
@@ -146,9 +145,14 @@ class MatmulKernels:
         self.batch_invariant = batch_invariant
         shared = int(properties.shared_memory_per_block_optin)
         processors = int(properties.multi_processor_count)
-        self.tuning: DeviceTuning = load_tuning(properties.name, self.capability, processors, shared)
-        self._kernels: dict[Key, tuple[Kernel, Tiles]] = {}
-        self.refused: set[Key] = set()  # kernels with an epilogue that did not compile or fit
+        tuning = load_tuning(properties.name, self.capability, processors, shared)
+        self.tuning: DeviceTuning = replace(
+            tuning,
+            wgmma=tuning.wgmma and "wgmma" not in without,
+            int8_tokens=0 if "mat-vec" in without else tuning.int8_tokens,
+        )
+        self.has_epilogues = "epilogues" not in without
+        self._kernels: dict[Key, Kernel] = {}
         self._writers: dict[str, Kernel] = {}
         torch.zeros(1, device=self.device)  # makes the context that kernels are loaded into
 
@@ -193,10 +197,6 @@ class MatmulKernels:
             return fixed_tiling(self.tuning, tokens, out_features, matrix.in_features, matrix.format, weight_formats)
         return self.tuning.many_tokens(tokens, out_features, matrix.in_features, matrix.format)
 
-    def runs_epilogue(self, matrix: PackedMatrix, config: MatmulConfig) -> bool:
-        """True if a config has an epilogue, and its kernel was not refused."""
-        return config.epilogue is not None and ((matrix.format,), config.tiles, config.epilogue) not in self.refused
-
     def prepare(
         self, wanted: Iterable[tuple[FragmentFormat | WeightFormats, MatmulConfig]],
         compiled: Callable[[int, int], None] | None = None,
@@ -208,43 +208,16 @@ class MatmulKernels:
             compiled: called, by any thread, with the number compiled so far and the number to compile.
 
         Raises:
-            KernelError: a kernel does not compile or does not fit the device, and nothing can replace it.
+            KernelError: a kernel does not compile or does not fit the device.
         """
         keys: set[Key] = {
             (formats if isinstance(formats, tuple) else (formats,), config.tiles, config.epilogue)
             for formats, config in wanted
         }
         missing = sorted(keys - self._kernels.keys(), key=repr)
-        try:
-            compile_sources([matmul_source(*key) for key in missing], self.arch, compiled)
-        except KernelError as error:
-            _LOG.debug("a kernel does not compile: %s", error)  # which one, and whether it matters, `_load` says
+        compile_sources([matmul_source(*key) for key in missing], self.arch, compiled)
         for key in missing:
-            self._kernels[key] = self._load(*key)
-
-    def _load(self, weight_formats: WeightFormats, tiles: Tiles, epilogue: Epilogue | None) -> tuple[Kernel, Tiles]:
-        """A kernel and its tiles; the Hopper kernel is replaced where it fails by what needs less.
-
-        Raises:
-            KernelError: it can't be compiled or loaded, and nothing replaces it, as nothing may in fixed order.
-        """
-        try:
-            source = matmul_source(weight_formats, tiles, epilogue)
-            shared = max(tiles.shared_bytes(weight_format) for weight_format in weight_formats)
-            return Kernel(compile_source(source, self.arch), source.name, shared), tiles
-        except KernelError as error:
-            if self.batch_invariant:
-                raise
-            if epilogue is not None:
-                _LOG.warning("%s; its epilogue runs as a separate kernel", error)
-                self.refused.add((weight_formats, tiles, epilogue))
-                return self.prepared(weight_formats, tiles)
-            if not isinstance(tiles, WgmmaTiles):
-                raise
-            _LOG.warning("%s; mma.sync is used instead", error)
-            return self._load(
-                weight_formats, self.tuning.shrunk(MmaSyncTiles(tiles.tokens, 2, 4, 1), weight_formats), None
-            )
+            self.prepared(*key)
 
     def launch(
         self, matrix: PackedMatrix, activations: Activations, partials: torch.Tensor, tokens: int,
@@ -282,7 +255,7 @@ class MatmulKernels:
             KernelError: as in `launch`.
         """
         weight_formats = tuple(matrix.format for matrix in matrices)
-        kernel, tiles = self.prepared(weight_formats, config.tiles)
+        kernel, tiles = self.prepared(weight_formats, config.tiles), config.tiles
         token_blocks = 1 if config.format.kind == "int8" else -(-tokens // tiles.tokens)
         arguments: list[int | float] = []
         blocks = column = 0
@@ -301,17 +274,17 @@ class MatmulKernels:
         """A stream's handle; that of torch's current one if None."""
         return int(torch.cuda.current_stream(self.device).cuda_stream) if handle is None else handle
 
-    def prepared(
-        self, weight_formats: WeightFormats, tiles: Tiles, epilogue: Epilogue | None = None
-    ) -> tuple[Kernel, Tiles]:
-        """A kernel and the tiles that it has, loaded now if not before.
+    def prepared(self, weight_formats: WeightFormats, tiles: Tiles, epilogue: Epilogue | None = None) -> Kernel:
+        """A kernel, loaded now if not before.
 
         Raises:
             KernelError: it can't be compiled or loaded.
         """
         key = weight_formats, tiles, epilogue
         if key not in self._kernels:
-            self._kernels[key] = self._load(*key)
+            source = matmul_source(*key)
+            shared = max(tiles.shared_bytes(weight_format) for weight_format in weight_formats)
+            self._kernels[key] = Kernel(compile_source(source, self.arch), source.name, shared)
         return self._kernels[key]
 
     def to_int8(self, x: torch.Tensor) -> Int8Activations:

@@ -59,6 +59,8 @@ def epilogue_square_parts(cols: int) -> int:
 
 def route_residual(matmuls: MatmulKernels, tokens: int, matrix: PackedMatrix) -> MatmulConfig | None:
     """A matmul with the residual-add epilogue, for `tokens` tokens; None where its columns must be split."""
+    if not matmuls.has_epilogues:
+        return None
     config = matmuls.route(tokens, matrix)
     if not isinstance(config.tiles, MatvecTiles) or config.splits > 1 or matrix.out_features % EPILOGUE_COLUMNS:
         return None
@@ -81,7 +83,7 @@ def launch_residual(
         KernelError: the kernel can't be compiled, loaded or launched.
     """
     assert activations.norm is None
-    kernel, tiles = matmuls.prepared((matrix.format,), config.tiles, config.epilogue)
+    kernel, tiles = matmuls.prepared((matrix.format,), config.tiles, config.epilogue), config.tiles
     target, norm_weight, bias = residual.target, residual.norm_weight, residual.bias
     codes, terms = input_addresses(target) if target is not None else (0, 0)
     arguments = [

@@ -200,7 +200,7 @@ class DeviceTuning:
     def many_tokens(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> Tiling:
         """The tensor-core kernels' tiling."""
         chunks, block_tokens = weight_format.chunks(cols), self.block_tokens(tokens)
-        line = self._nearest(tokens, out_features, cols, {"wgmma", "mma_sync"})
+        line = self._nearest(tokens, out_features, cols, {"wgmma", "mma_sync"} if self.wgmma else {"mma_sync"})
         if line is not None:
             return self._fitted(
                 replace(line.tiles, tokens=block_tokens), line, tokens, out_features, weight_format, cols

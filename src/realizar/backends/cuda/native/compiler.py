@@ -106,7 +106,7 @@ def _compile_here(source: Source, arch: str) -> bytes:
     try:
         return nvrtc.compile_text(source.name, source.text, arch)
     except ValueError as error:
-        raise KernelError(f"kernel {source.name} does not compile for {arch}: {error}") from error
+        raise KernelError(f"kernel {source.name} does not compile for {arch}: {error}", source.name) from error
 
 
 def _compile_aside(source: Source, arch: str) -> bytes:
@@ -114,7 +114,7 @@ def _compile_aside(source: Source, arch: str) -> bytes:
     result = subprocess.run(command, input=source.text.encode(), capture_output=True, check=False)
     if result.returncode != 0:
         reason = result.stderr.decode(errors="replace")[-600:]
-        raise KernelError(f"kernel {source.name} does not compile for {arch}: {reason}")
+        raise KernelError(f"kernel {source.name} does not compile for {arch}: {reason}", source.name)
     return result.stdout
 
 

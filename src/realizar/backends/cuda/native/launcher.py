@@ -33,19 +33,19 @@ def driver_module() -> Any:
     return driver
 
 
-def checked(result: tuple[Any, ...], what: str) -> Any:
-    """The value of a driver call.
+def checked(result: tuple[Any, ...], what: str, kernel: str | None = None) -> Any:
+    """The value of a driver call; `kernel`: the source of the kernel that it is about.
 
     Raises:
         KernelError: the call failed.
     """
     status, *values = result
     if int(status) != 0:
-        raise KernelError(f"{what}: {status.name}")
+        raise KernelError(f"{what}: {status.name}", kernel)
     return values[0] if values else None
 
 
-def _function(cubin: bytes, name: str) -> Any:
+def _function(cubin: bytes, name: str, source: str) -> Any:
     """An entry point of a cubin that is loaded once in a context, and stays: a model loaded again takes no more memory.
 
     Raises:
@@ -57,13 +57,13 @@ def _function(cubin: bytes, name: str) -> Any:
     key = context, name, digest
     if key not in _functions:
         if (context, digest) not in _modules:
-            _modules[context, digest] = checked(driver.cuModuleLoadData(cubin), f"loading kernel {name}")
+            _modules[context, digest] = checked(driver.cuModuleLoadData(cubin), f"loading kernel {name}", source)
         function = driver.cuModuleGetFunction(_modules[context, digest], name.encode())
-        _functions[key] = checked(function, f"finding kernel {name}")
+        _functions[key] = checked(function, f"finding kernel {name}", source)
     return _functions[key]
 
 
-def _allow_shared(function: Any, shared_bytes: int, name: str) -> None:
+def _allow_shared(function: Any, shared_bytes: int, name: str, source: str) -> None:
     """Ask for dynamic shared memory, which is refused beyond 48 KiB together with static shared memory otherwise.
 
     Kernels of several sizes share a function, so the largest that one of them has asked for stays.
@@ -73,26 +73,27 @@ def _allow_shared(function: Any, shared_bytes: int, name: str) -> None:
     driver = driver_module()
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     what = f"kernel {name} with {shared_bytes} bytes of shared memory"
-    checked(driver.cuFuncSetAttribute(function, attribute, shared_bytes), what)
+    checked(driver.cuFuncSetAttribute(function, attribute, shared_bytes), what, source)
     _most_shared[int(function)] = shared_bytes
 
 
 class Kernel:
     """A loaded entry point. Belongs to the context that is current when it is made."""
 
-    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int, source: str | None = None) -> None:
         """Load a cubin.
 
         Args:
             cubin: machine code. name: its entry point.
             shared_bytes: dynamic shared memory of a launch.
+            source: the name of its source, which errors carry; None where that is the entry point's.
 
         Raises:
             KernelError: the device refuses the code, or has less shared memory.
         """
-        self.name, self.shared_bytes = name, shared_bytes
-        self._function = _function(cubin, name)
-        _allow_shared(self._function, shared_bytes, name)
+        self.name, self.shared_bytes, self._source = name, shared_bytes, source or name
+        self._function = _function(cubin, name, self._source)
+        _allow_shared(self._function, shared_bytes, name, self._source)
 
     def launch(
         self, grid: tuple[int, int, int], threads: int, arguments: Sequence[int | float], sizes: str, stream: int,
@@ -117,7 +118,8 @@ class Kernel:
         if dependent:
             config.attrs, config.numAttrs = [_dependent_launch()], 1
         arguments_and_types = tuple(arguments), _types(sizes)
-        checked(driver.cuLaunchKernelEx(config, self._function, arguments_and_types, 0), f"launching {self.name}")
+        status = driver.cuLaunchKernelEx(config, self._function, arguments_and_types, 0)
+        checked(status, f"launching {self.name}", self._source)
 
 
 @cache

@@ -25,14 +25,15 @@ class SamplingKernels:
 
     def __init__(self, device: torch.device, vocab_size: int, *, dependent: bool) -> None:
         self._device, self._dependent = device, dependent
-        cubin = compile_source(sampling_source(), architecture(torch.cuda.get_device_capability(device)))
+        source = sampling_source()
+        cubin = compile_source(source, architecture(torch.cuda.get_device_capability(device)))
         names = (
             "list_choices", "adjust_logits", "penalise_repetitions", "find_tops", "count_history", "weigh_ids",
             "weigh_left", "gather_ids", "survey_ids", "settle_rows", "extend_repetitions",
         )  # fmt: skip
         shared = dict.fromkeys(names, 0) | dict.fromkeys(("cut_ids", "report_logprobs"), SELECT_BYTES)
         shared["pick_ids"] = 8 * -(-vocab_size // TILE)  # the sums of all tiles
-        self._kernels = {name: Kernel(cubin, name, size) for name, size in shared.items()}
+        self._kernels = {name: Kernel(cubin, name, size, source.name) for name, size in shared.items()}
 
     def list_choices(self, buffers: NativeBuffers, count: int) -> None:
         """Write the records of a step all of whose rows choose, one for each of so many tokens with logits."""

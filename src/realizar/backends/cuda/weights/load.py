@@ -24,7 +24,7 @@ from realizar.backends.cuda.weights.store import Store
 from realizar.backends.program import Program
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import CapacityError, DeviceLostError, KernelError
+from realizar.errors import CapacityError, DeviceLostError
 from realizar.models.parts import Linear, Norm
 from realizar.models.spec import FeedForward, Layer, ModelSpec
 from realizar.models.tensor_source import TensorName
@@ -93,7 +93,8 @@ class Weights:
             CheckpointError: a weight is NaN or infinite.
         """
         self._tensors.check_vectors()
-        self._packer = Packer(self._device.torch_device) if self._device.has_cuda_kernels else None
+        if self._device.has_matmuls:
+            self._packer = Packer(self._device.torch_device, repacks="repack" not in self._device.without)
         for linears in groups:
             key = tuple(linear.weight for linear in linears)
             if key not in self.groups:
@@ -267,7 +268,7 @@ def naming(*names: TensorName) -> Iterator[None]:
         yield
     except Exception as error:
         ours = translate(error) or error
-        if not isinstance(ours, CapacityError | KernelError | DeviceLostError):
+        if not isinstance(ours, CapacityError | DeviceLostError):  # others name a kernel
             raise
         try:
             raise type(ours)(f"{'tensor' if len(names) == 1 else 'tensors'} {', '.join(names)}: {ours}") from error

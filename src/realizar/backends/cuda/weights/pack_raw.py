@@ -107,10 +107,14 @@ def _table_of(layout: WeightLayout, device: torch.device | str) -> torch.Tensor 
 
 
 class Packer:
-    """Packs matrices on one device; owns two pinned buffers and their copies there until it is dropped."""
+    """Packs matrices on one device; owns two pinned buffers and their copies there until it is dropped.
 
-    def __init__(self, device: torch.device | str) -> None:
-        self.device = torch.device(device)
+    Args:
+        repacks: False leaves raw blocks to the host's threads.
+    """
+
+    def __init__(self, device: torch.device | str, *, repacks: bool = True) -> None:
+        self.device, self._repacks = torch.device(device), repacks
         self._arch = architecture(torch.cuda.get_device_capability(self.device))
         self._kernels: dict[WeightLayout, tuple[Kernel, Kernel]] = {}
         pinned = [torch.empty(_PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
@@ -140,7 +144,7 @@ class Packer:
                 f"matrices merge if of one layout and width and at multiples of {BLOCK} output features"
             )
         weight_format, cols = fragment_format(first.layout), first.in_features
-        known = weight_format.is_float or (first.layout in REPACKED_LAYOUTS and cols % BLOCK == 0)
+        known = weight_format.is_float or (self._repacks and first.layout in REPACKED_LAYOUTS and cols % BLOCK == 0)
         raws = [part.raw for part in parts if part.raw is not None]
         if not known or len(raws) < len(parts):
             return pack_by_threads(parts, self.device, into, uploaded, interleaved)
@@ -213,6 +217,8 @@ class Packer:
 
     def _load(self, layout: WeightLayout, weight_format: FragmentFormat) -> tuple[Kernel, Kernel]:
         if layout not in self._kernels:
-            cubin = compile_source(repack_source(layout, weight_format), self._arch)
-            self._kernels[layout] = (Kernel(cubin, "scale_tops", 0), Kernel(cubin, "pack_blocks", 0))
+            source = repack_source(layout, weight_format)
+            cubin = compile_source(source, self._arch)
+            tops, blocks = (Kernel(cubin, name, 0, source.name) for name in ("scale_tops", "pack_blocks"))
+            self._kernels[layout] = tops, blocks
         return self._kernels[layout]
