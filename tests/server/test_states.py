@@ -26,6 +26,7 @@ from realizar.errors import (
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
+from realizar.tokenizer.templates.chat_template import Render, compile_template
 from server.scripted_engine import ScriptedEngine, events_of, scripted_model
 
 CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
@@ -192,12 +193,12 @@ def test_templates_are_tried_out_beside_the_event_loop(monkeypatch: pytest.Monke
     """Trying one out takes as long as a template may take; other requests' answers must not wait for it."""
     threads: list[threading.Thread] = []
 
-    def tried(source: str) -> bool:
+    def compiled(source: str) -> tuple[Render, bool]:
         threads.append(threading.current_thread())
-        return False
+        return compile_template(source)
 
-    monkeypatch.setattr("realizar.tokenizer.parsers.choose.template_takes_tools", tried)
-    body = {**CHAT, "chat_template": f"{{# never seen before: {effort} #}}x", "reasoning_effort": effort}
+    monkeypatch.setattr("realizar.server.generation.chat_plan.RequestCompiler", lambda: compiled)
+    body = {**CHAT, "chat_template": "x", "reasoning_effort": effort}
     assert ask(ScriptedEngine(), "/v1/chat/completions", body, allow_request_templates=True).status_code == 200
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()

@@ -59,7 +59,7 @@ def _ask(memory: MaskMemory, key: int, tokens: Sequence[int] = ()) -> None:
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[MaskMemory]:
-    monkeypatch.setattr(grammar_process, "_limit", lambda _bytes: None)
+    monkeypatch.setattr(grammar_process, "limit_process", lambda _bytes: None)
     made = MaskMemory(FACTORY.num_words, 1, 0)
     yield made
     made.close()

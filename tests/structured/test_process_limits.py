@@ -19,7 +19,7 @@ said.append(resource.getrlimit(resource.RLIMIT_CPU)[0] < 1000)
 process._limit_cpu(None)
 said.append(resource.getrlimit(resource.RLIMIT_CPU) == (1000, 1000))
 process.os.dup2 = lambda *_: None  # what is said here is read
-process._limit(1 << 40)
+process.limit_process(1 << 40)
 said.append(resource.getrlimit(resource.RLIMIT_DATA) == (hard, hard))
 print(said)
 """

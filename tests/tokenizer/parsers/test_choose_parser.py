@@ -22,7 +22,7 @@ from realizar.tokenizer.parsers.styles import (
     ToolStyle,
 )
 from realizar.tokenizer.parsers.tagged_styles import GLM, GLM_DENSE, MINIMAX, QWEN3_CODER, SEED_OSS
-from realizar.tokenizer.templates.chat_template import template_takes_tools
+from realizar.tokenizer.templates.chat_template import CompiledTemplate
 from realizar.tokenizer.templates.tool_prompts import (
     spell_tool_messages,
     tools_as_system_text,
@@ -88,7 +88,7 @@ def test_style_of_a_template(text: str, style: ToolStyle) -> None:
     ],
 )
 def test_whether_a_template_takes_tools(template: str, takes: bool) -> None:
-    assert template_takes_tools(template) is takes
+    assert CompiledTemplate(template).takes_tools is takes
 
 
 def test_reasoning_of_a_template() -> None:

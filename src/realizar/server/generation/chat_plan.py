@@ -15,12 +15,13 @@ from realizar.server.generation.begun import begun_ids
 from realizar.server.generation.conversation import Conversation, text_of
 from realizar.server.generation.fit_turns import without_oldest
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last
+from realizar.server.generation.request_templates import RequestCompiler
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority
 from realizar.server.generation.tools import ToolPlan
 from realizar.server.generation.work import Stop
 from realizar.server.models.needs import no_template
 from realizar.tokenizer.parsers.base import OutputParser
-from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, find_format, opens_reasoning
+from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, format_of, opens_reasoning
 from realizar.tokenizer.parsers.grammar import call_grammar
 from realizar.tokenizer.parsers.harmony import final_start
 from realizar.tokenizer.parsers.parser import AnswerParser
@@ -101,8 +102,8 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         conversation = _shortened(api, conversation, sampling.max_tokens, template, variables, stop)
     _check_sizes(api, conversation)
     stop.check()
-    source = template.source(shown, variables.get("documents"))
-    answer_format = find_format(source)  # renders the template once, so that its errors come first
+    # This renders the template, so that its errors come first.
+    answer_format = format_of(template.compiled(shown, variables.get("documents")))
     with about("messages"):
         if conversation.continues:
             token_ids = template.encode_unfinished(conversation.messages, shown, **variables)
@@ -219,7 +220,7 @@ def _template(api: Api, conversation: Conversation) -> ChatTemplate:
     if conversation.template is not None:
         if not api.settings.allow_request_templates:
             raise unsupported("chat_template", "is not accepted: this server does not allow templates in requests")
-        return ChatTemplate(api.model.tokenizer, conversation.template)
+        return ChatTemplate(api.model.tokenizer, conversation.template, RequestCompiler())
     if api.model.template is None:
         raise no_template()
     return api.model.template
@@ -228,7 +229,8 @@ def _template(api: Api, conversation: Conversation) -> ChatTemplate:
 def _variables(conversation: Conversation, template: ChatTemplate) -> dict[str, Any]:
     """The variables of a template besides messages and tools."""
     variables = dict(conversation.variables)
-    source = template.source(conversation.tools.shown, conversation.documents)
+    compiled = template.compiled(conversation.tools.shown, conversation.documents)
+    source = compiled.source
     if conversation.documents:
         if "documents" not in source:
             raise unsupported(
@@ -244,7 +246,7 @@ def _variables(conversation: Conversation, template: ChatTemplate) -> dict[str, 
         variables.setdefault("reasoning_effort", effort)
     elif effort == "none" and "enable_thinking" in source:
         variables.setdefault("enable_thinking", False)
-    elif effort != "medium" and not (effort == "none" and not reasons(find_format(source))):
+    elif effort != "medium" and not (effort == "none" and not reasons(format_of(compiled))):
         raise unsupported("reasoning_effort", "is not supported by this model")
     return variables
 

@@ -10,10 +10,8 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +53,7 @@ from realizar.structured.workers.messages import (
     Used,
     WantLines,
 )
+from realizar.structured.workers.process_limits import limit_process, within
 
 _ENCODED_TEXTS = 1024
 _FEW_ANSWERS = 200  # before more is found out than is asked, which takes as long as some hundred of them
@@ -175,7 +174,7 @@ class GrammarProcess:
         self._next_wish = _FEW_ANSWERS
         self._num_slow = self._reported_bytes = 0
         self._first_bytes = _most_resident_bytes()
-        _limit(memory_bytes)
+        limit_process(memory_bytes)
 
     def run(self) -> None:
         """Compile the grammar of the first command, and follow its rows."""
@@ -372,29 +371,11 @@ def _most_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _limit(memory_bytes: int) -> None:
-    """Bound the memory, disable core files, and close the output, as a library's panic would quote a user's text."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError):  # systems without /proc have no such limit either
-        data_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
-        most = _within(data_pages * resource.getpagesize() + memory_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1])
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
-    os.close(null)
-
-
 def _limit_cpu(cpu_s: int | None) -> None:
     """Have the kernel end this process after `cpu_s` more seconds of processor time; None removes the limit."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     soft = hard
     if cpu_s is not None:
-        soft = _within(int(sum(os.times()[:2])) + cpu_s, hard)
+        soft = within(int(sum(os.times()[:2])) + cpu_s, hard)
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
-
-
-def _within(wanted: int, hard: int) -> int:
-    """The largest allowed limit up to `wanted`; a hard limit of -1 is none."""
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

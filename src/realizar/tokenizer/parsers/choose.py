@@ -26,8 +26,6 @@ from realizar.tokenizer.marks import (
     MISTRAL_ARGUMENTS,
     MISTRAL_CALLS,
     REASONING_MARKS,
-    RESPONSE,
-    RESPONSE_END,
     SEED_CALL,
     ReasoningMarks,
 )
@@ -49,7 +47,8 @@ from realizar.tokenizer.parsers.styles import (
     json_or,
 )
 from realizar.tokenizer.parsers.tagged_styles import GLM, GLM_DENSE, MINIMAX, QWEN3_CODER, SEED_OSS
-from realizar.tokenizer.templates.chat_template import template_encloses_content, template_takes_tools
+from realizar.tokenizer.templates.chat_messages import TemplateBoundsError
+from realizar.tokenizer.templates.chat_template import CompiledTemplate
 
 # A template may contain several of these texts; the more specific ones come first.
 _STYLE_TEXTS = (
@@ -93,22 +92,45 @@ class AnswerFormat:
 
 @functools.lru_cache(maxsize=64)
 def find_format(template: str | None) -> AnswerFormat:
+    """Find the format of the answers to a template's prompts, by the template's source.
+
+    Raises:
+        ChatTemplateError: the template exceeds its bounds of time or memory.
+    """
+    if template is None:
+        return AnswerFormat(JSON, None)
+    try:
+        return format_of(CompiledTemplate(template))
+    except TemplateBoundsError:
+        raise
+    except ChatTemplateError:  # it is malformed, and nothing will be rendered
+        return _format(template, takes_tools=False, in_response=False)
+
+
+def format_of(template: CompiledTemplate) -> AnswerFormat:
     """Find the format of the answers to a template's prompts.
 
     If a template shows no tools, or its style is not known, calls are JSON objects. If such a template can write
     earlier calls, the model may use that style too.
+
+    Raises:
+        ChatTemplateError: the template exceeds its bounds of time or memory.
     """
-    if template is None:
-        return AnswerFormat(JSON, None)
-    if HARMONY_CHANNEL in template and HARMONY_MESSAGE in template:
-        return AnswerFormat(HARMONY, None, in_channels=True)
-    reasoning = next((marks for marks in REASONING_MARKS if marks.start in template or marks.end in template), None)
+    source = template.source
     try:
-        takes_tools = template_takes_tools(template)
-        in_response = RESPONSE in template and template_encloses_content(template, RESPONSE, RESPONSE_END)
-    except ChatTemplateError:
+        takes_tools, in_response = template.takes_tools, template.in_response
+    except TemplateBoundsError:
+        raise
+    except ChatTemplateError:  # it fails on such conversations, and may work for others
         takes_tools = in_response = False
-    style = next((known for text, known in _STYLE_TEXTS if text in template), JSON)
+    return _format(source, takes_tools=takes_tools, in_response=in_response)
+
+
+def _format(source: str, *, takes_tools: bool, in_response: bool) -> AnswerFormat:
+    if HARMONY_CHANNEL in source and HARMONY_MESSAGE in source:
+        return AnswerFormat(HARMONY, None, in_channels=True)
+    reasoning = next((marks for marks in REASONING_MARKS if marks.start in source or marks.end in source), None)
+    style = next((known for text, known in _STYLE_TEXTS if text in source), JSON)
     if not takes_tools:
         style = json_or(style)
     return AnswerFormat(style, reasoning, in_response=in_response)

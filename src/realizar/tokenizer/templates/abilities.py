@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from realizar.errors import ChatTemplateError
-from realizar.tokenizer.parsers.choose import find_format
-from realizar.tokenizer.templates.chat_template import template_takes_tools
+from realizar.tokenizer.parsers.choose import format_of
+from realizar.tokenizer.templates.chat_template import CompiledTemplate
 
 
 def template_abilities(source: str) -> tuple[bool, bool]:
     """True for each of tools and reasoning that a template has; neither for one that is malformed."""
-    form = find_format(source)
     try:
-        tools = template_takes_tools(source)
+        template = CompiledTemplate(source)
+        tools, form = template.takes_tools, format_of(template)
     except ChatTemplateError:
         return False, False
     return tools, form.reasoning is not None or form.in_channels

@@ -1,4 +1,8 @@
-"""`Budget` bounds the cost of rendering one chat template. Of jinja2 it imports only namespaces."""
+"""`Budget` bounds the cost of rendering one chat template. Of jinja2 it imports only namespaces.
+
+It is looked at between operations, so a single one may take longer: a search from a text's end, or a set of numbers of
+one hash. Templates of requests therefore run where they can be ended (`server/generation/render_process.py`).
+"""
 
 from __future__ import annotations
 
@@ -41,8 +45,7 @@ class Budget:
         self._characters = _CHARACTERS + _CHARACTERS_PER_CHARACTER * characters
         self._steps = _STEPS + _STEPS_PER_NODE * nodes + characters
         self._max_nodes = _NODES + 4 * nodes
-        seconds = _SECONDS + _SECONDS_PER_NODE * nodes + _SECONDS_PER_CHARACTER * characters
-        self._deadline = time.thread_time() + seconds
+        self._deadline = time.thread_time() + _SECONDS + _seconds_for_size(nodes, characters)
         self._until_look = 0
 
     def tick(self, characters: int = 0) -> None:
@@ -99,6 +102,15 @@ class Budget:
 
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, KeysView, ValuesView, ItemsView, Namespace)
+
+
+def seconds_for_size(given: Any) -> float:
+    """The processor seconds that a rendering may take beyond the base, for the size of the template's variables."""
+    return _seconds_for_size(*_walk(given, None))
+
+
+def _seconds_for_size(nodes: int, characters: int) -> float:
+    return _SECONDS_PER_NODE * nodes + _SECONDS_PER_CHARACTER * characters
 
 
 def _walk(value: Any, limit: int | None) -> tuple[int, int]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from realizar.errors import ChatTemplateError
-from realizar.tokenizer.marks import LFM2_TOOLS
+from realizar.tokenizer.marks import LFM2_TOOLS, RESPONSE, RESPONSE_END
 from realizar.tokenizer.templates.chat_messages import (
     Message,
     TemplateBoundsError,
@@ -30,6 +30,11 @@ from realizar.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from jinja2 import Template
 
+Render: TypeAlias = Callable[[Mapping[str, Any]], str]
+"""A compiled template: makes its text of its variables."""
+Compile: TypeAlias = Callable[[str], tuple[Render, bool]]
+"""Compiles a template's source, as `compile_template` does."""
+
 # Known templates have up to 30,000 characters and 1,500 nodes; compiling takes time and memory in proportion.
 MAX_TEMPLATE_CHARACTERS = 48 << 10
 _MAX_NODES = 6_000
@@ -50,20 +55,21 @@ class ChatTemplate:
     Args:
         tokenizer: the model's tokenizer, with its templates. Its control tokens are kept out of users' texts.
         source: a template that replaces the model's, or the name of one of the model's.
+        compiler: compiles templates; they run in this process by default.
 
     Raises:
         ChatTemplateError: the model has no template. A malformed or too large one raises at its first use.
     """
 
-    def __init__(self, tokenizer: Tokenizer, source: str | None = None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, source: str | None = None, compiler: Compile | None = None) -> None:
+        self._tokenizer, self._compiler = tokenizer, compiler or compile_template
         stored = tokenizer.chat_templates
         self._sources = dict(stored) if source is None else {"default": stored.get(source, source)}
         if not self._sources:
             raise ChatTemplateError(
                 "the model has no chat template: it may be a base model; use a raw prompt, or give a template"
             )
-        self._compiled: dict[str, _Compiled] = {}
+        self._compiled: dict[str, CompiledTemplate] = {}
 
     def render(
         self,
@@ -85,7 +91,7 @@ class ChatTemplate:
             ChatTemplateError: the template raises an error, fails, or exceeds its bounds of time or memory.
             InvalidRequestError: a message is invalid; names the field.
         """
-        return self._choose(tools, variables).render(messages, tools, add_generation_prompt, variables)
+        return self._chosen(tools, variables).render(messages, tools, add_generation_prompt, variables)
 
     def encode(
         self,
@@ -99,7 +105,7 @@ class ChatTemplate:
         The template's control tokens become tokens, while the same texts in a message stay text. If the model wants a
         BOS, the prompt has exactly one, whether or not the template writes it.
         """
-        compiled = self._choose(tools, variables)
+        compiled = self._chosen(tools, variables)
         hidden = self._hider.hide((messages, tools, variables))
         if hidden is None:
             return self._tokenizer.encode_rendered(compiled.render(messages, tools, add_generation_prompt, variables))
@@ -121,7 +127,7 @@ class ChatTemplate:
         """
         *before, last = with_texts(messages)
         marked = [*before, _broken_off(last)]
-        compiled = self._choose(tools, variables)
+        compiled = self._chosen(tools, variables)
         hidden = self._hider.hide((marked, tools, variables))
         given, safe_tools, safe_variables = (marked, tools, variables) if hidden is None else hidden.value
         text, found, _ = compiled.render(given, safe_tools, False, safe_variables).rpartition(_BREAK)
@@ -129,9 +135,21 @@ class ChatTemplate:
             raise ChatTemplateError("the chat template leaves out the end of the message that is to be continued")
         return self._tokenizer.encode_rendered(text, None if hidden is None else hidden.restore)
 
-    def source(self, tools: Sequence[Mapping[str, Any]] | None = None, documents: Sequence[Any] | None = None) -> str:
+    def source(self, tools: Sequence[Mapping[str, Any]] | None = None, documents: Any = None) -> str:
         """The source of the template that is used with these tools or documents, or with neither."""
         return self._sources[self._chosen_name(tools, documents)]
+
+    def compiled(self, tools: Sequence[Mapping[str, Any]] | None = None, documents: Any = None) -> CompiledTemplate:
+        """That template.
+
+        Raises:
+            ChatTemplateError: the template is empty, malformed or too large.
+        """
+        name = self._chosen_name(tools, documents)
+        if name not in self._compiled:
+            special_texts = self._tokenizer.special_texts
+            self._compiled[name] = CompiledTemplate(self._sources[name], special_texts, self._compiler)
+        return self._compiled[name]
 
     def takes_tools(self, tools: Sequence[Mapping[str, Any]] | None = None) -> bool:
         """True if that template shows tools itself.
@@ -139,7 +157,7 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: the template is malformed or too large.
         """
-        return self._choose(tools, {}).takes_tools
+        return self.compiled(tools).takes_tools
 
     @functools.cached_property
     def _hider(self) -> ControlTextHider:
@@ -150,11 +168,8 @@ class ChatTemplate:
         wanted = ["tool_use"] if tools else ["rag"] if documents else []
         return next((name for name in (*wanted, "default") if name in self._sources), next(iter(self._sources)))
 
-    def _choose(self, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> _Compiled:
-        name = self._chosen_name(tools, variables.get("documents"))
-        if name not in self._compiled:
-            self._compiled[name] = _Compiled(self._sources[name], self._tokenizer.special_texts)
-        return self._compiled[name]
+    def _chosen(self, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> CompiledTemplate:
+        return self.compiled(tools, variables.get("documents"))
 
 
 def _broken_off(message: Message) -> dict[str, Any]:
@@ -172,40 +187,25 @@ def check_template(source: str) -> None:
     Raises:
         ChatTemplateError: the template is empty, malformed or too large.
     """
-    _compile(source)
+    compile_template(source)
 
 
-@functools.lru_cache(maxsize=16)
-def template_takes_tools(source: str) -> bool:
-    """True if a template shows the tools that it is given.
+class CompiledTemplate:
+    """A compiled template, with what was found out by rendering.
 
-    Raises:
-        ChatTemplateError: the template is malformed or too large.
-    """
-    return _Compiled(source, {}).takes_tools
-
-
-@functools.lru_cache(maxsize=16)
-def template_encloses_content(source: str, start: str, end: str) -> bool:
-    """True if a template writes the content of an assistant's message between two texts.
+    Attributes:
+        source: the template's text.
 
     Raises:
-        ChatTemplateError: the template is malformed, too large, or fails on a short conversation.
+        ChatTemplateError: the template is empty, malformed or too large.
     """
-    answer = {"role": "assistant", "content": "needle", "reasoning_content": "x"}
-    turns: list[Message] = [{"role": "user", "content": "x"}, answer]
-    text = _Compiled(source, {}).render(turns, None, False, {})
-    before, found, after = text.partition("needle")
-    return bool(found) and before.rstrip().endswith(start) and after.lstrip().startswith(end)
 
-
-class _Compiled:
-    """A compiled template, with the traits that were found by rendering."""
-
-    def __init__(self, source: str, special_texts: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, special_texts: Mapping[str, str] | None = None, compiler: Compile | None = None
+    ) -> None:
         # Templates concatenate these texts without checking that the model has them.
-        self._source, self._special_texts = source, {"bos_token": "", "eos_token": "", **special_texts}
-        self._template, self._names_tools = _compile(source)
+        self.source, self._special_texts = source, {"bos_token": "", "eos_token": "", **(special_texts or {})}
+        self._make_text, self._names_tools = (compiler or compile_template)(source)
 
     def render(
         self,
@@ -215,8 +215,8 @@ class _Compiled:
         variables: Mapping[str, Any],
     ) -> str:
         checked = with_texts(messages)
-        if "tool_calls" not in self._source and has_tool_messages(checked):
-            is_python = any(text in self._source for text in LFM2_TOOLS)
+        if "tool_calls" not in self.source and has_tool_messages(checked):
+            is_python = any(text in self.source for text in LFM2_TOOLS)
             checked = (spell_python_calls if is_python else spell_tool_messages)(checked)
         if tools and not self.takes_tools:
             return self._render_with_tool_text(checked, tools, add_generation_prompt, variables)
@@ -257,8 +257,22 @@ class _Compiled:
         return shown[1] is not None and shown[0] != shown[1]
 
     @functools.cached_property
+    def in_response(self) -> bool:
+        """True if the template writes the content of an assistant's message between the marks of a response.
+
+        Raises:
+            ChatTemplateError: the template fails on a short conversation.
+        """
+        if RESPONSE not in self.source:
+            return False
+        answer = {"role": "assistant", "content": "needle", "reasoning_content": "x"}
+        text = self.render([{"role": "user", "content": "x"}, answer], None, False, {})
+        before, found, after = text.partition("needle")
+        return bool(found) and before.rstrip().endswith(RESPONSE) and after.lstrip().startswith(RESPONSE_END)
+
+    @functools.cached_property
     def _traits(self) -> TemplateTraits:
-        return find_traits(self._source, lambda messages: self._render(messages, None, False, {}))
+        return find_traits(self.source, lambda messages: self._render(messages, None, False, {}))
 
     def _render(
         self,
@@ -267,8 +281,7 @@ class _Compiled:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        return _render_within_bounds(
-            self._template,
+        return self._make_text(
             {
                 **self._special_texts,
                 **variables,
@@ -276,11 +289,11 @@ class _Compiled:
                 "tools": tools,
                 "documents": variables.get("documents"),
                 "add_generation_prompt": add_generation_prompt,
-            },
+            }
         )
 
 
-def _compile(source: str) -> tuple[Template, bool]:
+def compile_template(source: str) -> tuple[Render, bool]:
     """Compile a template. The second result is True if it reads a variable `tools`.
 
     Raises:
@@ -301,7 +314,7 @@ def _compile(source: str) -> tuple[Template, bool]:
             names_tools = names_tools or (getattr(node, "name", None) == "tools" and node.ctx == "load")
         if count > _MAX_NODES:
             raise ChatTemplateError(f"the chat template has {count} parts, above {_MAX_NODES}")
-        return environment.from_string(tree), names_tools
+        return functools.partial(_render_within_bounds, environment.from_string(tree)), names_tools
     except ChatTemplateError:
         raise
     except RecursionError:

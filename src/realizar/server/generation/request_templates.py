@@ -1,0 +1,137 @@
+"""`RequestCompiler` compiles the chat templates of requests, to run in processes that can be ended."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from realizar.errors import ChatTemplateError, EngineUnavailableError
+from realizar.server.generation.render_process import COMMAND, Ask, Made, as_bytes, as_text
+from realizar.structured.workers.channel import Channel, ChannelError, ChannelTimeoutError
+from realizar.tokenizer.templates.chat_messages import TemplateBoundsError
+from realizar.tokenizer.templates.chat_template import Render
+
+_REQUEST_CPU_S = 1.0  # of all renderings of a request, about ten of which find out what its template takes
+_ANSWER_S = 30.0  # in case a process hangs, or the machine swaps
+_MOST_IDLE = 3  # as many as there are threads that plan requests
+
+
+class RequestCompiler:
+    """Compiles the template of one request, whose renderings share an allowance of processor time."""
+
+    def __init__(self) -> None:
+        self._left_s = _REQUEST_CPU_S
+
+    def __call__(self, source: str) -> tuple[Render, bool]:
+        """See `compile_template`."""
+
+        def render(variables: Mapping[str, Any]) -> str:
+            return as_text(self._made(source, json.dumps(variables).encode()).text)
+
+        return render, self._made(source, None).names_tools
+
+    def _made(self, source: str, variables: bytes | None) -> Made:
+        if self._left_s <= 0:
+            raise TemplateBoundsError("the chat template takes too long")
+        process = _PROCESSES.take()
+        try:
+            made = process.ask(Ask(as_bytes(source), self._left_s, variables))
+        except TemplateBoundsError:
+            self._left_s = 0.0
+            raise
+        _PROCESSES.give_back(process)
+        self._left_s -= made.used_s
+        if made.error is not None:
+            raise (TemplateBoundsError if made.exceeds_bounds else ChatTemplateError)(as_text(made.error))
+        return made
+
+
+class _Process:
+    """A process that renders. Raises EngineUnavailableError: it can't be started."""
+
+    def __init__(self) -> None:
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._channel: Channel[Made] = Channel(ours, Made)
+                self._process = subprocess.Popen(
+                    [*COMMAND, str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,  # keeps the terminal's signals away from it
+                )
+        except OSError as error:
+            reason = f"no process can be started for the request's template: {error.strerror}"
+            raise EngineUnavailableError(reason, 1.0) from error
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, ask: Ask) -> Made:
+        """Ask, and wait for the answer. A process that gives none is ended.
+
+        Raises:
+            TemplateBoundsError: it gives none.
+        """
+        try:
+            self._channel.send(ask, _ANSWER_S)
+            return self._channel.receive(_ANSWER_S)
+        except ChannelError as error:
+            status = self.close()
+            if isinstance(error, ChannelTimeoutError) or status == -signal.SIGPROF:
+                raise TemplateBoundsError("the chat template takes too long") from None
+            raise TemplateBoundsError("the chat template ended the process that rendered it") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> int:
+        """End the process; returns its exit status."""
+        self._channel.close()
+        self._process.kill()
+        return self._process.wait()
+
+
+class _Processes:
+    """Processes without work, for the next templates. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Process] = []
+
+    def take(self) -> _Process:
+        """A process, which is started if none is idle. Raises EngineUnavailableError."""
+        while True:
+            with self._lock:
+                process = self._idle.pop() if self._idle else None
+            if process is None:
+                return _Process()
+            if process.alive:
+                return process
+            process.close()
+
+    def give_back(self, process: _Process) -> None:
+        with self._lock:
+            if len(self._idle) < _MOST_IDLE:
+                self._idle.append(process)
+                return
+        process.close()
+
+    def close(self) -> None:
+        """End those that are idle."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.close()
+
+
+_PROCESSES = _Processes()
+atexit.register(_PROCESSES.close)

@@ -1,0 +1,26 @@
+"""Limits of a process that works for strangers. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+
+def limit_process(memory_bytes: int) -> None:
+    """Bound the memory, disable core files, and close the output, as a library's panic would quote a user's text."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):  # systems without /proc have no such limit either
+        data_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+        most = within(data_pages * resource.getpagesize() + memory_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1])
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.close(null)
+
+
+def within(wanted: int, hard: int) -> int:
+    """The largest allowed limit up to `wanted`; a hard limit of -1 is none."""
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
