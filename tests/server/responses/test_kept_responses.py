@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import httpx
@@ -206,8 +207,8 @@ def test_what_a_client_keeps_is_its_own_and_only_if_it_wants() -> None:
     talk(ScriptedEngine(), settings, one, other, keys=("k", "l"))
 
 
-def stored(name: str, size: int = 100, previous: str | None = None) -> StoredResponse:
-    return StoredResponse(name, "", b"x" * size, b"[]", previous)
+def stored(name: str, size: int = 100, previous: str | None = None, client: str = "") -> StoredResponse:
+    return StoredResponse(name, "", client, b"x" * size, b"[]", previous)
 
 
 def test_the_store_stays_in_its_bounds() -> None:
@@ -228,6 +229,51 @@ def test_the_store_stays_in_its_bounds() -> None:
     store.delete("e", "")
     store.keep(stored("g", 8_000))
     assert store.find("g", "")
+
+
+def kept(store: ResponseStore, client: str, numbers: range) -> list[str]:
+    """Those of a client's responses that are there."""
+    found = []
+    for name in (f"{client}{number}" for number in numbers):
+        with suppress(ApiError):
+            found.append(store.find(name, "").id)
+    return found
+
+
+@pytest.mark.parametrize(("store", "size"), [(ResponseStore(10, 1 << 20), 100), (ResponseStore(99, 20_000), 974)])
+def test_one_client_does_not_push_the_responses_of_others_out(store: ResponseStore, size: int) -> None:
+    """Whether their number is bounded or their memory. A lone client may have all."""
+    assert stored("x", size).num_bytes in (1126, 2000)
+    for number in range(20):
+        store.keep(stored(f"greedy{number}", size, client="greedy"))
+    assert kept(store, "greedy", range(20)) == [f"greedy{number}" for number in range(10, 20)]
+    for number in range(2):
+        store.keep(stored(f"other{number}", size, client="other"))
+    for number in range(20, 40):
+        store.keep(stored(f"greedy{number}", size, client="greedy"))
+    assert kept(store, "other", range(2)) == ["other0", "other1"]
+    assert kept(store, "greedy", range(40)) == [f"greedy{number}" for number in range(32, 40)]
+    for number in range(2, 10):
+        store.keep(stored(f"other{number}", size, client="other"))
+    assert kept(store, "other", range(10)) == [f"other{number}" for number in range(5, 10)]
+    assert kept(store, "greedy", range(40)) == [f"greedy{number}" for number in range(35, 40)]
+
+
+def test_without_keys_an_address_has_its_share() -> None:
+    app = create_app(cast("Any", ScriptedEngine()), scripted_model(), ServerSettings(max_stored_responses=4))
+    names: dict[str, list[str]] = {}
+
+    async def main() -> None:
+        for address in ("192.0.2.1", *["192.0.2.2"] * 9):
+            transport = httpx.ASGITransport(app, client=(address, 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+                made = await client.post("/v1/responses", json={"input": "Go"})
+                names.setdefault(address, []).append(made.json()["id"])
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            (first,) = names["192.0.2.1"]
+            assert (await client.get(f"/v1/responses/{first}")).status_code == 200
+
+    asyncio.run(main())
 
 
 def test_kept_responses_need_one_process() -> None:

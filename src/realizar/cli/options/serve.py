@@ -53,7 +53,7 @@ class ServerOptions:
         max_body_bytes: maximum size of a request's body, such as 8M.
         request_memory: memory of large requests, over 32 KiB, until they are answered; a client may have half of it.
         stored_responses: number of responses that are kept for requests with previous_response_id; 0 keeps none.
-        stored_response_memory: memory of kept responses; the least recently used are dropped.
+        stored_response_memory: memory of kept responses; the least recently used of who has the most are dropped.
         max_connections: connections open at once; more are answered 503. Another machine may have half of them.
         api_processes: processes that answer requests; more of them for hundreds of streams of a small model on a GPU.
         replicas: engines of the model, each with its GPU or its share of the cores; requests go where their prefix is.

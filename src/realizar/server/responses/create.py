@@ -71,7 +71,9 @@ async def create_response(request: Request) -> Response:
     dropped = {"dropped": plan.num_dropped} if plan.num_dropped else {}
     note(request, model=api.model.name, prompt=len(plan.token_ids), **dropped)
     run = ChatRun(api, plan, response_id, lease_of(request), counts_reasoning=True)
-    keeper = None if store is None or record.store is False else Keeper(store, owner_of(request), record)
+    keeper = None
+    if store is not None and record.store is not False:
+        keeper = Keeper(store, owner_of(request), lease_of(request).client.name, record)
     form = ResponseForm(api, record, planned.tools, plan, response_id, stored=keeper is not None)
     logprobs = _logprobs(api, plan)
     if record.stream:

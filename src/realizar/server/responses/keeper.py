@@ -23,10 +23,10 @@ _OUTPUT = msgspec.json.Decoder(_Output)
 
 
 class Keeper:
-    """Keeps the response of one request, for its client."""
+    """Keeps the response of one request. Args: owner, client: as in `StoredResponse`."""
 
-    def __init__(self, store: ResponseStore, owner: str, request: ResponsesRequest) -> None:
-        self._store, self._owner, self._request = store, owner, request
+    def __init__(self, store: ResponseStore, owner: str, client: str, request: ResponsesRequest) -> None:
+        self._store, self._owner, self._client, self._request = store, owner, client, request
 
     def keep(self, response_id: str, response: bytes) -> None:
         """Keep a response, given as JSON."""
@@ -34,4 +34,5 @@ class Keeper:
         listed = (item["id"] for item in (*items, *_OUTPUT.decode(response).output))
         ids = tuple(each for each in listed if isinstance(each, str) and len(each) <= _LONGEST_ID)
         previous = self._request.previous_response_id
-        self._store.keep(StoredResponse(response_id, self._owner, response, msgspec.json.encode(items), previous, ids))
+        kept = msgspec.json.encode(items)
+        self._store.keep(StoredResponse(response_id, self._owner, self._client, response, kept, previous, ids))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from realizar.server.errors import ApiError, refused
@@ -19,6 +19,7 @@ class StoredResponse:
 
     Attributes:
         owner: the client that may name it; empty where all may.
+        client: the client whose share of the store it takes.
         response: the response object, as JSON.
         items: the list of its own input items, as JSON.
         previous: the id of the response that it goes on from.
@@ -27,6 +28,7 @@ class StoredResponse:
 
     id: str
     owner: str
+    client: str
     response: bytes
     items: bytes
     previous: str | None
@@ -39,7 +41,8 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Responses by their ids. The least recently used are dropped where there are too many; used by one thread.
+    """Responses by their ids. Where there are too many, the least recently used one of the client that has the most is
+    dropped, so that one client's responses push no other's out of its share. Used by one thread.
 
     Args:
         max_responses: their number.
@@ -48,7 +51,8 @@ class ResponseStore:
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         self._max_responses, self._max_bytes = max_responses, max_bytes
-        self._num_bytes = 0
+        self._numbers: Counter[str] = Counter()  # of responses, by client
+        self._bytes: Counter[str] = Counter()
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self._of_items: dict[tuple[str, str], str] = {}  # the response of an item, by the client and the item's id
 
@@ -57,10 +61,13 @@ class ResponseStore:
         if stored.num_bytes > self._max_bytes or self._max_responses < 1:
             return
         self._responses[stored.id] = stored
-        self._num_bytes += stored.num_bytes
+        self._numbers[stored.client] += 1
+        self._bytes[stored.client] += stored.num_bytes
         self._of_items |= dict.fromkeys(((stored.owner, each) for each in stored.item_ids), stored.id)
-        while len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes:
-            self._drop(next(iter(self._responses)))
+        for held, most in ((self._numbers, self._max_responses), (self._bytes, self._max_bytes)):
+            while held.total() > most:
+                largest = max(held.values())
+                self._drop(next(name for name, each in self._responses.items() if held[each.client] == largest))
 
     def find(self, response_id: str, owner: str) -> StoredResponse:
         """The response of an id.
@@ -92,7 +99,10 @@ class ResponseStore:
 
     def _drop(self, response_id: str) -> None:
         dropped = self._responses.pop(response_id)
-        self._num_bytes -= dropped.num_bytes
+        self._numbers[dropped.client] -= 1
+        self._bytes[dropped.client] -= dropped.num_bytes
+        if not self._numbers[dropped.client]:
+            del self._numbers[dropped.client], self._bytes[dropped.client]
         for item_id in dropped.item_ids:
             if self._of_items.get((dropped.owner, item_id)) == response_id:
                 del self._of_items[dropped.owner, item_id]
