@@ -18,10 +18,18 @@ class Client:
     Attributes:
         name: unique; "" if there is none.
         weight: size of its share beside those of the others, at least 1.
+        has_own_cache: True if its requests find cached blocks of its own alone.
     """
 
     name: str = ""
     weight: int = 1
+    has_own_cache: bool = False
+
+    def salt(self, wanted: str | None) -> str | None:
+        """The salt of its requests in the prefix cache. Args: wanted: the request's own."""
+        if not self.has_own_cache:
+            return wanted
+        return self.name if wanted is None else f"{self.name} {wanted}"
 
 
 NO_CLIENT = Client()
@@ -39,7 +47,7 @@ class Request:
         arrival_s: of `time.monotonic`.
         priority: lower is sooner; equal priorities start in turn by client, and first come, first served for each.
             Each step of priority is worth 64 turns, so that a waiting request is not overtaken for ever.
-        cache_salt: requests share cached blocks only with those of the same salt.
+        cache_salt: requests share cached blocks only with those of the same salt; the client's, where it has its own.
         pooling: the final hidden state wanted: of the last token, or the mean over the prompt. A pooled request
             generates nothing: its `max_tokens` is 0.
         prompt_marks: numbers of prompt tokens after which a message ends, ascending. A model whose layers have a state

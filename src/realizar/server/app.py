@@ -169,7 +169,7 @@ def _layers(
     if settings.traces_endpoint is not None:
         layers.append(Middleware(TraceMiddleware, tracer=make_tracer(settings.traces_endpoint)))
     layers.append(Middleware(AuthMiddleware, keys=KeyRing(settings.api_keys), open_paths=open_paths))
-    clients = Clients(settings.api_keys, settings.key_weights)
+    clients = Clients(settings.api_keys, settings.key_weights, have_own_caches=settings.have_own_caches)
     layers.append(Middleware(RequestMemoryMiddleware, total_bytes=settings.request_memory_bytes, clients=clients))
     layers.append(Middleware(ModelLeaseMiddleware))
     return layers

@@ -18,6 +18,8 @@ class ServerSettings:
     Attributes:
         api_keys: accepted API keys; without keys the API is open to everyone who can reach the port.
         key_weights: the share of each key beside the others, in their order; empty gives each the same.
+        cache_sharing: who finds a prompt's prefix in the cache: requests of `all` clients, or of the same `key` alone;
+            None is `key` where there are several keys, so that no key learns what another one sent.
         cors_origins: origins whose pages may call the API from a browser; `*` is all; empty by default.
         allowed_hosts: names that a Host header may have, without port; an empty list or `*` allows all.
         embeddings: pooling of `/v1/embeddings`; None takes the pooling that the model was trained with, if any.
@@ -25,6 +27,7 @@ class ServerSettings:
         ignore_unknown_fields: True if fields that nothing knows are left out of requests, and not refused.
         allow_request_priority: True if a request may have a priority other than 0, and so overtake others.
         allow_cache_clearing: True if a request may clear the prefix cache, which is all clients'.
+        allow_request_keep_alive: True if a request may say how long its model stays loaded, for all clients.
         max_body_bytes: size of a request's body.
         request_memory_bytes: memory that large requests (over 32 KiB) may hold together, from their first byte to the
             end of their answer; a client may have half of it.
@@ -51,6 +54,7 @@ class ServerSettings:
 
     api_keys: tuple[str, ...] = ()
     key_weights: tuple[int, ...] = ()
+    cache_sharing: Literal["all", "key"] | None = None
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     embeddings: Pooling | None = None
@@ -58,6 +62,7 @@ class ServerSettings:
     ignore_unknown_fields: bool = False
     allow_request_priority: bool = False
     allow_cache_clearing: bool = False
+    allow_request_keep_alive: bool = False
     max_body_bytes: int = 8 << 20
     request_memory_bytes: int = 96 << 20
     body_timeout_s: float = 30.0
@@ -107,8 +112,15 @@ class ServerSettings:
             raise InvalidRequestError("an API key must be printable ASCII without spaces around it", "api_keys")
         if self.key_weights and len(self.key_weights) != len(self.api_keys):
             raise InvalidRequestError("each API key needs a weight, or none has one", "key_weights")
+        if self.cache_sharing == "key" and not self.api_keys:
+            raise InvalidRequestError("cache_sharing by key needs API keys", "cache_sharing")
         if any(not 1 <= weight <= _MOST_WEIGHT for weight in self.key_weights):
             raise InvalidRequestError(f"an API key's weight must be between 1 and {_MOST_WEIGHT}", "key_weights")
+
+    @property
+    def have_own_caches(self) -> bool:
+        """True if each key finds its own blocks alone in the prefix cache."""
+        return len(self.api_keys) > 1 if self.cache_sharing is None else self.cache_sharing == "key"
 
     def share(self, place: int, num_processes: int) -> ServerSettings:
         """The settings of one of several API processes: connections and memory of requests are divided evenly.

@@ -312,6 +312,27 @@ def test_a_full_queue_of_one_client_keeps_no_other_out() -> None:
     asyncio.run(main())
 
 
+def test_clients_with_caches_of_their_own_find_nothing_of_others() -> None:
+    async def main() -> None:
+        prompt = [*range(64)]
+        both = replace(GREEDY, max_tokens=1)
+
+        async def cached(client: Client, salt: str | None = None) -> list[int]:
+            output = await (await engine.generate(prompt, both, client=client, cache_salt=salt)).result()
+            return [output.num_cached_tokens, (await engine.embed(prompt, "last", client=client)).num_cached_tokens]
+
+        async with running(ScriptedBackend()) as engine:
+            one, two = (Client(name, has_own_cache=True) for name in ("one", "two"))
+            assert [await cached(client) for client in (one, two)] == [[0, 60], [0, 60]]
+            assert [await cached(client) for client in (one, two)] == [[60, 60], [60, 60]]
+            assert await cached(one, "salt") == [0, 60]
+            assert await cached(two, "salt") == [0, 60]
+            assert await cached(two, "salt") == [60, 60]
+            assert [await cached(Client(name)) for name in "ab"] == [[0, 60], [60, 60]]
+
+    asyncio.run(main())
+
+
 def test_a_dead_engine_reaches_every_waiter() -> None:
     async def one(engine: AsyncEngine, number: int) -> None:
         async with await engine.generate([number], LONG) as stream:

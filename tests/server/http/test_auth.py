@@ -11,6 +11,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from realizar.errors import InvalidRequestError
 from realizar.server.app import OPEN_PATHS, create_app
 from realizar.server.http.auth import KeyRing
 from realizar.server.settings import ServerSettings
@@ -165,6 +166,14 @@ def test_other_origins_are_kept_out_unless_allowed() -> None:
     assert ask(app, "POST", "/v1/chat/completions", headers={"origin": "http://page"}).status_code == 401
 
 
+def test_a_lone_key_has_no_one_to_keep_its_cache_from() -> None:
+    assert not ServerSettings(api_keys=("k",)).have_own_caches
+    assert ServerSettings(api_keys=("k",), cache_sharing="key").have_own_caches
+    assert not ServerSettings(api_keys=KEYS, cache_sharing="all").have_own_caches
+    with pytest.raises(InvalidRequestError, match="API keys"):
+        ServerSettings(cache_sharing="key")
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_the_engine_gets_the_client_of_a_request(path: str) -> None:
     """A digest of the key where there are keys; without them, what a header says makes nobody another client."""
@@ -179,4 +188,5 @@ def test_the_engine_gets_the_client_of_a_request(path: str) -> None:
     assert clients[0] == clients[2] != clients[1]
     assert clients[3] == clients[4]
     assert [client.weight for client in clients] == [5, 2, 5, 1, 1]
+    assert [client.has_own_cache for client in clients] == [True, True, True, False, False]
     assert not any(key in client.name for key in KEYS for client in clients)

@@ -20,8 +20,8 @@ from server.models.shelf_case import Case, run
 HI = [{"role": "user", "content": "Hi"}]
 
 
-def client_of(case: Case) -> httpx.AsyncClient:
-    app = create_app_of(case.shelf, ServerSettings(embeddings="last"))
+def client_of(case: Case, *, allowed: bool = True) -> httpx.AsyncClient:
+    app = create_app_of(case.shelf, ServerSettings(embeddings="last", allow_request_keep_alive=allowed))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
 
 
@@ -72,6 +72,35 @@ def test_a_model_stays_for_as_long_as_its_last_request_says() -> None:
             assert case.loader.log == ["+a", "-a"]
 
     run(main)
+
+
+def test_a_client_has_no_say_in_how_long_a_model_stays_unless_the_operator_allows_it() -> None:
+    """It neither unloads what all use, nor keeps it beyond the operator's time."""
+
+    async def main(case: Case) -> None:
+        async with client_of(case, allowed=False) as client:
+            for path, body in (
+                ("/api/chat", {"messages": HI, "stream": False}),
+                ("/api/generate", {"prompt": "Hi", "stream": False}),
+                ("/api/generate", {}),
+                ("/api/embed", {"input": "Hi"}),
+                ("/api/embeddings", {"prompt": "Hi"}),
+            ):
+                for given in (0, "5m", -1) if body else ("5m", -1):
+                    response = await client.post(path, json={"model": "a", "keep_alive": given, **body})
+                    assert response.status_code == 200, response.text
+                    await case.settled()
+                    assert case.state("a") == "ready"
+                    expires = datetime.fromisoformat((await running(client))["a:latest"]["expires_at"])
+                    assert 80 < expires.timestamp() - time.time() < 101
+            for path in ("/api/chat", "/api/generate"):
+                refused = await client.post(path, json={"model": "a", "keep_alive": 0})
+                assert (refused.status_code, "--allow-request-keep-alive" in refused.json()["error"]) == (403, True)
+                odd = await client.post(path, json={"model": "a", "keep_alive": "soon"})
+                assert odd.status_code == 400
+            assert case.loader.log == ["+a"]
+
+    run(main, keep_alive_s=100.0)
 
 
 @pytest.mark.parametrize(

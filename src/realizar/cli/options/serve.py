@@ -37,6 +37,7 @@ class ServerOptions:
         host: address to listen on; 0.0.0.0 is every address of this machine.
         port: port to listen on; 0 takes a free one.
         api_key_file: file of keys, one a line, maybe with its share as weight=N; every request needs one of them.
+        cache_sharing: whose prompts a key finds in the cache, of all or its own; by default, of several keys, its own.
         served_model_name: name of the model in the API; may be repeated.
         cors_origin: origin whose pages may call the API; may be repeated; * is all.
         api_defaults: default sampling of requests: model uses the Sampling options, openai temperature 1 and top_p 1.
@@ -48,6 +49,7 @@ class ServerOptions:
         unknown_fields: what becomes of requests' fields that nothing knows; ignore leaves them out and logs each once.
         allow_request_priority: accept priority in requests (-100 to 100, lower is sooner); clients may overtake others.
         allow_cache_clearing: let clients clear the prefix cache of all, by POST /reset_prefix_cache.
+        allow_request_keep_alive: let clients say how long a model stays loaded, or unload it, by Ollama's keep_alive.
         open_metrics: answer /metrics without a key.
         no_web_page: turn off the chat page at /.
         max_body_bytes: maximum size of a request's body, such as 8M.
@@ -69,6 +71,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: Integer = 8000
     api_key_file: Path | None = None
+    cache_sharing: Literal["all", "key"] | None = None
     served_model_name: Annotated[tuple[str, ...], Parameter(name=("--served-model-name", "--alias"))] = ()
     cors_origin: Annotated[tuple[str, ...], Parameter(name=("--cors-origin", "--allowed-origins"))] = ()
     api_defaults: Literal["model", "openai"] = "model"
@@ -80,6 +83,7 @@ class ServerOptions:
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     allow_request_priority: bool = False
     allow_cache_clearing: bool = False
+    allow_request_keep_alive: bool = False
     open_metrics: bool = False
     no_web_page: bool = False
     max_body_bytes: Size = 8 << 20
@@ -123,6 +127,7 @@ class ServerOptions:
         return ServerSettings(
             api_keys=tuple(keys),
             key_weights=tuple(keys.values()),
+            cache_sharing=self.cache_sharing,
             cors_origins=self.cors_origin,
             allowed_hosts=self._hosts(),
             embeddings=self.embeddings,
@@ -130,6 +135,7 @@ class ServerOptions:
             ignore_unknown_fields=self.unknown_fields == "ignore",
             allow_request_priority=self.allow_request_priority,
             allow_cache_clearing=self.allow_cache_clearing,
+            allow_request_keep_alive=self.allow_request_keep_alive,
             tls_certificate=certificate,
             tls_key=key,
             trusted_proxies=self.trusted_proxy,

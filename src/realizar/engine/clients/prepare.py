@@ -66,7 +66,7 @@ def prepare_request(
         ),
         max_tokens=max_tokens,
         priority=priority,
-        cache_salt=cache_salt,
+        cache_salt=client.salt(cache_salt),
         pooling=pooling,
         client=client,
         prompt_marks=_message_ends(prompt_token_ids, end_ids) if has_snapshots else (),

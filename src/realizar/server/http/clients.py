@@ -34,10 +34,11 @@ class Clients:
     Args:
         keys: of the server.
         weights: of each key; empty if all have 1, as addresses have.
+        have_own_caches: True if each finds its own blocks alone in the prefix cache.
     """
 
-    def __init__(self, keys: Sequence[str] = (), weights: Sequence[int] = ()) -> None:
-        self._has_keys = bool(keys)
+    def __init__(self, keys: Sequence[str] = (), weights: Sequence[int] = (), *, have_own_caches: bool = False) -> None:
+        self._has_keys, self._have_own_caches = bool(keys), have_own_caches
         self._weights = dict(zip((_name_of(key.encode()) for key in keys), weights, strict=False))
 
     def of(self, scope: Mapping[str, Any]) -> Client:
@@ -45,9 +46,9 @@ class Clients:
         key = offered_key(scope["headers"]) if self._has_keys else None
         if key is not None:
             name = _name_of(key)
-            return Client(name, self._weights.get(name, 1))
+            return Client(name, self._weights.get(name, 1), self._have_own_caches)
         peer = scope.get("client")
-        return Client(f"peer:{peer_of(peer[0] if peer else '')}")
+        return Client(f"peer:{peer_of(peer[0] if peer else '')}", 1, self._have_own_caches)
 
 
 def _name_of(key: bytes) -> str:

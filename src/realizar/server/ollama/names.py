@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from realizar.server.api import Api
+from realizar.server.api import Api, settings_of
 from realizar.server.errors import ApiError, refused
 from realizar.server.models.models import Models, ModelStatus, model_of, models_of
 from realizar.server.models.needs import Need, nothing
@@ -57,7 +57,7 @@ async def model_for(
     """What a request works with to use the model of a name; the model is there until the request has ended.
 
     Args:
-        keep_alive: as in the request.
+        keep_alive: as in the request; without effect where the operator alone says how long models stay loaded.
         clock: notes the wait for the model.
         need: as of `model_of`.
 
@@ -65,6 +65,8 @@ async def model_for(
         ApiError: as of `find_model`, `read_keep_alive` and `model_of`.
     """
     keep_alive_s = read_keep_alive(keep_alive)
+    if not settings_of(request).allow_request_keep_alive:
+        keep_alive_s = None
     clock.asks()
     api = await model_of(request, find_model(models_of(request), name)[0], keep_alive_s, need)
     clock.loaded()
@@ -77,11 +79,19 @@ async def unloads(request: Request, name: str, keep_alive: float | str | None) -
     Returns: True if the model is unloaded, which is done when the request has ended.
 
     Raises:
-        ApiError, EngineUnavailableError: as of `model_for`; no engine is ready.
+        ApiError: 403; requests may not unload models. ApiError, EngineUnavailableError: as of `model_for`; no engine is
+            ready.
     """
     models = models_of(request)
     found, status = find_model(models, name)
     unload = models.several and read_keep_alive(keep_alive) == 0
+    if unload and not settings_of(request).allow_request_keep_alive:
+        raise ApiError(
+            403,
+            "models of this server are unloaded by whoever runs it: it was started without --allow-request-keep-alive",
+            param="keep_alive",
+            code="keep_alive_not_allowed",
+        )
     if not unload or status.state in ("ready", "loading"):
         api = await model_for(request, found, keep_alive, Clock())
         _ = api.engine.info  # raises while a server's only model is being loaded
