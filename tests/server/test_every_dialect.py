@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
@@ -20,7 +21,7 @@ from starlette.applications import Starlette
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.settings import ServerSettings
-from server.scripted_engine import ScriptedEngine, scripted_model
+from server.scripted_engine import ScriptedEngine, events_of, scripted_model
 from server.stepwise_engine import StepwiseEngine
 
 CONTEXT = 100_000
@@ -80,6 +81,7 @@ def test_the_servers_max_tokens_are_the_default_of_requests(route: Route) -> Non
 ASK: list[Any] = [{"role": "user", "content": "Hi"}]
 GO_ON: list[Any] = [{"role": "user", "content": "Go on."}]
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
+FUNCTION = {"name": "f", "parameters": SCHEMA}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 ANSWERS = {
     "text": "</think>Yes.",
@@ -102,7 +104,7 @@ class Talk(Protocol):
 async def talk_chat(app: Starlette, history: list[Any], *, stream: bool) -> list[Any]:
     transport = httpx.AsyncClient(transport=httpx.ASGITransport(app))
     async with openai.AsyncOpenAI(base_url="http://server/v1", api_key="x", http_client=transport) as client:
-        tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+        tools = [{"type": "function", "function": FUNCTION}]
         given: dict[str, Any] = {"model": "scripted", "messages": history, "tools": tools}
         if not stream:
             return [(await client.chat.completions.create(**given)).choices[0].message]
@@ -113,7 +115,7 @@ async def talk_chat(app: Starlette, history: list[Any], *, stream: bool) -> list
 async def talk_responses(app: Starlette, history: list[Any], *, stream: bool) -> list[Any]:
     transport = httpx.AsyncClient(transport=httpx.ASGITransport(app))
     async with openai.AsyncOpenAI(base_url="http://server/v1", api_key="x", http_client=transport) as client:
-        tools = [{"type": "function", "name": "f", "parameters": SCHEMA, "strict": False}]
+        tools = [{"type": "function", **FUNCTION, "strict": False}]
         given: dict[str, Any] = {"model": "scripted", "input": history, "tools": tools}
         if not stream:
             return list((await client.responses.create(**given)).output)
@@ -135,7 +137,7 @@ async def talk_messages(app: Starlette, history: list[Any], *, stream: bool) -> 
 async def talk_ollama(app: Starlette, history: list[Any], *, stream: bool) -> list[Any]:
     """Ollama's client has no such helper: its users join the parts of messages."""
     client = ollama.AsyncClient("http://server", transport=httpx.ASGITransport(app))
-    tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+    tools = [{"type": "function", "function": FUNCTION}]
     given: dict[str, Any] = {"model": "scripted", "messages": history, "tools": tools}
     if not stream:
         return [(await client.chat(**given)).message]
@@ -186,6 +188,68 @@ def test_a_stream_put_together_is_the_whole_answer_and_can_be_sent_back(name: st
             await talk(app, [*ASK, *said, *results_of(name, said), *GO_ON], stream=False)
             prompts.add(IDS.sub("", bytes(engine.asked[-1][0]).decode()))
         assert len(prompts) == 1  # and the model is shown the same of both
+
+    asyncio.run(main())
+
+
+async def listed_logprobs(
+    http: httpx.AsyncClient, name: str, fields: dict[str, Any], *, stream: bool
+) -> tuple[str, str]:
+    """An answer's content, and what the tokens of its log-probabilities spell."""
+    stop = {"stop": fields["stop"]} if "stop" in fields else {}
+    if name == "responses":
+        wanted = {
+            "input": ASK,
+            "include": ["message.output_text.logprobs"],
+            "tools": [{"type": "function", **FUNCTION}],
+        }
+        text = (await http.post("/v1/responses", json={**wanted, "stream": stream})).text
+        if stream:
+            text = json.dumps(json.loads(text.strip().split("data: ")[-1])["response"])
+        parts = [part for item in json.loads(text)["output"] if item["type"] == "message" for part in item["content"]]
+        return "".join(part["text"] for part in parts), spelled(each for part in parts for each in part["logprobs"])
+    body = {"messages": ASK, "logprobs": True, "tools": [{"type": "function", "function": FUNCTION}], "stream": stream}
+    if name == "ollama":
+        answer = await http.post("/api/chat", json={"model": "scripted", **body, "options": stop})
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+        assert all("logprobs" not in line for line in lines if not any(line["message"].values()))
+        return "", spelled(each for line in lines for each in line.get("logprobs", ()))
+    answer = await http.post("/v1/chat/completions", json={**body, **stop})
+    if not stream:
+        (choice,) = answer.json()["choices"]
+        return choice["message"]["content"] or "", spelled(choice["logprobs"]["content"])
+    choices = [json.loads(event)["choices"][0] for event in events_of(answer.text) if event != "[DONE]"]
+    for each in choices:  # tokens come with their text
+        if each["logprobs"] is not None:
+            assert spelled(each["logprobs"]["content"]) == each["delta"]["content"]
+    found = [entry for each in choices if each["logprobs"] for entry in each["logprobs"]["content"]]
+    return "".join(each["delta"].get("content") or "" for each in choices), spelled(found)
+
+
+def text_before(answer: str, fields: dict[str, Any]) -> str:
+    """All of an answer up to its stop: Ollama lists the tokens of reasoning and calls too."""
+    return answer.split(fields["stop"][0])[0] if fields else answer
+
+
+def spelled(entries: Iterable[dict[str, Any]]) -> str:
+    return bytes(byte for entry in entries for byte in entry["bytes"]).decode()
+
+
+@pytest.mark.parametrize("answer", [*ANSWERS.values(), "Hm.</think>Hello! How can I", "</think>no stop How "])
+@pytest.mark.parametrize("name", ["chat", "responses", "ollama"])
+def test_log_probabilities_are_of_the_text_alone(name: str, answer: str) -> None:
+    """Not of reasoning, of calls, of a stop string that was cut, or of what ends an answer."""
+    engine = StepwiseEngine(answer=answer)
+    app = create_app(cast("Any", engine), scripted_model(THINKING), ServerSettings())
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+            for engine.step in (1, 4, 1000):
+                for stream in (False, True):
+                    for fields in ({}, {"stop": ["How can"]}):
+                        content, tokens = await listed_logprobs(http, name, fields, stream=stream)
+                        assert tokens == (content if name != "ollama" else text_before(answer, fields))
 
     asyncio.run(main())
 

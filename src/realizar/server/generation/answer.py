@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,6 +11,7 @@ import msgspec
 
 from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import ChoiceDelta
+from realizar.server.generation.token_kinds import TokenKind
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -20,15 +22,15 @@ _NO_ARGUMENTS = msgspec.Raw(b"{}")
 class AnswerDelta:
     """The parsed output that one choice gained; `finish_reason` is set on its last delta.
 
-    `num_reasoning` tokens, where they are counted, are found to belong to reasoning: of this delta, and of those before
-    whose text was still held back.
+    `kinds`, where they are wanted, are those of the tokens whose kind is known now, in their order: of this delta, and
+    of those before whose text was still held back.
     """
 
     index: int
     parsed: list[ParsedDelta]
     source: ChoiceDelta
     finish_reason: FinishReason | None
-    num_reasoning: int = 0
+    kinds: Sequence[TokenKind] = ()
 
 
 @dataclass(slots=True)
@@ -48,6 +50,7 @@ class WholeChoice:
     reasoning: list[str] = field(default_factory=list)
     calls: list[WholeCall] = field(default_factory=list)
     logprobs: list[LogprobColumns] = field(default_factory=list)
+    kinds: list[TokenKind] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
     stop_reason: str | int | None = None
 
@@ -63,6 +66,7 @@ class WholeChoice:
                     self._take_in_call(part)
         if delta.source.logprobs:
             self.logprobs.append(LogprobColumns.of(delta.source.logprobs))
+        self.kinds += delta.kinds
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.source.stop_reason
 

@@ -15,11 +15,11 @@ from realizar.server.api import Api, deltas_of, replica_notes, timing_notes
 from realizar.server.errors import renaming
 from realizar.server.generation.answer import AnswerDelta, FinishReason
 from realizar.server.generation.chat_plan import ChatPlan
-from realizar.server.generation.reasoning_count import ReasoningCount
 from realizar.server.generation.state_snapshots import StateSnapshots, snapshot_notes, state_snapshots
+from realizar.server.generation.token_kinds import TokenKind, TokenKinds
 from realizar.server.generation.tools import naming_tools
 from realizar.server.http.request_memory import RequestLease
-from realizar.tokenizer.parsers.base import OutputParser
+from realizar.tokenizer.parsers.base import OutputParser, ParsedDelta
 
 
 class ChatRun:
@@ -43,10 +43,10 @@ class ChatRun:
         self._api, self._plan, self._request_id, self._info = api, plan, request_id, api.engine.info
         self._lease = lease
         self._parsers: list[OutputParser] = [plan.new_parser() for _ in range(plan.sampling.n)]
-        self._counts: list[ReasoningCount] = []
-        if counts_reasoning and plan.may_reason:
+        self._kinds: list[TokenKinds] = []
+        if (counts_reasoning and plan.may_reason) or plan.sampling.logprobs is not None:
             tokenizer = api.model.tokenizer
-            self._counts = [ReasoningCount(parser, tokenizer.answer_bytes) for parser in self._parsers]
+            self._kinds = [TokenKinds(parser, tokenizer.answer_bytes) for parser in self._parsers]
         self._open = set(range(plan.sampling.n))
         self.num_completion_tokens = self.num_reasoning_tokens = 0
         self.num_cached_tokens: int | None = None
@@ -110,18 +110,22 @@ class ChatRun:
         parser = self._parsers[delta.choice]
         self.num_completion_tokens += len(delta.token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens or 0, delta.num_cached_tokens)
-        num_reasoning = 0
-        if self._counts:
-            parsed, num_reasoning = self._counts[delta.choice].feed(delta.text, delta.token_ids)
-            self.num_reasoning_tokens += num_reasoning
-        else:
-            parsed = parser.feed(delta.text)
+        parsed, kinds = self._parsed(delta)
         finish: FinishReason | None = None
         if parser.ended:
             finish = "tool_calls"
         elif delta.finish_reason is not None:
-            parsed += parser.finish()
             finish = "tool_calls" if parser.num_calls and delta.finish_reason == "stop" else delta.finish_reason
         if finish is not None:
             self._open.discard(delta.choice)
-        return AnswerDelta(delta.choice, parsed, delta, finish, num_reasoning)
+        return AnswerDelta(delta.choice, parsed, delta, finish, kinds)
+
+    def _parsed(self, delta: ChoiceDelta) -> tuple[list[ParsedDelta], list[TokenKind]]:
+        """What a delta adds, up to the end if it is the last, and the kinds of tokens where they are wanted."""
+        parser, is_last = self._parsers[delta.choice], delta.finish_reason is not None
+        if not self._kinds:
+            parsed = parser.feed(delta.text)
+            return (parsed + parser.finish() if is_last and not parser.ended else parsed), []
+        parsed, kinds = self._kinds[delta.choice].feed(delta.text, delta.token_ids, is_last=is_last)
+        self.num_reasoning_tokens += kinds.count("reasoning")
+        return parsed, kinds

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import repeat
 
 import msgspec
 
 from realizar.logprob_columns import NO_ID, LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
+from realizar.server.generation.answer import AnswerDelta
 from realizar.server.generation.token_names import TokenNames, parts_of
 
 _LOWEST = -9999.0  # stands for minus infinity, which JSON lacks: an impossible token
@@ -47,6 +48,27 @@ class LogprobRows:
             return [self.row(entries)]
         columns = LogprobColumns.of(entries)
         return self._write(columns) if len(columns) else []
+
+
+class RowsOfKinds:
+    """The log-probabilities of one answer's tokens of some kinds; they wait until it is known of what kind they are.
+
+    Args:
+        rows: writes tokens as JSON.
+    """
+
+    def __init__(self, rows: LogprobRows, wanted: Collection[str]) -> None:
+        self._rows, self._wanted = rows, wanted
+        self._waiting: list[bytes] = []
+
+    def take_in(self, delta: AnswerDelta) -> list[bytes]:
+        """Take in a delta's tokens; returns those of the wanted kinds, of all whose kind it tells."""
+        if delta.source.logprobs:
+            self._waiting += self._rows.rows(delta.source.logprobs)
+        known = len(delta.kinds)
+        found = [row for row, kind in zip(self._waiting, delta.kinds, strict=False) if kind in self._wanted]
+        del self._waiting[:known]
+        return found
 
 
 def chat_rows(names: TokenNames, top_n: int) -> LogprobRows:

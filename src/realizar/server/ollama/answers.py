@@ -18,7 +18,7 @@ from realizar.server.api import Api, new_id, note, whole_answer
 from realizar.server.generation.answer import FinishReason
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.chat_run import ChatRun
-from realizar.server.generation.logprob_rows import chat_rows
+from realizar.server.generation.logprob_rows import RowsOfKinds, chat_rows
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.ollama.parts import Part, Parts, joined
@@ -54,7 +54,8 @@ class Answering:
         self._token_ids: list[int] = []
         self._reason: FinishReason = "stop"
         top = plan.sampling.logprobs
-        self._rows = None if top is None else api.token_names.rows(chat_rows, top)
+        rows = None if top is None else api.token_names.rows(chat_rows, top)
+        self._rows = None if rows is None else RowsOfKinds(rows, ("content", "reasoning", "other"))
 
     async def lines(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
         """The lines of a stream. Args: note: adds figures to the request's line in the log."""
@@ -85,9 +86,9 @@ class Answering:
                 if delta.finish_reason is not None:
                     self._reason = delta.finish_reason
                     made += self._parts.finish()
-                if self._rows is not None and delta.source.logprobs:
+                if self._rows is not None and (listed := self._rows.take_in(delta)):
                     made = made or [Part()]
-                    made[0].logprobs = self._rows.rows(delta.source.logprobs)
+                    made[0].logprobs = listed
                 yield made
 
     def _end(self) -> dict[str, Any]:

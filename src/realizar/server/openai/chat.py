@@ -112,4 +112,6 @@ def _message(choice: WholeChoice, *, with_reasoning: bool) -> ChatMessage:
 
 
 def _written_logprobs(choice: WholeChoice, rows: LogprobRows) -> msgspec.Raw:
-    return msgspec.Raw(write_chat(rows.rows(LogprobColumns.joined(choice.logprobs))))
+    written = rows.rows(LogprobColumns.joined(choice.logprobs))
+    content = (row for row, kind in zip(written, choice.kinds, strict=False) if kind == "content")
+    return msgspec.Raw(write_chat(content))

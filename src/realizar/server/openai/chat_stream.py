@@ -13,7 +13,7 @@ from realizar.server.api import Api, now_s
 from realizar.server.generation.answer import AnswerDelta
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.chat_run import ChatRun
-from realizar.server.generation.logprob_rows import LogprobRows
+from realizar.server.generation.logprob_rows import LogprobRows, RowsOfKinds
 from realizar.server.generation.prompt_read import PromptRead
 from realizar.server.http.sse import EventTemplate, encode_event
 from realizar.server.openai.logprobs import write_chat
@@ -44,7 +44,7 @@ class ChatStreamer:
         request_id: str,
     ) -> None:
         self._api, self._plan, self._run = api, plan, run
-        self._rows = rows
+        self._rows = None if rows is None else [RowsOfKinds(rows, ("content",)) for _ in range(plan.sampling.n)]
         options = request.stream_options or StreamOptions()
         self._last_usage, self._every_usage = bool(options.include_usage), bool(options.continuous_usage_stats)
         self._with_reasoning = request.include_reasoning is not False
@@ -52,6 +52,7 @@ class ChatStreamer:
         self._named: set[int] = set()  # choices whose role was sent
         self._begun: set[int] = set()  # those whose message has begun
         self._started_s = time.monotonic()
+        self._logprobs: bytes | None = None  # of the delta at hand
         self._templates: dict[int, EventTemplate] = {}
 
     async def events(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
@@ -63,6 +64,7 @@ class ChatStreamer:
         try:
             async with aclosing(self._run.deltas()) as deltas:
                 async for delta in deltas:
+                    self._logprobs = self._logprobs_of(delta)
                     data = self._progress(delta) or self._only_text(delta)
                     if data is None:
                         chunks = (self._chunk([choice], self._usage_so_far()) for choice in self._choices(delta))
@@ -96,7 +98,7 @@ class ChatStreamer:
             template = self._templates[gained.index] = self._template(gained.index)
         if self._rows is None:
             return template.encode(part.text)
-        return template.encode(part.text, self._logprobs_of(gained) or b"null")
+        return template.encode(part.text, self._logprobs or b"null")
 
     def _template(self, index: int) -> EventTemplate:
         """The chunks of a choice that differ in their text and their log-probabilities alone."""
@@ -105,9 +107,9 @@ class ChatStreamer:
         return EventTemplate(self._chunk([empty], self._usage_so_far()), "content", varying)
 
     def _logprobs_of(self, gained: AnswerDelta) -> bytes | None:
-        """The log-probabilities of a delta as JSON; None without any."""
-        entries = gained.source.logprobs
-        return None if self._rows is None or not entries else write_chat(self._rows.rows(entries))
+        """The log-probabilities of a delta's content as JSON; None without any."""
+        rows = None if self._rows is None else self._rows[gained.index].take_in(gained)
+        return write_chat(rows) if rows else None
 
     def _usage_so_far(self) -> Usage | UnsetType | None:
         if self._every_usage:
@@ -126,19 +128,19 @@ class ChatStreamer:
         )
 
     def _choices(self, gained: AnswerDelta) -> Iterator[ChatChunkChoice]:
-        written = self._logprobs_of(gained)
-        logprobs = None if written is None else msgspec.Raw(written)
+        logprobs = None if self._logprobs is None else msgspec.Raw(self._logprobs)
         deltas = [made for part in gained.parsed if (made := self._delta(part)) is not None]
         ended = gained.finish_reason is not None
-        if not deltas and (logprobs is not None or (ended and gained.index not in self._begun)):
+        if not deltas and ended and gained.index not in self._begun:
             deltas = [ChatDelta(content="")]
         if deltas and gained.index not in self._begun:
             self._begun.add(gained.index)
             if deltas[0].content is UNSET:  # clients make null of a message whose deltas have none
                 deltas[0].content = None if deltas[0].reasoning_content is UNSET else ""
         for delta in deltas:
-            yield ChatChunkChoice(gained.index, self._named_delta(gained.index, delta), None, logprobs)
-            logprobs = None
+            listed = logprobs if delta.content else None  # tokens of content come with their text
+            yield ChatChunkChoice(gained.index, self._named_delta(gained.index, delta), None, listed)
+            logprobs = None if listed else logprobs
         if ended:
             stop = gained.source.stop_reason
             yield ChatChunkChoice(

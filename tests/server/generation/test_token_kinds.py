@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from realizar.server.generation.reasoning_count import ReasoningCount
+from realizar.server.generation.token_kinds import TokenKinds
 from realizar.tokenizer.marks import HARMONY_CHANNEL, HARMONY_END, HARMONY_MESSAGE, HARMONY_START, ReasoningMarks
 from realizar.tokenizer.parsers.base import ContentDelta, OutputParser, ReasoningDelta
 from realizar.tokenizer.parsers.harmony import HarmonyParser
@@ -43,14 +43,14 @@ def test_a_token_is_reasoning_or_it_is_not(kind: str, reasoning: str, rest: str)
     data = (reasoning + rest).encode()
     for _ in range(50):
         places = sorted(CUTTINGS.sample(range(1, len(data)), CUTTINGS.randrange(len(data))))
-        count = ReasoningCount(parser_of(kind), ByteTokenizer(None).answer_bytes)
+        count = TokenKinds(parser_of(kind), ByteTokenizer(None).answer_bytes)
         num_reasoning, given, parsed = 0, 0, []
         for start, end in itertools.pairwise((0, *places, len(data))):
             text = data[given:end].decode(errors="ignore")  # the rest of a character comes with its last token
             given += len(text.encode())
-            more, num = count.feed(text, list(data[start:end]))
+            more, found = count.feed(text, list(data[start:end]))
             parsed += more
-            num_reasoning += num
+            num_reasoning += found.count("reasoning")
         assert num_reasoning == len(reasoning.encode())
         kinds = {type(part) for part in parsed}
         assert (ReasoningDelta in kinds) == bool(reasoning)
