@@ -176,6 +176,16 @@ def test_a_process_that_dies_costs_its_own_connections_and_is_replaced(server: S
     server.wait_line(r"ERROR an API process was killed by signal 9; another one is started in 0.25 s")
 
 
+def test_a_process_that_hangs_is_replaced(server: Served) -> None:
+    url = server.wait_ready()
+    wait_until(lambda: len(api_pids(server)) == 2)
+    before, (hung, other) = short_text(url), api_pids(server)
+    os.kill(hung, signal.SIGSTOP)
+    server.wait_line(r"ERROR an API process was stopped; another one is started in [0-9.]+ s")
+    wait_until(lambda: len(set(api_pids(server)) - {hung, other}) == 1 and not is_alive(hung))
+    assert {short_text(url) for _ in range(4)} == {before}
+
+
 def refresh(clients: list[httpx.Client]) -> bool:
     """Have all clients connect anew; false, so that a wait goes on."""
     for client in clients:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from array import array
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from realizar.backends.base import Capacity
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
+from realizar.engine.process.child import LivenessPolicy
 from realizar.engine.process.messages import (
     Abort,
     Accepted,
@@ -22,11 +25,13 @@ from realizar.engine.process.messages import (
     Command,
     EngineInfo,
     Outputs,
+    Pong,
     PromptRead,
     Ready,
     Refused,
     restore_error,
 )
+from realizar.engine.process.transport import encode_frame
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
 from realizar.outputs import PromptProgress
 from realizar.request import NO_CLIENT, Client, Request
@@ -77,6 +82,10 @@ class Process(ApiProcess):
 
     def send(self, message: ToProcess) -> None:
         self.got.append(message)
+
+    def hand_over(self, connection: socket.socket) -> bool:
+        self.num_connections += 1
+        return True
 
     def all_of(self, kind: type[_Message]) -> list[_Message]:
         return [message for message in self.got if isinstance(message, kind)]
@@ -258,6 +267,56 @@ def test_a_process_that_is_gone_ends_its_requests_alone() -> None:
         scene.two.num_connections = 3
         scene.two._on_message(scene.two, ConnectionsClosed(2))
         assert scene.two.num_connections == 1
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [("exec sleep 1000", "answered none of 4 pings"), ("kill -STOP $$; exec sleep 1000", "was stopped")],
+    ids=["hangs", "stopped"],
+)
+def test_a_process_that_answers_no_ping_is_ended(command: str, how: str) -> None:
+    """A stopped one long before one that may only be slow."""
+    few, many = (4, 10_000) if how.endswith("pings") else (10_000, 4)
+
+    async def main(scene: Scene) -> None:
+        rules = LivenessPolicy(0.01, max_missed_pings=few, max_stopped_pings=many, start_limit_s=few * 0.01)
+        process = ApiProcess(scene.hub._take, rules)
+        await process.start(("sh", "-c", command), START)
+        assert await process.wait_end() == how
+        assert not process.takes_connections
+        assert process._process is not None
+        assert process._process.returncode == -signal.SIGKILL
+
+    play(main)
+
+
+def test_connections_go_to_processes_that_answer() -> None:
+    async def main(scene: Scene) -> None:
+        hub = scene.hub
+        for process in (scene.one, scene.two):
+            process.takes_connections, process.max_connections = True, 9
+        with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as clients:
+            hub._listener = listener
+            listener.setblocking(False)
+            address = listener.getsockname()
+
+            def given(count: int) -> list[int]:
+                before = [process.num_connections for process in (scene.one, scene.two)]
+                for _ in range(count):
+                    clients.enter_context(socket.create_connection(address))
+                    hub._accept()
+                after = [process.num_connections for process in (scene.one, scene.two)]
+                return [now - then for now, then in zip(after, before, strict=True)]
+
+            assert given(4) == [2, 2]
+            scene.one._missed_pings = 4
+            assert given(3) == [0, 3]
+            scene.one.data_received(encode_frame(Pong(1)))
+            assert given(3) == [3, 0]
+            scene.one._missed_pings = scene.two._missed_pings = 4
+            assert sum(given(2)) == 2
 
     play(main)
 

@@ -70,6 +70,17 @@ class ChildEnd:
     ready_s: float | None
 
 
+def is_stopped(process: asyncio.subprocess.Process | None) -> bool:
+    """True if a signal has stopped a process (a debugger's stop does not count). Only Linux reports it."""
+    if process is None:
+        return False
+    try:
+        status = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[:1] == ["T"]
+
+
 class EngineChild(asyncio.Protocol):
     """A process and the socket to it. `start`, `watch` until it ends, then `reap`.
 
@@ -204,23 +215,13 @@ class EngineChild(asyncio.Protocol):
             most = liveness.max_missed_pings if self._heard else liveness.start_limit_s / interval_s
             if self._missed_pings >= most:
                 self._end(EngineDeadError(f"the engine has not answered {self._missed_pings} pings in a row"))
-            if self._missed_pings >= min(most, liveness.max_stopped_pings) and self._is_stopped():
+            if self._missed_pings >= min(most, liveness.max_stopped_pings) and is_stopped(self._process):
                 self._end(EngineDeadError("the engine's process is stopped"))
             if self._step_s > liveness.step_limit_s:
                 self._end(EngineDeadError(f"a step of the engine has run for {self._step_s:.0f} s"))
             self._missed_pings += 1
             self.send(Ping(next(self._tickets)))
             await asyncio.sleep(interval_s)
-
-    def _is_stopped(self) -> bool:
-        """True if a signal has stopped the process (a debugger's stop does not count). Only Linux reports it."""
-        if self._process is None:
-            return False
-        try:
-            status = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return False
-        return status.rpartition(")")[2].split()[:1] == ["T"]
 
     async def _last_words(self) -> str:
         if self._process is None:

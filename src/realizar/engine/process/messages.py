@@ -215,7 +215,7 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
     """`step_s`: seconds since the running step began, 0 between steps."""
 
     ticket: int
-    step_s: float
+    step_s: float = 0.0
 
 
 class ErrorRecord(msgspec.Struct, frozen=True):

@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import cast
 
+from realizar.engine.process.child import LivenessPolicy, is_stopped
+from realizar.engine.process.messages import Ping, Pong
 from realizar.engine.process.transport import FrameError, FrameReader, encode_frame
 from realizar.server.processes.messages import FromProcess, Start, Started, ToProcess
 
 _LOG = logging.getLogger(__name__)
 _LAST_WORDS_S = 0.5
+_LATE_PINGS = 3  # unanswered ones after which other processes get the connections
 _MAX_WAITING_BYTES = 256 << 20  # unread messages: a process that lets more lie is not working any more
 
 
@@ -23,14 +26,19 @@ class ApiProcess(asyncio.Protocol):
 
     Args:
         on_message: called with everything it sends.
+        liveness: rules of pings, by which it counts as dead.
 
     Attributes:
         takes_connections: it has said that it is ready for them, and lives. has_started: it has said so.
         num_connections: handed over, and not known to be closed. max_connections: its share.
     """
 
-    def __init__(self, on_message: Callable[[ApiProcess, FromProcess], None]) -> None:
-        self._on_message = on_message
+    def __init__(
+        self, on_message: Callable[[ApiProcess, FromProcess], None], liveness: LivenessPolicy | None = None
+    ) -> None:
+        self._on_message, self._liveness = on_message, liveness or LivenessPolicy()
+        self._missed_pings = 0
+        self._fault: str | None = None
         self._reader: FrameReader[FromProcess] = FrameReader(FromProcess)
         self._transport: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -70,6 +78,11 @@ class ApiProcess(asyncio.Protocol):
         """The id of the process; 0 before it is started."""
         return 0 if self._process is None else self._process.pid
 
+    @property
+    def is_late(self) -> bool:
+        """True if it has answered nothing for a while: it may hang."""
+        return self._missed_pings > _LATE_PINGS
+
     def send(self, message: ToProcess) -> None:
         """Pass a message on without waiting; it is lost if the process is gone, or before `start` is done.
 
@@ -95,17 +108,21 @@ class ApiProcess(asyncio.Protocol):
         return True
 
     async def wait_end(self) -> str:
-        """Wait until the process ends, or its socket closes, and free its resources; returns how it ended."""
+        """Wait until the process ends or hangs, or its socket closes, and free its resources; returns how it ended."""
         process = self._process
         if process is not None:
             ended, exited = asyncio.create_task(self._ended.wait()), asyncio.create_task(process.wait())
+            pings = asyncio.create_task(self._ping())
             try:
                 await asyncio.wait((ended, exited), return_when=asyncio.FIRST_COMPLETED)
                 await asyncio.wait((exited,), timeout=_LAST_WORDS_S)  # its status comes a moment after its socket's end
             finally:
+                pings.cancel()
                 ended.cancel()
                 exited.cancel()
         await self.kill()
+        if self._fault is not None:
+            return self._fault
         if process is None or process.returncode is None:
             return "was not started"
         status = process.returncode
@@ -137,15 +154,35 @@ class ApiProcess(asyncio.Protocol):
             _LOG.error("API process %d sent %s", self.pid, error)
             self._end()
             return
+        if messages:
+            self._missed_pings = 0
         for message in messages:
             if isinstance(message, Started):
                 self.takes_connections = self.has_started = True
-            self._on_message(self, message)
+            if not isinstance(message, Pong):
+                self._on_message(self, message)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the event loop when the process has closed its end, most likely by dying."""
         self._transport = None
         self._end()
+
+    async def _ping(self) -> None:
+        """Send pings. Missed pings count, and seconds do not, because this process may have been delayed itself."""
+        rules, ticket = self._liveness, 0
+        while True:
+            most = rules.max_missed_pings if self.has_started else rules.start_limit_s / rules.ping_interval_s
+            if self._missed_pings >= min(most, rules.max_stopped_pings) and is_stopped(self._process):
+                self._fault = "was stopped"
+            elif self._missed_pings >= most:
+                self._fault = f"answered none of {self._missed_pings} pings"
+            if self._fault is not None:
+                self._end()
+                return
+            ticket += 1
+            self._missed_pings += 1
+            self.send(Ping(ticket))
+            await asyncio.sleep(rules.ping_interval_s)
 
     def _end(self) -> None:
         self.takes_connections = False

@@ -1,7 +1,8 @@
 """`Hub` runs the API processes: it hands connections and deltas to them, and requests of all of them to one engine.
 
 What is counted over all processes is counted here: the queue, the suspects, restarts and metrics. A connection goes to
-the process that has room for the most, so that each may have its share of the connections allowed.
+the process that has room for the most, so that each may have its share of the connections allowed, and to one that has
+not answered lately only where all are late.
 """
 
 from __future__ import annotations
@@ -366,7 +367,7 @@ class Hub:
             with connection:
                 if connection.family != socket.AF_UNIX:
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                ready.sort(key=lambda process: process.num_connections - process.max_connections)
+                ready.sort(key=lambda process: (process.is_late, process.num_connections - process.max_connections))
                 any(process.hand_over(connection) for process in ready)
 
     def _listen_again(self) -> None:

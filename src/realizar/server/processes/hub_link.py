@@ -10,7 +10,7 @@ from typing import cast
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.clients.async_questions import Questions
-from realizar.engine.process.messages import Abort, Add, ClearCache, Command, restore_error
+from realizar.engine.process.messages import Abort, Add, ClearCache, Command, Ping, Pong, restore_error
 from realizar.engine.process.transport import FrameError, FrameReader, encode_frame
 from realizar.errors import InvalidRequestError
 from realizar.server.metrics import Metrics, MetricSamples
@@ -111,6 +111,8 @@ class HubLink(asyncio.Protocol):
                 self._stop()
             case AskSamples(ticket):
                 self.report(Samples(ticket, self.samples()))
+            case Ping(ticket):
+                self.report(Pong(ticket))
             case Exposition(ticket, text):
                 self._expositions.answer(ticket, text)
             case Start():

@@ -18,6 +18,8 @@ from realizar.engine.process.messages import (
     ErrorRecord,
     Loading,
     Outputs,
+    Ping,
+    Pong,
     PromptRead,
     Ready,
     Refused,
@@ -102,6 +104,7 @@ ToProcess: TypeAlias = (
     | Stop
     | AskSamples
     | Exposition
+    | Ping
 )
 
 
@@ -128,4 +131,4 @@ class AskExposition(msgspec.Struct, frozen=True, tag="ask_exposition"):
     ticket: int
 
 
-FromProcess: TypeAlias = Add | Abort | ClearCache | Started | ConnectionsClosed | Samples | AskExposition
+FromProcess: TypeAlias = Add | Abort | ClearCache | Pong | Started | ConnectionsClosed | Samples | AskExposition
