@@ -229,10 +229,11 @@ def test_a_conversation_reaches_the_template() -> None:
 
 def test_sampling_and_choices_of_tools_reach_the_engine() -> None:
     engine = ScriptedEngine()
-    fields = {"temperature": 0.25, "top_p": 0.5, "max_output_tokens": 99}
-    response = post(engine, {**BODY, **fields}).json()
+    fields = {"temperature": 0.25, "top_p": 0.5, "presence_penalty": 0.5, "frequency_penalty": -0.5}
+    response = post(engine, {**BODY, **fields, "max_output_tokens": 99, "top_k": 7, "background": False}).json()
     sampling = engine.asked[-1][1]
-    assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (0.25, 0.5, 99)
+    assert (sampling.max_tokens, sampling.top_k, response["max_output_tokens"]) == (99, 7, 99)
+    assert {name: getattr(sampling, name) for name in fields} == fields
     assert {name: response[name] for name in fields} == fields
     named = {"type": "function", "name": "b", "namespace": "team"}
     for choice, forced, shown in (

@@ -59,6 +59,8 @@ class ResponseForm:
             "service_tier": "default",
             "store": stored,
             "temperature": plan.sampling.temperature,
+            "presence_penalty": plan.sampling.presence_penalty,
+            "frequency_penalty": plan.sampling.frequency_penalty,
             "text": {"format": named or {"type": "text"}, "verbosity": "medium"},
             "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
             "tools": msgspec.Raw(msgspec.json.encode(tools.shown)),

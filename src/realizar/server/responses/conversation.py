@@ -23,6 +23,7 @@ _WITHOUT_EFFECT = (
 )
 """Values of `include` about items that no answer has here."""
 _INCLUDABLE = (LOGPROBS, ENCRYPTED, *_WITHOUT_EFFECT)
+_PLAIN = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
 _MAX_METADATA = 16
 _MAX_METADATA_KEY, _MAX_METADATA_VALUE = 64, 512
 
@@ -127,7 +128,7 @@ def _wishes(request: InputTokensRequest, structured: StructuredOutput | None) ->
     if request.top_logprobs and not wanted:
         raise refused(f"top_logprobs needs include to have {LOGPROBS}", "top_logprobs", "invalid_value")
     top = check_top(request.top_logprobs, "top_logprobs") or 0
-    plain = {name: value for name in ("temperature", "top_p") if (value := getattr(request, name)) is not None}
+    plain = {name: value for name in _PLAIN if (value := getattr(request, name)) is not None}
     if request.max_output_tokens is not None:
         plain["max_tokens"] = request.max_output_tokens
     return SamplingWishes(plain=plain, logprobs=top if wanted else None, structured=structured)

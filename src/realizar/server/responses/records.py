@@ -71,6 +71,9 @@ class ResponsesRequest(InputTokensRequest, kw_only=True, forbid_unknown_fields=T
     max_tool_calls: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     store: bool | None = None
