@@ -149,7 +149,23 @@ def test_the_order_of_events() -> None:
 def test_the_counts_add_up_to_the_prompt(cached: int, created: int) -> None:
     engine = ScriptedEngine(deltas=("</think>", "a", "b"), num_cached=cached)
     prompt = "x" * (112 + 5 - len("user:|<think>"))
-    usage = answer(engine, messages=[{"role": "user", "content": prompt}]).usage
+    plain = answer(engine, messages=[{"role": "user", "content": prompt}]).usage
+    assert (plain.cache_read_input_tokens, plain.cache_creation_input_tokens) == (cached, 0)
+    assert plain.input_tokens == 117 - cached
+    block = {"type": "text", "text": prompt * 2}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "7" * 150, **MARK}]}
+    for marked in (
+        {"cache_control": MARK["cache_control"]},
+        {"system": [{"type": "text", "text": "s", **MARK}]},
+        {"tools": [{**TOOLS[0], **MARK}]},
+        {"messages": [{"role": "user", "content": [{**block, **MARK}]}]},
+        {"messages": [{"role": "user", "content": [result]}]},
+    ):
+        counted = answer(engine, **{"messages": [{"role": "user", "content": [block]}], **marked}).usage
+        assert counted.cache_read_input_tokens == cached
+        assert counted.cache_creation_input_tokens > 0
+        assert counted.input_tokens < 16  # those of no whole block
+    usage = answer(engine, messages=[{"role": "user", "content": prompt}], cache_control={"type": "ephemeral"}).usage
     assert (usage.cache_read_input_tokens, usage.cache_creation_input_tokens, usage.input_tokens) == (
         cached,
         created,
@@ -161,6 +177,7 @@ def test_the_counts_add_up_to_the_prompt(cached: int, created: int) -> None:
 
 
 COUNT = "/v1/messages/count_tokens"
+MARK = {"cache_control": {"type": "ephemeral"}}
 
 
 def test_a_count_has_the_channel_that_an_answer_by_a_schema_begins_in() -> None:

@@ -79,8 +79,9 @@ def test_counts_of_the_prompt_and_of_the_cache(client: Any) -> None:
     text = "A prompt that no other test has. " * 20
     messages = [{"role": "user", "content": text}]
     count = client.messages.count_tokens(model=MODEL, messages=messages).input_tokens
-    first = client.messages.create(**greedy(messages=messages)).usage
-    again = client.messages.create(**greedy(messages=messages)).usage
+    asks = greedy(messages=messages, cache_control={"type": "ephemeral"})
+    first = client.messages.create(**asks).usage
+    again = client.messages.create(**asks).usage
     for usage in (first, again):
         assert usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens == count
     assert first.cache_creation_input_tokens > 0

@@ -13,12 +13,18 @@ from realizar.server.generation.usage import prompt_counts
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 
 
-def usage_of(api: Api, plan: ChatPlan, run: ChatRun) -> Usage:
-    """The counts so far."""
+def usage_of(api: Api, plan: ChatPlan, run: ChatRun, *, marks_cache: bool) -> Usage:
+    """The counts so far.
+
+    Args:
+        marks_cache: True if the request has `cache_control`. The cache is filled without it too, but only who asks for
+            it looks for its tokens elsewhere than in `input_tokens`.
+    """
     prompt = prompt_counts(api, plan, run)
+    num_created = prompt.num_created if marks_cache else 0
     return Usage(
-        input_tokens=prompt.num_others,
-        cache_creation_input_tokens=prompt.num_created,
+        input_tokens=len(plan.token_ids) - prompt.num_cached - num_created,
+        cache_creation_input_tokens=num_created,
         cache_read_input_tokens=prompt.num_cached,
         output_tokens=run.num_completion_tokens,
         state_snapshots=run.state_snapshots,

@@ -54,6 +54,20 @@ def shows_reasoning(request: CountTokensRequest) -> bool:
     return thinking is None or (thinking.type != "disabled" and thinking.display != "omitted")
 
 
+def marks_cache(request: CountTokensRequest) -> bool:
+    """True if `cache_control` stands in a request, anywhere that it may."""
+    if request.cache_control is not None or _marked(request.system) or _marked(request.tools):
+        return True
+    return any(_marked(message.get("content")) for message in request.messages)
+
+
+def _marked(blocks: Any) -> bool:
+    """True if a block of a list has `cache_control`, or one within a tool's result."""
+    if not isinstance(blocks, list):
+        return False
+    return any(each.get("cache_control") is not None or _marked(each.get("content")) for each in blocks)
+
+
 def _system(request: CountTokensRequest) -> str:
     """The system prompt without the header that Claude Code changes at each request: it would spoil the cache."""
     texts = read_system(request.system)

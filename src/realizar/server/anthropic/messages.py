@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.server.anthropic.answers import BlockList, stop_of, usage_of
-from realizar.server.anthropic.conversation import read_conversation, shows_reasoning
+from realizar.server.anthropic.conversation import marks_cache, read_conversation, shows_reasoning
 from realizar.server.anthropic.records import CountTokensRequest, Message, MessagesRequest
 from realizar.server.anthropic.stream import MessageStreamer
 from realizar.server.api import Api, compute, new_id, note, whole_answer
@@ -30,12 +30,12 @@ async def messages(request: Request) -> Response:
     request_id = new_id("msg_")
     note(request, model=api.model.name, prompt=len(plan.token_ids))
     run = ChatRun(api, plan, request_id, lease_of(request))
-    with_reasoning = shows_reasoning(record)
+    with_reasoning, marked = shows_reasoning(record), marks_cache(record)
     if record.stream:
-        streamer = MessageStreamer(api, plan, run, request_id, with_reasoning=with_reasoning)
+        streamer = MessageStreamer(api, plan, run, request_id, with_reasoning=with_reasoning, marks_cache=marked)
         events = streamer.events(lambda **notes: note(request, **notes))
         return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
-    whole = _whole(api, plan, run, request_id, with_reasoning=with_reasoning)
+    whole = _whole(api, plan, run, request_id, with_reasoning=with_reasoning, marked=marked)
     answer = await whole_answer(request, run, whole)
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
@@ -48,7 +48,9 @@ async def count_tokens(request: Request) -> Response:
     return Response(msgspec.json.encode({"input_tokens": len(plan.token_ids)}), media_type="application/json")
 
 
-async def _whole(api: Api, plan: ChatPlan, run: ChatRun, request_id: str, *, with_reasoning: bool) -> Message:
+async def _whole(
+    api: Api, plan: ChatPlan, run: ChatRun, request_id: str, *, with_reasoning: bool, marked: bool
+) -> Message:
     found = BlockList(with_reasoning=with_reasoning)
     stop: tuple[str, str | None] = ("end_turn", None)
     async with aclosing(run.deltas()) as deltas:
@@ -63,5 +65,5 @@ async def _whole(api: Api, plan: ChatPlan, run: ChatRun, request_id: str, *, wit
         content=found.blocks(),
         stop_reason=stop[0],
         stop_sequence=stop[1],
-        usage=usage_of(api, plan, run),
+        usage=usage_of(api, plan, run, marks_cache=marked),
     )

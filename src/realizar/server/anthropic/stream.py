@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from realizar.server.anthropic.answers import stop_of, usage_of
-from realizar.server.anthropic.records import Message
+from realizar.server.anthropic.records import Message, Usage
 from realizar.server.api import Api
 from realizar.server.generation.answer import AnswerDelta
 from realizar.server.generation.chat_plan import ChatPlan
@@ -32,9 +32,11 @@ def encode_event(name: str, **fields: Any) -> bytes:
 class MessageStreamer:
     """Makes the events of one request."""
 
-    def __init__(self, api: Api, plan: ChatPlan, run: ChatRun, request_id: str, *, with_reasoning: bool) -> None:
+    def __init__(
+        self, api: Api, plan: ChatPlan, run: ChatRun, request_id: str, *, with_reasoning: bool, marks_cache: bool
+    ) -> None:
         self._api, self._plan, self._run, self._request_id = api, plan, run, request_id
-        self._with_reasoning = with_reasoning
+        self._with_reasoning, self._marks_cache = with_reasoning, marks_cache
         self._index = -1
         self._open: str | None = None  # the kind of the open block; of a call with its index
 
@@ -56,8 +58,11 @@ class MessageStreamer:
         finally:
             note(**self._run.notes)
 
+    def _usage(self) -> Usage:
+        return usage_of(self._api, self._plan, self._run, marks_cache=self._marks_cache)
+
     def _start(self) -> bytes:
-        usage = usage_of(self._api, self._plan, self._run)
+        usage = self._usage()
         usage.output_tokens = 0
         message = Message(
             id=self._request_id,
@@ -77,7 +82,7 @@ class MessageStreamer:
             return
         yield from self._stop_block()
         reason, sequence = stop_of(self._plan, delta.finish_reason, delta.source.stop_reason)
-        usage = usage_of(self._api, self._plan, self._run)
+        usage = self._usage()
         yield encode_event("message_delta", delta={"stop_reason": reason, "stop_sequence": sequence}, usage=usage)
         yield encode_event("message_stop")
 
