@@ -87,10 +87,10 @@ def written(style: ToolStyle, calls: list[tuple[str, dict[str, Any]]]) -> str:
             for name, given in calls
         ]
         return f"<minimax:tool_call>\n{''.join(each)}</minimax:tool_call>"
-    mark = "seed:tool_call" if style is SEED_OSS else "tool_call"
+    mark, line = ("seed:tool_call", "") if style is SEED_OSS else ("tool_call", "\n")
     each = [
         f"<{mark}>\n<function={name}>\n"
-        + "".join(f"<parameter={key}>\n{_text_of(value)}\n</parameter>\n" for key, value in given.items())
+        + "".join(f"<parameter={key}>{line}{_text_of(value)}{line}</parameter>\n" for key, value in given.items())
         + f"</function>\n</{mark}>"
         for name, given in calls
     ]
@@ -181,6 +181,8 @@ def test_nothing_is_lost(style: ToolStyle, calls: list[tuple[str, dict[str, Any]
 
 GLM_START = "<tool_call>set\n<arg_key>text</arg_key>\n<arg_value>"
 QWEN_START = "<tool_call>\n<function=set>\n<parameter=text>\n"
+QWEN_END = "</function>\n</tool_call>"
+MINIMAX_START = '<minimax:tool_call>\n<invoke name="set">\n<parameter name="text">'
 
 
 @pytest.mark.parametrize(
@@ -191,17 +193,13 @@ QWEN_START = "<tool_call>\n<function=set>\n<parameter=text>\n"
         (GLM, "<tool_call>set\n<arg_key>count</arg_key><arg_value>12", Answer("", "", ["set"], ['{"count": 12'])),
         (GLM, GLM_START + "a</arg_value>", Answer("", "", ["set"], ['{"text": "a"}'])),
         (GLM, "<tool_call>set", Answer("<tool_call>set")),
-        # It ends inside a name: the arguments stay open, so that nobody takes them for whole.
-        (GLM, "<tool_call>set\n<arg_key>te", Answer("<arg_key>te", "", ["set"], [""])),
-        (
-            GLM,
-            "<tool_call>set\n<arg_key>text</arg_key>\n<arg",
-            Answer("<arg_key>text</arg_key>\n<arg", "", ["set"], [""]),
-        ),
+        # It ends inside the first name: it is no call. Inside a later one the arguments stay open, so that nobody takes
+        # them for whole.
+        (GLM, "<tool_call>set\n<arg_key>te", Answer("<tool_call>set\n<arg_key>te")),
         (
             QWEN3_CODER,
             QWEN_START + "a\n</parameter>\n<parameter=co",
-            Answer("<parameter=co", "", ["set"], ['{"text": "a"']),
+            Answer("", "", ["set"], ['{"text": "a\\n</parameter>\\n<parameter=co']),
         ),
         (QWEN3_CODER, QWEN_START + "a\n", Answer("", "", ["set"], ['{"text": "a\\n'])),
         # No tool of this name; no call at all.
@@ -209,13 +207,68 @@ QWEN_START = "<tool_call>\n<function=set>\n<parameter=text>\n"
         (GLM, "<tool_call>set the table</tool_call>", Answer("<tool_call>set the table</tool_call>")),
         (QWEN3_CODER, '<tool_call>\n{"name": "f"}', Answer('<tool_call>\n{"name": "f"}')),
         (MINIMAX, "<minimax:tool_call>\n<invoke>", Answer("<minimax:tool_call>\n<invoke>")),
-        # Malformed behind an argument: the call ends there, and the rest is content.
+        # Tags within a value: it goes on where the call does neither go on nor end behind them.
         (
             GLM,
             GLM_START + "a</arg_value>\n<arg_key>b</tool_call> c",
-            Answer("<arg_key>b</tool_call> c", "", ["set"], ['{"text": "a"}']),
+            Answer("", "", ["set"], ['{"text": "a</arg_value>\\n<arg_key>b</tool_call> c']),
         ),
-        (QWEN3_CODER, QWEN_START + "a\n</parameter>\noops", Answer("oops", "", ["set"], ['{"text": "a"}'])),
+        (
+            QWEN3_CODER,
+            QWEN_START + "a\n</parameter>\noops",
+            Answer("", "", ["set"], ['{"text": "a\\n</parameter>\\noops']),
+        ),
+        (
+            QWEN3_CODER,
+            QWEN_START + "a </parameter> b\n</parameter>\n<parameter=count>\n5\n</parameter>\n" + QWEN_END,
+            Answer("", "", ["set"], ['{"text": "a </parameter> b", "count": 5}']),
+        ),
+        (
+            QWEN3_CODER,
+            QWEN_START + "a\n</parameter>\n" + QWEN_END + " b\n</parameter>\n" + QWEN_END,
+            Answer("", "", ["set"], [json.dumps({"text": "a\n</parameter>\n" + QWEN_END + " b"})]),
+        ),
+        (
+            QWEN3_CODER,
+            QWEN_START + "a\n<parameter=count>\nb\n</parameter>\n<parameter=count>\n5\n</parameter>\n" + QWEN_END,
+            Answer("", "", ["set"], ['{"text": "a\\n<parameter=count>\\nb", "count": 5}']),
+        ),
+        (
+            MINIMAX,
+            MINIMAX_START + "<b>bold</b>\n</parameter>\n</invoke>\n</minimax:tool_call>",
+            Answer("", "", ["set"], ['{"text": "<b>bold</b>\\n"}']),
+        ),
+        # A closing tag is missing, or has another name.
+        (QWEN3_CODER, QWEN_START + "a\n" + QWEN_END, Answer("", "", ["set"], ['{"text": "a"}'])),
+        (QWEN3_CODER, QWEN_START + "a\n</parameter>\n</tool_call>", Answer("", "", ["set"], ['{"text": "a"}'])),
+        (QWEN3_CODER, QWEN_START + "a\n</text>\n" + QWEN_END, Answer("", "", ["set"], ['{"text": "a"}'])),
+        (
+            QWEN3_CODER,
+            QWEN_START + "a\n</arg_value>\n<parameter=count>\n5\n</parameter>\n" + QWEN_END,
+            Answer("", "", ["set"], ['{"text": "a", "count": 5}']),
+        ),
+        (
+            QWEN3_CODER,
+            QWEN_START + "a\n\n<parameter=count>\n5\n\n" + QWEN_END,
+            Answer("", "", ["set"], ['{"text": "a", "count": 5}']),
+        ),
+        (
+            GLM,
+            GLM_START + "a\n<arg_key>count\n<arg_value>5</value>\n</tool_call>",
+            Answer("", "", ["set"], ['{"text": "a", "count": 5}']),
+        ),
+        (
+            MINIMAX,
+            MINIMAX_START + 'a</text>\n<parameter name="count">5\n</invoke>\n</minimax:tool_call>',
+            Answer("", "", ["set"], ['{"text": "a", "count": 5}']),
+        ),
+        (QWEN3_CODER, "<tool_call>\n<function=now>\n</tool_call>", Answer("", "", ["now"], ["{}"])),
+        # Words behind the call are content, once no other end follows them.
+        (
+            QWEN3_CODER,
+            QWEN_START + "a\n</parameter>\n" + QWEN_END + "\nThat is all.",
+            Answer("That is all.", "", ["set"], ['{"text": "a"}']),
+        ),
         # Without the mark around it, and several within one.
         (QWEN3_CODER, "<function=now>\n</function>\n</tool_call>", Answer("", "", ["now"], ["{}"])),
         (
@@ -253,15 +306,19 @@ def test_value_of_another_type(name: str, key: str, text: str, expected: str) ->
 
 def test_strings_come_as_they_are_written() -> None:
     stream = parser(QWEN3_CODER)
-    assert stream.feed("<tool_call>\n<function=set>\n<parameter=te") != []
-    assert stream.feed('xt>\nsay "hi') == [ToolCallDelta(0, None, None, '{"text": "say \\"hi')]
+    assert stream.feed("<tool_call>\n<function=set>\n<parameter=te") == []
+    (opened,) = stream.feed('xt>\nsay "hi')
+    assert isinstance(opened, ToolCallDelta)
+    assert (opened.name, opened.arguments) == ("set", '{"text": "say \\"hi')
     assert stream.feed("\n") == [], "it may end the value"
-    assert stream.feed("\n</param") == [ToolCallDelta(0, None, None, "\\n")]
-    assert stream.feed("eter>\n</function>\n</tool_call>") == [ToolCallDelta(0, None, None, '"}')]
+    assert stream.feed("\n</param") == []
+    assert stream.feed("eter>\n</function>\n</tool_call>") == []
+    assert stream.finish() == [ToolCallDelta(0, None, None, '\\n"}')], "the value could have gone on"
     stream = parser(GLM)
     stream.feed("<tool_call>set\n<arg_key>count</arg_key>\n<arg_value>")
     assert stream.feed("12") == [], "its type is known at its end"
-    assert stream.feed("3</arg_value>") == [ToolCallDelta(0, None, None, "123")]
+    assert stream.feed("3</arg_value>") == []
+    assert stream.feed("<arg_key>text</arg_key><arg_value>a") == [ToolCallDelta(0, None, None, '123, "text": "a')]
 
 
 @pytest.mark.parametrize("name", STYLES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -12,6 +13,7 @@ ALL_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object
 STRING = frozenset({"string"})
 _MAX_REFERENCES = 16
 _MAX_SCHEMAS = 500
+_MAX_PYTHON = 64 << 10  # characters; reading them takes some hundred times as much memory
 # Models write these words of Python too.
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
@@ -100,10 +102,23 @@ def value_text(text: str, types: frozenset[str]) -> str:
         value = json.loads(stripped, parse_constant=_refuse)
     except (ValueError, RecursionError):
         value = text
+        if not types & {"string"} and (found := _from_python(stripped)) is not None:
+            stripped, value = found
     name = _type_of(value)
     if name != "string" and (name in types or (name == "number" and types & {"integer"} and value.is_integer())):
         return stripped
     return f'"{string_text(text)}"'
+
+
+def _from_python(text: str) -> tuple[str, Any] | None:
+    """The JSON and the value of a list or a mapping that is written as in Python; None for another text."""
+    if not text.startswith(("[", "{")) or len(text) > _MAX_PYTHON:
+        return None
+    try:
+        value = ast.literal_eval(text)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False), value
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
 
 
 def pass_bare_value(cursor: Cursor, ends: Sequence[str], give: Give) -> Reading[None]:

@@ -41,10 +41,19 @@ class Calls:
         self._types: dict[tuple[str, str], frozenset[str]] = {}
         self.count = 0
 
+    def has(self, name: str) -> bool:
+        """True if a tool has this name."""
+        return name in self._tools
+
     def check_name(self, name: str) -> None:
         """Raise MismatchError where no tool has this name."""
         if name not in self._tools:
             raise MismatchError
+
+    def expects(self, name: str, key: str) -> bool:
+        """True if a known tool's schema names an argument, or names none at all."""
+        properties = self._tools[name].get("properties")
+        return not isinstance(properties, Mapping) or not properties or key in properties
 
     def types(self, name: str, key: str) -> frozenset[str]:
         """The JSON types that a known tool's schema allows for an argument."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Cursor:
         tokens: marks that the vocabulary has as tokens: they are in the text only where the model wrote these tokens.
     """
 
-    def __init__(self, tokens: Collection[str] = ()) -> None:
+    def __init__(self, tokens: frozenset[str] = frozenset()) -> None:
         self.tokens = tokens
         self.text, self.position, self.saved, self.ended = "", 0, 0, False
         self.undecided = self.has_saved = False
@@ -189,6 +189,17 @@ def read_whole(cursor: Cursor, reading: Reading[T]) -> Reading[T]:
         raise
     finally:
         cursor.undecided = False
+
+
+def ahead(cursor: Cursor, reading: Reading[T]) -> Reading[T | None]:
+    """The result of reading on, while the cursor stays where it is; None if the text does not match."""
+    cursor.begin(cursor.position)
+    try:
+        return (yield from reading)
+    except MismatchError:
+        return None
+    finally:
+        cursor.position, cursor.undecided = cursor.saved, False
 
 
 def pass_until(cursor: Cursor, literals: Sequence[str], give: Give) -> Reading[str]:

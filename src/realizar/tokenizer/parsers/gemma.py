@@ -20,7 +20,7 @@ _KEY_LIMIT = 256
 _NAME = re.compile(r"[\w.:/-]*")
 # A bare value ends at one of these, which are not part of it.
 _BARE_ENDS = (",", "}", "]", GEMMA_QUOTE, GEMMA_CALL_END)
-_BARE_KEY = re.compile(r"[^:,{}\[\]<\"']*")
+_BARE = re.compile(r"[^:,{}\[\]<\"']*")
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ def _read_key(cursor: Cursor, bracket: _Bracket) -> Reading[str]:
     elif (yield from cursor.peek()) == '"':
         key = yield from read_string(cursor)
     else:
-        key = (yield from cursor.match(_BARE_KEY)).strip()
+        key = (yield from cursor.match(_BARE)).strip()
     yield from cursor.space()
     yield from cursor.expect(":")
     if key in bracket.keys:
@@ -125,7 +125,11 @@ def _is_end(cursor: Cursor, brackets: Sequence[_Bracket]) -> Reading[bool]:
             yield from cursor.space()
             if bracket.closer == "}":
                 yield from _read_key(cursor, bracket)
-            return True
+                return True
+            if (yield from cursor.one_of((GEMMA_QUOTE, "'", '"', "{", "["))):
+                return True
+            yield from cursor.match(_BARE)
+            return (yield from cursor.one_of((",", bracket.closer))) != ""
         if not (yield from cursor.optional(bracket.closer)):
             return False
         yield from cursor.space()

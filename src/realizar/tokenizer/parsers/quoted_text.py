@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from realizar.tokenizer.parsers.argument_types import string_text
-from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, pass_until
+from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, ahead, pass_until
 
 IsEnd = Callable[[Cursor], Reading[bool]]
 
@@ -31,6 +31,7 @@ def pass_quoted(cursor: Cursor, give: Give, quote: str, is_end: IsEnd, *, escape
     give('"')
     marks = (quote, "\\") if escaped else (quote,)
     while found := (yield from pass_until(cursor, marks, lambda text: give(string_text(text)))):
+        cursor.release()
         if found == "\\":
             yield from _pass_escape(cursor, give)
             continue
@@ -40,17 +41,6 @@ def pass_quoted(cursor: Cursor, give: Give, quote: str, is_end: IsEnd, *, escape
             return
         give(string_text(quote))
     raise MismatchError
-
-
-def ahead(cursor: Cursor, reading: Reading[bool]) -> Reading[bool]:
-    """The result of reading on; the cursor stays where it is. False where the text does not match."""
-    cursor.begin(cursor.position)
-    try:
-        return (yield from reading)
-    except MismatchError:
-        return False
-    finally:
-        cursor.position, cursor.undecided = cursor.saved, False
 
 
 def ends_calls(cursor: Cursor, end: str, starts: Sequence[str]) -> Reading[bool]:

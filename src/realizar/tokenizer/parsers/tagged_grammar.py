@@ -29,11 +29,9 @@ class TaggedRules:
 
     Attributes:
         tags: the texts around arguments.
-        line_end: text after an argument, and between its name and the tag of its value.
     """
 
     tags: Tags
-    line_end: str
 
     def rules(self, rule: str, parameters: Mapping[str, Any], strict: bool, literal: Callable[[str], str]) -> list[str]:
         """As of `ArgumentRules`."""
@@ -58,7 +56,7 @@ class TaggedRules:
 
     @property
     def _opening(self) -> str:
-        return self.line_end + self.tags.value_start
+        return self.tags.line_end + self.tags.value_start
 
     @property
     def _line(self) -> str:
@@ -66,7 +64,7 @@ class TaggedRules:
 
     @property
     def _tail(self) -> str:
-        return self._line + self.tags.value_end + self.line_end
+        return self._line + self.tags.value_end + self.tags.line_end
 
     def _value(
         self, rule: str, schema: Any, root: Mapping[str, Any], strict: bool, literal: Callable[[str], str]
