@@ -53,6 +53,9 @@ TEXTS = {
     "a long header": ("<|channel|>", "a"),
     "a call in a channel": ('<|channel|>commentary to=f<|message|>{"a":"', "<|end"),
     "reasoning that does not end": ("<think>", "\n</think"),
+    "calls' marks in reasoning": ("<think>", "<tool_call>a "),
+    "tags in a value": ("<tool_call><function=f><parameter=s>", "</parameter>\n</function>\n</tool_call> a"),
+    "quotes in a text": ('<|tool_call>call:f{s:<|"|>', '<|"|>}<tool_call|> a'),
 }
 
 

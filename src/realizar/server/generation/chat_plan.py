@@ -75,7 +75,11 @@ class ChatPlan:
         if self.sampling.structured is not None and not self.tools.tools:
             return AnswerParser(None, None)  # the grammar leaves no room for reasoning
         return choose_parser(
-            self.answer_format, self.tools.tools, parallel=self.tools.parallel, prompt_end=self.prompt_end
+            self.answer_format,
+            self.tools.tools,
+            parallel=self.tools.parallel,
+            prompt_end=self.prompt_end,
+            constrained=self.sampling.structured is not None,
         )
 
 

@@ -147,6 +147,7 @@ def choose_parser(
     *,
     parallel: bool = True,
     prompt_end: str = "",
+    constrained: bool = False,
 ) -> OutputParser:
     """Make the parser of one answer.
 
@@ -155,6 +156,7 @@ def choose_parser(
         tools: function descriptions in the format of OpenAI's API; None or empty if no call is wanted.
         parallel: True if several calls are allowed.
         prompt_end: the last words of the prompt, with control tokens spelled out; a dozen tokens are enough.
+        constrained: True if the answer follows a grammar, which has no calls within reasoning.
     """
     if form.in_channels:
         known = {tool_name(tool): tool_parameters(tool) for tool in tools or ()}
@@ -166,6 +168,7 @@ def choose_parser(
         reasoning_open=opens_reasoning(form.reasoning, prompt_end),
         parallel=parallel,
         in_response=form.in_response,
+        calls_in_reasoning=not constrained,
     )
 
 

@@ -133,7 +133,12 @@ def _is_end(cursor: Cursor, brackets: Sequence[_Bracket]) -> Reading[bool]:
         if not (yield from cursor.optional(bracket.closer)):
             return False
         yield from cursor.space()
-    return (yield from ends_calls(cursor, GEMMA_CALL_END, (GEMMA_CALL,)))
+    return (yield from ends_calls(cursor, GEMMA_CALL, GEMMA_CALL_END, _begins_call))
+
+
+def _begins_call(cursor: Cursor) -> Reading[bool]:
+    yield from cursor.space()
+    return (yield from cursor.optional(_CALL)) and bool((yield from cursor.match(_NAME)))
 
 
 GEMMA = ToolStyle(

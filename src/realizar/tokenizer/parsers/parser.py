@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from realizar.tokenizer.marks import RESPONSE, RESPONSE_END, ReasoningMarks
-from realizar.tokenizer.parsers.cursor import MismatchError, Reading, overlap
+from realizar.tokenizer.parsers.cursor import MismatchError, Reading, overlap, pass_until
 from realizar.tokenizer.parsers.deltas import HeldSpace
 from realizar.tokenizer.parsers.incremental import IncrementalParser
 from realizar.tokenizer.parsers.styles import ToolStyle
@@ -30,6 +30,8 @@ class AnswerParser(IncrementalParser):
         tools: the parameters' JSON schema of each tool, by name.
         parallel: True if several calls are allowed; otherwise the answer ends with the first.
         in_response: True if the content may stand between `<response>` and `</response>`, which are not part of it.
+        calls_in_reasoning: True if calls count in reasoning too, as models forget to end it before them. False where a
+            grammar has the model end it, as the grammar does not see to such calls.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class AnswerParser(IncrementalParser):
         reasoning_open: bool = False,
         parallel: bool = True,
         in_response: bool = False,
+        calls_in_reasoning: bool = True,
     ) -> None:
         new_id = style.new_id if style is not None else str
         super().__init__(tools, new_id, parallel=parallel)
@@ -49,7 +52,7 @@ class AnswerParser(IncrementalParser):
         self._has_content = False
         self._num_reread = 0
         self._style, self._reasoning_marks, self._reasoning_open = style, reasoning, reasoning_open
-        self._in_response = in_response
+        self._in_response, self._calls_in_reasoning = in_response, calls_in_reasoning
         self._in_reasoning = reasoning is not None and reasoning_open
         self._look_for(())
 
@@ -87,20 +90,38 @@ class AnswerParser(IncrementalParser):
         yield from cursor.space()
         space = HeldSpace()
         while True:
-            found = cursor.text.find(marks.end, cursor.position)
-            end = found if found >= 0 else len(cursor.text) - overlap(cursor.text, (marks.end,), cursor.position)
-            self._deltas.reasoning(space.before_end(cursor.text[cursor.position : end]))
-            cursor.position = end
-            if found >= 0:
-                cursor.position += len(marks.end)
-                self._in_reasoning = False
+            cursor.release()
+            found = yield from self._reasoning_up_to(self._reasoning_ends(marks), space)
+            if not found:
+                return
+            start = cursor.position
+            cursor.position += len(found)
+            self._in_reasoning = False
+            if found == marks.end:
                 yield from cursor.space()
                 return
-            cursor.drop()
-            if not (yield from cursor.more()):
-                self._deltas.reasoning(space.take() + cursor.text[cursor.position :])
-                cursor.position = len(cursor.text)
-                return
+            if (yield from self._calls_behind(found, start)):
+                yield from cursor.space()
+                # Words behind the calls may still be reasoning, and so may the rest without any.
+                if not (yield from cursor.peek()):
+                    return
+            else:
+                self._deltas.reasoning(space.before_end(found))
+            self._in_reasoning = True
+
+    def _reasoning_ends(self, marks: ReasoningMarks) -> tuple[str, ...]:
+        """The mark that ends reasoning, and those of calls that count within it."""
+        if self._style is None or not self._calls_in_reasoning or self._num_reread > _MAX_REREAD:
+            return (marks.end,)
+        return (marks.end, *self._style.marks)
+
+    def _reasoning_up_to(self, ends: tuple[str, ...], space: HeldSpace) -> Reading[str]:
+        """Read reasoning up to one of `ends`, which stays unread; empty if the answer ends before."""
+        cursor = self._cursor
+        found = yield from pass_until(cursor, ends, lambda text: self._deltas.reasoning(space.before_end(text)))
+        if not found:
+            self._deltas.reasoning(space.take())
+        return found
 
     def _response(self) -> Reading[None]:
         """Read the mark before the content, if it is there; then the mark after it is looked for too."""
@@ -163,25 +184,30 @@ class AnswerParser(IncrementalParser):
             self._space.hold((yield from cursor.space()))
             self._space_is_calls = True
             return
-        if self._style is None:
+        if not (yield from self._calls_behind(mark, start)):
+            self._give_content_before_space(mark)
             return
-        cursor.begin(start)
-        try:
-            yield from self._style.read(cursor, self._calls, mark)
-        except MismatchError:
-            self._num_reread += cursor.position - cursor.saved
-            cursor.undecided = False
-            if not cursor.has_saved:
-                cursor.position = start + len(mark)
-                self._give_content_before_space(mark)
-                return
-            cursor.position = cursor.saved
-        cursor.undecided = False
         space = yield from cursor.space()
         self._space.take()
         if self._has_content:
             self._space.hold(space)
         self._space_is_calls = True
+
+    def _calls_behind(self, mark: str, start: int) -> Reading[bool]:
+        """Parse the calls after a mark; False if there are none, and then the text after the mark stays unread."""
+        cursor = self._cursor
+        if self._style is None:
+            return False
+        cursor.begin(start)
+        try:
+            yield from self._style.read(cursor, self._calls, mark)
+        except MismatchError:
+            self._num_reread += cursor.position - cursor.saved
+            cursor.position = cursor.saved if cursor.has_saved else start + len(mark)
+            return cursor.has_saved
+        finally:
+            cursor.undecided = False
+        return True
 
     def _give_content_before_space(self, text: str) -> None:
         """Emit content without the white space at its end, which may precede a call."""

@@ -143,10 +143,15 @@ def _is_end(cursor: Cursor, closers: Sequence[str], given: Collection[str]) -> R
         return False
     yield from cursor.space()
     if (yield from cursor.optional(",")):
-        yield from cursor.space()
-        return bool((yield from cursor.match(_NAME))) and (yield from cursor.optional("("))
+        return (yield from _begins_call(cursor))
     yield from cursor.optional("]")
-    return (yield from ends_calls(cursor, LFM2_CALLS_END, (LFM2_CALLS,)))
+    return (yield from ends_calls(cursor, LFM2_CALLS, LFM2_CALLS_END, _begins_call))
+
+
+def _begins_call(cursor: Cursor) -> Reading[bool]:
+    yield from cursor.space()
+    yield from cursor.optional("[")
+    return bool((yield from cursor.match(_NAME))) and (yield from cursor.optional("("))
 
 
 PYTHONIC = ToolStyle(

@@ -6,7 +6,7 @@ Standard library only.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from realizar.tokenizer.parsers.argument_types import string_text
 from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, ahead, pass_until
@@ -43,20 +43,29 @@ def pass_quoted(cursor: Cursor, give: Give, quote: str, is_end: IsEnd, *, escape
     raise MismatchError
 
 
-def ends_calls(cursor: Cursor, end: str, starts: Sequence[str]) -> Reading[bool]:
+def ends_calls(cursor: Cursor, start: str, end: str, begins: IsEnd) -> Reading[bool]:
     """True if a call is over at the next text: the answer's end, another call, or the mark of its end.
 
     A mark that is no token may be quoted, so more words behind it belong to the call where another end follows them.
+
+    Args:
+        start, end: marks around calls.
+        begins: reads on behind `start`, and returns True if that is a call.
     """
     yield from cursor.space()
-    if not (yield from cursor.peek()) or (yield from cursor.one_of(starts)):
+    if not (yield from cursor.peek()):
         return True
+    if (yield from cursor.optional(start)):
+        return (yield from begins(cursor))
     if not (yield from cursor.optional(end)):
         return False
     if end in cursor.tokens:
         return True
     yield from cursor.space()
-    return (yield from cursor.next_of((*starts, end))) != end
+    while found := (yield from cursor.next_of((start, end))):
+        if found == end or (yield from begins(cursor)):
+            return found == start
+    return True
 
 
 def _pass_escape(cursor: Cursor, give: Give) -> Reading[None]:

@@ -277,7 +277,11 @@ class _Arguments:
         if not whole:
             return False
         end = tags.mark_end if self._marked else tags.end
-        return (yield from cursor.next_of((tags.mark, end))) != end
+        while found := (yield from cursor.next_of((tags.mark, end))):
+            cursor.position -= len(found)
+            if found == end or (yield from self._call_begins()):
+                return found != end
+        return True
 
     def _call_begins(self) -> Reading[bool]:
         """True if the call of a tool comes next. The cursor may have moved."""
