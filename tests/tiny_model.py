@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from realizar.bench.generate import generate_gguf
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
 
+RERANK_TEMPLATE = "judge<|end|>{query}<|300|>{document}<|end|>"
 _TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 
@@ -42,3 +46,25 @@ def write_tiny_model(path: Path, template: str = _TEMPLATE, context: int = 2048,
     ]
     write_gguf(path, metadata, tensors)
     weights.unlink()
+
+
+def write_reranker(path: Path, labels: list[str], template: str | None = RERANK_TEMPLATE) -> np.ndarray[Any, Any]:
+    """A tiny model with a head; returns its weight, float32 [labels, hidden_size]."""
+    plain = path.with_name("plain.gguf")
+    write_tiny_model(plain)
+    checkpoint = open_checkpoint(plain)
+    size = checkpoint.tensors["token_embd.weight"].shape[-1]
+    weight = np.random.default_rng(3).standard_normal((len(labels), size)).astype(np.float32)
+    architecture = checkpoint.metadata["general.architecture"]
+    metadata = {
+        **checkpoint.metadata,
+        f"{architecture}.pooling_type": 4,
+        f"{architecture}.classifier.output_labels": labels,
+    }
+    if template is not None:
+        metadata["tokenizer.chat_template.rerank"] = template
+    tensors = [NewTensor(name, each.ggml_type, each.shape, each.data) for name, each in checkpoint.tensors.items()]
+    head = NewTensor("cls.output.weight", GGMLType.F32, weight.shape, weight.view(np.uint8).reshape(-1))
+    write_gguf(path, metadata, [*tensors, head])
+    plain.unlink()
+    return weight

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -10,25 +11,30 @@ import msgspec
 from msgspec import inspect as kinds
 
 from fuzz import grammars, values
-from realizar.server.openai.records.chat import ChatCompletionRequest
-from realizar.server.openai.records.completion import CompletionRequest
-from realizar.server.openai.records.embedding import EmbeddingRequest
-from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
-from realizar.server.responses.records import ResponsesRequest
+from realizar.server.app import DIALECTS
 
 RECORDS: dict[str, type[msgspec.Struct]] = {
-    "/v1/chat/completions": ChatCompletionRequest,
-    "/v1/completions": CompletionRequest,
-    "/v1/embeddings": EmbeddingRequest,
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
-    "/v1/responses": ResponsesRequest,
+    route.path: route.body
+    for dialect in DIALECTS
+    for route in dialect.routes
+    if route.body is not None and route.method == "POST"
 }
+"""Of every route that takes a body."""
 _FIELDS = {
     path: {field.encode_name: field.type for field in kinds.type_info(record).fields}  # type: ignore[attr-defined]
     for path, record in RECORDS.items()
 }
-_WEIGHTS = (10, 8, 2, 2, 1, 5)
+_WEIGHTS = {
+    "/v1/chat/completions": 20,
+    "/v1/completions": 16,
+    "/v1/responses": 10,
+    "/v1/messages": 10,
+    "/api/chat": 8,
+    "/api/generate": 8,
+    "/v1/embeddings": 3,
+    "/v1/rerank": 3,
+    "/v1/score": 3,
+}  # of the others 1
 _MOST_TOKENS = 12  # of most answers: a run is to try many requests
 _STRUCTURED = frozenset(
     {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "response_format", "structured_outputs"}
@@ -36,7 +42,7 @@ _STRUCTURED = frozenset(
 
 # Values within their meaning, of the fields that sampling knows.
 _SOUND: dict[str, tuple[Any, ...]] = {
-    "n": (1, 1, 2, 3),
+    "n": (1, 1, 2, 3, 20),  # a few of the last one fill the queue
     "best_of": (None,),
     "seed": (0, 1, 7, -5, 2**63),
     "stop": ("a", ["e", "\n"], ["river", "stone"]),
@@ -69,6 +75,11 @@ _SOUND: dict[str, tuple[Any, ...]] = {
     "priority": (0, 1, -1),
     "cache_salt": (None, "x", "y"),
     "user": ("u",),
+    "keep_alive": (0, 0, 1, "5m", -1),
+    "top_n": (0, 1, 3),
+    "think": (True, False),
+    "raw": (True, False),
+    "stop_sequences": (["e"], ["river", "stone"]),
 }
 _TEMPLATES = (
     "{% for message in messages %}{{ message.content }}{% endfor %}",
@@ -84,10 +95,12 @@ _TEMPLATES = (
 )
 
 
-def make_request(rng: Random, vocab_size: int) -> tuple[str, bytes]:
-    """A path and a body, as JSON (Python's, with NaN and Infinity) or nearly so."""
-    path = rng.choices(list(RECORDS), _WEIGHTS)[0]
+def make_request(rng: Random, vocab_size: int, models: Sequence[str]) -> tuple[str, bytes]:
+    """A path and a body, as JSON (Python's, with NaN and Infinity) or nearly so, for one of the models."""
+    path = rng.choices(list(RECORDS), [_WEIGHTS.get(path, 1) for path in RECORDS])[0]
     body = _base(rng, path)
+    if "model" in _FIELDS[path]:
+        body["model"] = rng.choice(models) if rng.random() < 0.98 else values.text(rng)[:50]
     for name in rng.sample(sorted(_SOUND), rng.choice((0, 1, 2, 5))):
         if name in _FIELDS[path]:
             body[name] = rng.choice(_SOUND[name])
@@ -109,18 +122,36 @@ def make_request(rng: Random, vocab_size: int) -> tuple[str, bytes]:
 def _base(rng: Random, path: str) -> dict[str, Any]:
     """The fields that a request needs; its answer is short, except for one in fifty."""
     words = values.text(rng) if rng.random() < 0.3 else " ".join(rng.choices(values.WORDS, k=rng.randrange(1, 40)))
-    if path == "/v1/embeddings":
-        return {"input": rng.choice((words, [words, words[::-1]], [1, 2, 3]))}
-    if path == "/tokenize":
-        return {"prompt": words}
-    if path == "/detokenize":
-        return {"tokens": [rng.randrange(400) for _ in range(rng.randrange(20))]}
+    texts = rng.choice((words, [words, words[::-1]]))
+    if path.endswith("/rerank"):
+        return {"query": words, "documents": [words[::-1], *words.split(" ")[:9]]}
+    plain: dict[str, dict[str, Any]] = {
+        "/v1/embeddings": {"input": rng.choice((texts, [1, 2, 3]))},
+        "/api/embed": {"input": texts},
+        "/api/embeddings": {"prompt": words},
+        "/v1/score": {"text_1": texts, "text_2": texts},
+        "/score": {"text_1": words, "text_2": texts},
+        "/tokenize": {"prompt": words},
+        "/detokenize": {"tokens": [rng.randrange(400) for _ in range(rng.randrange(20))]},
+        "/v1/responses/input_tokens": {"input": words},
+        "/v1/messages/count_tokens": {"messages": _messages(rng, words)},
+    }
+    return plain.get(path) or _generating(rng, path, words)
+
+
+def _generating(rng: Random, path: str, words: str) -> dict[str, Any]:
+    """The fields of a request for text. Those that are refused take any."""
+    most = 300 if rng.random() < 0.02 else rng.randrange(1, _MOST_TOKENS)
+    stream = rng.random() < 0.5
     if path == "/v1/responses":
         given = words if rng.random() < 0.3 else _items(rng, words)
-        return {"max_output_tokens": rng.randrange(1, _MOST_TOKENS), "stream": rng.random() < 0.5, "input": given}
-    body: dict[str, Any] = {"max_tokens": rng.randrange(1, _MOST_TOKENS), "stream": rng.random() < 0.5}
-    if rng.random() < 0.02:
-        body["max_tokens"] = 300
+        return {"max_output_tokens": most, "stream": stream, "input": given}
+    if path.startswith("/api/"):
+        asked = {"prompt": words} if path == "/api/generate" else {"messages": _messages(rng, words)}
+        empty = rng.random() < 0.1  # asks for the model to be loaded, or unloaded
+        options = {"num_predict": most, "temperature": rng.choice((0, 1, 2))}
+        return {"stream": stream, **({} if empty else asked), "options": options}
+    body: dict[str, Any] = {"max_tokens": most, "stream": stream}
     if path == "/v1/completions":
         return body | {"prompt": rng.choice((words, [words], [5, 6, 7], [[5, 6], [7]]))}
     return body | {"messages": _messages(rng, words)}

@@ -12,16 +12,16 @@ import httpx
 
 from fuzz import healthy
 from fuzz.bodies import make_request
-from fuzz.check_answers import answer_fault
+from fuzz.check_answers import OVERLOAD, answer_fault
 from fuzz.hostile_connections import attack
 from fuzz.report import Report
-from fuzz.server import HEALTHY_KEY, HOSTILE_KEY, FuzzedServer, figures
+from fuzz.server import HEALTHY_KEY, HOSTILE_KEYS, FuzzedServer, figures
 
 _ANSWER_S = 300.0  # a guard against hangs; any machine answers within it
 _IDLE_S = 300.0
 _AUDIT_S = 3.0  # an idle engine audits its blocks after one second
 _MOST_MEMORY_MB = 400.0
-_LEAVES, _ATTACKS = 0.1, 0.05
+_LEAVES, _ATTACKS, _WRONG_KEYS = 0.1, 0.05, 0.03
 _OPEN_FILES_LEFT = 8
 
 
@@ -43,15 +43,17 @@ class Run:
         self._server, self._extent, self._vocab_size, self._report = server, extent, vocab_size, report
         self._until_s = time.monotonic() + extent.seconds
         self._indexes = self._next_index()
+        self._models: tuple[str, ...] = ()
 
     async def run(self) -> None:
         """Run the whole test; faults are in the report."""
-        async with self._client(HEALTHY_KEY) as client:
-            alone = await healthy.texts_alone(client, self._report)
+        async with self._client({"Authorization": f"Bearer {HEALTHY_KEY}"}) as client:
+            self._models = tuple(each["id"] for each in (await client.get("/v1/models")).json()["data"])
+            alone = await healthy.texts_alone(client, self._models[0], self._report)
             files = self._server.open_files()
             stop = asyncio.Event()
             streams = [
-                asyncio.create_task(healthy.repeat(client, kind, alone[kind], stop, self._report))
+                asyncio.create_task(healthy.repeat(client, self._models[0], kind, alone[kind], stop, self._report))
                 for kind in healthy.KINDS
             ]
             await asyncio.gather(*(self._hostile_client() for _ in range(self._extent.clients)))
@@ -59,7 +61,7 @@ class Run:
             await asyncio.gather(*streams)
             await self._check_idle(client)
             for kind in healthy.KINDS:
-                await healthy.compare(client, kind, alone[kind], self._report)
+                await healthy.compare(client, self._models[0], kind, alone[kind], self._report)
             await asyncio.sleep(_AUDIT_S)
         self._check_process(files)
 
@@ -71,12 +73,11 @@ class Run:
             yield index
             index += 1
 
-    def _client(self, key: str) -> httpx.AsyncClient:
-        headers = {"Authorization": f"Bearer {key}"}
+    def _client(self, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self._server.url, headers=headers, timeout=_ANSWER_S)
 
     async def _hostile_client(self) -> None:
-        async with self._client(HOSTILE_KEY) as client:
+        async with self._client() as client:
             for index in self._indexes:
                 if self._server.process.poll() is not None:
                     self._report.fault(f"{self._named(index)}: the server has ended")
@@ -93,7 +94,7 @@ class Run:
         rng = Random(f"{self._extent.seed}/{index}")
         kind = rng.random()
         if kind < _ATTACKS:
-            for status in await attack(rng, self._server.port, HOSTILE_KEY):
+            for status in await attack(rng, self._server.port, rng.choice(HOSTILE_KEYS)):
                 self._count(index, status, None)
         elif kind < _ATTACKS + _LEAVES:
             await self._leave(client, rng)
@@ -101,25 +102,28 @@ class Run:
             await self._ask(client, index, rng)
 
     async def _ask(self, client: httpx.AsyncClient, index: int, rng: Random) -> None:
-        path, body = make_request(rng, self._vocab_size)
-        response = await client.post(path, content=body, headers={"Content-Type": "application/json"})
+        path, body = make_request(rng, self._vocab_size, self._models)
+        headers, opens = _keyed(rng)
+        response = await client.post(path, content=body, headers=headers)
         content_type = response.headers.get("content-type", "")
-        fault = answer_fault(response.status_code, content_type, response.content)
+        fault = answer_fault(path, response.status_code, content_type, response.content)
+        if not opens and response.status_code != 401:
+            fault = f"status {response.status_code} without a valid key"
         self._count(index, response.status_code, fault and f"{path}: {fault}")
 
     async def _leave(self, client: httpx.AsyncClient, rng: Random) -> None:
         """A client that hangs up before its answer is whole."""
-        path, body = make_request(rng, self._vocab_size)
+        path, body = make_request(rng, self._vocab_size, self._models)
         try:
             async with asyncio.timeout(rng.choice((0.0, 0.01, 0.1, 0.5))):
-                await client.post(path, content=body, headers={"Content-Type": "application/json"})
+                await client.post(path, content=body, headers=_keyed(rng)[0])
         except (TimeoutError, httpx.HTTPError):
             pass
         self._report.counts["clients that left"] += 1
 
     def _count(self, index: int, status: int, fault: str | None) -> None:
         self._report.counts[f"answers {status}"] += 1
-        if fault is None and status >= 500 and status != 503:
+        if fault is None and status >= 500 and status not in OVERLOAD:
             fault = f"status {status}"
         if fault is not None:
             self._report.fault(f"{self._named(index)}: {fault}")
@@ -150,3 +154,14 @@ class Run:
         print(f"the API process held {peak:.0f} MB at most", flush=True)
         if (status := self._server.stop()) != 0:
             self._report.fault(f"the server ended with status {status}")
+
+
+def _keyed(rng: Random) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """Headers of a request with one of the hostile keys, or rarely with none that opens; True if it opens."""
+    key = rng.choice(HOSTILE_KEYS).encode()
+    name, scheme = rng.choice(((b"authorization", b"Bearer "), (b"x-api-key", b"")))
+    headers = [(b"content-type", b"application/json")]
+    if rng.random() > _WRONG_KEYS:
+        return [*headers, (name, scheme + key)], True
+    wrong = (b"x", key[:-1], key.upper(), key + b"\xff", key + b" " + key, HEALTHY_KEY[1:].encode(), b"k" * 9000)
+    return [*headers, *((name, scheme + each) for each in rng.sample(wrong, rng.choice((0, 1))))], False

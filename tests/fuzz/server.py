@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import httpx
 from waits import child_commands
 
 HEALTHY_KEY = "healthy-client"
-HOSTILE_KEY = "hostile-client"
+HOSTILE_KEYS = ("hostile-client", "another-hostile-client", "one-more")
 _START_S = 300.0
 _STOP_S = 120.0
 _POLL_S = 0.05
@@ -25,7 +26,9 @@ _GRAVE = re.compile(
     re.IGNORECASE,
 )
 _SIZE = ("--context-length", "1024", "--max-running", "8", "--max-queued", "64", "--kv-cache-bytes", "200M")
-_OPEN = ("--allow-request-templates", "--allow-request-priority", "--embeddings", "last")
+_OPEN = (
+    *("--allow-request-templates", "--allow-request-priority", "--allow-request-keep-alive", "--embeddings", "last"),
+)
 
 
 class FuzzedServer:
@@ -83,12 +86,13 @@ class FuzzedServer:
 
 
 @contextmanager
-def fuzzed_server(model: str, folder: Path, *options: str) -> Iterator[FuzzedServer]:
-    """A ready server with two keys, and options beside those of every run; it is ended with the block."""
+def fuzzed_server(models: Sequence[str], folder: Path, *options: str) -> Iterator[FuzzedServer]:
+    """A ready server with several keys, and options beside those of every run; it is ended with the block."""
     keys, log = folder / "keys", folder / "log"
-    keys.write_text(f"{HEALTHY_KEY}\n{HOSTILE_KEY}\n", encoding="ascii")
+    keys.write_text("\n".join((HEALTHY_KEY, *HOSTILE_KEYS)), encoding="ascii")
     keys.chmod(0o600)
-    command = [sys.executable, "-m", "realizar", "serve", model, "--port", "0", "--api-key-file", str(keys)]
+    command = [sys.executable, "-m", "realizar", "serve", "--port", "0", "--api-key-file", str(keys)]
+    command += [word for model in models for word in ("--model", model)]
     with log.open("wb") as said:
         process = subprocess.Popen([*command, *_SIZE, *_OPEN, *options], stdout=subprocess.DEVNULL, stderr=said)
     server = FuzzedServer(process, log)
@@ -102,7 +106,9 @@ def fuzzed_server(model: str, folder: Path, *options: str) -> Iterator[FuzzedSer
 
 
 async def figures(client: httpx.AsyncClient) -> dict[str, float]:
-    """The server's own figures, by stem."""
+    """The server's own figures, by stem, of all models together."""
     text = (await client.get("/metrics")).text
-    found = re.findall(r"^realizar:(\w+)\{[^}]*\} ([0-9.e+-]+)$", text, re.MULTILINE)
-    return {name: float(value) for name, value in found}
+    found: Counter[str] = Counter()
+    for name, value in re.findall(r"^realizar:(\w+)\{[^}]*\} ([0-9.e+-]+)$", text, re.MULTILINE):
+        found[name] += float(value)  # type: ignore[assignment]
+    return dict(found)

@@ -11,52 +11,63 @@ import httpx
 import pytest
 
 from fuzz import healthy
-from fuzz.bodies import make_request
+from fuzz.bodies import RECORDS, make_request
 from fuzz.check_answers import answer_fault
 from fuzz.hostile_connections import ATTACKS, statuses
 from fuzz.report import Report
 
 _ERROR = {"message": "no", "type": "invalid_request_error", "param": None, "code": None}
-_EVENTS = "text/event-stream; charset=utf-8"
+_EVENTS, _LINES = "text/event-stream; charset=utf-8", "application/x-ndjson"
+_CHAT = "/v1/chat/completions"
 
 
 @pytest.mark.parametrize(
-    ("status", "content_type", "body"),
+    ("path", "status", "content_type", "body"),
     [
-        (500, "application/json", json.dumps({"error": _ERROR})),
-        (400, "text/plain", "bad request"),
-        (400, "application/json", json.dumps({"error": {**_ERROR, "message": "a\nb"}})),
-        (400, "application/json", json.dumps({"detail": "no"})),
-        (200, "application/json", "{"),
-        (200, _EVENTS, ""),
-        (200, _EVENTS, 'data: {"choices": []}\n\n'),
-        (200, _EVENTS, 'event: response.failed\ndata: {"type": "response.failed"}\n\n'),
-        (200, _EVENTS, "data: " + json.dumps({"error": {**_ERROR, "type": "server_error"}}) + "\n\n"),
+        (_CHAT, 500, "application/json", json.dumps({"error": _ERROR})),
+        (_CHAT, 400, "text/plain", "bad request"),
+        (_CHAT, 400, "application/json", json.dumps({"error": {**_ERROR, "message": "a\nb"}})),
+        (_CHAT, 400, "application/json", json.dumps({"detail": "no"})),
+        (_CHAT, 400, "application/json", json.dumps({"error": "no"})),
+        ("/api/chat", 400, "application/json", json.dumps({"error": _ERROR})),
+        ("/v1/messages", 400, "application/json", json.dumps({"error": "no"})),
+        (_CHAT, 200, "application/json", "{"),
+        (_CHAT, 200, _EVENTS, ""),
+        (_CHAT, 200, _EVENTS, 'data: {"choices": []}\n\n'),
+        (_CHAT, 200, _EVENTS, 'event: response.failed\ndata: {"type": "response.failed"}\n\n'),
+        (_CHAT, 200, _EVENTS, "data: " + json.dumps({"error": {**_ERROR, "type": "server_error"}}) + "\n\n"),
+        ("/v1/messages", 200, _EVENTS, 'event: error\ndata: {"type": "error", "error": {"type": "api_error"}}\n\n'),
+        ("/api/chat", 200, _LINES, '{"done": false}\n'),
     ],
 )
-def test_a_wrong_answer_is_a_fault(status: int, content_type: str, body: str) -> None:
-    assert answer_fault(status, content_type, body.encode()) is not None
+def test_a_wrong_answer_is_a_fault(path: str, status: int, content_type: str, body: str) -> None:
+    assert answer_fault(path, status, content_type, body.encode()) is not None
 
 
 @pytest.mark.parametrize(
-    ("status", "content_type", "body"),
+    ("path", "status", "content_type", "body"),
     [
-        (200, "application/json", '{"choices": []}'),
-        (429, "application/json", json.dumps({"error": _ERROR})),
-        (200, _EVENTS, 'data: {"choices": []}\n\ndata: [DONE]\n\n'),
-        (200, _EVENTS, "data: " + json.dumps({"error": _ERROR}) + "\n\n"),
-        (200, _EVENTS, 'event: response.completed\ndata: {"type": "response.completed"}\n\n'),
+        (_CHAT, 200, "application/json", '{"choices": []}'),
+        (_CHAT, 429, "application/json", json.dumps({"error": _ERROR})),
+        ("/v1/messages", 529, "application/json", json.dumps({"type": "error", "error": _ERROR})),
+        ("/api/chat", 404, "application/json", json.dumps({"error": "no"})),
+        (_CHAT, 200, _EVENTS, 'data: {"choices": []}\n\ndata: [DONE]\n\n'),
+        (_CHAT, 200, _EVENTS, "data: " + json.dumps({"error": _ERROR}) + "\n\n"),
+        (_CHAT, 200, _EVENTS, 'event: response.completed\ndata: {"type": "response.completed"}\n\n'),
+        ("/v1/messages", 200, _EVENTS, 'event: message_stop\ndata: {"type": "message_stop"}\n\n'),
+        ("/api/chat", 200, _LINES, '{"done": false}\n{"done": true}\n'),
     ],
 )
-def test_a_right_answer_is_none(status: int, content_type: str, body: str) -> None:
-    assert answer_fault(status, content_type, body.encode()) is None
+def test_a_right_answer_is_none(path: str, status: int, content_type: str, body: str) -> None:
+    assert answer_fault(path, status, content_type, body.encode()) is None
 
 
 def test_a_seed_says_what_is_sent() -> None:
-    sent = [make_request(Random(f"1/{index}"), 512) for index in range(300)]
-    assert sent == [make_request(Random(f"1/{index}"), 512) for index in range(300)]
-    assert len(set(sent)) > 250
-    assert {path for path, _ in sent} >= {"/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/responses"}
+    sent = [make_request(Random(f"1/{index}"), 512, ("a", "b")) for index in range(600)]
+    assert sent == [make_request(Random(f"1/{index}"), 512, ("a", "b")) for index in range(600)]
+    assert len(set(sent)) > 500
+    assert {path for path, _ in sent} == set(RECORDS)
+    assert {"/v1/messages", "/api/chat", "/v1/responses", "/v1/rerank", "/v1/score", "/api/embed"} <= set(RECORDS)
 
 
 @pytest.mark.parametrize("place", range(len(ATTACKS)))
@@ -76,7 +87,7 @@ async def _compare(events: AsyncIterator[bytes] | bytes, status: int = 200) -> l
     report = Report()
     transport = httpx.MockTransport(lambda request: httpx.Response(status, content=events))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-        await healthy.compare(client, "greedy", json.dumps({"0": "ab"}), report)
+        await healthy.compare(client, "m", "greedy", json.dumps({"0": "ab"}), report)
     return report.faults
 
 
@@ -87,7 +98,7 @@ def _event(text: str) -> bytes:
 def test_a_healthy_stream_is_compared() -> None:
     end = b"data: [DONE]\n\n"
     assert asyncio.run(_compare(_event("a") + _event("b") + end)) == []
-    assert asyncio.run(_compare(b'{"error": {}}', 429)) == []
     for wrong in (_event("a") + end, _event("ab"), _event("a") + b'data: {"error": {"message": "no"}}\n\n', b""):
         assert len(asyncio.run(_compare(wrong))) == 1
-    assert len(asyncio.run(_compare(b'{"error": {}}', 503))) == 1
+    for status in (429, 503):
+        assert len(asyncio.run(_compare(b'{"error": {}}', status))) == 1

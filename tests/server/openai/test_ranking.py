@@ -3,46 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
-from realizar.checkpoint.ggml_types import GGMLType
-from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
-from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.server.settings import ServerSettings
 from server_thread import NAME, RunningServer, ServerThread
-from tiny_model import write_tiny_model
+from tiny_model import write_reranker
 from waits import HANG_S
 
-TEMPLATE = "judge<|end|>{query}<|300|>{document}<|end|>"
 DOCUMENTS = ["a cat", "a dog that barks", "nothing", "a cat"]
-
-
-def write_reranker(path: Path, labels: list[str], template: str | None = TEMPLATE) -> np.ndarray[Any, Any]:
-    """A tiny model with a head; returns its weight, float32 [labels, hidden_size]."""
-    plain = path.with_name("plain.gguf")
-    write_tiny_model(plain)
-    checkpoint = open_checkpoint(plain)
-    size = checkpoint.tensors["token_embd.weight"].shape[-1]
-    weight = np.random.default_rng(3).standard_normal((len(labels), size)).astype(np.float32)
-    architecture = checkpoint.metadata["general.architecture"]
-    metadata = {
-        **checkpoint.metadata,
-        f"{architecture}.pooling_type": 4,
-        f"{architecture}.classifier.output_labels": labels,
-    }
-    if template is not None:
-        metadata["tokenizer.chat_template.rerank"] = template
-    tensors = [NewTensor(name, each.ggml_type, each.shape, each.data) for name, each in checkpoint.tensors.items()]
-    head = NewTensor("cls.output.weight", GGMLType.F32, weight.shape, weight.view(np.uint8).reshape(-1))
-    write_gguf(path, metadata, [*tensors, head])
-    plain.unlink()
-    return weight
 
 
 @pytest.fixture(scope="module")
