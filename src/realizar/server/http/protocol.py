@@ -8,6 +8,7 @@ from typing import cast
 
 import httptools
 import msgspec
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from realizar.server.errors import ApiError, plain_body
@@ -21,6 +22,7 @@ _MAX_WAITING = 1 << 16  # bytes of bodies of requests that wait for the answer b
 _MAX_DROPPED = 4  # bytes that are dropped after an answer, as a multiple of the largest body
 _LINGER_S = 1.0  # closing a connection while its peer writes resets it, and the peer may lose the answer
 _LAST_READ_S = 3.0  # for a peer to read its last answer, where it never confirms the end of TLS
+_CHUNKS_SINCE = "1.1"  # the version of HTTP
 _HEADER_COST = 4  # colon, space and end of line
 
 
@@ -143,10 +145,14 @@ class _BoundedProtocol(HttpToolsProtocol):
                 ApiError(400, f"the connection has more than {_MAX_PIPELINED} unanswered requests", code="pipelined")
             )
         hosts = sum(name == b"host" for name, _ in self.headers)
-        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() != "1.0"):
+        is_old = self.parser.get_http_version() < _CHUNKS_SINCE
+        if hosts > 1 or (hosts == 0 and not is_old):
             self._fail(ApiError(400, f"a request needs one Host header, not {hosts}", code="invalid_host"))
         self.table.busy(self)
+        self.expect_100_continue = self.expect_100_continue and not is_old
         super().on_headers_complete()  # raises if the target is not a valid address: the request has no cycle then
+        if is_old:
+            self.cycle.send = _UnframedAnswer(self.cycle).send  # type: ignore[method-assign]
         self._in_headers = False
         self._open = (*(cycle for cycle in self._open if not cycle.response_complete), self.cycle)
         self._read_on()
@@ -328,6 +334,28 @@ class _AnswerTransport:
 
     def __init__(self, transport: asyncio.Transport, write: Callable[[bytes], None], close: Callable[[], None]) -> None:
         self.write, self.is_closing, self.close = write, transport.is_closing, close
+
+
+class _UnframedAnswer:
+    """An answer to a peer that knows no chunks: where its length is not known, the connection's end is its end.
+
+    uvicorn closes the connection of such a peer after each answer.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle, self._send = cycle, cycle.send
+        self._is_unframed = False
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send the beginning or a part of the answer."""
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            self._is_unframed = b"content-length" not in names
+            if self._is_unframed:
+                self._cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body" and self._is_unframed:
+            self._cycle.expected_content_length = len(message.get("body", b""))
+        await self._send(message)
 
 
 def _error_bytes(fault: ApiError) -> bytes:
