@@ -141,6 +141,17 @@ def test_templates_by_name(tmp_path: Path) -> None:
     assert ChatTemplate(lone).source(None, documents) == "plain"
 
 
+def test_control_texts_need_no_copy_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of a large one takes seconds, with the interpreter's lock held."""
+    tokenizer = saved(byte_level("qwen2"), tmp_path)
+    library = pytest.importorskip("tokenizers").Tokenizer
+    monkeypatch.setattr("tokenizers.Tokenizer", lambda model: library(model))  # has no `from_str`
+    ids = tokenizer.encode("a<|im_end|>b<tool>", add_special=False, parse_special=False)
+    assert not any(tokenizer.is_special(index) for index in ids)
+    assert "<tool>" in map(tokenizer.token_text, ids), "a token that is no control token stays one"
+    assert tokenizer.decode(ids) == "a<|im_end|>b<tool>"
+
+
 def test_users_texts_stay_text(tmp_path: Path) -> None:
     tokenizer = saved(byte_level("qwen2"), tmp_path, tokenizer_config=CONFIG)
     template = ChatTemplate(tokenizer, "{{ bos_token }}{{ messages[0].content }}<|im_end|>")

@@ -137,11 +137,20 @@ class JSONTokenizer(Tokenizer):
     @functools.cached_property
     def _literal(self) -> LibraryTokenizer:
         """The library's tokenizer with control tokens as text. The library keeps this setting in the tokenizer, and
-        changing it would make other threads' short texts wait for a long one.
+        changing it would make other threads' short texts wait for a long one. The model is shared: a copy of a large
+        one would take seconds, with the interpreter's lock held.
         """
         from tokenizers import Tokenizer as LibraryTokenizer
 
-        literal = LibraryTokenizer.from_str(self._library.to_str())
+        literal = LibraryTokenizer(self._library.model)
+        if self._library.normalizer is not None:
+            literal.normalizer = self._library.normalizer
+        if self._library.pre_tokenizer is not None:
+            literal.pre_tokenizer = self._library.pre_tokenizer
+        added = self._library.get_added_tokens_decoder()
+        literal.add_tokens([added[index] for index in sorted(added)])
+        if {index: token.content for index, token in literal.get_added_tokens_decoder().items()} != self._added:
+            literal = LibraryTokenizer.from_str(self._library.to_str())  # it numbered them in another order
         literal.encode_special_tokens = True
         return literal
 

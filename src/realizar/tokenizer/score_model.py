@@ -1,25 +1,30 @@
-"""Encoding of text to token ids by SentencePiece's byte-pair vocabularies with scores (`llama`)."""
+"""Encoding of text to token ids by SentencePiece's byte-pair vocabularies with scores (`llama`).
+
+SentencePiece merges, again and again, the neighbours whose joint token has the highest score, the leftmost of equals. A
+merge makes a token, so it never joins two characters that no token has side by side. A text is cut there, into pieces
+of a word or less, which are merged by themselves and remembered. A vocabulary of a quarter of a million tokens is ready
+in a tenth of a second; the tokenizers library takes a second or more to build it, and holds the interpreter's lock.
+"""
 
 from __future__ import annotations
 
-import re
-import threading
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.errors import TokenizerError
-from realizar.tokenizer.score_merges import merge_by_score, ranked_merges
 from realizar.tokenizer.special_tokens import SpecialTokens
-from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, Encode, library_encoder
+from realizar.tokenizer.tokenizers_models import BYTE_TOKENS, SPACE, Encode
 from realizar.tokenizer.vocabulary import TokenType, Vocabulary
 
-# For vocabularies above this size the part for Latin text is built first.
-_LARGE_VOCABULARY = 100_000
-_LATIN_CHARACTERS = f"\0-\xff\u2010-\u2026{SPACE}"
-_LATIN = re.compile(f"[{_LATIN_CHARACTERS}]*")
-_NUM_CODES = 0x110000
+_KEPT_PIECES = 1 << 15
+_LONGEST_KEPT = 64
+_TABLE_BITS = 22
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_CODE_BITS = np.uint64(21)
 
 
 def by_score(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
@@ -32,113 +37,106 @@ def by_score(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
     mergeable = np.isin(special.types, (TokenType.NORMAL, TokenType.UNUSED))
     for index in np.flatnonzero(special.types == TokenType.USER_DEFINED).tolist():
         mergeable[index] = SPACE in vocabulary.tokens[index]
-    unknown = special.ids.get("unknown")
-    if any(token not in vocabulary.ids for token in BYTE_TOKENS) and unknown is None:
+    ids, unknown = vocabulary.ids, special.ids.get("unknown")
+    has_bytes = all(token in ids for token in BYTE_TOKENS)
+    if not has_bytes and unknown is None:
         raise TokenizerError(f"{vocabulary.path}: the vocabulary has neither all bytes nor an unknown token")
-    lone = _lone_characters(vocabulary, mergeable)
-    tokens = [*vocabulary.tokens, *lone]
-    scores = np.concatenate([vocabulary.scores, np.zeros(len(lone), np.float32)])
-    mergeable = np.concatenate([mergeable, np.zeros(len(lone), np.bool_)])
-    unknown_text = None if unknown is None else vocabulary.tokens[unknown]
-
-    def build(kept: NDArray[np.int64]) -> Encode:
-        texts = [tokens[index] for index in kept.tolist()]
-        ids = dict(zip(texts, kept.tolist(), strict=True))
-        merges = ranked_merges(texts, scores[kept], mergeable[kept])
-        if merges is None:
-            return _merged_here(ids, scores.tolist(), mergeable, unknown)
-        return _merged_by_library(ids, merges, unknown_text)
-
-    everything = np.arange(len(tokens))
-    large = len(tokens) > _LARGE_VOCABULARY
-    encode = _InTwoParts(build, everything[_is_latin(tokens)], everything) if large else build(everything)
-    return _spelled_out(encode, lone, len(vocabulary.tokens), vocabulary.ids, unknown) if lone else encode
-
-
-def _merged_by_library(ids: dict[str, int], merges: Sequence[tuple[str, str]], unknown: str | None) -> Encode:
-    from tokenizers import Tokenizer, models
-
-    return library_encoder(
-        Tokenizer(models.BPE(vocab=ids, merges=merges, byte_fallback=True, unk_token=unknown, fuse_unk=True))
+    places = np.flatnonzero(mergeable)
+    costs = dict(
+        zip(map(vocabulary.tokens.__getitem__, places.tolist()), (-vocabulary.scores[places]).tolist(), strict=True)
     )
+    neighbours = _Neighbours(list(costs))
 
+    def merged(piece: str) -> list[int]:
+        found: list[int] = []
+        for token in merge_by_score(piece, costs):
+            index = ids.get(token)
+            found.extend(_spelled(token, ids, unknown) if index is None else (index,))
+        return found
 
-def _merged_here(
-    ids: Mapping[str, int], scores: Sequence[float], mergeable: NDArray[np.bool_], unknown: int | None
-) -> Encode:
-    """Make an encoding without the library, for vocabularies in which different tokens have equal scores."""
-    allowed = {token: index for token, index in ids.items() if mergeable[index]}
+    kept = functools.lru_cache(maxsize=_KEPT_PIECES)(merged)
 
     def encode(text: str) -> list[int]:
         found: list[int] = []
-        for piece in merge_by_score(text, allowed, scores):
-            if piece in ids:
-                found.append(ids[piece])
-            else:
-                found.extend(_as_bytes(piece, ids, unknown))
-        return found
+        for piece in neighbours.cut(text):
+            found.extend(kept(piece) if len(piece) <= _LONGEST_KEPT else merged(piece))
+        return found if has_bytes else _fused(found, unknown)
 
     return encode
 
 
-def _lone_characters(vocabulary: Vocabulary, mergeable: NDArray[np.bool_]) -> list[str]:
-    """Characters that occur in tokens and are not tokens themselves; they get ids above the vocabulary.
+def merge_by_score(text: str, costs: Mapping[str, float]) -> list[str]:
+    """The pieces of `text`, merged in order of cost: tokens, or single characters outside the vocabulary.
 
-    Merging starts from all characters, while the library merges only tokens.
+    Args:
+        costs: the negated score of each token that a merge may make.
     """
-    used = [vocabulary.tokens[index] for index in np.flatnonzero(mergeable).tolist()]
-    seen = np.zeros(_NUM_CODES, np.bool_)
-    seen[_codes(used)] = True
-    return [chr(code) for code in np.flatnonzero(seen).tolist() if chr(code) not in vocabulary.ids]
+    pieces = list(text)
+    following = list(range(1, len(pieces) + 1))
+    preceding = list(range(-1, len(pieces) - 1))
+    queue: list[tuple[float, int, int, int]] = []
+
+    def consider(left: int, right: int) -> None:
+        if left >= 0 and right < len(pieces):
+            cost = costs.get(pieces[left] + pieces[right])
+            if cost is not None:
+                heapq.heappush(queue, (cost, left, right, len(pieces[left]) + len(pieces[right])))
+
+    for left in range(len(pieces) - 1):
+        consider(left, left + 1)
+    while queue:
+        _, left, right, size = heapq.heappop(queue)
+        if not pieces[left] or not pieces[right] or len(pieces[left]) + len(pieces[right]) != size:
+            continue  # one of the two has been merged since
+        pieces[left] += pieces[right]
+        pieces[right] = ""
+        following[left] = following[right]
+        if following[left] < len(pieces):
+            preceding[following[left]] = left
+        consider(preceding[left], left)
+        consider(left, following[left])
+    return [piece for piece in pieces if piece]
 
 
-def _spelled_out(
-    encode: Encode, lone: Sequence[str], count: int, ids: Mapping[str, int], unknown: int | None
-) -> Encode:
-    """Replace ids above the vocabulary, of characters that were not merged, by bytes."""
-    bytes_of = [_as_bytes(character, ids, unknown) for character in lone]
-    return lambda text: [
-        part for index in encode(text) for part in (bytes_of[index - count] if index >= count else (index,))
-    ]
+class _Neighbours:
+    """Knows which characters stand side by side in a token, by a table of hashes.
+
+    Pairs that share a hash with one of these count as such too, which leaves a text in larger pieces, and as right.
+    """
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        ends = np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)))
+        hashes = _pair_hashes("".join(tokens))
+        within = np.ones(len(hashes), np.bool_)
+        within[ends[:-1] - 1] = False  # the last character of a token, and the first of the next one
+        self._known = np.zeros(1 << _TABLE_BITS, np.bool_)
+        self._known[hashes[within]] = True
+
+    def cut(self, text: str) -> Iterator[str]:
+        """The text in order, cut where no merge can join."""
+        start = 0
+        for end in (np.flatnonzero(~self._known[_pair_hashes(text)]) + 1).tolist():
+            yield text[start:end]
+            start = end
+        if start < len(text):
+            yield text[start:]
 
 
-def _as_bytes(character: str, ids: Mapping[str, int], unknown: int | None) -> list[int]:
+def _pair_hashes(text: str) -> NDArray[np.uint64]:
+    """uint64 [characters - 1]: a hash of each character with the next one."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
+    pairs = (codes[:-1] << _CODE_BITS) | codes[1:]
+    hashes: NDArray[np.uint64] = (pairs * _BASE) >> np.uint64(64 - _TABLE_BITS)
+    return hashes
+
+
+def _spelled(character: str, ids: Mapping[str, int], unknown: int | None) -> list[int]:
+    """A character outside the vocabulary as its bytes, or as the unknown token where one of them is missing."""
     found = [ids.get(BYTE_TOKENS[byte], unknown) for byte in character.encode()]
-    return [index for index in found if index is not None]
+    known = [index for index in found if index is not None]
+    return [unknown] if unknown is not None and unknown in known else known
 
 
-class _InTwoParts:
-    """Builds the vocabulary's part for Latin text now, and the whole vocabulary when a text needs it.
-
-    Merging makes only tokens that consist of the text's own characters, so the other tokens can be omitted. A quarter
-    of a million tokens take a second to build, which is half of the time until the first answer.
-    """
-
-    def __init__(
-        self, build: Callable[[NDArray[np.int64]], Encode], latin: NDArray[np.int64], everything: NDArray[np.int64]
-    ) -> None:
-        self._build, self._everything = build, everything
-        self._lock = threading.Lock()
-        self._encode = build(latin)
-        self._complete = False
-
-    def __call__(self, text: str) -> list[int]:
-        if not self._complete and not _LATIN.fullmatch(text):
-            with self._lock:
-                if not self._complete:
-                    self._encode = self._build(self._everything)
-                    self._complete = True
-        return self._encode(text)
-
-
-def _is_latin(tokens: Sequence[str]) -> NDArray[np.bool_]:
-    """bool [tokens]: True for tokens that match `_LATIN`."""
-    allowed = np.zeros(_NUM_CODES, np.bool_)
-    allowed[[code for code in range(0x3000) if _LATIN.fullmatch(chr(code))]] = True
-    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-    latin: NDArray[np.bool_] = np.logical_and.reduceat(allowed[_codes(tokens)], np.cumsum(lengths) - lengths)
-    return latin
-
-
-def _codes(tokens: Sequence[str]) -> NDArray[np.uint32]:
-    return np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), np.uint32)
+def _fused(found: list[int], unknown: int | None) -> list[int]:
+    """The ids with one unknown token for several in a row."""
+    return [index for place, index in enumerate(found) if index != unknown or not place or found[place - 1] != unknown]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.tokenizer.load import load_tokenizer
-from realizar.tokenizer.score_merges import merge_by_score, ranked_merges
+from realizar.tokenizer.score_model import _Neighbours, merge_by_score
 from realizar.tokenizer.tokenizer import Tokenizer
 from realizar.tokenizer.vocabulary import TokenType
 
@@ -85,34 +86,40 @@ def test_equal_scores(scores: dict[str, float], text: str) -> None:
 
 
 @given(st.integers(1, 60))
-def test_runs_that_share_a_score_are_ranked(size: int) -> None:
+def test_runs_that_share_a_score(size: int) -> None:
     scores = {"▁" * length: -1e9 for length in range(2, 17)} | {"▁": -1e9, "a": -1.0, "▁a": -2.0}
-    tokens = list(scores)
-    values = np.array(list(scores.values()), np.float32)
-    assert ranked_merges(tokens, values, np.ones(len(tokens), np.bool_)) is not None
     tokenizer = build(scores)
     text = " " * size + "a"
     assert tokenizer.encode(text, add_special=False) == expected_ids(tokenizer, text, scores)
 
 
-def test_ties_of_different_tokens_are_not_ranked() -> None:
-    tokens = ["a", "b", "ab", "ba"]
-    assert ranked_merges(tokens, np.zeros(4, np.float32), np.ones(4, np.bool_)) is None
-    assert merge_by_score("bab", {token: place for place, token in enumerate(tokens)}, [0.0] * 4) == ["ba", "b"]
+def test_the_leftmost_of_equals_is_merged() -> None:
+    assert merge_by_score("bab", {"a": 0.0, "b": 0.0, "ab": 0.0, "ba": 0.0}) == ["ba", "b"]
 
 
-def test_large_vocabulary_in_two_parts() -> None:
-    """Above 100,000 tokens the part for Latin text is built first; the ids are the same."""
-    syllables = [a + b + c for a in "bcdfghjklmnpqrstvwxz" for b in "aeiou" for c in "bcdfghjklmnpqrstvwxz"]
-    pieces = [*"abcdefghijklmnopqrstuvwxyz日本語", *syllables]
-    pieces += [a + b for a in syllables[:320] for b in syllables[:320]]
-    pieces += ["日本", "日本語", "a日", *(s[:2] for s in syllables[::20])]
-    pieces = list(dict.fromkeys(pieces))
-    assert len(pieces) > 100_000
-    scores = {piece: -float(place) for place, piece in enumerate(pieces)}
-    tokenizer = build(scores)
-    for text in ("babbabdobbab", "xyz", "a日本語bab", "babbab", "🙂bab"):
-        assert tokenizer.encode(text, add_special=False) == expected_ids(tokenizer, text, scores)
+@given(st.text("ab일本🙂\n", max_size=30))
+def test_a_text_is_cut_where_no_token_has_both_characters(text: str) -> None:
+    tokens = ["ab", "b일", "일本", "aaa", "🙂"]
+    pieces = list(_Neighbours(tokens).cut(text))
+    assert "".join(pieces) == text
+    joined = {token[place : place + 2] for token in tokens for place in range(len(token) - 1)}
+    assert all(pair in joined for piece in pieces for pair in map("".join, pairwise(piece)))
+    assert not any(one[-1] + other[0] in joined for one, other in pairwise(pieces))
+
+
+@pytest.mark.parametrize("text", ["a", "é", "aéé🙂a", "éa é"])
+def test_characters_that_a_vocabulary_without_bytes_lacks(text: str) -> None:
+    """Several in a row are one unknown token, as in SentencePiece."""
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "a", "▁"],
+        "tokenizer.ggml.scores": np.zeros(5, np.float32),
+        "tokenizer.ggml.token_type": np.array([2, 3, 3, 1, 1], np.int32),
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    tokenizer = load_tokenizer(Checkpoint(Path("made-up.gguf"), "gguf", metadata, {}))
+    expected = {"a": [3], "é": [0], "aéé🙂a": [3, 0, 3], "éa é": [0, 3, 4, 0]}[text]
+    assert tokenizer.encode(text, add_special=False) == expected
 
 
 @pytest.mark.parametrize("prefix", [True, False])
