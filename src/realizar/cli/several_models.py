@@ -191,7 +191,11 @@ def _find(models: Sequence[str], options: SeveralModelsOptions, report: Callable
 
     found: dict[str, _Found] = {}
     listed = [(default_name(model), model, True) for model in models]
-    listed += [(default_name(str(path)), str(path), False) for path in options.in_folder()]
+    for path in map(str, options.in_folder()):
+        try:
+            listed.append((default_name(path), path, False))
+        except InvalidRequestError as error:
+            report(f"warning: a model is left out: {error}")
     taken = {name for name, _, _ in listed}
     listed += [(name, path, False) for name, path in _pulled_before(options) if name not in taken]
     for name, model, named in listed:

@@ -89,9 +89,16 @@ def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
-def divided_frequencies(base: float, size: int, divisors: NDArray[np.float32]) -> Frequencies:
-    """Each frequency divided by its own factor, [size / 2]: longrope, and the `rope_freqs` tensor of GGUF files."""
-    return np.float32(1) / (divisors.astype(np.float32) * _powers(base, size))
+def divided_frequencies(
+    base: float, size: int, divisors: NDArray[np.float32], factor: float = 1.0
+) -> Frequencies:  # fmt: skip
+    """Each frequency divided by its own divisor, [size / 2], and by `factor`: longrope, and `rope_freqs` of GGUF files.
+
+    Products beyond float32 are infinite: such a dimension does not rotate.
+    """
+    with np.errstate(over="ignore"):
+        divided = divisors.astype(np.float32) * np.float32(factor) * _powers(base, size)
+    return np.float32(1) / divided
 
 
 def longrope_magnitude(factor: float, original_context: int) -> float:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.dimensions import MAX_CONTEXT, Dimensions
-from realizar.models.hyper_parameters import HyperParameters
+from realizar.models.hyper_parameters import MIN_NUMBER, HyperParameters
 from realizar.models.parts import QueryGrowth, Rope
 from realizar.models.rope import (
     Frequencies,
@@ -145,7 +145,7 @@ def _read_gguf(
         raise hparams.unsupported("rope.scaling.type", None, kind)
     linear = factor if factor is not None and kind != "none" else 1.0
     if divisors is not None:
-        return make_rope(divided_frequencies(base, size, divisors * np.float32(linear)), pairing, magnitude)
+        return make_rope(divided_frequencies(base, size, divisors, linear), pairing, magnitude)
     return make_rope(linear_frequencies(base, size, linear), pairing, magnitude)
 
 
@@ -174,11 +174,12 @@ def _factor_tensor(hparams: HyperParameters, name: str, count: int) -> NDArray[n
         found = f"{tensor.type_name} {tensor.shape}"
         raise CheckpointError(tensor.path, f"tensor '{name}'", f"expected {count} F32 values, found {found}")
     values = np.frombuffer(tensor.data.tobytes(), dtype="<f4")
-    return _checked_divisors(values, CheckpointError(tensor.path, f"tensor '{name}'", "a divisor is not positive"))
+    reason = f"a divisor is not a number of at least {MIN_NUMBER:g}"
+    return _checked_divisors(values, CheckpointError(tensor.path, f"tensor '{name}'", reason))
 
 
 def _checked_divisors(values: NDArray[np.float32], error: CheckpointError) -> NDArray[np.float32]:
-    if not (np.isfinite(values).all() and (values > 0).all()):
+    if not (np.isfinite(values).all() and (values >= MIN_NUMBER).all()):
         raise error
     return values
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from realizar.config import EngineConfig
+from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.process import main as process
 from realizar.engine.process.loop import EngineLoop
 from realizar.engine.process.main import EngineProcess
@@ -92,6 +93,17 @@ def test_any_error_of_the_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(events[-1], Failed)
     assert events[-1].error.kind == "EngineDeadError"
     assert "ZeroDivisionError" in events[-1].error.message
+
+
+def test_memory_that_does_not_suffice_for_a_load_is_no_fault_of_the_program(caplog: pytest.LogCaptureFixture) -> None:
+    def load() -> EngineCore:
+        raise MemoryError("Unable to allocate 8.00 GiB")
+
+    events: list[Event] = []
+    EngineLoop(events.append).run(load)
+    assert isinstance(events[-1], Failed)
+    assert (events[-1].error.kind, "8.00 GiB" in events[-1].error.message) == ("CapacityError", True)
+    assert "Traceback" not in caplog.text
 
 
 def test_a_request_that_can_not_be_queued_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:

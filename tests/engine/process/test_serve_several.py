@@ -23,10 +23,11 @@ CONFIG = EngineConfig(context_length=512, kv_cache_bytes=4_000_000, max_running=
 
 @pytest.fixture(scope="module")
 def folder(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three models of the same weights, and a file that is none."""
+    """Three models of the same weights, one whose name is no text, and a file that is none."""
     folder = tmp_path_factory.mktemp("several")
     for name in ("one", "two", "three"):
         copyfile(tiny, folder / f"{name}.gguf")
+    copyfile(tiny, folder / os.fsdecode(b"caf\xe9.gguf"))
     (folder / "torn.gguf").write_bytes(tiny.read_bytes()[:300])
     return folder
 
@@ -45,6 +46,7 @@ def test_models_take_turns_die_alone_and_are_loaded_again(folder: Path) -> None:
     memory = str(load.num_bytes * 5 // 2)  # two fit
     with serving("--model-folder", folder, "--memory", memory, *OPTIONS) as server:
         url = server.wait_ready()
+        server.wait_line("warning: a model is left out: .*not UTF-8 text")
         server.wait_line("warning: torn is left out: .*torn.gguf")
         assert states(url) == {"one": "known", "three": "known", "two": "known"}
         assert child_pids(server.process.pid) == []

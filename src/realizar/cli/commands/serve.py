@@ -227,11 +227,12 @@ def _prepare(
     from realizar.server.models.names import default_name
     from realizar.server.served_model import make_served_model
 
+    own_name = default_name(model)
     with download_progress() as fetching:
         checkpoint = find_checkpoint(model, fetching)
     served = make_served_model(
         checkpoint,
-        server.served_model_name or (default_name(model),),
+        server.served_model_name or (own_name,),
         config.context_length or build_spec(checkpoint).context_length,
         _sampling_of(server, sampling, checkpoint),
         template,

@@ -41,7 +41,7 @@ from realizar.engine.process.messages import (
     WatchKeys,
     record_error,
 )
-from realizar.errors import DeviceLostError, EngineDeadError, EngineUnavailableError, RealizarError
+from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, EngineUnavailableError, RealizarError
 from realizar.outputs import PromptProgress, TokenOutput
 from realizar.step_deltas import StepDeltas
 
@@ -110,7 +110,9 @@ class EngineLoop:
         try:
             core = load()
         except Exception as error:  # noqa: BLE001 - the waiting clients must learn of any error
-            if not isinstance(error, RealizarError):
+            if isinstance(error, MemoryError):
+                error = CapacityError(f"the machine's memory did not suffice while the model was loaded: {error}")
+            elif not isinstance(error, RealizarError):
                 _LOG.exception("loading failed")
             self._report(Failed(record_error(error)))
             return

@@ -7,14 +7,21 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from realizar.errors import EngineUnavailableError
+from realizar.errors import EngineUnavailableError, InvalidRequestError
 from realizar.server.errors import ApiError, cleaned, refused
 
 
 def default_name(model: str) -> str:
-    """The API's name of a model: a hub name as it is, or the last part of a path, without this machine's folders."""
+    """The API's name of a model: a hub name as it is, or the last part of a path, without this machine's folders.
+
+    Raises:
+        InvalidRequestError: the path is not UTF-8 text, which names in JSON are.
+    """
     path = Path(model)
-    return path.resolve().name.removesuffix(".gguf") if path.exists() else model
+    name = path.resolve().name.removesuffix(".gguf") if path.exists() else model
+    if any("\ud800" <= character <= "\udfff" for character in model + name):
+        raise InvalidRequestError(f"the model's path {model!a} is not UTF-8 text, and can't be served", "model")
+    return name
 
 
 def shown_fault(error: Exception) -> str:
