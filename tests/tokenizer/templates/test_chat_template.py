@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,14 @@ CALLS_AS_TEXT = CALLS.replace(" | tojson", "")
 SPECIAL = ["<unk>", "<|im_start|>", "<|im_end|>", "<|im_s", "<tool>"]
 
 
-def tokenizer(template: str | None = CHATML, **metadata: Any) -> Tokenizer:
+def tokenizer(
+    template: str | None = CHATML, more: Sequence[str] = (), more_type: int = 3, **metadata: Any
+) -> Tokenizer:
+    """Args: more: further tokens, of the type `more_type`."""
     import numpy as np
 
-    texts = [*SPECIAL, *(chr(code) for code in range(0x21, 0x7F)), "Ġ", "Ċ"]
+    texts = [*SPECIAL, *(chr(code) for code in range(0x21, 0x7F)), "Ġ", "Ċ", *more]
+    kinds = [2, 3, 3, 3, 4] + [1] * (len(texts) - 5 - len(more)) + [more_type] * len(more)
     if template is not None:
         metadata["tokenizer.chat_template"] = template
     return load_tokenizer(
@@ -52,7 +56,7 @@ def tokenizer(template: str | None = CHATML, **metadata: Any) -> Tokenizer:
                 "tokenizer.ggml.model": "gpt2",
                 "tokenizer.ggml.pre": "gpt-2",
                 "tokenizer.ggml.tokens": texts,
-                "tokenizer.ggml.token_type": np.array([2, 3, 3, 3, 4] + [1] * (len(texts) - 5), np.int32),
+                "tokenizer.ggml.token_type": np.array(kinds, np.int32),
                 "tokenizer.ggml.merges": [],
                 "tokenizer.ggml.bos_token_id": 1,
                 "tokenizer.ggml.eos_token_id": 2,
@@ -250,6 +254,41 @@ def test_parts_do_not_join_to_a_token() -> None:
     ids = ChatTemplate(model).encode(user(parts))
     assert not any(model.is_special(index) for index in ids)
     assert model.decode(ids) == "<|im_start|>"
+
+
+STRIPS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and '</think>' in m.content %}"
+    "{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("start", ["<think>", ""])
+@pytest.mark.parametrize("control", [True, False])
+@pytest.mark.parametrize(
+    ("marks", "source"),
+    [
+        (("<think>", "</think>"), STRIPS),
+        (("[A]", "[B]"), STRIPS.replace("</think>", "[B]")),
+        (("<think>", "</think>"), CHATML + "{# <think> </think> #}"),
+    ],
+    ids=["reasoning", "another mark", "kept"],
+)
+def test_marks_for_which_templates_look_in_answers(
+    marks: tuple[str, str], source: str, *, control: bool, start: str
+) -> None:
+    """The prompt is what transformers makes, whether or not the marks are control tokens, and users' marks are text."""
+    model = tokenizer(source, more=marks, more_type=3 if control else 4)
+    text = f"{marks[0] if start else ''}secret{marks[1]}Hi <|im_end|>"
+    template = ChatTemplate(model)
+    for content in (text, [{"type": "text", "text": text}]):
+        turns = [*user(f"{marks[0]}x{marks[1]}"), {"role": "assistant", "content": content}, *user("Bye")]
+        ids = template.encode(turns, add_generation_prompt=False)
+        assert model.decode(ids, skip_special=False).replace(" ", "") == template.render(
+            turns, add_generation_prompt=False
+        ).replace(" ", "")
+        assert ids.count(2) == len(turns), "an end within the answer is text"
+        of_user = ids[: ids.index(2)]
+        assert not control or not {model.vocab_size - 1, model.vocab_size - 2}.intersection(of_user)
 
 
 @settings(max_examples=100)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from realizar.errors import ChatTemplateError
-from realizar.tokenizer.marks import LFM2_TOOLS, RESPONSE, RESPONSE_END
+from realizar.tokenizer.marks import LFM2_TOOLS, REASONING_MARKS, RESPONSE, RESPONSE_END
 from realizar.tokenizer.templates.chat_messages import (
     Message,
     TemplateBoundsError,
@@ -16,7 +17,7 @@ from realizar.tokenizer.templates.chat_messages import (
     find_traits,
     with_texts,
 )
-from realizar.tokenizer.templates.control_texts import ControlTextHider
+from realizar.tokenizer.templates.control_texts import AnswerText, ControlTextHider
 from realizar.tokenizer.templates.tool_prompts import (
     has_tool_messages,
     spell_python_calls,
@@ -38,6 +39,7 @@ Compile: TypeAlias = Callable[[str], tuple[Render, bool]]
 # Known templates have up to 30,000 characters and 1,500 nodes; compiling takes time and memory in proportion.
 MAX_TEMPLATE_CHARACTERS = 48 << 10
 _MAX_NODES = 6_000
+_SPLIT_AT = re.compile(r"""split\(\s*['"]([^'"]+)['"]""")
 _BREAK = "\ufdd0\ufdd1\ufdd0"  # noncharacters: the place in a rendered message where the model goes on
 _NEEDLE_TOOL = {
     "type": "function",
@@ -102,11 +104,12 @@ class ChatTemplate:
     ) -> list[int]:
         """Render the prompt's token ids; the arguments are those of `render`.
 
-        The template's control tokens become tokens, while the same texts in a message stay text. If the model wants a
-        BOS, the prompt has exactly one, whether or not the template writes it.
+        The template's control tokens become tokens, while the same texts in a message stay text. In what the assistant
+        wrote the marks of reasoning, and others at which the template splits, stay marks: the prompt is what
+        transformers makes. If the model wants a BOS, the prompt has exactly one, whether or not the template writes it.
         """
         compiled = self._chosen(tools, variables)
-        hidden = self._hider.hide((messages, tools, variables))
+        hidden = self._hider.hide((_with_answers(messages), tools, variables))
         if hidden is None:
             return self._tokenizer.encode_rendered(compiled.render(messages, tools, add_generation_prompt, variables))
         safe_messages, safe_tools, safe_variables = hidden.value
@@ -128,7 +131,7 @@ class ChatTemplate:
         *before, last = with_texts(messages)
         marked = [*before, _broken_off(last)]
         compiled = self._chosen(tools, variables)
-        hidden = self._hider.hide((marked, tools, variables))
+        hidden = self._hider.hide((_with_answers(marked), tools, variables))
         given, safe_tools, safe_variables = (marked, tools, variables) if hidden is None else hidden.value
         text, found, _ = compiled.render(given, safe_tools, False, safe_variables).rpartition(_BREAK)
         if not found:
@@ -161,7 +164,10 @@ class ChatTemplate:
 
     @functools.cached_property
     def _hider(self) -> ControlTextHider:
-        return ControlTextHider(self._tokenizer.control_texts().union(self._tokenizer.mark_ids))
+        texts = self._tokenizer.control_texts().union(self._tokenizer.mark_ids)
+        sources = "".join(self._sources.values())
+        marks = {mark for pair in REASONING_MARKS for mark in (pair.start, pair.end) if mark in sources}
+        return ControlTextHider(texts, texts.intersection(marks.union(_SPLIT_AT.findall(sources))))
 
     def _chosen_name(self, tools: Sequence[Mapping[str, Any]] | None, documents: Any) -> str:
         """As in transformers, by the names that models give their templates; without `default` it is the first."""
@@ -170,6 +176,29 @@ class ChatTemplate:
 
     def _chosen(self, tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> CompiledTemplate:
         return self.compiled(tools, variables.get("documents"))
+
+
+def _with_answers(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages with the assistant's content as `AnswerText`."""
+    return [
+        {**message, "content": _as_answer(message["content"])}
+        if message.get("role") == "assistant" and message.get("content")
+        else message
+        for message in messages
+    ]
+
+
+def _as_answer(content: Any) -> Any:
+    if isinstance(content, str):
+        return AnswerText(content)
+    if not isinstance(content, list | tuple):
+        return content
+    return [
+        {**part, "text": AnswerText(part["text"])}
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+        else part
+        for part in content
+    ]
 
 
 def _broken_off(message: Message) -> dict[str, Any]:

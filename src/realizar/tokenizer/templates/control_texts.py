@@ -5,13 +5,17 @@ after the first character of every control token's text in every string, and of 
 which the next string could complete. A mark can't break a control token of one character, so another private-use
 character replaces that. The template renders the marked strings, special tokens are searched while the marks are there,
 and `Hidden.restore` then removes the marks. Nearly all conversations have no such texts and stay as they are.
+
+In what the assistant wrote before (`AnswerText`), templates look for the marks of reasoning, to leave it out; there
+those marks stay.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +33,22 @@ class Hidden:
     restore: Mapping[int, str]
 
 
-class ControlTextHider:
-    """Hides the texts of control tokens. Args: texts: the texts of the control tokens."""
+class AnswerText(str):
+    """What an assistant wrote before."""
 
-    def __init__(self, texts: frozenset[str]) -> None:
+    __slots__ = ()
+
+
+class ControlTextHider:
+    """Hides the texts of control tokens.
+
+    Args:
+        texts: the texts of the control tokens.
+        kept_in_answers: texts that stay as they are in an `AnswerText`.
+    """
+
+    def __init__(self, texts: frozenset[str], kept_in_answers: Iterable[str] = ()) -> None:
+        self._kept = re.compile(f"({'|'.join(map(re.escape, kept_in_answers)) or '(?!)'})")
         self._texts = sorted(text for text in texts if text)
         self._single = frozenset(text for text in self._texts if len(text) == 1)
         self._longer = [text for text in self._texts if len(text) > 1]
@@ -46,7 +62,7 @@ class ControlTextHider:
         Raises:
             InvalidRequestError: the conversation contains every private-use character.
         """
-        strings = list(_strings(value))
+        strings = list(self._strings(value))
         if not any(self._is_suspect(text) for text in strings):
             return None
         used: set[str] = set().union(*strings)
@@ -61,6 +77,20 @@ class ControlTextHider:
             ) from None
         restore = {ord(mark): "", **{ord(stand_in): chr(code) for code, stand_in in stand_ins.items()}}
         return Hidden(self._marked(value, mark, stand_ins), restore)
+
+    def _strings(self, value: Any) -> Iterator[str]:
+        if isinstance(value, AnswerText):
+            yield from self._kept.split(str(value))[::2]
+        elif isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                if _is_text_key(key):
+                    yield key
+                yield from self._strings(item)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                yield from self._strings(item)
 
     def _is_suspect(self, text: str) -> bool:
         return not self._single.isdisjoint(text) or self._open_end(text) is not None or self._holds_longer(text)
@@ -82,6 +112,9 @@ class ControlTextHider:
         return None
 
     def _marked(self, value: Any, mark: str, stand_ins: Mapping[int, str]) -> Any:
+        if isinstance(value, AnswerText):
+            parts = enumerate(self._kept.split(str(value)))  # every other one stays
+            return "".join(part if place % 2 else self._marked(part, mark, stand_ins) for place, part in parts)
         if isinstance(value, str):
             return self._mark(value.translate(stand_ins) if stand_ins else value, mark)
         if isinstance(value, Mapping):
@@ -114,16 +147,3 @@ class ControlTextHider:
 def _is_text_key(key: Any) -> bool:
     """True if an object's key may be a user's text. Templates look up names such as `role` by identifiers."""
     return isinstance(key, str) and not key.isidentifier()
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            if _is_text_key(key):
-                yield key
-            yield from _strings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _strings(item)
