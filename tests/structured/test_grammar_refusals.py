@@ -48,7 +48,7 @@ def deep(levels: int) -> dict[str, Any]:
         ({"$dynamicRef": "#x"}, "dynamicRef"),
         ({"type": "object", "properties": {"a": {"not": {}}}}, "not"),
         ({"type": "string", "format": "nonsense"}, "format"),
-        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "two of its schemas; use anyOf$"),
         ({"type": "object", "properties": {"a": {}}, "minProperties": 3}, "Properties"),
         ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
         ({"type": "string", "pattern": r"(a)\1"}, "backreferences"),

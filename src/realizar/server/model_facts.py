@@ -33,6 +33,7 @@ class ModelFacts:
         quantization: as the file's name states it, else the element type that has the most bytes.
         size_bytes: of all tensors. modified_s: Unix time of the last change.
         digest: SHA-256 in hexadecimal of names, sizes and times of the files: another value after any change.
+        license: as the file's metadata name it; empty where they do not.
         template: the chat template, or None. tools, reasoning: True if it has them.
         fills_in: True if its vocabulary has marks of a text with a hole; False where it was not read.
         ranks: True for a reranker.
@@ -48,6 +49,7 @@ class ModelFacts:
     size_bytes: int = 0
     modified_s: float = 0.0
     digest: str = hashlib.sha256().hexdigest()
+    license: str = ""
     template: str | None = None
     tools: bool = False
     reasoning: bool = False
@@ -84,6 +86,7 @@ def read_facts(checkpoint: Checkpoint, chat_template: str | None = None) -> Mode
         size_bytes=checkpoint.size_bytes,
         modified_s=modified_s,
         digest=digest,
+        license=_license(checkpoint),
         template=template,
         tools=tools,
         reasoning=reasoning,
@@ -107,6 +110,11 @@ def _quantization(checkpoint: Checkpoint) -> str:
     for tensor in checkpoint.tensors.values():
         sizes[tensor.type_name] += tensor.size_bytes
     return sizes.most_common(1)[0][0] if sizes else _UNKNOWN
+
+
+def _license(checkpoint: Checkpoint) -> str:
+    found = checkpoint.metadata.get("general.license")
+    return found if isinstance(found, str) else ""
 
 
 def _identity(checkpoint: Checkpoint) -> tuple[float, str]:

@@ -239,10 +239,22 @@ def only_id(mask: NDArray[np.uint32]) -> int | None:
     return None if word & (word - 1) else 32 * place + word.bit_length() - 1
 
 
+_WORDS = (
+    ("Unimplemented keys: [", "unsupported keywords: ["),
+    (
+        "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+        "oneOf is supported only where no value can fit two of its schemas; use anyOf",
+    ),
+)
+"""Words of llguidance that say nothing to a client, or name its options, and ours."""
+
+
 def _reason(text: str) -> str:
     """An error of llguidance as one line, without underlines, backtraces and the grammar's own lines."""
     if "panic" in text or "backtrace" in text:
         return "it is too complex"
     lines = [line.strip() for line in _QUOTED.split(text, 1)[0].splitlines()]
     joined = " ".join(line for line in lines if line.strip("^<>") and not line.startswith("<"))
-    return joined[:500].replace("Unimplemented keys: [", "unsupported keywords: [") or "unknown"
+    for theirs, ours in _WORDS:
+        joined = joined.replace(theirs, ours)
+    return joined[:500] or "unknown"

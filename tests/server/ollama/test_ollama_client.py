@@ -133,6 +133,7 @@ def test_the_model_is_listed_and_shown(client: Any) -> None:
     assert shown.modelinfo["llama.context_length"] == CONTEXT
     assert shown.modelinfo["general.parameter_count"] == 134_515_008
     assert "<|im_start|>" in shown.template
+    assert shown.license == "apache-2.0"
     assert shown.capabilities == ["completion", "embedding"]
     parameters = dict(line.split() for line in shown.parameters.splitlines())
     assert parameters["num_ctx"] == str(CONTEXT)

@@ -36,7 +36,7 @@ def test_requests_load_the_model_that_they_name() -> None:
             assert [model["name"] for model in listed] == ["a:latest", "b:latest", "c:latest"]
             assert await running(client) == {}
             shown = await client.post("/api/show", json={"model": "b"})
-            assert shown.status_code == 200
+            assert (shown.status_code, shown.json()["license"]) == (200, "")
             assert case.state("b") == "known"
             for path, body in (
                 ("/api/chat", {"messages": HI, "stream": False}),

@@ -49,6 +49,7 @@ class WholeChoice:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[WholeCall] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     logprobs: list[LogprobColumns] = field(default_factory=list)
     kinds: list[TokenKind] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
@@ -64,6 +65,7 @@ class WholeChoice:
                     self.reasoning.append(text)
                 case ToolCallDelta():
                     self._take_in_call(part)
+        self.token_ids += delta.source.token_ids
         if delta.source.logprobs:
             self.logprobs.append(LogprobColumns.of(delta.source.logprobs))
         self.kinds += delta.kinds

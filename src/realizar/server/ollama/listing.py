@@ -58,6 +58,7 @@ async def show(request: Request) -> Response:
             "modelfile": f"# Written by realizar, for a model that it serves\nFROM {shown_name(name)}\n",
             "parameters": _parameters(status.default_sampling, status.max_model_len),
             "template": facts.template or "",
+            "license": facts.license,
             "details": _details(facts),
             "model_info": {
                 "general.architecture": family,

@@ -92,11 +92,13 @@ async def _whole(
                 finish_reason=choice.finish_reason,
                 logprobs=None if rows is None else _written_logprobs(choice, rows),
                 stop_reason=choice.stop_reason,
+                token_ids=choice.token_ids if record.return_token_ids else UNSET,
             )
             for index, choice in enumerate(choices)
         ],
         usage=usage_of(plan, run),
-        prompt_logprobs=UNSET if wanted is None else prompt_logprobs(scored, names, wanted),
+        prompt_logprobs=None if wanted is None else prompt_logprobs(scored, names, wanted),
+        prompt_token_ids=plan.token_ids if record.return_token_ids else UNSET,
     )
 
 

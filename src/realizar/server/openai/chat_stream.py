@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -46,7 +46,10 @@ class ChatStreamer:
         self._api, self._plan, self._run = api, plan, run
         self._rows = None if rows is None else [RowsOfKinds(rows, ("content",)) for _ in range(plan.sampling.n)]
         options = request.stream_options or StreamOptions()
-        self._last_usage, self._every_usage = bool(options.include_usage), bool(options.continuous_usage_stats)
+        self._last_usage = bool(options.include_usage)
+        self._every_usage = self._last_usage and bool(options.continuous_usage_stats)
+        self._with_ids = bool(request.return_token_ids)
+        self._prompt_ids: Sequence[int] | UnsetType = plan.token_ids if self._with_ids else UNSET  # of the first chunk
         self._with_reasoning = request.include_reasoning is not False
         self._request_id, self._created = request_id, now_s()
         self._named: set[int] = set()  # choices whose role was sent
@@ -88,7 +91,7 @@ class ChatStreamer:
 
     def _only_text(self, gained: AnswerDelta) -> bytes | None:
         """The event of a delta that is one text, after the first of its choice; None for any other."""
-        if self._every_usage or gained.finish_reason is not None or len(gained.parsed) != 1:
+        if self._every_usage or self._with_ids or gained.finish_reason is not None or len(gained.parsed) != 1:
             return None
         part = gained.parsed[0]
         if gained.index not in self._begun or not isinstance(part, ContentDelta):
@@ -117,6 +120,7 @@ class ChatStreamer:
         return None if self._last_usage else UNSET
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> Answer:
+        prompt_ids, self._prompt_ids = self._prompt_ids, UNSET
         return Answer(
             id=self._request_id,
             object="chat.completion.chunk",
@@ -125,27 +129,35 @@ class ChatStreamer:
             system_fingerprint=self._api.fingerprint,
             choices=choices,
             usage=usage,
+            prompt_token_ids=prompt_ids,
         )
 
     def _choices(self, gained: AnswerDelta) -> Iterator[ChatChunkChoice]:
         logprobs = None if self._logprobs is None else msgspec.Raw(self._logprobs)
-        deltas = [made for part in gained.parsed if (made := self._delta(part)) is not None]
-        ended = gained.finish_reason is not None
-        if not deltas and ended and gained.index not in self._begun:
-            deltas = [ChatDelta(content="")]
-        if deltas and gained.index not in self._begun:
-            self._begun.add(gained.index)
-            if deltas[0].content is UNSET:  # clients make null of a message whose deltas have none
-                deltas[0].content = None if deltas[0].reasoning_content is UNSET else ""
-        for delta in deltas:
+        ids: Sequence[int] | UnsetType = gained.source.token_ids if self._with_ids else UNSET
+        for delta in self._deltas(gained):
             listed = logprobs if delta.content else None  # tokens of content come with their text
-            yield ChatChunkChoice(gained.index, self._named_delta(gained.index, delta), None, listed)
-            logprobs = None if listed else logprobs
-        if ended:
+            yield ChatChunkChoice(gained.index, self._named_delta(gained.index, delta), None, listed, token_ids=ids)
+            logprobs, ids = None if listed else logprobs, UNSET
+        if gained.finish_reason is not None:
             stop = gained.source.stop_reason
-            yield ChatChunkChoice(
-                gained.index, ChatDelta(), gained.finish_reason, None, UNSET if stop is None else stop
-            )
+            ended = UNSET if stop is None else stop
+            yield ChatChunkChoice(gained.index, ChatDelta(), gained.finish_reason, None, ended, token_ids=ids)
+        elif ids:
+            yield ChatChunkChoice(gained.index, self._named_delta(gained.index, ChatDelta()), token_ids=ids)
+
+    def _deltas(self, gained: AnswerDelta) -> list[ChatDelta]:
+        """What the message gains, so that it has a content from its beginning: clients make null of one without."""
+        deltas = [made for part in gained.parsed if (made := self._delta(part)) is not None]
+        if gained.index in self._begun:
+            return deltas
+        if not deltas and gained.finish_reason is not None:
+            deltas = [ChatDelta(content="")]
+        if deltas:
+            self._begun.add(gained.index)
+            if deltas[0].content is UNSET:
+                deltas[0].content = None if deltas[0].reasoning_content is UNSET else ""
+        return deltas
 
     def _named_delta(self, index: int, delta: ChatDelta) -> ChatDelta:
         """A delta, with the role if it is the first of its choice."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -168,7 +168,10 @@ class _AnswerMaker:
     ) -> None:
         self._api, self._plan, self._run, self._request_id = api, plan, run, request_id
         options = record.stream_options or StreamOptions()
-        self._last_usage, self._every_usage = bool(options.include_usage), bool(options.continuous_usage_stats)
+        self._last_usage = bool(options.include_usage)
+        self._every_usage = self._last_usage and bool(options.continuous_usage_stats)
+        self._with_ids = bool(record.return_token_ids)
+        self._named: set[int] = set()  # choices whose prompt was sent
         self._names = api.names(as_ids=record.return_tokens_as_token_ids)
         self._makers: dict[int, CompletionLogprobsMaker] = {}
         self._created, self._started_s = now_s(), time.monotonic()
@@ -198,7 +201,7 @@ class _AnswerMaker:
 
     def _only_text(self, delta: CompletionDelta) -> bytes | None:
         """The event of a delta that is one text; None for the last of a choice, and with usage in every event."""
-        if self._every_usage or delta.finish_reason is not None:
+        if self._every_usage or self._with_ids or delta.finish_reason is not None:
             return None
         template = self._templates.get(delta.index)
         if template is None:
@@ -232,16 +235,27 @@ class _AnswerMaker:
                 listed.extend(maker.make(delta.token_ids, delta.logprobs, spelled=delta.echoed))
             whole.logprobs = msgspec.Raw(listed.write())
         wanted = self._plan.prompt_logprobs
+        whole.prompt_logprobs = None
         if wanted is not None:
             output = self._run.outputs[whole.index // self._plan.sampling.n]
             whole.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, self._names, wanted)
-        return whole
+        return self._with_token_ids(whole, ordered)
 
     def _choice(self, delta: CompletionDelta) -> CompletionChoice:
         maker, logprobs = self._maker_of(delta.index), None
         if maker is not None:
             logprobs = msgspec.Raw(maker.text(delta.token_ids, delta.logprobs, spelled=delta.echoed))
-        return CompletionChoice(delta.index, delta.text, logprobs, delta.finish_reason, delta.stop_reason)
+        choice = CompletionChoice(delta.index, delta.text, logprobs, delta.finish_reason, delta.stop_reason)
+        return self._with_token_ids(choice, [delta])
+
+    def _with_token_ids(self, choice: CompletionChoice, deltas: Sequence[CompletionDelta]) -> CompletionChoice:
+        """A choice, if they are wanted with the ids that it gained, and the first time with its prompt's."""
+        if self._with_ids:
+            choice.token_ids = [token_id for delta in deltas if not delta.echoed for token_id in delta.token_ids]
+            if choice.index not in self._named:
+                self._named.add(choice.index)
+                choice.prompt_token_ids = self._plan.prompts[choice.index // self._plan.sampling.n].token_ids
+        return choice
 
     def _maker_of(self, index: int) -> CompletionLogprobsMaker | None:
         """Makes the log-probabilities of a choice, whose deltas come in order; None where the request wants none."""

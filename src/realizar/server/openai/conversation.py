@@ -13,6 +13,7 @@ from realizar.server.generation.sampling import SamplingWishes, check_top
 from realizar.server.openai.messages import check_messages
 from realizar.server.openai.neutral import check_neutral
 from realizar.server.openai.records.chat import ChatCompletionRequest
+from realizar.server.openai.records.tokenize import TokenizeRequest
 from realizar.server.openai.structured import find_structured
 from realizar.server.openai.tools import plan_tools
 from realizar.server.openai.wishes import read_wishes
@@ -45,7 +46,7 @@ def read_conversation(request: ChatCompletionRequest) -> Conversation:
         reasoning_effort=request.reasoning_effort,
         template=request.chat_template,
         add_prompt=request.add_generation_prompt is not False,
-        continues=_continues(request, messages[-1]),
+        continues=continues_last(request, messages[-1]),
         keep_last=request.truncate_prompt_tokens,
         priority=request.priority,
         cache_salt=request.cache_salt,
@@ -54,8 +55,12 @@ def read_conversation(request: ChatCompletionRequest) -> Conversation:
     )
 
 
-def _continues(request: ChatCompletionRequest, last: dict[str, Any]) -> bool:
-    """True if the answer goes on with the last message, which must be an assistant's with text and without calls."""
+def continues_last(request: ChatCompletionRequest | TokenizeRequest, last: dict[str, Any]) -> bool:
+    """True if the prompt ends within the last message, which must be an assistant's with text and without calls.
+
+    Raises:
+        ApiError: 400; it is no such message.
+    """
     if not request.continue_final_message:
         return False
     if request.add_generation_prompt:

@@ -31,7 +31,6 @@ NEUTRAL: Mapping[str, tuple[_Check, str]] = {
     "kv_transfer_params": (_empty, "is not supported"),
     "length_penalty": (_one_of(1, 1.0), "is not supported: there is no beam search"),
     "logits_processors": (_empty, "is not supported"),
-    "return_token_ids": (_one_of(False), "is not supported; use return_tokens_as_token_ids with logprobs"),
     "skip_special_tokens": (_one_of(True), "must be true: control tokens are never part of the text"),
     "spaces_between_special_tokens": (_one_of(True, False), "must be true or false"),
     "use_beam_search": (_one_of(False), "must be false: beam search is not supported"),

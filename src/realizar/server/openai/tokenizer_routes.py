@@ -15,6 +15,7 @@ from realizar.server.generation.conversation import text_of
 from realizar.server.generation.tools import shown_tools
 from realizar.server.http.body import read_record
 from realizar.server.models.models import model_of
+from realizar.server.openai.conversation import continues_last
 from realizar.server.openai.messages import check_messages
 from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
 from realizar.server.openai.tools import check_tools
@@ -61,9 +62,8 @@ async def tokenizer_info(request: Request) -> Response:
 def _tokenized(api: Api, record: TokenizeRequest) -> bytes:
     """Make and encode the answer here, on the worker thread, since it may have a million tokens."""
     tokens = _tokens(api, record)
-    answer: dict[str, Any] = {"count": len(tokens), "max_model_len": api.max_model_len, "tokens": tokens}
-    if record.return_token_strs:
-        answer["token_strs"] = [api.model.tokenizer.token_text(token_id) for token_id in tokens]
+    texts = [api.model.tokenizer.token_text(token_id) for token_id in tokens] if record.return_token_strs else None
+    answer = {"count": len(tokens), "max_model_len": api.max_model_len, "tokens": tokens, "token_strs": texts}
     return msgspec.json.encode(answer)
 
 
@@ -85,5 +85,8 @@ def _tokens(api: Api, record: TokenizeRequest) -> list[int]:
     if record.add_special_tokens:
         raise unsupported("add_special_tokens", "must be false: the chat template writes special tokens")
     tools = shown_tools(check_tools(record.tools))
+    continues = continues_last(record, messages[-1])
     with about("messages"):
+        if continues:
+            return api.model.template.encode_unfinished(messages, tools, **variables)
         return api.model.template.encode(messages, tools, record.add_generation_prompt is not False, **variables)

@@ -5,6 +5,7 @@ Log-probabilities are JSON already (`server.openai.logprobs`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -94,6 +95,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: FinishReason
     logprobs: msgspec.Raw | None = None
     stop_reason: str | int | None = None
+    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):
@@ -104,6 +106,7 @@ class ChatChunkChoice(msgspec.Struct):
     finish_reason: FinishReason | None = None
     logprobs: msgspec.Raw | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -117,6 +120,7 @@ class Answer(msgspec.Struct, kw_only=True):
     choices: list[Any]
     usage: Usage | UnsetType | None = UNSET
     prompt_logprobs: Any | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
     prompt_progress: PromptRead | UnsetType = UNSET
 
 
@@ -129,6 +133,8 @@ class CompletionChoice(msgspec.Struct):
     finish_reason: str | None
     stop_reason: str | int | None = None
     prompt_logprobs: Any | UnsetType = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class EmbeddingData(msgspec.Struct):

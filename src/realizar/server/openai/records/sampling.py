@@ -8,7 +8,10 @@ import msgspec
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`include_usage` adds a last chunk with the usage; obfuscation is padding, which is refused."""
+    """`include_usage` adds a last chunk with the usage; obfuscation is padding, which is refused.
+
+    `continuous_usage_stats` adds it to all chunks, and has no effect without `include_usage`.
+    """
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -68,6 +71,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | bool | None = None
     guided_regex: str | None = None
@@ -82,7 +86,6 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     kv_transfer_params: Any = None
     length_penalty: Any = None
     logits_processors: Any = None
-    return_token_ids: Any = None
     skip_special_tokens: Any = None
     spaces_between_special_tokens: Any = None
     use_beam_search: Any = None
