@@ -10,6 +10,8 @@ from realizar.sampling_params import SamplingParams
 class NumberText:
     """Token 17 is the text `17 `; the last character is held back for a while. The stop string `?` breaks it."""
 
+    marks = ()
+
     def __init__(self, sampling: SamplingParams) -> None:
         self.stop_string: str | None = None
         self._stops, self._whole, self._given = sampling.stop, "", 0

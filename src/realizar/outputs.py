@@ -140,6 +140,7 @@ class ChoiceDelta:
         num_cached_tokens: prompt tokens that the first choice found in the prefix cache, as far as it is known yet.
         prompt_progress: set where the delta tells of the prompt, and of nothing else.
         snapshots: that the choice used by now.
+        marks: where in `text` tokens begin that mark tool calls or reasoning: the same words elsewhere are a quotation.
     """
 
     request_id: str
@@ -152,6 +153,7 @@ class ChoiceDelta:
     num_cached_tokens: int = 0
     prompt_progress: PromptProgress | None = None
     snapshots: SnapshotUse = NO_SNAPSHOTS
+    marks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

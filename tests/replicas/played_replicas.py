@@ -103,6 +103,7 @@ class PlainText:
 
     may_stop = False
     stop_string = None
+    marks = ()
 
     def add(self, token_ids: Any) -> str:
         return "x" * len(token_ids)

@@ -232,6 +232,7 @@ class _Letters:
 
     stop_string: str | None = None
     may_stop = False
+    marks = ()
 
     def add(self, token_ids: Sequence[int]) -> str:
         return b"".join(TOKENS[token_id] for token_id in token_ids).decode()

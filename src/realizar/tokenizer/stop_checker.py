@@ -17,12 +17,15 @@ class StopChecker:
     the result does not depend on how the text is cut into tokens. Neither the stop string nor a stop token is part of
     the text. The text of the first `min_tokens` tokens is not searched, and a stop token among them is text, unless the
     output has a grammar: then it ends the output, as it does in the engine. Control tokens that mark tool calls or
-    reasoning are text.
+    reasoning are text, and `marks` tells them from the same words in ordinary tokens.
 
     Args:
         tokenizer: the model's tokenizer.
         sampling: `stop`, `stop_token_ids`, `ignore_eos`, `min_tokens` and the presence of `structured` are used.
         eos_ids: the model's end-of-generation ids.
+
+    Attributes:
+        marks: where in the whole text tokens begin that mark tool calls or reasoning.
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, eos_ids: Iterable[int] = ()) -> None:
@@ -31,7 +34,9 @@ class StopChecker:
         self._stop_ids = frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else eos_ids)
         self._min_tokens = sampling.min_tokens
         self._min_before_id = sampling.min_tokens if sampling.structured is None else 0
-        self._num_tokens = 0
+        self._mark_sizes = {token_id: len(text) for text, token_id in tokenizer.answer_marks.items()}
+        self._num_tokens = self._num_characters = 0
+        self.marks: list[int] = []
         self._held = ""
         self.stop_string: str | None = None
         self.stop_token_id: int | None = None
@@ -48,12 +53,14 @@ class StopChecker:
 
     def add(self, token_ids: Sequence[int]) -> str:
         """The text that tokens complete, including text that was held back. Nothing is added after the stop."""
-        if self._stop or not self._stop_ids.isdisjoint(token_ids):
+        if self._stop or not (self._stop_ids.isdisjoint(token_ids) and self._mark_sizes.keys().isdisjoint(token_ids)):
             return "".join([self._add(token_id) for token_id in token_ids])
         if self.finish_reason is not None:
             return ""
         self._num_tokens += len(token_ids)
-        return self._detokenizer.add(token_ids)
+        text = self._detokenizer.add(token_ids)
+        self._num_characters += len(text)
+        return text
 
     def _add(self, token_id: int) -> str:
         if self.finish_reason is not None:
@@ -63,6 +70,9 @@ class StopChecker:
             self.stop_token_id = token_id
             return self._rest()
         text = self._detokenizer.add((token_id,))
+        self._num_characters += len(text)
+        if token_id in self._mark_sizes:
+            self.marks.append(self._num_characters - self._mark_sizes[token_id])
         return self._search(text) if self._stop and self._num_tokens > self._min_tokens else text
 
     def finish(self) -> str:

@@ -55,6 +55,13 @@ class Tokenizer(ABC):
         found = {text: self._encode(text, False, True) for text in sorted(MARKS & self.control_texts())}
         return {text: ids[0] for text, ids in found.items() if len(ids) == 1} | self._harmony_ids()
 
+    @functools.cached_property
+    def answer_marks(self) -> Mapping[str, int]:
+        """The tokens that mark tool calls or reasoning, by text, whatever their type."""
+        found = {text: self._encode(text, False, True) for text in sorted(MARKS)}
+        whole = {text: ids[0] for text, ids in found.items() if len(ids) == 1 and self.token_text(ids[0]) == text}
+        return whole | self._harmony_ids()
+
     def _harmony_ids(self) -> dict[str, int]:
         """The marks of answers in channels, if the vocabulary has all of them as tokens, whatever their type."""
         found = {text: self._encode(text, False, True) for text in sorted(HARMONY_MARKS)}

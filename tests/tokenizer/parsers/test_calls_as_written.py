@@ -9,15 +9,16 @@ Values hold no text that reads as another argument of the same call, which no re
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from realizar.tokenizer.marks import HARMONY_MARKS, MARKS
+from realizar.tokenizer.marks import HARMONY_MARKS, MARKS, REASONING_MARKS
 from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.gemma import GEMMA
 from realizar.tokenizer.parsers.gemma_grammar import gemma_text
@@ -26,7 +27,7 @@ from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.pythonic import PYTHONIC
 from realizar.tokenizer.parsers.styles import DEEPSEEK, DEEPSEEK_FENCED, GRANITE, HERMES, JSON, LLAMA, MISTRAL
 from realizar.tokenizer.parsers.tagged_styles import GLM, GLM_DENSE, MINIMAX, QWEN3_CODER, SEED_OSS
-from tokenizer.parsers.parsed_answers import cut, parse
+from tokenizer.parsers.parsed_answers import assemble, cut, parse
 
 Call = tuple[str, dict[str, Any]]
 NAMES = ("get", "put")
@@ -157,12 +158,16 @@ WRITERS: dict[str, tuple[Any, Callable[[list[Call]], str]]] = {
         ),
     ),
 }
+TOKENS = MARKS | HARMONY_MARKS
+ANY_TOKEN = re.compile("|".join(map(re.escape, TOKENS)))
 CLOSING = re.compile("</[a-z_:]+>|<｜tool▁calls?▁end｜>|<[|]tool_call_end[|]>|<tool_call[|]>|<[|]end[|]>")
 
 
-def _parser(writer: str) -> OutputParser:
+def _parser(writer: str, tokens: frozenset[str] = frozenset()) -> OutputParser:
     style = WRITERS[writer][0]
-    return HarmonyParser(TOOLS, "<|start|>assistant") if style is None else AnswerParser(None, style, TOOLS)
+    if style is None:
+        return HarmonyParser(TOOLS, "<|start|>assistant", tokens=tokens)
+    return AnswerParser(REASONING_MARKS[0], style, TOOLS, tokens=tokens)
 
 
 def _string(rng: random.Random, most: int) -> str:
@@ -196,7 +201,7 @@ def _calls(rng: random.Random) -> list[Call]:
 def _masked(value: Any) -> Any:
     """A value of the same length without tags."""
     if isinstance(value, str):
-        return re.sub("[<>]", "_", value)
+        return re.sub(r"[<>\[\]]", "_", value)
     if isinstance(value, list):
         return [_masked(each) for each in value]
     return {key: _masked(each) for key, each in value.items()} if isinstance(value, dict) else value
@@ -231,6 +236,39 @@ def _check(writer: str, seed: int) -> str:
     return "seen to be wrong"
 
 
+def _mark_at(text: str, place: int) -> str:
+    found = ANY_TOKEN.match(text, place)
+    assert found is not None
+    return found.group()
+
+
+def _check_tokens(writer: str, seed: int) -> None:
+    """Check one case where marks are tokens. The answer quotes its calls in ordinary tokens before it makes them."""
+    rng = random.Random(f"{writer} {seed}")
+    calls = _calls(rng)
+    write = WRITERS[writer][1]
+    text, masked = write(calls), write([(name, _masked(given)) for name, given in calls])
+    before = "" if writer in ("llama3", "json", "harmony") else f"<think>I write {text}, or</think>? Like {text}!"
+    places = [len(before) + found.start() for found in ANY_TOKEN.finditer(masked)]
+    if before:
+        places = [0, before.index(", or</think>") + 4, *places]
+
+    def parts(ends: list[int]) -> Iterator[tuple[str, list[int]]]:
+        for start, end in itertools.pairwise([0, *sorted(ends), len(before + text)]):
+            yield (before + text)[start:end], [place - start for place in places if start <= place < end]
+
+    for num_cuts in (0, 6, 200):
+        cuts = [rng.randrange(len(before + text)) for _ in range(num_cuts)]
+        ends = [end for end in cuts if not any(p < end < p + len(_mark_at(before + text, p)) for p in places)]
+        stream = _parser(writer, TOKENS)
+        deltas = [delta for part, marks in parts(ends) for delta in stream.feed(part, marks)]
+        answer = assemble([*deltas, *stream.finish()])
+        found = [(name, json.loads(given)) for name, given in zip(answer.names, answer.arguments, strict=True)]
+        assert found == calls, (seed, text)
+        if before:
+            assert (answer.reasoning, answer.content) == (f"I write {text}, or", f"? Like {text}!"), (seed, text)
+
+
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
@@ -245,8 +283,16 @@ def test_what_was_written_is_what_is_parsed(writer: str) -> None:
     assert found.count("the same") > 350
 
 
+@pytest.mark.parametrize("writer", WRITERS)
+def test_marks_that_are_tokens_count_as_tokens_alone(writer: str) -> None:
+    for seed in range(60):
+        _check_tokens(writer, seed)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("writer", WRITERS)
 def test_what_was_written_is_what_is_parsed_at_length(writer: str) -> None:
     for seed in range(500, 20_000):
         _check(writer, seed)
+    for seed in range(60, 5_000):
+        _check_tokens(writer, seed)

@@ -266,14 +266,14 @@ def test_schema_that_cannot_be_enforced(schema: dict[str, Any], named: str) -> N
 
 
 def test_forced_call_over_the_real_vocabulary(tokenizer_of: Callable[[str], Tokenizer]) -> None:
-    """There the marks are user-defined tokens, which a grammar takes as text."""
+    """There the marks are user-defined tokens, and a call's marks in ordinary tokens are none."""
     model = tokenizer_of("gemma-4")
-    special = model.special_ids().union(model.mark_ids.values())
+    special = model.special_ids().union(model.answer_marks.values())
     tokens = GrammarTokens(model.vocabulary_bytes(), special, model.eos_ids, model.vocab_size)
     factory = GrammarFactory(tokens)
     made = written([("set", {"count": 7, "kind": "y z", "text": 'a "b", {c}'})])
     for required in (True, False):
-        structured = call_grammar(AnswerFormat(GEMMA, THOUGHT), STRICT, required=required, mark_ids=model.mark_ids)
+        structured = call_grammar(AnswerFormat(GEMMA, THOUGHT), STRICT, required=required, mark_ids=model.answer_marks)
         assert structured is not None
         grammar = factory.compile(structured)
         for text, error in (
@@ -285,3 +285,6 @@ def test_forced_call_over_the_real_vocabulary(tokenizer_of: Callable[[str], Toke
             row = grammar.start(model.encode(text, add_special=False))
             assert (row.error is not None) is error, text
             assert row.ended is not error
+        spelled = [index for char in made for index in model.encode(char, add_special=False)]
+        row = grammar.start([*spelled, *model.encode("<turn|>", add_special=False)])
+        assert (row.error is not None) is required, "it is a text"

@@ -26,6 +26,10 @@ class GrowingText(Protocol):
     def stop_string(self) -> str | None:
         """The stop string that ended the text, or None."""
 
+    @property
+    def marks(self) -> Sequence[int]:
+        """Where in the whole text tokens begin that mark tool calls or reasoning."""
+
 
 class GrowingChoice:
     """One choice of an open request.
@@ -49,6 +53,8 @@ class GrowingChoice:
 
     __slots__ = (
         "_failed",
+        "_given_characters",
+        "_given_marks",
         "_given_texts",
         "_given_tokens",
         "_keeps_logprobs",
@@ -88,7 +94,7 @@ class GrowingChoice:
         self._logprobs: GrowingLogprobs | None = None
         self._failed = False
         self._num_spelled = 0  # tokens whose text has been made
-        self._given_tokens = self._given_texts = 0  # returned by `take_delta`
+        self._given_tokens = self._given_texts = self._given_characters = self._given_marks = 0  # by `take_delta`
         self.num_cached_tokens = 0
         self.snapshots = NO_SNAPSHOTS
         self.is_noted = on_news is None
@@ -148,17 +154,29 @@ class GrowingChoice:
         grown = self._logprobs
         logprobs = () if grown is None else grown.give(self._given_tokens, len(self.token_ids))
         self._given_tokens, self._given_texts = len(self.token_ids), len(self._texts)
+        text = texts[0] if len(texts) == 1 else "".join(texts)
         return ChoiceDelta(
             self.request_id,
             self.index,
-            texts[0] if len(texts) == 1 else "".join(texts),
+            text,
             tuple(token_ids),
             logprobs,
             self.finish_reason,
             self.stop_reason,
             self.num_cached_tokens,
             snapshots=self.snapshots,
+            marks=self._marks_of(text),
         )
+
+    def _marks_of(self, text: str) -> tuple[int, ...]:
+        """The places of marks in the next text that is given."""
+        start, marks = self._given_characters, self._text.marks
+        self._given_characters += len(text)
+        found = list[int]()
+        while self._given_marks < len(marks) and marks[self._given_marks] < self._given_characters:
+            found.append(marks[self._given_marks] - start)
+            self._given_marks += 1
+        return tuple(found)
 
     def completion(self, *, with_logprobs: bool) -> CompletionOutput:
         """The whole choice, which has ended; with its log-probabilities only if they are kept."""

@@ -50,6 +50,7 @@ class ChatPlan:
         reports_progress: True if the run tells how much of the prompt has been read.
         cut_by_context: True if the context ends the answer before the request's `max_tokens` do.
         num_dropped: messages that the prompt leaves out for lack of room.
+        marks: of calls and reasoning that the vocabulary has as tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -63,6 +64,7 @@ class ChatPlan:
     reports_progress: bool = False
     cut_by_context: bool = False
     num_dropped: int = 0
+    marks: frozenset[str] = frozenset()
 
     @property
     def may_reason(self) -> bool:
@@ -80,6 +82,7 @@ class ChatPlan:
             parallel=self.tools.parallel,
             prompt_end=self.prompt_end,
             constrained=self.sampling.structured is not None,
+            tokens=self.marks,
         )
 
 
@@ -139,6 +142,7 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         reports_progress=conversation.reports_progress,
         cut_by_context=cut,
         num_dropped=num_messages - len(conversation.messages),
+        marks=frozenset(tokenizer.answer_marks),
     )
 
 
@@ -207,7 +211,7 @@ def _tool_grammar(api: Api, tools: ToolPlan, answer_format: AnswerFormat, prompt
         required=tools.required,
         name=tools.name,
         parallel=tools.parallel,
-        mark_ids=api.model.tokenizer.mark_ids,
+        mark_ids=api.model.tokenizer.answer_marks,
         reasoning_open=opens_reasoning(answer_format.reasoning, prompt_end),
     )
 

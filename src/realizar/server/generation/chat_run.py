@@ -124,8 +124,8 @@ class ChatRun:
         """What a delta adds, up to the end if it is the last, and the kinds of tokens where they are wanted."""
         parser, is_last = self._parsers[delta.choice], delta.finish_reason is not None
         if not self._kinds:
-            parsed = parser.feed(delta.text)
+            parsed = parser.feed(delta.text, delta.marks)
             return (parsed + parser.finish() if is_last and not parser.ended else parsed), []
-        parsed, kinds = self._kinds[delta.choice].feed(delta.text, delta.token_ids, is_last=is_last)
+        parsed, kinds = self._kinds[delta.choice].feed(delta.text, delta.token_ids, delta.marks, is_last=is_last)
         self.num_reasoning_tokens += kinds.count("reasoning")
         return parsed, kinds

@@ -40,17 +40,20 @@ class TokenKinds:
         self._coming: deque[_Token] = deque()  # the text of the first is not complete yet
         self._text = ""  # what is there of it
         self._fed: list[_Token] = []  # whose kind is open
+        self._marks: list[int] = []  # their places, counted from the text that is fed next
 
     def feed(
-        self, text: str, token_ids: Sequence[int], *, is_last: bool = False
+        self, text: str, token_ids: Sequence[int], marks: Sequence[int] = (), *, is_last: bool = False
     ) -> tuple[list[ParsedDelta], list[TokenKind]]:
         """Take in a delta's text and its tokens, whose text may come later; returns what was found out by now.
 
         Args:
+            marks: their places in the text, as of `ChoiceDelta`.
             is_last: tokens whose text has not come are not part of it.
         """
         for token_id in token_ids:
             self._coming.append(_Token(self._detokenizer.add((token_id,)), bool(self._token_bytes[token_id])))
+        self._marks.extend(len(self._text) + mark for mark in marks)
         self._text += text
         parsed: list[ParsedDelta] = []
         kinds: list[TokenKind] = []
@@ -65,7 +68,7 @@ class TokenKinds:
             _append(parsed, gained)
             kinds += found
         if is_last and not self._parser.ended:
-            rest = [*self._parser.feed(self._text), *self._parser.finish()]
+            rest = [*self._feed(self._text), *self._parser.finish()]
             _append(parsed, rest)
             kinds += self._decided(rest)
             kinds += ["none"] * len(self._coming)
@@ -73,13 +76,19 @@ class TokenKinds:
 
     def _take(self, token: _Token) -> tuple[list[ParsedDelta], list[TokenKind]]:
         before = self._parser.in_reasoning
-        gained = self._parser.feed(token.text)
+        gained = self._feed(token.text)
         self._fed.append(token)
         if before or self._parser.in_reasoning:
             kinds: list[TokenKind] = ["reasoning" if each.is_text else "none" for each in self._fed]
             self._fed.clear()
             return gained, kinds
         return gained, self._decided(gained) if gained else []
+
+    def _feed(self, text: str) -> list[ParsedDelta]:
+        """Feed the parser the next text, with its marks."""
+        marks = [mark for mark in self._marks if mark < len(text)]
+        self._marks = [mark - len(text) for mark in self._marks if mark >= len(text)]
+        return self._parser.feed(text, marks)
 
     def _decided(self, gained: Sequence[ParsedDelta]) -> list[TokenKind]:
         """The kinds of the open tokens: content are the last ones, as many as have the text that was gained."""

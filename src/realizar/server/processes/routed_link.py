@@ -42,6 +42,7 @@ class NoText:
 
     may_stop = False
     stop_string = None
+    marks = ()
 
     def add(self, token_ids: Sequence[int]) -> str:
         return ""

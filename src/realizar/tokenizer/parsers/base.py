@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,8 +47,12 @@ class OutputParser(Protocol):
     The text comes from `StopChecker`, which spells out the control tokens that mark calls and reasoning.
     """
 
-    def feed(self, text: str) -> list[ParsedDelta]:
-        """Take in text and return the certain deltas; a possible beginning of a mark or a call is held back."""
+    def feed(self, text: str, marks: Sequence[int] = ()) -> list[ParsedDelta]:
+        """Take in text and return the certain deltas; a possible beginning of a mark or a call is held back.
+
+        Args:
+            marks: where in the text tokens begin that are marks, as of `ChoiceDelta`.
+        """
 
     def finish(self) -> list[ParsedDelta]:
         """Return the deltas that are still held back at the end of the text."""

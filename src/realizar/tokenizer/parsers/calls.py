@@ -27,6 +27,7 @@ class Calls:
         new_id: makes the id of a call.
         parallel: True if more than one call is allowed.
         emit: callback for the deltas of calls.
+        show: makes a parsed text what the model wrote.
     """
 
     def __init__(
@@ -34,10 +35,12 @@ class Calls:
         tools: Mapping[str, Mapping[str, Any]],
         new_id: Callable[[], str],
         emit: Callable[[ToolCallDelta], None],
+        show: Callable[[str], str],
         *,
         parallel: bool = True,
     ) -> None:
         self._tools, self._new_id, self._emit, self._parallel = tools, new_id, emit, parallel
+        self.show = show
         self._types: dict[tuple[str, str], frozenset[str]] = {}
         self.count = 0
 
@@ -57,7 +60,7 @@ class Calls:
 
     def types(self, name: str, key: str) -> frozenset[str]:
         """The JSON types that a known tool's schema allows for an argument."""
-        schema = self._tools[name]
+        schema, key = self._tools[name], self.show(key)
         properties = schema.get("properties")
         if not isinstance(properties, Mapping) or key not in properties:
             return ALL_TYPES
@@ -209,7 +212,7 @@ class CallReader:
             yield from pass_value(cursor, texts.append)
             self._arguments = "".join(texts)
         elif char == '"':
-            self._arguments = object_text((yield from read_string(cursor)))
+            self._arguments = object_text(self._calls.show((yield from read_string(cursor))))
             if self._arguments is None:
                 raise MismatchError
         else:

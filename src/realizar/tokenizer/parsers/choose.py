@@ -148,6 +148,7 @@ def choose_parser(
     parallel: bool = True,
     prompt_end: str = "",
     constrained: bool = False,
+    tokens: frozenset[str] = frozenset(),
 ) -> OutputParser:
     """Make the parser of one answer.
 
@@ -157,10 +158,11 @@ def choose_parser(
         parallel: True if several calls are allowed.
         prompt_end: the last words of the prompt, with control tokens spelled out; a dozen tokens are enough.
         constrained: True if the answer follows a grammar, which has no calls within reasoning.
+        tokens: marks that the vocabulary has as tokens, of `Tokenizer.answer_marks`; spelled otherwise, they are text.
     """
     if form.in_channels:
         known = {tool_name(tool): tool_parameters(tool) for tool in tools or ()}
-        return HarmonyParser(known, prompt_end, parallel=parallel)
+        return HarmonyParser(known, prompt_end, parallel=parallel, tokens=tokens)
     return AnswerParser(
         form.reasoning,
         _enforced(form.style, tools) if tools else None,
@@ -169,6 +171,7 @@ def choose_parser(
         parallel=parallel,
         in_response=form.in_response,
         calls_in_reasoning=not constrained,
+        tokens=tokens,
     )
 
 

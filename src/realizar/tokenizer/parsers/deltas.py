@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 
 SPACE = " \t\r\n"
 
 
 class DeltaList:
-    """Deltas in order; texts of one kind that follow each other become one delta, in time linear in their length."""
+    """Deltas in order; texts of one kind that follow each other become one delta, in time linear in their length.
 
-    def __init__(self) -> None:
+    Args:
+        show: makes a parsed text what the model wrote.
+    """
+
+    def __init__(self, show: Callable[[str], str]) -> None:
+        self._show = show
         self._deltas: list[ParsedDelta] = []
         self._texts: list[str] = []  # of the last delta, which is not in the list yet
         self._last: ParsedDelta | None = None
@@ -44,7 +51,7 @@ class DeltaList:
         return taken
 
     def _begin(self, following: ParsedDelta | None) -> None:
-        last, text = self._last, "".join(self._texts)
+        last, text = self._last, self._show("".join(self._texts))
         if isinstance(last, ContentDelta):
             self._deltas.append(ContentDelta(text))
         elif isinstance(last, ReasoningDelta):

@@ -48,7 +48,7 @@ def call_grammar(
         required: True if there must be a call.
         name: the name of the tool that must be called.
         parallel: True if several calls are allowed.
-        mark_ids: the tokenizer's control tokens among the marks.
+        mark_ids: the marks that the vocabulary has as tokens.
         reasoning_open: True if the prompt ends inside reasoning.
 
     Raises:

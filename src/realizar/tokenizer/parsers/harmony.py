@@ -63,10 +63,18 @@ class HarmonyParser(IncrementalParser):
         tools: the parameters' JSON schema of each tool, by name; empty if no call is wanted.
         prompt_end: the last words of the prompt, with control tokens spelled out; a message may begin there.
         parallel: True if several calls are allowed; otherwise the answer ends with the first.
+        tokens: as of `IncrementalParser`.
     """
 
-    def __init__(self, tools: Mapping[str, Mapping[str, Any]], prompt_end: str = "", *, parallel: bool = True) -> None:
-        super().__init__(tools, long_id, parallel=parallel)
+    def __init__(
+        self,
+        tools: Mapping[str, Mapping[str, Any]],
+        prompt_end: str = "",
+        *,
+        parallel: bool = True,
+        tokens: frozenset[str] = frozenset(),
+    ) -> None:
+        super().__init__(tools, long_id, parallel=parallel, tokens=tokens)
         self._tools = tools
         self._has_content = self._has_reasoning = False
         self._is_new = False  # nothing of this message has been given yet

@@ -15,6 +15,7 @@ from realizar.tokenizer.parsers.styles import ToolStyle
 
 # Text that looked like a call is read again as content. Once it is so many characters, no further calls are looked for.
 _MAX_REREAD = 256 << 10
+_MOST_SAID = 32  # characters: marks are shorter
 
 
 class AnswerParser(IncrementalParser):
@@ -32,6 +33,7 @@ class AnswerParser(IncrementalParser):
         in_response: True if the content may stand between `<response>` and `</response>`, which are not part of it.
         calls_in_reasoning: True if calls count in reasoning too, as models forget to end it before them. False where a
             grammar has the model end it, as the grammar does not see to such calls.
+        tokens: as of `IncrementalParser`.
     """
 
     def __init__(
@@ -44,13 +46,15 @@ class AnswerParser(IncrementalParser):
         parallel: bool = True,
         in_response: bool = False,
         calls_in_reasoning: bool = True,
+        tokens: frozenset[str] = frozenset(),
     ) -> None:
         new_id = style.new_id if style is not None else str
-        super().__init__(tools, new_id, parallel=parallel)
+        super().__init__(tools, new_id, parallel=parallel, tokens=tokens)
         self._space = HeldSpace()  # white space that is content unless a call follows
         self._space_is_calls = False  # nothing but white space came since the last call
         self._has_content = False
         self._num_reread = 0
+        self._said = ""  # the last words of content or reasoning, without white space behind them
         self._style, self._reasoning_marks, self._reasoning_open = style, reasoning, reasoning_open
         self._in_response, self._calls_in_reasoning = in_response, calls_in_reasoning
         self._in_reasoning = reasoning is not None and reasoning_open
@@ -106,7 +110,7 @@ class AnswerParser(IncrementalParser):
                 if not (yield from cursor.peek()):
                     return
             else:
-                self._deltas.reasoning(space.before_end(found))
+                self._give_reasoning(space.before_end(found))
             self._in_reasoning = True
 
     def _reasoning_ends(self, marks: ReasoningMarks) -> tuple[str, ...]:
@@ -118,7 +122,7 @@ class AnswerParser(IncrementalParser):
     def _reasoning_up_to(self, ends: tuple[str, ...], space: HeldSpace) -> Reading[str]:
         """Read reasoning up to one of `ends`, which stays unread; empty if the answer ends before."""
         cursor = self._cursor
-        found = yield from pass_until(cursor, ends, lambda text: self._deltas.reasoning(space.before_end(text)))
+        found = yield from pass_until(cursor, ends, lambda text: self._give_reasoning(space.before_end(text)))
         if not found:
             self._deltas.reasoning(space.take())
         return found
@@ -196,8 +200,8 @@ class AnswerParser(IncrementalParser):
     def _calls_behind(self, mark: str, start: int) -> Reading[bool]:
         """Parse the calls after a mark; False if there are none, and then the text after the mark stays unread."""
         cursor = self._cursor
-        if self._style is None:
-            return False
+        if self._style is None or (self._style.marks and self._spelled.quotes(self._said, self._style.marks[0])):
+            return False  # a mark right behind a quoted one is quoted too
         cursor.begin(start)
         try:
             yield from self._style.read(cursor, self._calls, mark)
@@ -217,7 +221,16 @@ class AnswerParser(IncrementalParser):
         if not text:
             return
         self._has_content, self._space_is_calls = True, False
+        self._note_said(text)
         self._deltas.content(text)
+
+    def _give_reasoning(self, text: str) -> None:
+        self._note_said(text)
+        self._deltas.reasoning(text)
+
+    def _note_said(self, text: str) -> None:
+        if text:
+            self._said = (self._said + text[-_MOST_SAID:])[-_MOST_SAID:]
 
 
 def _opening(style: ToolStyle | None, others: tuple[str, ...]) -> re.Pattern[str]:

@@ -158,7 +158,7 @@ class _Arguments:
             return closed
         texts: list[str] = []
         closed = yield from self._text(texts.append)
-        calls.give(value_text("".join(texts), types) if closed else "".join(texts))
+        calls.give(value_text(calls.show("".join(texts)), types) if closed else "".join(texts))
         return closed
 
     def _text(self, give: Give) -> Reading[bool]:
