@@ -8,7 +8,7 @@ PEERS_ARGS ?=
 FUZZ_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo lint format test test-full test-gpu test-ray parity sanitize fuzz bench-peers clean
+.PHONY: help install dev demo lint format test test-full test-gpu clients test-ray parity sanitize fuzz bench-peers clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -62,6 +62,18 @@ test-gpu: .venv/.dev  ## what needs a GPU: beside each other, then what needs th
 	$(BIN)/pytest tests/backends/cuda/test_cuda_row_errors.py tests/backends/cuda/step/test_step_allocations.py $(PYTEST_ARGS)
 	$(BIN)/pytest -m gpu -k many_loads tests/backends/cuda/test_device_failures_gpu.py $(PYTEST_ARGS)
 
+.venv-clients/.installed: tests/clients/requirements.txt tests/clients/package.json pyproject.toml
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --requirement tests/clients/requirements.txt --editable .
+	.venv-clients/bin/python -m pip install --quiet --no-deps 'instructor==1.17.0' 'diskcache==5.6.3' 'docstring_parser==0.18.0'
+	@if command -v npm >/dev/null; then \
+		cp tests/clients/package.json .venv-clients/ && npm install --silent --ignore-scripts --prefix .venv-clients; \
+	else echo "no npm: the clients of Node are left out"; fi
+	@touch $@
+
+clients: .venv-clients/.installed  ## every helper of the pinned clients and frameworks against a server of scripted answers
+	.venv-clients/bin/python -m pytest tests/clients $(PYTEST_ARGS)
+
 test-ray: .venv/.dev  ## install Ray Serve (350 MB), then a cluster of two hosts on this machine
 	$(BIN)/python -m pip install --quiet --editable '.[dev,ray]'
 	$(BIN)/pytest -m ray tests/ray_serve $(PYTEST_ARGS)
@@ -80,4 +92,4 @@ bench-peers: .venv/.installed  ## decode and prefill against llama.cpp and ik_ll
 	$(BIN)/python -m realizar.cli.bench_peers $(PEERS_ARGS)
 
 clean:  ## remove the environment and caches in this folder
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	rm -rf .venv .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info

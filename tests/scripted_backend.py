@@ -136,7 +136,8 @@ class ScriptedStep:
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         for row, mask in masks.items():
             require(self._output is None, "masks come after the choices")
-            bits = np.unpackbits(np.atleast_2d(mask).view(np.uint8), axis=1, bitorder="little")[:, :VOCAB_SIZE]
+            bits = np.unpackbits(np.atleast_2d(mask).view(np.uint8), axis=1, bitorder="little")
+            bits = bits[:, : self._backend.vocab_size]
             self._masks[row] = bits.astype(bool)
 
     def hold(self, rows: Collection[int]) -> None:
@@ -163,12 +164,12 @@ class ScriptedStep:
         chosen: list[int] = []
         for state, draft in zip(states[-row.num_drafts - 1 :], (*row.draft_ids, None), strict=True):
             masks = self._masks.get(row.row)
-            allowed = np.ones(VOCAB_SIZE, np.bool_) if masks is None else masks[len(chosen)].copy()
+            allowed = np.ones(self._backend.vocab_size, np.bool_) if masks is None else masks[len(chosen)].copy()
             require(bool(allowed.any()), "no token is allowed")
             early = len(open_row.tokens) - open_row.num_prompt_tokens < open_row.sampling.min_tokens
             if early and np.delete(allowed, list(stops)).any():
                 allowed[list(stops)] = False
-            chosen.append(choose(state, open_row.sampling, open_row.choice, allowed, self._backend.num_ids))
+            chosen.append(self._backend.choose(open_row, state, allowed))
             open_row.tokens.append(chosen[-1])
             if chosen[-1] != draft or chosen[-1] in stops:
                 break
@@ -195,6 +196,8 @@ class ScriptedBackend:
     With `num_snapshots` rows have a state, and there is memory for so many snapshots; None is no state. For
     `num_host_snapshots` there is memory on the host.
     """
+
+    vocab_size = VOCAB_SIZE
 
     def __init__(
         self,
@@ -272,6 +275,10 @@ class ScriptedBackend:
 
     def shutdown(self) -> None:
         self.down = True
+
+    def choose(self, open_row: OpenRow, state: int, allowed: NDArray[np.bool_]) -> int:
+        """The next token of a row."""
+        return choose(state, open_row.sampling, open_row.choice, allowed, self.num_ids)
 
     def _check(self, step: ForwardInput) -> None:
         tokens = len(step.token_ids)

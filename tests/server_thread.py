@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import openai
 import pytest
 import uvicorn
 
+from realizar.backends.base import Backend
 from realizar.backends.load_progress import LoadProgress
 from realizar.config import EngineConfig
+from realizar.engine import loading
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import EngineLink, ThreadLink
 from realizar.engine.core.engine_core import EngineCore
-from realizar.engine.loading import find_checkpoint, load_core
+from realizar.engine.loading import find_checkpoint
 from realizar.replicas.link import ReplicaLink
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
@@ -80,7 +83,10 @@ class ServerElsewhere(RunningServer):
 
 
 class ServerThread:
-    """Runs an engine and the application over it on a thread with a loop of its own."""
+    """Runs an engine and the application over it on a thread with a loop of its own.
+
+    `backend` stands in for that of the device, and need not load the weights.
+    """
 
     def __init__(
         self,
@@ -89,8 +95,10 @@ class ServerThread:
         config: EngineConfig,
         context: int = CONTEXT,
         num_replicas: int = 1,
+        backend: Backend | None = None,
+        names: Sequence[str] = NAMES,
     ) -> None:
-        self._context, self._num_replicas = context, num_replicas
+        self._context, self._num_replicas, self._backend, self._names = context, num_replicas, backend, names
         self._checkpoint, self._settings, self._config = find_checkpoint(checkpoint), settings, config
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._started = threading.Event()
@@ -114,7 +122,8 @@ class ServerThread:
         assert not self._thread.is_alive()
 
     def _load(self, progress: LoadProgress) -> EngineCore:
-        core = load_core(self._checkpoint, self._config, progress=progress)
+        with mock.patch.object(loading, "make_backend", return_value=self._backend) if self._backend else nullcontext():
+            core = loading.load_core(self._checkpoint, self._config, progress=progress)
         step = core.step
 
         def held_step() -> Any:
@@ -125,7 +134,7 @@ class ServerThread:
         return core
 
     async def _run(self) -> None:
-        model = make_served_model(self._checkpoint, NAMES, self._context)
+        model = make_served_model(self._checkpoint, self._names, self._context)
 
         def new_text(sampling: SamplingParams) -> StopChecker:
             return StopChecker(model.tokenizer, sampling)

@@ -64,7 +64,11 @@ class InvalidRequestError(RealizarError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """The prompt, or prompt and requested output together, exceed the context."""
+    """The prompt, or prompt and requested output together, exceed the context.
+
+    Clients know it by words of the message, and then drop what is old, or ask a model with a longer context: "this
+    model's maximum context length is", and "prompt is too long" where the prompt alone is.
+    """
 
 
 class HubError(RealizarError):

@@ -28,8 +28,9 @@ def check_request(request: Request, open_ids: Collection[str], context_length: i
     prompt, total = request.num_prompt_tokens, request.num_prompt_tokens + request.max_tokens
     if total > context_length:
         raise ContextLengthError(
-            f"the prompt has {prompt} tokens and {request.max_tokens} are to be generated: together {total}, "
-            f"above the context of {context_length}",
+            f"{'the prompt is too long: ' if prompt >= context_length else ''}this model's maximum context length is "
+            f"{context_length} tokens; the prompt has {prompt} and {request.max_tokens} are to be generated: "
+            f"together {total}",
             "prompt" if prompt >= context_length else "max_tokens",
         )
     stored = max(prompt, total - 1)  # the last token is never read back

@@ -124,14 +124,19 @@ def check_fits(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> 
     """
     if len(text) > (max_tokens + _SLACK_TOKENS) * tokenizer.longest_token:
         raise ContextLengthError(
-            f"{param} has {len(text)} characters, more than {max_tokens} tokens can hold; the context is {max_tokens}",
+            f"the prompt is too long: this model's maximum context length is {max_tokens} tokens, which can't hold the "
+            f"{len(text)} characters of {param}",
             param,
         )
     size = 2 * max_tokens + _SLACK_TOKENS
     while size < len(text):
         count = len(tokenizer.encode(text[:size], add_special=False))
         if count > max_tokens + _SLACK_TOKENS:
-            raise ContextLengthError(f"{param} has more than {count} tokens, above the context of {max_tokens}", param)
+            raise ContextLengthError(
+                f"the prompt is too long: this model's maximum context length is {max_tokens} tokens; {param} has more "
+                f"than {count}",
+                param,
+            )
         size *= _GROWTH
 
 

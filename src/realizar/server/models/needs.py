@@ -104,8 +104,9 @@ def _check_fits(num_prompt_tokens: int, max_tokens: int | None, most: int) -> No
     wanted = num_prompt_tokens + max(max_tokens or 0, 0)
     if wanted > most:
         raise ContextLengthError(
-            f"the prompt has {num_prompt_tokens} tokens or more and {max_tokens or 0} are to be generated: together"
-            f" {wanted}, above the context of {most}",
+            f"{'the prompt is too long: ' if num_prompt_tokens >= most else ''}this model's maximum context length is "
+            f"{most} tokens; the prompt has {num_prompt_tokens} or more and {max_tokens or 0} are to be generated: "
+            f"together {wanted}",
             "prompt" if num_prompt_tokens >= most else "max_tokens",
         )
 

@@ -126,8 +126,8 @@ def _tokenized(
         prompts.append(ranker.prompt(query, text))
         if len(prompts[-1]) > api.max_tokens:
             raise ContextLengthError(
-                f"{names.first(place)} and {names.second(place)} have {len(prompts[-1])} tokens, above the context of"
-                f" {api.max_tokens}",
+                f"{names.first(place)} and {names.second(place)} have {len(prompts[-1])} tokens; this model's maximum "
+                f"context length is {api.max_tokens}",
                 names.second(place),
             )
         num_tokens += len(prompts[-1])
