@@ -77,3 +77,23 @@ def stored(page: Any) -> tuple[list[Any], list[Any]]:
         })"""
     )
     return conversations, messages
+
+
+LOAD = """async () => {
+  const { Growing } = await import('/static/growing.js');
+  const { idle } = await import('/static/slices.js');
+  await (await import('/static/markdown.js')).loadMarkdown();
+  await (await import('/static/tex.js')).loadKatex();
+  window.render = async text => {
+    const node = document.createElement('div');
+    new Growing(node).show(text);
+    await idle();
+    return node;
+  };
+}"""
+
+
+def load_renderer(page: Any, url: str) -> None:
+    """Open the page and give it `render(text)`, which makes an element of markdown."""
+    page.goto(url)
+    page.evaluate(LOAD)

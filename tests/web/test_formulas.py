@@ -10,29 +10,18 @@ import pytest
 from realizar.server.web import web_routes
 from scripted_api import ScriptedApi, words
 from waits import HANG_S
-from web.page_driver import ask, finished, until
-
-LOAD = """async () => {
-  const { renderMarkdown } = await import('/static/markdown.js');
-  const { loadKatex } = await import('/static/tex.js');
-  await loadKatex();
-  window.render = text => {
-    const div = document.createElement('div');
-    div.append(renderMarkdown(text));
-    return div;
-  };
-}"""
+from web.page_driver import ask, finished, load_renderer, until
 
 # Formulas without attributes, without styles, and without rows of one element.
-PLAIN = """sources => sources.map(source => {
-  const math = render('\\\\(' + source + '\\\\)').querySelector('math');
+PLAIN = """sources => Promise.all(sources.map(async source => {
+  const math = (await render('\\\\(' + source + '\\\\)')).querySelector('math');
   math?.querySelectorAll('*').forEach(node => {
     node.getAttributeNames().forEach(name => node.removeAttribute(name));
     const isRow = ['mrow', 'mstyle'].includes(node.localName);
     if (isRow && (node.childNodes.length < 2 || node.parentNode === math)) node.replaceWith(...node.childNodes);
   });
   return math?.innerHTML;
-})"""
+}))"""
 # MathML by hand.
 DRAWN = {
     r"x_1^2": "<msubsup><mi>x</mi><mn>1</mn><mn>2</mn></msubsup>",
@@ -119,8 +108,7 @@ def module(browser: Any) -> Iterator[Any]:
     context = browser.new_context()
     page = context.new_page()
     with ScriptedApi(routes=web_routes()) as api:
-        page.goto(api.url)
-        page.evaluate(LOAD)
+        load_renderer(page, api.url)
         yield page
         context.close()
 
@@ -132,12 +120,15 @@ def test_what_is_drawn(module: Any) -> None:
     )
     assert dict(zip(DRAWN, shown, strict=True)) == DRAWN
     classes = module.evaluate(
-        "source => [...render(source).querySelectorAll('[class]')].map(node => node.getAttribute('class'))",
+        "async source =>"
+        " [...(await render(source)).querySelectorAll('[class]')].map(node => node.getAttribute('class'))",
         r"$$\begin{array}{r|c}1&2\\\hline 3&\cancel{4}\end{array}$$",
     )
     assert [each for each in classes if "math" not in each] == CLASSES, "lines, sides and strokes are classes"
-    stacked = module.evaluate("render('$$\\\\sum_i^n$$').querySelector('munderover') !== null")
-    numbered = module.evaluate("source => render(source).textContent", r"$$\begin{align}a&=b\tag{1}\\c\end{align}$$")
+    stacked = module.evaluate("async () => (await render('$$\\\\sum_i^n$$')).querySelector('munderover') !== null")
+    numbered = module.evaluate(
+        "async source => (await render(source)).textContent", r"$$\begin{align}a&=b\tag{1}\\c\end{align}$$"
+    )
     assert numbered.replace("\xa0", " ").split() == ["a=b(1)c"]
     assert stacked, "a displayed sum has its limits above and below"
 
@@ -145,7 +136,8 @@ def test_what_is_drawn(module: Any) -> None:
 def test_where_formulas_are(module: Any) -> None:
     """Each is known by its own source, marks and backslashes included."""
     found = module.evaluate(
-        "texts => texts.map(text => [...render(text).querySelectorAll('math')].map(math => math.dataset.tex))",
+        "texts => Promise.all(texts.map(async text =>"
+        " [...(await render(text)).querySelectorAll('math')].map(math => math.dataset.tex)))",
         list(FORMULAS),
     )
     assert dict(zip(FORMULAS, found, strict=True)) == FORMULAS
@@ -153,19 +145,20 @@ def test_where_formulas_are(module: Any) -> None:
 
 def test_what_is_not_known_stays_as_it_is_written(module: Any) -> None:
     texts = [*AS_WRITTEN, r"open \(x and \[y"]
-    shown = module.evaluate("texts => texts.map(text => render(text).textContent)", texts)
+    shown = module.evaluate("texts => Promise.all(texts.map(async text => (await render(text)).textContent))", texts)
     assert shown == texts
-    assert module.evaluate("texts => texts.map(text => render(text).querySelector('math'))", texts) == [None] * len(
-        texts
+    drawn = module.evaluate(
+        "texts => Promise.all(texts.map(async text => (await render(text)).querySelector('math')))", texts
     )
+    assert drawn == [None] * len(texts)
 
 
 def test_formulas_hold_no_markup(module: Any) -> None:
     texts = list(ATTACKS)
     names = module.evaluate(
-        """texts => {
+        """async texts => {
           const all = document.getElementById('log');
-          all.append(...texts.map(render));
+          all.append(...await Promise.all(texts.map(render)));
           const nodes = [...all.querySelectorAll('*')];
           return [nodes.map(node => node.localName), nodes.flatMap(node => node.getAttributeNames())];
         }""",
@@ -184,16 +177,17 @@ def test_a_long_one_ends(module: Any) -> None:
         *("\\(" * 5000, "$" * 5001, "$a" * 5000, "\\[\n" * 3000, "$$\nx\n" * 3000 + "$", "\\(" + "{" * 3000 + "\\)"),
         *(rf"\({doubled}\)", r"\(" + r"\frac{" * 400 + "1" + "}{2}" * 400 + r"\)"),
     ]
-    assert module.evaluate("texts => texts.map(text => render(text).textContent.length > 100)", long) == [True] * len(
-        long
+    shown = module.evaluate(
+        "texts => Promise.all(texts.map(async text => (await render(text)).textContent.length > 100))", long
     )
+    assert shown == [True] * len(long)
 
 
 def test_a_formula_is_written_until_it_can_be_drawn(api: ScriptedApi, page: Any) -> None:
     """KaTeX is fetched with the first formula, and not before; where it does not come, formulas stay as written."""
     fetched: list[str] = []
-    page.on("request", lambda request: fetched.append(request.url) if "/vendor/" in request.url else None)
-    page.route("**/vendor/*", lambda route: route.abort())
+    page.on("request", lambda request: fetched.append(request.url) if "katex" in request.url else None)
+    page.route("**/vendor/katex*", lambda route: route.abort())
     api.script = lambda body: words(r"So \(x^2\)." if len(api.requests) > 1 else "Hello")
     page.goto(api.url)
     ask(page, "Hi")
@@ -201,11 +195,11 @@ def test_a_formula_is_written_until_it_can_be_drawn(api: ScriptedApi, page: Any)
     assert fetched == []
     ask(page, "More")
     assert finished(page, 2).locator(".body").inner_text() == r"So \(x^2\)."
-    page.unroute("**/vendor/*")
+    page.unroute("**/vendor/katex*")
     ask(page, "Again")
     finished(page, 3)
     page.wait_for_selector(".message:last-child math msup")
-    assert all(url.endswith("/static/vendor/katex.min.js") for url in fetched)
+    assert set(fetched) == {f"{api.url}/static/vendor/katex.min.js"}
 
 
 def test_copies_have_their_backslashes(api: ScriptedApi, browser: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from scripted_api import ScriptedApi, words
+from web.page_driver import load_renderer
 
 ATTACKS = (
     "<script>window.hit = 1</script>",
@@ -53,20 +54,14 @@ SHARDS = (
 
 @pytest.fixture
 def module(api: ScriptedApi, page: Any) -> Any:
-    """The page, with `render(text)` that gives an element's HTML."""
-    page.goto(api.url)
-    page.evaluate(
-        "async () => { const { renderMarkdown } = await import('/static/markdown.js');"
-        " await (await import('/static/tex.js')).loadKatex();"
-        " await (await import('/static/colours.js')).loadHighlighter(); window.render = text => {"
-        " const div = document.createElement('div'); div.append(renderMarkdown(text)); return div; }; }"
-    )
+    """The page, with `render(text)` that makes an element."""
+    load_renderer(page, api.url)
     return page
 
 
 RENDERED = {
     "a *b* **c** ~~e~~": "<p>a <em>b</em> <strong>c</strong> <del>e</del></p>",
-    "***d***": "<p><strong><em>d</em></strong></p>",
+    "***d***": "<p><em><strong>d</strong></em></p>",
     "snake_case_name and 2 * 3 * 4": "<p>snake_case_name and 2 * 3 * 4</p>",
     "**a *b* c**": "<p><strong>a <em>b</em> c</strong></p>",
     "*open **and": "<p>*open **and</p>",
@@ -77,6 +72,10 @@ RENDERED = {
     "3. a\n4. b": '<ol start="3"><li>a</li><li>b</li></ol>',
     "- a\n\n- b": "<ul><li><p>a</p></li><li><p>b</p></li></ul>",
     "> a\n> > b": "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>",
+    "**「d」**e": "<p><strong>「d」</strong>e</p>",
+    "a\n---": "<p>a</p><hr>",
+    '[a](b "c") ![d](https://e.f/)': '<p>[a](b "c") <a href="https://e.f/" target="_blank" '
+    'rel="noopener noreferrer nofollow">d</a></p>',
     "a\n\n---\n\nb": "<p>a</p><hr><p>b</p>",
     "\\*a\\* \\<": "<p>*a* &lt;</p>",
     "<b>&amp;</b>": "<p>&lt;b&gt;&amp;amp;&lt;/b&gt;</p>",
@@ -84,16 +83,21 @@ RENDERED = {
 
 
 def test_what_becomes_of_it(module: Any) -> None:
-    shown = module.evaluate("texts => texts.map(text => render(text).innerHTML)", list(RENDERED))
+    shown = module.evaluate(
+        "texts => Promise.all(texts.map(async text => (await render(text)).innerHTML))", list(RENDERED)
+    )
     assert dict(zip(RENDERED, shown, strict=True)) == RENDERED
     code_in_item = "1. a\n   ```\n   x\n     y\n   ```\n2. b"
-    assert module.evaluate("text => render(text).querySelector('ol > li pre').textContent", code_in_item) == "x\n  y"
+    assert (
+        module.evaluate("async text => (await render(text)).querySelector('ol > li pre').textContent", code_in_item)
+        == "x\n  y"
+    )
 
 
 def test_links(module: Any) -> None:
     text = "[a *b*](https://x.y/(z)) see https://x.y/q_r_s. <https://u.v/> [m](mailto:a@b.c) [no](file:///etc) https://"
     links = module.evaluate(
-        "text => [...render(text).querySelectorAll('a')].map(a => [a.href, a.textContent, a.rel])", text
+        "async text => [...(await render(text)).querySelectorAll('a')].map(a => [a.href, a.textContent, a.rel])", text
     )
     rel = "noopener noreferrer nofollow"
     assert links == [
@@ -107,7 +111,7 @@ def test_links(module: Any) -> None:
 def test_tables_and_code(module: Any) -> None:
     text = "| a | b |\n|:--|--:|\n| `x` | 1 \\| 2 |\n| only |\n\n```python title\nif a < b:\n    pass\n```\n~~~\nopen"
     found = module.evaluate(
-        "text => { const all = render(text); return ["
+        "async text => { const all = await render(text); return ["
         "[...all.querySelectorAll('tr')].map(row => [...row.cells].map(cell => cell.textContent)),"
         "[...all.querySelectorAll('td')].map(cell => cell.className),"
         "[...all.querySelectorAll('figure')].map(node => "
@@ -131,21 +135,32 @@ COLOURED = {
 
 
 def test_code_is_coloured(module: Any) -> None:
-    """Its text stays the same to the letter, and only spans are made."""
-    for language, (code, expected) in COLOURED.items():
-        text, names, spans = module.evaluate(
-            """text => { const code = render(text).querySelector('code');
+    """Its text stays the same to the letter, and only spans are made. The last one is coloured last."""
+    long = ("python", "x = 1\n" * 5000, {})
+    texts = [
+        long,
+        *((language, *rest) for language, rest in COLOURED.items()),
+        ("js", "let a", {"let": "hljs-keyword"}),
+    ]
+    module.evaluate(
+        "async texts => { for (const text of texts) document.body.append(await render(text)); }",
+        [f"```{language}\n{code}\n```" for language, code, _ in texts],
+    )
+    module.wait_for_function("() => [...document.querySelectorAll('pre')].at(-1).querySelector('.hljs-keyword')")
+    for (_, code, expected), (text, names, spans) in zip(
+        texts,
+        module.evaluate(
+            """[...document.querySelectorAll('pre > code')].map(code => {
             const all = [...code.querySelectorAll('*')];
             return [code.textContent, all.map(node => node.localName),
-              Object.fromEntries(all.map(node => [node.textContent, node.className]))]; }""",
-            f"```{language}\n{code}\n```",
-        )
+              Object.fromEntries(all.map(node => [node.textContent, node.className]))]; })"""
+        ),
+        strict=True,
+    ):
         assert text == code
         assert set(names) <= {"span"}
         assert {each: spans.get(each) for each in expected} == expected
         assert bool(spans) == bool(expected)
-    long = "```python\n" + "x = 1\n" * 5000 + "```"
-    assert module.evaluate("text => render(text).querySelectorAll('code *').length", long) == 0
 
 
 def test_attacks_are_inert(api: ScriptedApi, page: Any) -> None:
@@ -178,9 +193,10 @@ def test_nothing_is_lost_and_growing_is_the_same(module: Any) -> None:
     found = module.evaluate(
         """async texts => {
           const { MessageView } = await import('/static/view.js');
+          const { idle } = await import('/static/slices.js');
           const wrong = [];
           for (const text of texts) {
-            const whole = render(text);
+            const whole = await render(text);
             const count = node => (node.textContent.match(/word|Ünit/g) ?? []).join();
             const plain = text.replace(/```+[^\\n`]*/g, '');
             if (text.length < 1000) {
@@ -192,6 +208,10 @@ def test_nothing_is_lost_and_growing_is_the_same(module: Any) -> None:
               for (let at = 0; at < text.length; at += 3) {
                 message.content = text.slice(0, at + 3);
                 view.update(true);
+                await idle();
+              }
+              for (const code of [...whole.querySelectorAll('pre'), ...view.body.querySelectorAll('pre')]) {
+                code.textContent = code.textContent; // its colours come when they come
               }
               if (view.body.innerHTML !== whole.innerHTML) wrong.push(['differs', text]);
             }

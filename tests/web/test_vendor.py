@@ -12,6 +12,13 @@ VENDOR = Path(realizar.server.web.__file__).parent / "vendor"
 ROOT = Path(__file__).parents[2]
 # Files by the package of npm that has them, its version, their place in it, and their SHA-256.
 FILES = {
+    ("markdown-it", "15.0.3"): {
+        (
+            "markdown-it.min.js",
+            "dist/browser/markdown-it.esm.min.mjs",
+        ): "d5432491790141da046b1197353705db03264f40b5727f3b4b591f5aba193e30",
+        ("markdown-it.LICENSE", "LICENSE"): "792c48c5a849a15fdf9e37e8bcf9e6d1dd13b32b46c642a748a0a46a9919d473",
+    },
     ("katex", "0.19.1"): {
         ("katex.min.js", "dist/katex.min.js"): "fa140498b8cfc8302cbe5e7cb1bdbc1f952bc38b3fa258ede09e73edbf9a74bc",
         ("katex.LICENSE", "LICENSE"): "766ccc1f306c885aa45542a9846bbd0a505b27a0374f146778171c2254ce18e3",

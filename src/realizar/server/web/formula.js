@@ -1,20 +1,44 @@
 // Where formulas begin and end in a text, and what is shown of them.
 
-import { hasKatex, loadKatex, texToMath } from "./tex.js";
+import { texToMath } from "./tex.js";
 
-const MAX_LENGTH = 4000; // of a formula within a line of text
+const MAX_LENGTH = 3000; // of a formula with its marks
 const ENDS = { "\\(": "\\)", "\\[": "\\]" };
-const OPENING_LINE = /^ *(\$\$|\\\[|\\begin\{([a-zA-Z]+\*?)\})/;
+const OPENING_LINE = /^(\$\$|\\\[|\\begin\{([a-zA-Z]+\*?)\})/;
 const DISPLAYED = /^(?:align|alignat|equation|gather|multline|eqnarray|displaymath)\*?$/;
 const MAX_KEPT = 300; // formulas that were drawn last
 const kept = new Map(); // by their sources: an answer that grows makes its last block anew at each frame
 const MONEY = /^[\d.,]+\s*(?:[kKmMbB]|million|billion)?\s+\p{L}{2,}/u;
 
+/** Has a parser of markdown find formulas: tokens `formula` whose `meta` is `{source, raw, display}`. */
+export function addFormulaRules(markdown) {
+  markdown.block.ruler.before("code", "formula", formulaLines, { alt: ["paragraph", "blockquote", "list"] });
+  markdown.inline.ruler.before("escape", "formula", (state, silent) => {
+    const { src, pos } = state;
+    const found = "$\\".includes(src[pos]) ? findFormula(src, pos) : null;
+    if (found && found.end <= state.posMax) {
+      if (!silent) {
+        state.push("formula", "", 0).meta = found;
+      }
+      state.pos = found.end;
+      return true;
+    }
+    if (src[pos] !== "\\" || !/[([\])]/.test(src[pos + 1] ?? "")) {
+      return false;
+    }
+    if (!silent) {
+      state.pending += src.slice(pos, pos + 2); // a formula's mark, whose other one is not there (yet)
+    }
+    state.pos += 2;
+    return true;
+  });
+}
+
 /**
  * A formula that starts at a place of a text: `{source, raw, display, end}`, or null.
  * `$` is one only as pandoc and GitHub have it: nothing blank inside its marks, no word or digit right outside them.
  */
-export function findFormula(text, at) {
+function findFormula(text, at) {
   const open = text.startsWith("$$", at) ? "$$" : text[at] === "$" ? "$" : text.slice(at, at + 2);
   const close = ENDS[open] ?? open;
   if (open !== "$" && open !== "$$" && !ENDS[open]) {
@@ -36,7 +60,7 @@ export function findFormula(text, at) {
 
 /** The place of closing dollar signs without a backslash before them; -1 if there are none. */
 function unescaped(text, close) {
-  for (let at = 0; at < text.length; at += 1) {
+  for (let at = text.search(/[\\$]/); at >= 0 && at < text.length; at += 1) {
     if (text[at] === "\\") {
       at += 1;
     } else if (text.startsWith(close, at)) {
@@ -51,65 +75,50 @@ function isFormula(source, before, after) {
   return isClosed && !/[\w$\\]/.test(before ?? "") && !/[\w$]/.test(after ?? "") && !MONEY.test(source);
 }
 
-/** A displayed formula whose lines start at one: `{source, raw, display, end}` with the line after it, or null. */
-export function formulaLines(lines, at) {
-  const match = OPENING_LINE.exec(lines[at]);
+/** A rule of blocks: a displayed formula whose lines start at one. Notes the first line that opens one without an end. */
+function formulaLines(state, start, end, silent) {
+  const { src, bMarks, tShift, eMarks } = state;
+  const begin = bMarks[start] + tShift[start];
+  const match = OPENING_LINE.exec(src.slice(begin, Math.min(eMarks[start], begin + 40)));
   if (!match || (match[2] && !DISPLAYED.test(match[2]))) {
-    return null;
+    return false;
   }
-  const [, open, environment] = match;
+  const [mark, open, environment] = match;
   const close = environment ? `\\end{${environment}}` : ENDS[open] ?? open;
-  const inner = [];
-  let size = 0;
-  for (let end = at; end < lines.length && size <= MAX_LENGTH; end += 1) {
-    const line = end === at ? lines[at].slice(match[0].length) : lines[end];
-    const found = line.indexOf(close);
-    if (found < 0) {
-      if (open === "$$" && end > at && !line.trim()) {
-        return null; // a paragraph ends there
-      }
-      inner.push(line);
-      size += line.length + 1;
-      continue;
+  const from = begin + mark.length;
+  const size = src.slice(from, from + MAX_LENGTH).indexOf(close);
+  if (size < 0) {
+    if (src.length - from < MAX_LENGTH) {
+      state.env.unclosed = Math.min(state.env.unclosed, start);
     }
-    const source = [...inner, line.slice(0, found)].join("\n");
-    if (!source.trim() || !/^\s*[.,;:]?\s*$/.test(line.slice(found + close.length))) {
-      return null;
-    }
-    const whole = environment ? `${open}${source}${close}` : source;
-    return { source: whole, raw: lines.slice(at, end + 1).join("\n"), display: true, end: end + 1 };
+    return false;
   }
-  return null;
+  const after = from + size + close.length;
+  let last = start;
+  while (last < end && eMarks[last] < after) {
+    last += 1;
+    if (open === "$$" && last < end && state.isEmpty(last)) {
+      return false; // a paragraph ends there
+    }
+  }
+  if (last >= end || !src.slice(from, from + size).trim() || !/^\s*[.,;:]?\s*$/.test(src.slice(after, eMarks[last]))) {
+    return false;
+  }
+  if (!silent) {
+    const raw = state.getLines(start, last + 1, state.blkIndent, false).trimEnd();
+    const place = raw.indexOf(mark) + mark.length;
+    const source = raw.slice(place, raw.indexOf(close, place));
+    const token = state.push("formula", "", 0);
+    token.map = [start, last + 1];
+    token.content = raw;
+    token.meta = { source: environment ? `${mark}${source}${close}` : source, raw, display: true };
+    state.line = last + 1;
+  }
+  return true;
 }
 
-/**
- * A formula as the browser draws it, or as it was written where it can't be. The first one is written until what draws
- * it has come.
- */
-export function formulaNode(formula) {
-  let node = hasKatex() ? drawn(formula) : null;
-  if (node === null) {
-    const code = document.createElement("code"); // whatever is wrong with it: its source is never lost
-    code.className = "tex";
-    code.textContent = formula.raw;
-    node = code;
-    if (!hasKatex()) {
-      loadKatex().then((isThere) => {
-        code.replaceWith((isThere && drawn(formula)) || code);
-        document.dispatchEvent(new Event("drawn")); // what is shown may have grown
-      });
-    }
-  }
-  if (!formula.display) {
-    return node;
-  }
-  const holder = document.createElement("span");
-  holder.className = "formula";
-  holder.append(node);
-  return holder;
-}
-
-function drawn({ source, raw, display }) {
+/** A formula as the browser draws it; null where that can't be done. */
+export function drawFormula({ source, raw, display }) {
   const key = `${display} ${source}`;
   let math = kept.get(key);
   if (math === undefined) {

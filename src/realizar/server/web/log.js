@@ -36,11 +36,14 @@ export class Log {
         this.views.delete(id);
       }
     }
-    shown.forEach((message, index) => {
+    for (const message of shown.toReversed()) { // the last ones are seen first
       const view = this.views.get(message.id) ?? new MessageView(message, this.handlers);
       this.views.set(message.id, view);
       view.message = message;
       view.update(message === coming);
+    }
+    shown.forEach((message, index) => {
+      const view = this.views.get(message.id);
       if (this.node.children[index] !== view.node) {
         this.node.insertBefore(view.node, this.node.children[index] ?? null);
       }

@@ -1,261 +1,177 @@
-// Markdown to DOM nodes. Text only ever becomes text nodes, so nothing that a model writes can become markup.
+// Markdown's grammar, by markdown-it, which is fetched with the first answer: text to a tree of what is in it. Its rules
+// may take time that grows with the square of a text's length, so they are given short pieces alone.
 
-import { colourCode } from "./colours.js";
-import { formulaLines, formulaNode } from "./formula.js";
-import { inline } from "./inline.js";
+import { addFormulaRules } from "./formula.js";
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
-const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
-const QUOTE = /^ {0,3}> ?/;
-const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:[ \t]+(.*)|$)/;
-const TABLE_RULE = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
-const MAX_DEPTH = 12;
+const MAX_WINDOW = 20_000; // characters that are cut into blocks at a time
+const MAX_LINES = 500;
+const MAX_PIECE = 2000; // characters whose marks are looked for at a time
+const MAX_CELLS = 5000; // of a table
+const MAX_LEVEL = 12; // of elements within each other; a list and its item are two
+const TABLE_RULE = /^[ \t]*[|:-][|: \t-]*$/;
+const LOOK_BACK = 2; // lines at the end of a text that may still become something else
+let parser = null;
+let loading = null;
+
+/** Fetches markdown-it once; an attempt that failed is made again. Resolves to whether markdown can be read. */
+export function loadMarkdown() {
+  loading ??= import("./vendor/markdown-it.min.js").then(
+    ({ default: MarkdownIt }) => {
+      parser = configured(new MarkdownIt({ linkify: true, breaks: true, maxNesting: MAX_LEVEL + 8 }));
+      return true;
+    },
+    () => {
+      loading = null;
+      return false;
+    },
+  );
+  return loading;
+}
+
+/** True if markdown can be read at once. */
+export const hasMarkdown = () => parser !== null;
+
+function configured(markdown) {
+  markdown.disable(["reference", "lheading", "html_block", "html_inline", "entity"]); // text that is none of ours stays
+  markdown.validateLink = (address) => /^(?:https?:\/\/|mailto:)/i.test(address);
+  markdown.inline.State = class extends markdown.inline.State {
+    /** Marks of emphasis open before and close after whatever is not blank: languages without blanks need it. */
+    scanDelims(start, isInWord) {
+      const found = super.scanDelims(start, isInWord);
+      if (isInWord) {
+        found.can_open = /\S/.test(this.src[start + found.length] ?? "");
+        found.can_close = start > 0 && /\S/.test(this.src[start - 1]);
+      }
+      return found;
+    }
+  };
+  const { ruler } = markdown.block;
+  ruler.before("table", "too_deep", (state, start, end, silent) =>
+    state.level >= MAX_LEVEL && !silent && takePlain(state, start, end));
+  ruler.before("table", "too_large_table", tooLargeTable, { alt: ["paragraph"] });
+  addFormulaRules(markdown);
+  return markdown;
+}
+
+/** Lines as they are written. */
+function takePlain(state, start, end) {
+  const token = state.push("plain", "", 0);
+  token.content = state.getLines(start, end, state.blkIndent, false);
+  token.map = [start, end];
+  state.line = end;
+  return true;
+}
+
+function tooLargeTable(state, start, end, silent) {
+  const rule = start + 1 < end ? state.src.slice(state.bMarks[start + 1], state.eMarks[start + 1]) : "";
+  if (!TABLE_RULE.test(rule)) {
+    return false;
+  }
+  const columns = rule.split("|").length;
+  let last = start + 2;
+  while (last < end && !state.isEmpty(last)) {
+    last += 1;
+  }
+  if (columns * (last - start) <= MAX_CELLS || !state.src.slice(state.bMarks[start], state.eMarks[start]).includes("|")) {
+    return false;
+  }
+  return silent || takePlain(state, start, last);
+}
 
 /**
- * Cuts text into blocks. A block that came out complete stays as it is when text is added behind it, so a growing
- * answer needs only its last blocks made anew.
- * @param {string} text
- * @returns {{source: string, make: () => Node}[]}
+ * Blocks at a place of a text: `{blocks: [{source, item, length}], settled, isEnd, read}`. A block's length is that up to the
+ * next one; `settled` is that of the blocks that stay as they are whatever comes behind the text; `isEnd` says that there are
+ * no more, `read` how many characters were read: so few that the work is bounded.
  */
-export function parseBlocks(text, depth = 0) {
-  const lines = text.replace(/\r\n?/g, "\n").replace(/\t/g, "    ").split("\n");
-  const blocks = [];
-  const ranks = []; // marks of the headings that enclose the place
-  let at = 0;
-  while (at < lines.length) {
-    if (!lines[at].trim()) {
-      at += 1;
+export function readBlocks(text, at) {
+  const window = cutWindow(text, at);
+  const isEnd = at + window.length === text.length;
+  const lines = window.split("\n");
+  const starts = [0];
+  lines.forEach((line) => starts.push(starts.at(-1) + line.length + 1));
+  const [tokens, env] = [[], { unclosed: lines.length }];
+  parser.block.parse(window, parser, env, tokens);
+  const found = nested(tokens);
+  const blocks = found.map((item, index) => {
+    const [first, end] = item.token.map;
+    const until = starts[found[index + 1]?.token.map[0] ?? lines.length];
+    const begin = index ? starts[first] : 0;
+    return { source: lines.slice(first, end).join("\n"), item, length: Math.min(until, window.length) - begin, end };
+  });
+  const limit = Math.min(lines.length - LOOK_BACK, env.unclosed);
+  const open = blocks.findIndex(({ end }) => end > limit);
+  const read = window.length;
+  const kept = Math.max((open < 0 ? blocks.length : open) - 1, 0); // an open one may still join the block before it
+  if (isEnd) {
+    return { blocks, settled: total(blocks.slice(0, kept)), isEnd, read };
+  }
+  if (kept > 0) {
+    return { blocks: blocks.slice(0, kept), settled: total(blocks.slice(0, kept)), isEnd, read };
+  }
+  blocks.length = Math.min(blocks.length, 1); // a block that is longer than what is read at a time ends there
+  lengthenCode(blocks[0], text, at, window.length);
+  const size = blocks[0]?.length ?? window.length;
+  const isLast = at + size >= text.length;
+  return { blocks, settled: isLast ? 0 : size, isEnd: isLast, read };
+}
+
+const total = (blocks) => blocks.reduce((sum, { length }) => sum + length, 0);
+
+function cutWindow(text, at) {
+  let end = at;
+  for (let count = 0; count < MAX_LINES && end < text.length; count += 1) {
+    const next = text.indexOf("\n", end) + 1 || text.length;
+    if (next - at > MAX_WINDOW) {
+      return text.slice(at, end > at ? end : at + MAX_WINDOW);
+    }
+    end = next;
+  }
+  return text.slice(at, end);
+}
+
+/** Code is not cut, however long it is. */
+function lengthenCode(block, text, at, length) {
+  if (block?.item.type !== "fence") {
+    return;
+  }
+  const { token } = block.item;
+  const begin = text.indexOf("\n", at + text.slice(at, at + length).search(/\S/)) + 1 || text.length;
+  const closing = new RegExp(`^ {0,3}${token.markup[0]}{${token.markup.length},}[ \\t]*$`, "gm");
+  closing.lastIndex = begin;
+  const close = closing.exec(text);
+  const end = close ? close.index : text.length;
+  token.content = text.slice(begin, end);
+  block.length = (close ? Math.min(closing.lastIndex + 1, text.length) : text.length) - at;
+  block.source = text.slice(at, at + block.length);
+}
+
+/** What is within a block's lines, as `nested` gives it, piece by piece. */
+export function* readInline(content) {
+  for (let at = 0; at < content.length;) {
+    const part = content.slice(at, at + MAX_PIECE);
+    const isLast = at + part.length >= content.length;
+    const cut = isLast ? 0 : Math.max(part.lastIndexOf("\n"), part.lastIndexOf(" "));
+    const piece = cut > 0 ? part.slice(0, cut + 1) : part;
+    const tokens = [];
+    parser.inline.parse(piece, parser, {}, tokens);
+    yield { length: piece.length, items: nested(tokens) };
+    at += piece.length;
+  }
+}
+
+/** Tokens that open and close as a tree of `{type, token, children}`. */
+function nested(tokens) {
+  const levels = [[]];
+  for (const token of tokens) {
+    if (token.nesting < 0) {
+      levels.pop();
       continue;
     }
-    const [end, make] = readBlock(lines, at, depth, ranks);
-    blocks.push({ source: lines.slice(at, end).join("\n"), make });
-    at = end;
-  }
-  return blocks;
-}
-
-/** All of a text as nodes. */
-export function renderMarkdown(text, depth = 0) {
-  const fragment = document.createDocumentFragment();
-  for (const block of parseBlocks(text, depth)) {
-    fragment.append(block.make());
-  }
-  return fragment;
-}
-
-function readBlock(lines, at, depth, ranks) {
-  const line = lines[at];
-  let match = FENCE.exec(line);
-  if (match) {
-    return readFence(lines, at, match[1], match[2]);
-  }
-  match = HEADING.exec(line);
-  if (match) {
-    const [, marks, title] = match;
-    const name = headingName(marks.length, ranks);
-    return [at + 1, () => filled(name, title)];
-  }
-  const formula = formulaLines(lines, at);
-  if (formula) {
-    return [formula.end, () => formulaNode(formula)];
-  }
-  if (RULE.test(line)) {
-    return [at + 1, () => document.createElement("hr")];
-  }
-  if (depth < MAX_DEPTH) {
-    if (QUOTE.test(line)) {
-      return readQuote(lines, at, depth);
-    }
-    if (ITEM.test(line)) {
-      return readList(lines, at, depth);
+    const item = { type: token.type.replace(/_open$/, ""), token, children: [] };
+    levels.at(-1).push(item);
+    if (token.nesting > 0) {
+      levels.push(item.children);
     }
   }
-  if (line.includes("|") && at + 1 < lines.length && lines[at + 1].includes("|") && TABLE_RULE.test(lines[at + 1])) {
-    return readTable(lines, at);
-  }
-  return readParagraph(lines, at, depth);
-}
-
-/** The element of a heading: a message's own is h2, and no rank below it is left out, as screen readers want it. */
-function headingName(marks, ranks) {
-  while (ranks.at(-1) >= marks) {
-    ranks.pop();
-  }
-  ranks.push(marks);
-  return `h${Math.min(ranks.length + 2, 6)}`;
-}
-
-function readFence(lines, at, marks, language) {
-  let end = at + 1;
-  const closing = new RegExp(`^ {0,3}${marks[0]}{${marks.length},}\\s*$`);
-  while (end < lines.length && !closing.test(lines[end])) {
-    end += 1;
-  }
-  const code = lines.slice(at + 1, end).join("\n");
-  return [Math.min(end + 1, lines.length), () => codeBlock(code, language)];
-}
-
-function codeBlock(code, language) {
-  const figure = document.createElement("figure");
-  figure.className = "code";
-  const caption = document.createElement("figcaption");
-  const name = document.createElement("span");
-  name.textContent = language || "text";
-  const copy = document.createElement("button");
-  copy.type = "button";
-  copy.className = "copy-code";
-  copy.textContent = "Copy";
-  caption.append(name, copy);
-  const pre = document.createElement("pre");
-  pre.tabIndex = 0;
-  const inner = document.createElement("code");
-  inner.textContent = code;
-  colourCode(inner, language);
-  pre.append(inner);
-  figure.append(caption, pre);
-  return figure;
-}
-
-function readQuote(lines, at, depth) {
-  let end = at;
-  const inner = [];
-  while (end < lines.length && lines[end].trim() && (QUOTE.test(lines[end]) || !startsBlock(lines, end))) {
-    inner.push(lines[end].replace(QUOTE, ""));
-    end += 1;
-  }
-  const make = () => {
-    const quote = document.createElement("blockquote");
-    quote.append(renderMarkdown(inner.join("\n"), depth + 1));
-    return quote;
-  };
-  return [end, make];
-}
-
-function readList(lines, at, depth) {
-  const [, indent, marker] = ITEM.exec(lines[at]);
-  const ordered = /\d/.test(marker);
-  const items = [];
-  let end = at;
-  let loose = false;
-  while (end < lines.length) {
-    const match = ITEM.exec(lines[end]);
-    const isSibling = match && match[1].length <= indent.length + 1 && /\d/.test(match[2]) === ordered;
-    if (isSibling && !RULE.test(lines[end])) {
-      if (match[1].length < indent.length) {
-        break;
-      }
-      items.push([match[3] ?? ""]);
-    } else if (!lines[end].trim()) {
-      const next = lines.slice(end).find((line) => line.trim());
-      const isInside = next !== undefined && /^ {2,}/.test(next.slice(indent.length));
-      if (!isInside && (next === undefined || !sameList(next, indent, ordered))) {
-        break;
-      }
-      loose ||= sameList(next, indent, ordered);
-      items.at(-1).push("");
-    } else if (/^ {2,}/.test(lines[end].slice(indent.length)) || !(startsBlock(lines, end) || !lines[end - 1].trim())) {
-      items.at(-1).push(lines[end]);
-    } else {
-      break;
-    }
-    end += 1;
-  }
-  const start = ordered ? Number.parseInt(marker, 10) : 1;
-  return [end, () => list(items, ordered, start, loose, depth)];
-}
-
-function sameList(line, indent, ordered) {
-  const match = ITEM.exec(line);
-  return Boolean(match) && match[1].length === indent.length && /\d/.test(match[2]) === ordered;
-}
-
-function list(items, ordered, start, loose, depth) {
-  const node = document.createElement(ordered ? "ol" : "ul");
-  if (ordered && start !== 1) {
-    node.start = start;
-  }
-  for (const [first, ...rest] of items) {
-    const filledLines = rest.filter((line) => line.trim());
-    const margin = filledLines.reduce((least, line) => Math.min(least, line.search(/\S/)), 99);
-    const text = [first, ...rest.map((line) => line.slice(Math.min(margin, line.length)))].join("\n").trimEnd();
-    const item = document.createElement("li");
-    const task = /^\[([ xX])\]\s+/.exec(text);
-    if (task) {
-      item.className = "task";
-      const box = document.createElement("input");
-      box.type = "checkbox";
-      box.disabled = true;
-      box.checked = task[1] !== " ";
-      box.setAttribute("aria-label", box.checked ? "Done" : "To do");
-      item.append(box);
-    }
-    for (const block of parseBlocks(task ? text.slice(task[0].length) : text, depth + 1)) {
-      const made = block.make();
-      item.append(...(!loose && made.nodeName === "P" ? made.childNodes : [made]));
-    }
-    node.append(item);
-  }
-  return node;
-}
-
-function readTable(lines, at) {
-  const aligns = cells(lines[at + 1]).map((cell) => {
-    const [left, right] = [cell.startsWith(":"), cell.endsWith(":")];
-    return left && right ? "center" : right ? "right" : "";
-  });
-  let end = at + 2;
-  while (end < lines.length && lines[end].trim() && lines[end].includes("|")) {
-    end += 1;
-  }
-  const rows = lines.slice(at + 2, end).map(cells);
-  return [end, () => table(cells(lines[at]), aligns, rows)];
-}
-
-function cells(line) {
-  const trimmed = line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "");
-  return trimmed.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
-}
-
-function table(head, aligns, rows) {
-  const holder = document.createElement("div");
-  holder.className = "table";
-  holder.tabIndex = 0;
-  const node = document.createElement("table");
-  const fill = (parent, kind, texts) => {
-    const row = document.createElement("tr");
-    head.forEach((_, column) => {
-      const cell = filled(kind, texts[column] ?? "");
-      if (aligns[column]) {
-        cell.className = aligns[column];
-      }
-      row.append(cell);
-    });
-    parent.append(row);
-  };
-  fill(node.createTHead(), "th", head);
-  const body = node.createTBody();
-  rows.forEach((row) => fill(body, "td", row));
-  holder.append(node);
-  return holder;
-}
-
-function readParagraph(lines, at, depth) {
-  let end = at + 1;
-  while (end < lines.length && lines[end].trim() && !startsBlock(lines, end)) {
-    end += 1;
-  }
-  const text = lines.slice(at, end).map((line) => line.trimStart()).join("\n");
-  return [end, () => filled("p", text)];
-}
-
-function startsBlock(lines, at) {
-  const line = lines[at];
-  return [FENCE, HEADING, RULE, QUOTE, ITEM].some((kind) => kind.test(line)) || formulaLines(lines, at) !== null;
-}
-
-function filled(kind, text) {
-  const node = document.createElement(kind);
-  node.append(...inline(text));
-  return node;
+  return levels[0];
 }

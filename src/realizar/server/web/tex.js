@@ -3,7 +3,10 @@
 
 import { copyMath } from "./mathml.js";
 
-const MAX_LENGTH = 10_000;
+const MAX_MARKUP = 100_000; // characters
+// Definitions make much of little: a formula that has some is short.
+const DEFINITION = /\\(?:[egx]?def|let|futurelet|global|long|(?:re)?newcommand|providecommand)(?![a-zA-Z])/;
+const MAX_DEFINING = 500; // characters
 const OPTIONS = {
   output: "mathml", // the browser draws it: no fonts, and no styles in attributes, which the page's policy forbids
   throwOnError: true,
@@ -56,14 +59,19 @@ export const hasKatex = () => katex !== null;
  * @throws for what KaTeX does not know, or what is not well formed.
  */
 export function texToMath(source, display) {
-  if (source.length > MAX_LENGTH) {
+  const isDefining = DEFINITION.test(source);
+  if (isDefining && source.length > MAX_DEFINING) {
     throw new Error("too long");
   }
   const markup = katex.renderToString(source.replace(REPLACED, replaced), {
     ...OPTIONS,
     displayMode: display,
+    ...(isDefining ? { maxExpand: 50 } : {}),
     macros: { ...MACROS }, // a new object each time: KaTeX writes \gdef's definitions into it
   });
+  if (markup.length > MAX_MARKUP) {
+    throw new Error("too much is drawn");
+  }
   const math = copyMath(new DOMParser().parseFromString(markup, "text/html").querySelector("math"));
   if (!math.textContent) {
     throw new Error("nothing would be seen");

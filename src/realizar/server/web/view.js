@@ -3,7 +3,7 @@
 import { callNode, resultForm, resultNode } from "./calls.js";
 import { makeEditor } from "./editor.js";
 import { fileNode } from "./files.js";
-import { parseBlocks } from "./markdown.js";
+import { Growing } from "./growing.js";
 
 export function icon(name) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -33,27 +33,6 @@ function action(name, label, run) {
 
 const NAMES = { user: "You", assistant: "Model", tool: "Tool" };
 
-/** Text grown in place: blocks that did not change keep their nodes, and what the reader selected in them. */
-class Growing {
-  constructor(node) {
-    this.node = node;
-    this.sources = [];
-  }
-
-  show(text) {
-    const blocks = parseBlocks(text);
-    let same = 0;
-    while (same < blocks.length && this.sources[same] === blocks[same].source) {
-      same += 1;
-    }
-    while (this.node.childNodes.length > same) {
-      this.node.lastChild.remove();
-    }
-    this.node.append(...blocks.slice(same).map((block) => block.make()));
-    this.sources = blocks.map((block) => block.source);
-  }
-}
-
 /**
  * A message's element.
  * `handlers`: edit(message, text), giveResults(message, results), isLast(message), regenerate(message), proceed(message), hasSeveral() of models, siblings(message), choose(message, label of the button).
@@ -76,7 +55,7 @@ export class MessageView {
       this.node.append(resultNode(message), this.versions);
     } else {
       this.thought = this.makeThought();
-      this.content = new Growing(this.body);
+      this.content = new Growing(this.body, () => this.showBusy());
       this.stats = element("span", "stats");
       this.proceedButton = action("continue", "Continue", () => handlers.proceed(this.message));
       this.notice = element("div", "notice");
@@ -140,7 +119,7 @@ export class MessageView {
     const summary = element("summary", "", "Thinking");
     const text = element("div", "thought-text");
     node.append(summary, text);
-    return { node, summary, text: new Growing(text) };
+    return { node, summary, text: new Growing(text, () => this.showBusy()) };
   }
 
   /** Tool calls, and below the last message of a chat a form for their results. */
@@ -156,6 +135,12 @@ export class MessageView {
     if (isAsking) {
       this.calls.append(resultForm(calls, (results) => this.handlers.giveResults(this.message, results)));
     }
+  }
+
+  /** A message is busy until it has come and is drawn. */
+  showBusy() {
+    const isBusy = this.isBusy || this.content.isDrawing || this.thought.text.isDrawing;
+    this.node.setAttribute("aria-busy", String(isBusy));
   }
 
   /** Shows the message as it is now; `busy` while it grows here. */
@@ -178,7 +163,8 @@ export class MessageView {
     this.showCalls(busy);
     this.node.classList.toggle("busy", busy);
     this.node.classList.toggle("waiting", busy && !content && !reasoning && !this.message.calls);
-    this.node.setAttribute("aria-busy", String(busy));
+    this.isBusy = busy;
+    this.showBusy();
     this.actions.hidden = busy;
     this.proceedButton.hidden = !content || !(stopped || error || cut || open);
     const model = this.handlers.hasSeveral?.() && this.message.model;
