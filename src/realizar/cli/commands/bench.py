@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import Integer, Json, Model
+from realizar.cli.options.arguments import Integer, Json, Model, Verbose
 from realizar.cli.options.engine import BackendOptions
 from realizar.cli.terminal.load_progress import load_progress
+from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.progress import download_progress
 from realizar.errors import InvalidRequestError
 from realizar.sizes import format_bytes
@@ -40,10 +41,12 @@ def bench_command(
     skew: Annotated[
         float, Parameter(help="With --generate, tokens prefer some experts by a Zipf law of this exponent.")
     ] = 0.0,
+    verbose: Verbose = False,
     as_json: Json = False,
     backend: BackendOptions | None = None,
 ) -> None:
     """Measure prefill and decode in tokens per second."""
+    show_log(verbose)
     from realizar.bench.throughput import Work, measure_throughput
     from realizar.engine.loading import find_checkpoint
 

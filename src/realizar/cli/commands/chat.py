@@ -14,11 +14,12 @@ from realizar.cli.channel_text import ChannelText
 from realizar.cli.chat_session import ChatSession
 from realizar.cli.chat_window import ContextWindow, Message
 from realizar.cli.commands.run import show, statistics
-from realizar.cli.options.arguments import Model, checked_text
+from realizar.cli.options.arguments import Model, Verbose, checked_text
 from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
 from realizar.cli.options.engine import EngineOptions
 from realizar.cli.options.loading import ForChat, load_model
 from realizar.cli.options.sampling import SamplingOptions
+from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.printable import error_line
 from realizar.cli.terminal.show_markdown import renders_markdown, show_markdown
 from realizar.cli.terminal.terminal import keys_unseen
@@ -44,10 +45,12 @@ def chat_command(
     no_history: Annotated[
         bool, Parameter(negative=(), help="Save no typed lines to the history file that the arrow keys read.")
     ] = False,
+    verbose: Verbose = False,
     sampling: SamplingOptions | None = None,
     engine: EngineOptions | None = None,
 ) -> None:
     """Talk to a model; /help lists the commands."""
+    show_log(verbose)
     sampling = (sampling or SamplingOptions()).checked()
     chat = ForChat(read_chat_template(chat_template))
     with load_model(model, engine or EngineOptions(), chat=chat) as llm:

@@ -15,8 +15,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from realizar import __version__
-from realizar.cli.options.arguments import Json, MaybeInteger
+from realizar.cli.options.arguments import Json, MaybeInteger, Verbose
 from realizar.cli.options.serve import check_replicas
+from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.printable import printable
 from realizar.errors import RealizarError
 from realizar.sizes import format_bytes
@@ -35,11 +36,12 @@ class DoctorError(RealizarError):
     """A check failed."""
 
 
-def doctor_command(*, replicas: _Replicas = None, as_json: Json = False) -> None:
+def doctor_command(*, replicas: _Replicas = None, verbose: Verbose = False, as_json: Json = False) -> None:
     """Report processor, instruction sets, GPUs, memory and caches, and check that the engine works on each device.
 
     Exit status 1 if a check fails.
     """
+    show_log(verbose)
     if replicas is not None:
         check_replicas(replicas)
     facts = _facts(replicas)

@@ -11,9 +11,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import Integer, Json, MaybeInteger, Model
+from realizar.cli.options.arguments import Integer, Json, MaybeInteger, Model, Verbose
 from realizar.cli.options.engine import EngineOptions
 from realizar.cli.options.loading import load_model
+from realizar.cli.terminal.log_lines import show_log
 from realizar.errors import InvalidRequestError
 
 
@@ -24,6 +25,7 @@ def perplexity_command(
     *,
     window: Annotated[Integer, Parameter(help="Tokens in one window.")] = 512,
     max_tokens: Annotated[MaybeInteger, Parameter(help="Score only this many first tokens of the text.")] = None,
+    verbose: Verbose = False,
     as_json: Json = False,
     engine: EngineOptions | None = None,
 ) -> None:
@@ -31,6 +33,7 @@ def perplexity_command(
 
     Windows overlap by half, so that every token but those of the first window is scored after at least half a window.
     """
+    show_log(verbose)
     if window < 2:
         raise InvalidRequestError(f"--window must be at least 2, not {window}", "window")
     if max_tokens is not None and max_tokens < 2:

@@ -10,9 +10,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import Integer, Json, Model, check_folder
+from realizar.cli.options.arguments import Integer, Json, Model, Verbose, check_folder
 from realizar.cli.options.engine import BackendOptions
 from realizar.cli.terminal.load_progress import load_progress
+from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.progress import download_progress
 from realizar.errors import InvalidRequestError
 
@@ -26,10 +27,12 @@ def profile_command(
     context: Annotated[Integer, Parameter(help="Tokens of each row before the step.")] = 512,
     repeats: Annotated[Integer, Parameter(help="Times that each part is measured; the best counts.")] = 10,
     svg: Annotated[Path | None, Parameter(help="Draw the profile into this file.")] = None,
+    verbose: Verbose = False,
     as_json: Json = False,
     backend: BackendOptions | None = None,
 ) -> None:
     """Take one step apart: time of each part, and its share of what memory can deliver."""
+    show_log(verbose)
     from realizar.bench.profile import StepWork, profile_step, profile_table
     from realizar.bench.profile_picture import profile_svg
     from realizar.engine.loading import find_checkpoint

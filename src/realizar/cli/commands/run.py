@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from realizar.cli.channel_text import ChannelText
-from realizar.cli.options.arguments import Json, Model
+from realizar.cli.options.arguments import Json, Model, Verbose
 from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
 from realizar.cli.options.engine import EngineOptions
 from realizar.cli.options.loading import ForChat, load_model
 from realizar.cli.options.prompt import read_prompt
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.options.structured import StructuredOptions
+from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.printable import json_line, shown_answer
 from realizar.cli.terminal.word_wrap import WordWrapper
 from realizar.errors import InvalidRequestError
@@ -51,12 +52,14 @@ def run_command(
     system: Annotated[str | None, Parameter(help="System message.")] = None,
     chat_template: ChatTemplateFile = None,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative=(), help="No statistics.")] = False,
+    verbose: Verbose = False,
     as_json: Json = False,
     sampling: SamplingOptions | None = None,
     structured: StructuredOptions | None = None,
     engine: EngineOptions | None = None,
 ) -> None:
     """Answer a prompt and print the speed on stderr."""
+    show_log(verbose)
     if raw and system is not None:
         raise InvalidRequestError("--system needs a chat template, which --raw does not use", "system")
     if raw and chat_template is not None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from realizar.cli.json_lines import json_lines_writer, read_json_lines, text_of, tokens_of
-from realizar.cli.options.arguments import InputLines, Integer, Model, OutputLines
+from realizar.cli.options.arguments import InputLines, Integer, Model, OutputLines, Verbose
 from realizar.cli.options.engine import EngineOptions
 from realizar.cli.options.loading import load_model
+from realizar.cli.terminal.log_lines import show_log
 from realizar.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -25,12 +26,14 @@ def score_command(
     lines_in: InputLines = Path("-"),
     lines_out: OutputLines = Path("-"),
     top_logprobs: Annotated[Integer, Parameter(help="Most probable ids to give at each position.")] = 0,
+    verbose: Verbose = False,
     engine: EngineOptions | None = None,
 ) -> None:
     """Score JSON lines: {"tokens": [...]} or {"text": ...} gives the log-probability of each token.
 
     Entry i is for token i given those before it; the first is null.
     """
+    show_log(verbose)
     if top_logprobs < 0:
         raise InvalidRequestError(f"--top-logprobs must be at least 0, not {top_logprobs}", "top_logprobs")
     with load_model(model, engine or EngineOptions()) as llm, json_lines_writer(lines_out) as output:

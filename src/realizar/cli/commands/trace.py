@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import Json, Model
+from realizar.cli.options.arguments import Json, Model, Verbose
 from realizar.cli.options.engine import BackendOptions
 from realizar.cli.terminal.load_progress import load_progress
+from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.progress import download_progress
 from realizar.errors import InvalidRequestError
 
@@ -29,6 +30,7 @@ def trace_command(
         Path | None, Parameter(help="Compare with the JSON of another run (other device or options).")
     ] = None,
     tolerance: Annotated[float, Parameter(help="Relative distance from which two runs count as different.")] = 0.1,
+    verbose: Verbose = False,
     as_json: Json = False,
     engine: BackendOptions | None = None,
 ) -> None:
@@ -37,6 +39,7 @@ def trace_command(
     `realizar trace MODEL PROMPT --device cpu --json > cpu.json`, then `realizar trace MODEL PROMPT --device cuda
     --against cpu.json` shows the layer at which the two part.
     """
+    show_log(verbose)
     from realizar.bench.step_values import trace_prompt
     from realizar.engine.loading import find_checkpoint
     from realizar.tokenizer.load import load_tokenizer

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import Model
+from realizar.cli.options.arguments import Model, Verbose
+from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.progress import download_progress
 from realizar.errors import InvalidRequestError, UnsupportedModelError
 
@@ -23,8 +24,10 @@ def tune_command(
     tokens: Annotated[
         str | None, Parameter(help="Numbers of tokens to tune for, with commas between; default 1 to 2048.")
     ] = None,
+    verbose: Verbose = False,
 ) -> None:
     """Measure a model's matmuls, experts' too, on this machine's GPU and keep the fastest tiles. Takes some minutes."""
+    show_log(verbose)
     from realizar.backends.select import choose_device, refusal_of_gpus
     from realizar.checkpoint.open import open_checkpoint
     from realizar.hub.pull import resolve

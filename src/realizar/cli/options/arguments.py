@@ -76,6 +76,10 @@ Models = Annotated[
     ),
 ]
 PulledModel = Annotated[str, Parameter(help="A name that `realizar list` shows.", completer=complete_pulled_model)]
+Verbose = Annotated[
+    bool,
+    Parameter(name=("--verbose", "-v"), negative=(), help="Say on stderr what runs, how, and why not otherwise."),
+]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Write JSON to stdout.")]
 InputLines = Annotated[
     Path, Parameter(name=("--input", "-i"), allow_leading_hyphen=True, help="JSON lines to read; - is stdin.")

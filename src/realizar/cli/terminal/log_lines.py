@@ -1,4 +1,4 @@
-"""`log_to_stderr` sends the lines of a server's log to stderr, as text or as JSON."""
+"""`log_to_stderr` sends the lines of a server's log to stderr, as text or as JSON; `show_log` those of a command."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ def log_to_stderr(level: str, form: LogFormat = "text") -> None:
         lines.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[lines])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def show_log(verbose: bool) -> None:
+    """Show all of this package's log lines on stderr if `verbose`; otherwise warnings alone, as `lastResort` does."""
+    if verbose and logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.DEBUG)
+        logging.getLogger("realizar").setLevel(logging.DEBUG)  # numba's own log would drown the rest
 
 
 class _LosingStream(io.TextIOBase):
