@@ -11,7 +11,10 @@ from typing import Any, Literal, get_args
 
 from realizar.errors import InvalidRequestError
 
-StructuredKind = Literal["json_object", "json_schema", "regex", "lark", "choice"]
+StructuredKind = Literal["json_object", "json_schema", "regex", "lark", "choice", "nested"]
+
+NESTED_GRAMMAR = "nested"
+"""The name by which the Lark grammar of the kind `nested` has the other one in its rules: `@nested`."""
 
 BUILT_IN_SAMPLING: Mapping[str, float | int] = MappingProxyType(
     {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
@@ -25,11 +28,12 @@ class StructuredOutput:
     """A grammar that the output must follow to its end. The engine compiles it, or refuses it.
 
     Attributes:
-        kind: `json_object` is any JSON object; `choice` is one of some strings.
+        kind: `json_object` is any JSON object; `choice` is one of some strings; `nested` is a Lark grammar with another
+            grammar of any of the other kinds in it.
         value: the schema as JSON text, the regular expression (of the whole output, in Rust's syntax, with `\\d`,
             `\\w` and `\\s` of ASCII alone, as in a schema's `pattern`), the Lark grammar (as llguidance reads it;
-            in its own terminals, as `/\\d/`, these are of all scripts), the choices as a JSON list of strings; "" for
-            `json_object`.
+            in its own terminals, as `/\\d/`, these are of all scripts), the choices as a JSON list of strings, a
+            JSON list of the Lark grammar and the other one's kind and value; "" for `json_object`.
     """
 
     kind: StructuredKind

@@ -152,6 +152,31 @@ def test_schemas_within_a_grammar_are_named_by_their_rules(schema: str, words: s
 
 
 @pytest.mark.parametrize(
+    ("lark", "nested", "words"),
+    [
+        ("start: @nested", ("json_schema", '{"type": "frob"}'), "the JSON schema can't be honoured: .*frob"),
+        ("start: @nested", ("json_schema", '{"type": "string", "pattern": "(?=a)"}'), "the JSON schema .*look-around"),
+        ("start: @nested", ("json_schema", "false"), "the JSON schema can't be honoured"),
+        ("start: @nested", ("regex", "("), "the regular expression can't be honoured"),
+        ("start: @nested", ("lark", "start: x"), "the Lark grammar can't be honoured: .*unknown name"),
+        ("start: @nested", ("choice", "[]"), "choice must be"),
+        ('start: @nested | bad\nbad: %json {"type": "frob"}', ("json_object", ""), "of the rule bad .*frob"),
+        ("start: x", ("json_object", ""), "the Lark grammar can't be honoured: .*unknown name"),
+        ("start: @nested", ("nested", '["start: @nested", "json_object", ""]'), "of another kind"),
+        ("start: @nested", ("poem", "x"), "poem"),
+        (3, ("json_object", ""), "a Lark grammar"),
+    ],
+)
+def test_nested_grammars_name_the_part_at_fault(lark: Any, nested: tuple[str, str], words: str) -> None:
+    refuse("nested", json.dumps([lark, *nested]), words)
+
+
+@pytest.mark.parametrize("text", ["red", "[]", "{}", '["start: @nested"]', "[" * 100_000])
+def test_texts_that_are_no_nested_grammars(text: str) -> None:
+    refuse("nested", text, "nested must be a JSON list")
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ('begin: "a"', "start"),

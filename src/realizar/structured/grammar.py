@@ -14,9 +14,9 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
-from realizar.errors import RealizarError
+from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.grammar_text import grammar_text
+from realizar.structured.grammar_text import grammar_text, parts_of
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.json_masks import JsonMasks
 from realizar.structured.json_steps import TokenUnits, json_steps
@@ -170,9 +170,7 @@ class GrammarFactory:
         text = grammar_text(structured)
         matcher = LLMatcher(self._vocabulary.lltokenizer, text, log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            reason = _reason(matcher.get_error())
-            of_schema = schema_error(text, reason) if structured.kind == "lark" else None
-            raise of_schema or refusal(structured, reason)
+            raise self._refusal(structured, text, _reason(matcher.get_error()))
         for warning in matcher.get_grammar_warnings():
             _LOG.info("a grammar's warning: %s", _reason(str(warning)))
         first = GrammarMatcher(matcher, self.end_ids)
@@ -181,6 +179,18 @@ class GrammarFactory:
         if first.error is not None or not any(mask):
             raise refusal(structured, _reason(first.error or "nothing satisfies it"))
         return Grammar(matcher, self.end_ids, self._shared_masks(structured))
+
+    def _refusal(self, structured: StructuredOutput, text: str, reason: str) -> InvalidRequestError:
+        """The error of a grammar that does not compile; it names the part that is at fault."""
+        if structured.kind == "nested":
+            lark, nested = parts_of(structured)
+            text = grammar_text(nested)
+            matcher = LLMatcher(self._vocabulary.lltokenizer, text, log_level=0, limits=_LIMITS)
+            if matcher.is_error():
+                return self._refusal(nested, text, _reason(matcher.get_error()))
+            text, structured = lark, StructuredOutput("lark", lark)
+        of_schema = schema_error(text, reason) if structured.kind == "lark" else None
+        return of_schema or refusal(structured, reason)
 
     def _shared_masks(self, structured: StructuredOutput) -> StateMasks[Any] | None:
         """The masks that rows of the grammar share; None where states can't be told apart."""

@@ -8,7 +8,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from realizar.errors import InvalidRequestError
-from realizar.sampling_params import StructuredOutput
+from realizar.sampling_params import NESTED_GRAMMAR, StructuredOutput
 from realizar.structured.ascii_classes import ascii_classes
 from realizar.structured.json_schema import read_schema
 from realizar.structured.lark_schemas import prepare_lark_schemas
@@ -38,9 +38,39 @@ def grammar_text(structured: StructuredOutput) -> str:
     if structured.kind == "regex":
         _check_size("the regular expression", len(structured.value), MAX_REGEX_CHARACTERS, "characters")
         return str(LLMatcher.grammar_from_regex(ascii_classes(structured.value)))
-    _check_size("the Lark grammar", len(structured.value), MAX_LARK_CHARACTERS, "characters")
-    _check_size("the Lark grammar", structured.value.count("|"), MAX_LARK_ALTERNATIVES, "alternatives")
-    return str(LLMatcher.grammar_from_lark(prepare_lark_schemas(structured.value, _WHITESPACE)))
+    if structured.kind == "nested":
+        lark, nested = parts_of(structured)
+        return json.dumps({"grammars": [{"lark_grammar": _lark_text(lark)}, _as_nested(grammar_text(nested))]})
+    return _lark_text(structured.value)
+
+
+def parts_of(structured: StructuredOutput) -> tuple[str, StructuredOutput]:
+    """The Lark grammar of the kind `nested`, and the grammar within it.
+
+    Raises:
+        InvalidRequestError: the value has another form.
+    """
+    try:
+        lark, kind, value = json.loads(structured.value)
+        nested = StructuredOutput(kind, value)
+    except (ValueError, TypeError, RecursionError):
+        reason = "nested must be a JSON list of a Lark grammar, and the kind and value of another one"
+        raise InvalidRequestError(reason, "structured") from None
+    if kind == "nested" or not isinstance(lark, str):
+        raise InvalidRequestError("nested must have a Lark grammar, and a grammar of another kind", "structured")
+    return lark, nested
+
+
+def _as_nested(text: str) -> dict[str, Any]:
+    """A grammar's text as a part of another one's."""
+    part = json.loads(text)["grammars"][0] if text.startswith("{") else {"lark_grammar": text}
+    return {**part, "name": NESTED_GRAMMAR}
+
+
+def _lark_text(lark: str) -> str:
+    _check_size("the Lark grammar", len(lark), MAX_LARK_CHARACTERS, "characters")
+    _check_size("the Lark grammar", lark.count("|"), MAX_LARK_ALTERNATIVES, "alternatives")
+    return str(LLMatcher.grammar_from_lark(prepare_lark_schemas(lark, _WHITESPACE)))
 
 
 def _schema_text(schema: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Answers in channels over HTTP: streamed and whole are equal, and a grammar gets the channel that it writes in."""
+"""Answers in channels over HTTP: streamed and whole are equal."""
 
 from __future__ import annotations
 
@@ -44,15 +44,6 @@ def test_streamed_and_whole(size: int) -> None:
     assert Answer.of_stream(ask(engine, tools=TOOLS, stream=True).text) == whole
 
 
-def test_a_grammar_writes_in_the_last_channel() -> None:
-    engine = ScriptedEngine(deltas=['{"a"', ": 1}"])
-    answer = Answer.of_whole(ask(engine, response_format={"type": "json_object"}).json())
-    assert answer.content == '{"a": 1}'
-    assert bytes(engine.asked[0][0]).endswith(b"<|start|>assistant<|channel|>final<|message|>")
-    ask(engine)
-    assert bytes(engine.asked[1][0]).endswith(b"<|start|>assistant")
-
-
 def test_reasoning_that_a_template_cannot_turn_off() -> None:
     answer = ask(ScriptedEngine(), reasoning_effort="none")
     assert answer.status_code == 400
@@ -60,6 +51,12 @@ def test_reasoning_that_a_template_cannot_turn_off() -> None:
 
 
 def test_calls_without_marks_in_the_vocabulary() -> None:
-    answer = ask(ScriptedEngine(), tools=TOOLS, tool_choice="required")
-    assert answer.status_code == 400
-    assert "lacks the marks" in answer.json()["error"]["message"]
+    for param, fields in (
+        ("tools", {"tools": TOOLS, "tool_choice": "required"}),
+        ("response_format", {"response_format": {"type": "json_object"}}),
+        ("response_format", {"response_format": {"type": "json_object"}, "tools": TOOLS}),
+    ):
+        answer = ask(ScriptedEngine(), **fields)
+        assert answer.status_code == 400
+        assert "lacks the marks" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"] == param

@@ -42,7 +42,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-    ({"text": {"format": {"type": "json_object"}}, "tools": TOOLS}, "text.format"),
     ({"metadata": {str(place): "" for place in range(17)}}, "metadata"),
     ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"nonsense": 1}, "nonsense"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from realizar.sampling_params import StructuredOutput
+from realizar.structured.grammar_text import grammar_text
 
 
 @dataclass
@@ -40,9 +41,8 @@ class ByteVocabulary:
 
 def matcher(grammar: StructuredOutput | None, vocabulary: ByteVocabulary) -> LLMatcher:
     assert grammar is not None
-    assert grammar.kind == "lark"
     made = LLMatcher(
-        LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens)), grammar.value, log_level=0
+        LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens)), grammar_text(grammar), log_level=0
     )
     assert not made.is_error(), (made.get_error(), grammar.value)
     return made

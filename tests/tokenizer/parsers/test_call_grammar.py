@@ -103,7 +103,7 @@ def test_strict_leaves_text_free(style: ToolStyle, reasoning: Any, vocabulary: B
         refused.append("<think>\nhm\n</think>\n\n" + written(style, bad))
     assert [text for text in allowed if not allows(strict, vocabulary, text)] == []
     assert [text for text in refused if allows(strict, vocabulary, text)] == []
-    opened = call_grammar(form, TOOLS, mark_ids=vocabulary.ids, reasoning_open=True)
+    opened = call_grammar(form, TOOLS, mark_ids=vocabulary.ids, prompt_end="<think>\n")
     assert allows(opened, vocabulary, "hm</think>\n\nHi" if reasoning is not None else "Hi")
 
 

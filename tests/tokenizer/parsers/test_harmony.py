@@ -15,7 +15,7 @@ from realizar.tokenizer.marks import HARMONY_MARKS
 from realizar.tokenizer.parsers.base import ContentDelta, ReasoningDelta, ToolCallDelta
 from realizar.tokenizer.parsers.choose import choose_parser, find_format
 from realizar.tokenizer.parsers.grammar import call_grammar
-from realizar.tokenizer.parsers.harmony import HARMONY, HarmonyParser, final_start
+from realizar.tokenizer.parsers.harmony import HARMONY, HarmonyParser
 from tokenizer.parsers.grammar_walk import ByteVocabulary, allows, matcher, walk
 from tokenizer.parsers.parsed_answers import Answer, cut, parse, parse_however_cut
 
@@ -167,9 +167,8 @@ def test_one_call_ends_the_answer() -> None:
 
 
 def test_prompt_that_begins_a_message() -> None:
-    assert final_start(PROMPT_END) == "<|channel|>final<|message|>"
-    assert final_start(PROMPT_END + "<|channel|>") == ""
-    assert parse(parser(PROMPT_END + final_start(PROMPT_END)), ['{"a": 1}']) == Answer('{"a": 1}')
+    final = "<|channel|>final<|message|>"
+    assert parse(parser(PROMPT_END + final), ['{"a": 1}']) == Answer('{"a": 1}')
     assert parse(parser(PROMPT_END + "<|channel|>analysis<|message|>"), ["hm"]) == Answer("", "hm")
     assert parse(parser("<|start|>assistant<|channel|>final<|message|>x<|end|>"), ["Hi"]) == Answer("Hi")
 

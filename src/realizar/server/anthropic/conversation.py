@@ -32,8 +32,6 @@ def read_conversation(request: CountTokensRequest) -> Conversation:
     _check_without_effect(request)
     tools = read_tools(request.tools, request.tool_choice)
     structured = _structured(request)
-    if structured is not None and tools.tools:
-        raise refused("output_config.format can't be combined with tools", "output_config.format")
     messages = read_messages(request.messages)
     if system := _system(request):
         messages.insert(0, {"role": "system", "content": system})

@@ -21,9 +21,8 @@ from realizar.server.generation.tools import ToolPlan
 from realizar.server.generation.work import Stop
 from realizar.server.models.needs import no_template
 from realizar.tokenizer.parsers.base import OutputParser
-from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, format_of, opens_reasoning
+from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, format_of
 from realizar.tokenizer.parsers.grammar import call_grammar
-from realizar.tokenizer.parsers.harmony import final_start
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.templates.chat_template import ChatTemplate
 
@@ -48,6 +47,7 @@ class ChatPlan:
         cache_salt: keeps the cache of one tenant from another's.
         names: the request's names of the engine's fields, for errors.
         reports_progress: True if the run tells how much of the prompt has been read.
+        content_only: True if the whole answer is what a grammar describes: it has no reasoning, and no calls.
         cut_by_context: True if the context ends the answer before the request's `max_tokens` do.
         num_dropped: messages that the prompt leaves out for lack of room.
         marks: of calls and reasoning that the vocabulary has as tokens.
@@ -62,6 +62,7 @@ class ChatPlan:
     cache_salt: str | None
     names: Mapping[str, str]
     reports_progress: bool = False
+    content_only: bool = False
     cut_by_context: bool = False
     num_dropped: int = 0
     marks: frozenset[str] = frozenset()
@@ -69,13 +70,13 @@ class ChatPlan:
     @property
     def may_reason(self) -> bool:
         """True if an answer may have reasoning."""
-        constrained = self.sampling.structured is not None and not self.tools.tools
-        return not constrained and reasons(self.answer_format)
+        return not self.content_only and reasons(self.answer_format)
 
     def new_parser(self) -> OutputParser:
         """Make the parser of one answer."""
-        if self.sampling.structured is not None and not self.tools.tools:
-            return AnswerParser(None, None)  # the grammar leaves no room for reasoning
+        if self.content_only:
+            return AnswerParser(None, None)
+        nested = self.sampling.structured is not None and self.sampling.structured.kind == "nested"
         return choose_parser(
             self.answer_format,
             self.tools.tools,
@@ -83,6 +84,7 @@ class ChatPlan:
             prompt_end=self.prompt_end,
             constrained=self.sampling.structured is not None,
             tokens=self.marks,
+            calls_first=nested,
         )
 
 
@@ -116,16 +118,12 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
             token_ids = template.encode_unfinished(conversation.messages, shown, **variables)
         else:
             token_ids = template.encode(conversation.messages, shown, conversation.add_prompt, **variables)
-    if conversation.continues and sampling.structured is not None:
-        sampling = replace(sampling, structured_begun=begun_ids(tokenizer, conversation.messages[-1]))
     prompt_end = tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
-    if answer_format.in_channels and sampling.structured is not None:
-        # The grammar has room for the text alone, so the channel is written for the model.
-        start = final_start(prompt_end)
-        token_ids = [*token_ids, *tokenizer.encode(start, add_special=False)]
-        prompt_end += start
-    if tools.tools:
-        sampling = replace(sampling, structured=_tool_grammar(api, tools, answer_format, prompt_end))
+    wanted = sampling.structured
+    if conversation.continues and wanted is not None and not tools.forced:
+        sampling = replace(sampling, structured_begun=begun_ids(tokenizer, conversation.messages[-1]))
+    else:
+        sampling = replace(sampling, structured=_grammar(api, tools, wanted, answer_format, prompt_end))
     kept = keep_last(token_ids, conversation.keep_last, api.max_tokens)
     room = api.max_tokens - len(kept)
     bounded = conversation.bounded_by_context or not conversation.wishes.bounds_answer
@@ -140,6 +138,7 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
         cache_salt=conversation.cache_salt,
         names=_engine_names(conversation),
         reports_progress=conversation.reports_progress,
+        content_only=wanted is not None and sampling.structured is wanted,
         cut_by_context=cut,
         num_dropped=num_messages - len(conversation.messages),
         marks=frozenset(tokenizer.answer_marks),
@@ -174,9 +173,14 @@ def _shortened(
 
 def _engine_names(conversation: Conversation) -> Mapping[str, str]:
     """The request's names of the fields that the engine's errors name."""
-    names = conversation.names
-    constraint = "tools" if conversation.tools.tools else "structured"
-    return {"prompt": names.get("messages", "messages"), "structured": names.get(constraint, constraint)}
+    names, tools = conversation.names, conversation.tools
+    of_tools = tools.forced or (bool(tools.tools) and conversation.wishes.structured is None)
+    constraint = "tools" if of_tools else "structured"
+    return {
+        "prompt": names.get("messages", "messages"),
+        "structured": names.get(constraint, constraint),
+        "tools": names.get("tools", "tools"),
+    }
 
 
 def _check_sizes(api: Api, conversation: Conversation) -> None:
@@ -203,16 +207,23 @@ def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(given or {})
 
 
-def _tool_grammar(api: Api, tools: ToolPlan, answer_format: AnswerFormat, prompt_end: str) -> StructuredOutput | None:
-    """The grammar that forces a call, or keeps the calls of strict tools to their schemas; None if none is needed."""
+def _grammar(
+    api: Api, tools: ToolPlan, wanted: StructuredOutput | None, answer_format: AnswerFormat, prompt_end: str
+) -> StructuredOutput | None:
+    """The grammar of a whole answer; None if it is free.
+
+    Args:
+        wanted: what the request wants an answer to follow that is no call.
+    """
     return call_grammar(
         answer_format,
         tools.tools,
+        structured=wanted,
         required=tools.required,
         name=tools.name,
         parallel=tools.parallel,
         mark_ids=api.model.tokenizer.answer_marks,
-        reasoning_open=opens_reasoning(answer_format.reasoning, prompt_end),
+        prompt_end=prompt_end,
     )
 
 

@@ -33,6 +33,11 @@ class ToolPlan:
     parallel: bool = True
 
     @property
+    def forced(self) -> bool:
+        """True if the answer must be a call."""
+        return self.required or self.name is not None
+
+    @property
     def shown(self) -> list[dict[str, Any]] | None:
         """The tools in the form that the template shows, without the field `strict`, which the model does not need."""
         return shown_tools(self.tools)
@@ -50,7 +55,7 @@ def naming_tools(plan: ToolPlan) -> Iterator[None]:
         if found is None or name is None:
             raise
         message = f"the parameters of the tool {name!r}{str(error)[found.end() :]}"
-        raise type(error)(message, error.param) from None
+        raise type(error)(message, "tools") from None
 
 
 def shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:

@@ -27,8 +27,6 @@ def read_chat(api: Api, request: ChatRequest) -> Conversation:
     """
     check_answer_fields(request)
     tools = read_tools(request.tools)
-    if request.format and tools.tools:
-        raise refused("format can't be combined with tools", "format")
     return _conversation(api, request, read_messages(request.messages or []), tools, OPTION_NAMES)
 
 

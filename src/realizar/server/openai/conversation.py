@@ -28,8 +28,6 @@ def read_conversation(request: ChatCompletionRequest) -> Conversation:
     check_neutral(request)
     tools = plan_tools(request)
     found = find_structured(request, request.response_format)
-    if found is not None and tools.tools:
-        raise refused(f"{found[0]} can't be combined with tools; set tool_choice to 'none'", found[0])
     messages = check_messages(request.messages)
     wishes = _wishes(request, None if found is None else found[1])
     names = {} if found is None else {"structured": found[0]}

@@ -55,8 +55,6 @@ def read_conversation(
     """
     _check_without_effect(request)
     structured = _structured(request)
-    if structured is not None and tools.plan.tools:
-        raise refused("text.format can't be combined with tools; set tool_choice to 'none'", "text.format")
     return Conversation(
         messages=_messages(request, earlier),
         tools=tools.plan,

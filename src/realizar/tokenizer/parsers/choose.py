@@ -141,6 +141,11 @@ def opens_reasoning(marks: ReasoningMarks | None, prompt_end: str) -> bool:
     return marks is not None and prompt_end.rstrip().endswith(marks.start)
 
 
+def closes_reasoning(marks: ReasoningMarks, prompt_end: str) -> bool:
+    """True if a prompt ends with the end of reasoning: the answer has none."""
+    return prompt_end.rstrip().endswith(marks.end)
+
+
 def choose_parser(
     form: AnswerFormat,
     tools: Sequence[Mapping[str, Any]] | None,
@@ -149,6 +154,7 @@ def choose_parser(
     prompt_end: str = "",
     constrained: bool = False,
     tokens: frozenset[str] = frozenset(),
+    calls_first: bool = False,
 ) -> OutputParser:
     """Make the parser of one answer.
 
@@ -159,13 +165,14 @@ def choose_parser(
         prompt_end: the last words of the prompt, with control tokens spelled out; a dozen tokens are enough.
         constrained: True if the answer follows a grammar, which has no calls within reasoning.
         tokens: marks that the vocabulary has as tokens, of `Tokenizer.answer_marks`; spelled otherwise, they are text.
+        calls_first: True if calls stand at the answer's beginning alone, in place of a text that a grammar describes.
     """
     if form.in_channels:
         known = {tool_name(tool): tool_parameters(tool) for tool in tools or ()}
         return HarmonyParser(known, prompt_end, parallel=parallel, tokens=tokens)
     return AnswerParser(
         form.reasoning,
-        _enforced(form.style, tools) if tools else None,
+        _enforced(form.style, tools, calls_first) if tools else None,
         {tool_name(tool): tool_parameters(tool) for tool in tools or ()},
         reasoning_open=opens_reasoning(form.reasoning, prompt_end),
         parallel=parallel,
@@ -180,11 +187,15 @@ def is_strict(tool: Mapping[str, Any]) -> bool:
     return bool(tool.get("function", tool).get("strict"))
 
 
-def _enforced(style: ToolStyle, tools: Sequence[Mapping[str, Any]]) -> ToolStyle:
+def _enforced(style: ToolStyle, tools: Sequence[Mapping[str, Any]], calls_first: bool) -> ToolStyle:
     """The style with those marks alone that a grammar of free text enforces, if a tool is strict.
 
-    Behind another mark of a call the grammar lets any text through, so it is content.
+    Behind another mark of a call the grammar lets any text through, so it is content. Where calls come first, a mark
+    counts at the beginning alone: in JSON it is a part of some text.
     """
+    if calls_first:
+        first = (*style.marks, *style.line_marks, *style.first_marks)
+        return replace(style, marks=(), line_marks=(), first_marks=first)
     if not any(map(is_strict, tools)):
         return style
     marks = () if style.first_marks or style.line_marks else style.marks[:1]

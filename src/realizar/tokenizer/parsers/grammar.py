@@ -1,7 +1,7 @@
-"""Grammars, in llguidance's Lark, that force tool calls in a model's own style, with arguments by their schemas.
+"""Grammars, in llguidance's Lark, of whole answers: reasoning if the model reasons, then calls or a constrained text.
 
-Control tokens are written by id, `<[7]>`. Keywords of a schema that can't be enforced are ignored unless the tool is
-strict. Standard library only.
+Calls are written in the model's own style, with arguments by their schemas. Control tokens are written by id, `<[7]>`.
+Keywords of a schema that can't be enforced are ignored unless the tool is strict. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from realizar.errors import InvalidRequestError
-from realizar.sampling_params import StructuredOutput
+from realizar.sampling_params import NESTED_GRAMMAR, StructuredOutput
 from realizar.tokenizer.marks import (
     HARMONY_CHANNEL,
     HARMONY_END,
@@ -22,34 +22,46 @@ from realizar.tokenizer.marks import (
     HARMONY_START,
     ReasoningMarks,
 )
-from realizar.tokenizer.parsers.choose import AnswerFormat, is_strict, tool_name, tool_parameters
+from realizar.tokenizer.parsers.choose import (
+    AnswerFormat,
+    closes_reasoning,
+    is_strict,
+    opens_reasoning,
+    tool_name,
+    tool_parameters,
+)
 from realizar.tokenizer.parsers.grammar_rules import ANY_TEXT, json_rule
 from realizar.tokenizer.parsers.styles import CallForm
+
+FINAL = "final"  # the channel of an answer
 
 
 def call_grammar(
     form: AnswerFormat,
     tools: Sequence[Mapping[str, Any]],
     *,
+    structured: StructuredOutput | None = None,
     required: bool = False,
     name: str | None = None,
     parallel: bool = True,
     mark_ids: Mapping[str, int] | None = None,
-    reasoning_open: bool = False,
+    prompt_end: str = "",
 ) -> StructuredOutput | None:
     """Make the grammar of an answer; None if the answer is free.
 
-    `required` and `name` force a call. Otherwise the model decides, and if a tool is `strict`, calls follow the schemas
-    once they have begun. Reasoning before the answer stays free.
+    `required` and `name` force a call. Otherwise the model decides: it calls, or gives its answer, by `structured` if
+    that is there. If a tool is `strict`, calls follow the schemas once they have begun. Reasoning before calls and
+    answer stays free, unless the prompt has closed it.
 
     Args:
         form: format of the model's answers, from `find_format`.
         tools: function descriptions in the format of OpenAI's API.
+        structured: what an answer that is no call must follow; it has no part where a call is forced.
         required: True if there must be a call.
         name: the name of the tool that must be called.
         parallel: True if several calls are allowed.
         mark_ids: the marks that the vocabulary has as tokens.
-        reasoning_open: True if the prompt ends inside reasoning.
+        prompt_end: the last words of the prompt, with control tokens spelled out.
 
     Raises:
         InvalidRequestError: no tool has this name, or a strict tool's schema can't be enforced.
@@ -59,20 +71,22 @@ def call_grammar(
         if not tools:
             raise InvalidRequestError(f"tool_choice names {name!r}, which is not in tools", "tool_choice")
     forced = required or name is not None
-    if not forced and not any(is_strict(tool) for tool in tools):
+    if forced:
+        structured = None
+    elif structured is None and not any(is_strict(tool) for tool in tools):
         return None
     if form.in_channels and not (mark_ids or {}).keys() >= HARMONY_MARKS:
-        raise InvalidRequestError("calls can't be enforced: the vocabulary lacks the marks of the template", "tools")
-    writer = _Writer(form, tools, parallel, mark_ids or {})
-    rules = writer.forced() if forced else writer.free()
-    prefix = ""
-    if form.in_channels:
-        rules += writer.earlier_messages()
-        prefix = "earlier* "
-    elif form.reasoning is not None:
-        rules += writer.reasoning(form.reasoning)
-        prefix = "reasoning " if reasoning_open else "(reasoning_start reasoning)? "
-    return StructuredOutput("lark", "\n".join([f"start: {prefix}answer", *rules, ""]))
+        what = "tools" if structured is None else "structured"
+        raise InvalidRequestError("answers can't be constrained: the vocabulary lacks the marks of the template", what)
+    writer = _Writer(form, tools, parallel, mark_ids or {}, beside_json=structured is not None)
+    prefix, rules = writer.before(prompt_end)
+    if structured is None:
+        rules = [f"start: {prefix}answer", *(writer.forced() if forced else writer.free()), *rules, ""]
+        return StructuredOutput("lark", "\n".join(rules))
+    if not prefix and not tools:
+        return structured
+    rules = [f"start: {prefix}answer", *writer.calls_or_nested(), *rules, ""]
+    return StructuredOutput("nested", json.dumps(["\n".join(rules), structured.kind, structured.value]))
 
 
 def tool_of_rule(rule: str, tools: Sequence[Mapping[str, Any]], name: str | None = None) -> str | None:
@@ -84,20 +98,50 @@ def tool_of_rule(rule: str, tools: Sequence[Mapping[str, Any]], name: str | None
 
 
 class _Writer:
-    """Writes the rules of one grammar."""
+    """Writes the rules of one grammar.
+
+    Args:
+        beside_json: True if an answer in JSON may stand in place of calls. Calls that begin as one are a schema's then,
+            with its white space: the lexer would take a longer literal for the call alone.
+    """
 
     def __init__(
-        self, form: AnswerFormat, tools: Sequence[Mapping[str, Any]], parallel: bool, mark_ids: Mapping[str, int]
+        self,
+        form: AnswerFormat,
+        tools: Sequence[Mapping[str, Any]],
+        parallel: bool,
+        mark_ids: Mapping[str, int],
+        *,
+        beside_json: bool = False,
     ) -> None:
         self._style, self._tools, self._parallel, self._ids = form.style, tools, parallel, mark_ids
         self._reasoning, self._in_channels = form.reasoning, form.in_channels
         marks = sorted(mark_ids, key=len, reverse=True)
+        self._as_objects = beside_json and form.style.form.begins_as_json
         self._marks = re.compile("(" + "|".join(map(re.escape, marks)) + ")") if marks else None
+
+    def before(self, prompt_end: str) -> tuple[str, list[str]]:
+        """What may come before the answer, with a space behind it, and its rules."""
+        marks = self._reasoning
+        if self._in_channels:
+            return "earlier* ", self._earlier_messages()
+        if marks is None or closes_reasoning(marks, prompt_end):
+            return "", []
+        is_open = opens_reasoning(marks, prompt_end)
+        return "reasoning " if is_open else "(reasoning_start reasoning)? ", self._reasoning_rules(marks)
 
     def forced(self) -> list[str]:
         """Rules for calls only."""
-        several = self._parallel and not self._in_channels  # a call in a channel ends the answer
-        return ["answer: calls", *self._calls(self._style.form, several)]
+        return ["answer: calls", *self._all_calls()]
+
+    def calls_or_nested(self) -> list[str]:
+        """Rules for calls, or an answer by the nested grammar."""
+        nested = f"{self._header(FINAL)} @{NESTED_GRAMMAR}" if self._in_channels else f"@{NESTED_GRAMMAR}"
+        return [f"answer: calls | {nested}", *self._all_calls()] if self._tools else [f"answer: {nested}"]
+
+    def _all_calls(self) -> list[str]:
+        """The rules of `_calls` where nothing stands beside calls: one in a channel ends the answer."""
+        return self._calls(self._style.form, self._parallel and not self._in_channels)
 
     def free(self) -> list[str]:
         """Rules for text in which calls may start."""
@@ -116,16 +160,19 @@ class _Writer:
             return [*rules, *self._calls(replace(form, first=form.first.removeprefix(mark)), self._parallel)]
         return [*rules, *self._calls(replace(form, before_name=form.before_name.removeprefix(mark)), parallel=False)]
 
-    def earlier_messages(self) -> list[str]:
+    def _earlier_messages(self) -> list[str]:
         """The rule `earlier` of a message in a channel before the last one: reasoning, or words before a call."""
         end = self._text(f"{HARMONY_END}{HARMONY_START}assistant")
-        start = f'{self._text(HARMONY_CHANNEL)} ("analysis" | "commentary") {self._text(HARMONY_MESSAGE)}'
-        return [f"earlier: {start} {ANY_TEXT} {end}"]
+        return [f"earlier: {self._header('analysis', 'commentary')} {ANY_TEXT} {end}"]
 
     def _said(self) -> str:
         """The rule `said` of the last message in a channel, if it is no call."""
-        channels = '("final" | "commentary" | "analysis")'
-        return f"said: {self._text(HARMONY_CHANNEL)} {channels} {self._text(HARMONY_MESSAGE)} {ANY_TEXT}"
+        return f"said: {self._header(FINAL, 'commentary', 'analysis')} {ANY_TEXT}"
+
+    def _header(self, *channels: str) -> str:
+        """The header of a message in one of some channels."""
+        names = " | ".join(map(json.dumps, channels))
+        return f"{self._text(HARMONY_CHANNEL)} ({names}) {self._text(HARMONY_MESSAGE)}"
 
     def _free_text(self) -> str:
         """Text whose lines (or whose beginning) do not start like a call, and whose beginning does not start reasoning.
@@ -147,9 +194,16 @@ class _Writer:
         numbers = range(len(self._tools))
         rules = [f"calls: {all_calls}", "call: " + " | ".join(f"call_{number}" for number in numbers)]
         for number, tool in zip(numbers, self._tools, strict=True):
-            head = self._text(form.before_name + tool_name(tool) + form.before_arguments)
-            rules.append(f"call_{number}: {head} arguments_{number} {self._text(form.after)}".rstrip())
+            head = form.before_name + tool_name(tool) + form.before_arguments
             parameters = {"type": "object", **(tool_parameters(tool) or {"properties": {}})}
+            if self._as_objects:
+                schema = _call_schema(json.loads(f"{head}null{form.after}"), parameters)
+                rules += [
+                    f"call_{number}: arguments_{number}",
+                    json_rule(f"arguments_{number}", schema, is_strict(tool), {}),
+                ]
+                continue
+            rules.append(f"call_{number}: {self._text(head)} arguments_{number} {self._text(form.after)}".rstrip())
             if self._style.arguments is None:
                 rules.append(json_rule(f"arguments_{number}", parameters, is_strict(tool)))
             else:
@@ -165,7 +219,7 @@ class _Writer:
             if part
         )
 
-    def reasoning(self, marks: ReasoningMarks) -> list[str]:
+    def _reasoning_rules(self, marks: ReasoningMarks) -> list[str]:
         """The rules `reasoning_start` and `reasoning`, which ends with the end mark."""
         start = f"reasoning_start: {self._text(marks.start)}"
         if marks.end in self._ids:
@@ -182,3 +236,15 @@ class _Writer:
             f"THOUGHT: {ANY_TEXT}",
             r"GAP: /\n{0,2}/",
         ]
+
+
+def _call_schema(call: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a call as an object.
+
+    Args:
+        call: its members, of which the arguments are None.
+        parameters: the schema of these; an id of its own keeps its references within it.
+    """
+    arguments = {"$id": "urn:arguments", **parameters}
+    properties = {key: arguments if value is None else {"const": value} for key, value in call.items()}
+    return {"type": "object", "properties": properties, "required": [*call], "additionalProperties": False}

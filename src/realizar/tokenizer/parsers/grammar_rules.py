@@ -11,7 +11,9 @@ from realizar.errors import InvalidRequestError
 from realizar.tokenizer.parsers.argument_types import resolve
 
 ANY_TEXT = r"/(.|\n)*/"
-_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+SPACING: Mapping[str, Any] = MappingProxyType(
+    {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+)
 ANYTHING: Mapping[str, Any] = MappingProxyType({})  # the schema of any value
 _TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength", "not", "if")
 _OBJECT_KEYWORDS = ("anyOf", "oneOf", "allOf", "not", "if", "patternProperties", "minProperties", "maxProperties")
@@ -34,10 +36,10 @@ class ArgumentRules(Protocol):
         """
 
 
-def json_rule(rule: str, schema: Mapping[str, Any], strict: bool) -> str:
-    """The rule of a JSON value with the white space of Python's `json.dumps`, which templates use for calls."""
-    options = _SPACING if strict else {**_SPACING, "lenient": True}
-    return f"{rule}: %json {json.dumps({**schema, 'x-guidance': options})}"
+def json_rule(rule: str, schema: Mapping[str, Any], strict: bool, spacing: Mapping[str, Any] = SPACING) -> str:
+    """The rule of a JSON value, by default with the white space of Python's `json.dumps`, as templates write calls."""
+    options = spacing if strict else {**spacing, "lenient": True}
+    return f"{rule}: %json {json.dumps({**schema, 'x-guidance': {**options}})}"
 
 
 def part_of(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:

@@ -200,8 +200,3 @@ HARMONY = ToolStyle(
     long_id,
     CallForm(f"{HARMONY_CHANNEL}commentary to=functions.", f" {HARMONY_CONSTRAIN}json{HARMONY_MESSAGE}", ""),
 )
-
-
-def final_start(prompt_end: str) -> str:
-    """The text that a prompt lacks for an answer to begin in the channel `final`; empty if it ends in another place."""
-    return f"{HARMONY_CHANNEL}final{HARMONY_MESSAGE}" if prompt_end.endswith(f"{HARMONY_START}{_ROLE}") else ""

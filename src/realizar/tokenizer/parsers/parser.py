@@ -146,14 +146,17 @@ class AnswerParser(IncrementalParser):
         yield from ()
 
     def _first_call(self) -> Reading[None]:
-        """Parse a call whose mark counts only at the beginning of the answer or of a line."""
+        """Parse calls whose mark counts only at the beginning of the answer, or of a line."""
         self._space.hold((yield from self._cursor.space()))
         if self._style is None:
             return
+        marks = (*self._style.first_marks, *self._style.line_marks)
         start = self._cursor.position
-        mark = yield from self._cursor.one_of((*self._style.first_marks, *self._style.line_marks))
-        if mark:
+        while mark := (yield from self._cursor.one_of(marks)):
             yield from self._region(mark, start)
+            if not self._space_is_calls:
+                return
+            marks, start = self._style.first_marks, self._cursor.position
 
     def _content(self) -> Reading[bool]:
         """Parse content up to a mark, and the calls after it; False at the end."""

@@ -70,6 +70,11 @@ class CallForm:
     last: str = ""
     alone: bool = False
 
+    @property
+    def begins_as_json(self) -> bool:
+        """True if a call is a JSON object, and calls begin with nothing else or a list."""
+        return self.before_name.startswith("{") and self.first in ("", "[")
+
 
 @dataclass(frozen=True, slots=True)
 class ToolStyle:
