@@ -25,6 +25,7 @@ from realizar.errors import (
 )
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
+from realizar.server.errors import cleaned
 from realizar.server.settings import ServerSettings
 from realizar.tokenizer.templates.chat_template import Render, compile_template
 from server.scripted_engine import ScriptedEngine, events_of, scripted_model
@@ -202,6 +203,31 @@ def test_templates_are_tried_out_beside_the_event_loop(monkeypatch: pytest.Monke
     assert ask(ScriptedEngine(), "/v1/chat/completions", body, allow_request_templates=True).status_code == 200
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()
+
+
+@pytest.mark.parametrize(
+    "text", [" " * 400_000, "/a" * 200_000, "/a/" + "a." * 200_000], ids=["spaces", "path", "dots"]
+)
+def test_errors_that_quote_long_texts(text: str) -> None:
+    """They are cleaned in time in proportion to their length: its square would be hours."""
+    assert len(cleaned(f"<{text}> at 0x7f0012345678")) < 2_100
+    assert (
+        error_of(ask(ScriptedEngine(), "/v1/chat/completions", {**CHAT, text: 1}), 400)["code"] == "unknown_parameter"
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("no /srv/models/x.gguf: gone", "no a file: gone"),
+        ("in /usr/lib/a.py, line 3.", "in a file, line 3."),
+        ("see /x/y.json.", "see a file."),
+        ("not /v1/chat/completions or a.py", "not /v1/chat/completions or a.py"),
+        ("<X object at 0x7f0012345678> and 0xdeadbeef", "<X> and"),
+    ],
+)
+def test_messages_show_nothing_of_this_machine(message: str, shown: str) -> None:
+    assert cleaned(message).rstrip() == shown
 
 
 def test_models_not_made_for_embeddings() -> None:

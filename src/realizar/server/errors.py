@@ -27,8 +27,10 @@ from realizar.errors import (
 )
 
 _LOG = logging.getLogger(__name__)
-_ADDRESS = re.compile(r"\s*(?:object )?at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}")
-_INTERNAL_PATH = re.compile(r"(?:/[\w.+-]+)+/[\w.+-]+\.(?:py|so|gguf|safetensors|json)\b")
+# Messages quote clients' texts, so each of these takes time in proportion to a message's length.
+_ADDRESS = re.compile(r" ?(?:object )?at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{6,}")
+_PATH = re.compile(r"(?:/[\w.+-]++){2,}+")
+_INTERNAL_FILE = re.compile(r".*\.(?:py|so|gguf|safetensors|json)\b")
 _MAX_MESSAGE = 2_000
 _VERBS = ("must ", "has ", "holds ", "is ", "needs ")
 _DIED = (
@@ -149,10 +151,10 @@ def _renamed(message: str, known: str, names: Mapping[str, str]) -> str:
 
 
 def _known(error: BaseException) -> ApiError | None:
+    if isinstance(error, ApiError):
+        return error
     message = cleaned(str(error))
     match error:
-        case ApiError():
-            return error
         case ContextLengthError():
             # LangChain looks for the code in the exception's text, which the client makes of the message alone.
             return refused(f"{message} (context_length_exceeded)", error.param, "context_length_exceeded")
@@ -193,6 +195,11 @@ def _later(status: int, message: str, kind: str, code: str, retry_after_s: float
 
 def cleaned(message: str) -> str:
     """A message as one line of valid UTF-8, without this machine's paths and memory addresses."""
-    message = _INTERNAL_PATH.sub("a file", _ADDRESS.sub("", message))
     line = " ".join(message.split()).encode("utf-8", "replace").decode()
+    line = _PATH.sub(_without_file, _ADDRESS.sub("", line))
     return line if len(line) <= _MAX_MESSAGE else line[:_MAX_MESSAGE] + "..."
+
+
+def _without_file(path: re.Match[str]) -> str:
+    file = _INTERNAL_FILE.match(path[0])
+    return path[0] if file is None else f"a file{path[0][file.end() :]}"
