@@ -25,7 +25,7 @@ from realizar.structured.workers.messages import (
 
 SERVER_COMMAND = (sys.executable, "-m", "realizar.structured.workers.fork_server")
 _START_LIMIT_S = 120.0  # for reading the vocabulary, which takes 2 s for 256,000 tokens on an idle machine
-_ANSWER_LIMIT_S = 30.0
+_ANSWER_LIMIT_S = 5.0  # to fork, or to wait for a killed process: milliseconds; a step of the engine may wait meanwhile
 
 
 class ServerError(Exception):
