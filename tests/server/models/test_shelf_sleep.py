@@ -224,7 +224,7 @@ def test_a_client_may_unload_a_model_that_makes_room_when_its_requests_have_ende
         lease = await case.lease("a")
         other = case.ask("b")
         await case.settled()
-        transport = httpx.ASGITransport(create_app_of(case.shelf, ServerSettings()))
+        transport = httpx.ASGITransport(create_app_of(case.shelf, ServerSettings(allow_request_keep_alive=True)))
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             answer = await client.post("/api/generate", json={"model": "a", "keep_alive": 0})
             assert answer.json()["done_reason"] == "unload"
@@ -240,7 +240,7 @@ def test_a_client_may_unload_a_model_that_makes_room_when_its_requests_have_ende
 def test_a_client_may_unload_a_model_that_sleeps() -> None:
     async def main(case: Case) -> None:
         await case.use("a", "b")
-        transport = httpx.ASGITransport(create_app_of(case.shelf, ServerSettings()))
+        transport = httpx.ASGITransport(create_app_of(case.shelf, ServerSettings(allow_request_keep_alive=True)))
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             (first, second) = (await client.get("/api/ps")).json()["models"]
             assert (first["state"], first["size"], first["size_vram"], first["device"]) == ("asleep", 10, 0, "cpu")
@@ -261,7 +261,7 @@ def test_a_client_may_unload_a_model_that_falls_asleep() -> None:
         case.loader.held.add("a")
         other = case.ask("b")
         await case.settled()
-        transport = httpx.ASGITransport(create_app_of(case.shelf, ServerSettings()))
+        transport = httpx.ASGITransport(create_app_of(case.shelf, ServerSettings(allow_request_keep_alive=True)))
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             answer = await client.post("/api/generate", json={"model": "a", "keep_alive": 0})
             assert answer.json()["done_reason"] == "unload"
