@@ -106,6 +106,7 @@ CALL = f"{START}[set"
         (f"{CALL}(a='x', y', b='z')]{END}", Answer("", "", ["set"], ['{"a": "x\', y", "b": "z"}'])),
         (f"{CALL}(a='x')]')]{END}", Answer("", "", ["set"], ['{"a": "x\')]"}'])),
         (f"{CALL}(a='x')]{END} or')]{END}", Answer("", "", ["set"], [f'{{"a": "x\')]{END} or"}}'])),
+        (f"{CALL}(a='x'{END}, y')]{END}", Answer("", "", ["set"], [f'{{"a": "x\'{END}, y"}}'])),
         (f"{CALL}(a='x')]{END} b", Answer("b", "", ["set"], ['{"a": "x"}'])),
         (f"{CALL}(a=1, a=2)]{END}", Answer("", "", ["set"], ['{"a": 1a=2)]'])),
         (f"{START}set(a=1){END}", Answer("", "", ["set"], ['{"a": 1}'])),

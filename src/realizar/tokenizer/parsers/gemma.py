@@ -117,8 +117,8 @@ def _pass_scalar(cursor: Cursor, give: Give, brackets: Sequence[_Bracket]) -> Re
 def _is_end(cursor: Cursor, brackets: Sequence[_Bracket]) -> Reading[bool]:
     """True if what comes behind a quote can't be the same text: the call goes on there, or it is over."""
     yield from cursor.space()
-    if (yield from cursor.optional(GEMMA_CALL_END)) or not (yield from cursor.peek()):
-        return True
+    if (yield from cursor.peek()) in ("", GEMMA_CALL_END[0]):
+        return (yield from ends_calls(cursor, GEMMA_CALL, GEMMA_CALL_END, _begins_call))
     for depth in range(len(brackets), 0, -1):
         bracket = brackets[depth - 1]
         if (yield from cursor.optional(",")):

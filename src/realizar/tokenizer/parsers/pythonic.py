@@ -130,8 +130,8 @@ def _pass_scalar(cursor: Cursor, give: Give, closers: Sequence[str], given: Coll
 def _is_end(cursor: Cursor, closers: Sequence[str], given: Collection[str]) -> Reading[bool]:
     """True if what comes behind a quote can't be the same text: the call goes on there, or it is over."""
     yield from cursor.space()
-    if (yield from cursor.optional(LFM2_CALLS_END)) or not (yield from cursor.peek()):
-        return True
+    if (yield from cursor.peek()) in ("", LFM2_CALLS_END[0]):
+        return (yield from ends_calls(cursor, LFM2_CALLS, LFM2_CALLS_END, _begins_call))
     if closers:
         return (yield from cursor.one_of((",", closers[-1]))) != ""
     if (yield from cursor.optional(",")):
