@@ -55,14 +55,70 @@ def test_what_is_lenient_is_passed_over() -> None:
     assert accepts(string_of(refused, lenient=True), '<"a">')
 
 
-@pytest.mark.parametrize("lenient", [False, True])
-def test_what_contains_itself_is_refused(lenient: bool) -> None:
-    options, inner = {"lenient": lenient}, {"a": {"anyOf": [{"$ref": "#"}]}}
-    schema = {"type": "object", "properties": inner, "required": ["a"], "x-guidance": options}
+def test_what_contains_itself_is_refused() -> None:
+    inner = {"a": {"anyOf": [{"$ref": "#"}]}}
+    schema: dict[str, Any] = {"type": "object", "properties": inner, "required": ["a"]}
     with pytest.raises(InvalidRequestError, match="no finite value satisfies it"):
         FACTORY.compile(StructuredOutput("lark", f"start: %json {json.dumps(schema)}"))
     schema["required"] = []
     assert accepts(f"start: %json {json.dumps(schema)}", '{"a": {}}')
+    lenient = {**schema, "required": ["a"], "x-guidance": {"lenient": True}}
+    assert accepts(f"start: %json {json.dumps(lenient)}", '{"a": {}}')
+
+
+TEXTS, NUMBERS, ANY = ['"ab"'], ["7"], ['"ab"', "7", "null"]
+UNENFORCEABLE: list[tuple[Any, list[str]]] = [
+    *(({"type": "string", "pattern": pattern}, TEXTS) for pattern in ("(?=a)b", r"\ba", r"(a)\1", r"a\Z", "(", 5)),
+    ({"type": "string", "pattern": "(?!a)", "maxLength": 1}, []),
+    ({"type": "strin"}, ANY),
+    ({"type": None}, ANY),
+    ({"required": None}, ANY),
+    ({"$ref": "http://x.org/y"}, ANY),
+    ({"$ref": "#/$defs/nope"}, ANY),
+    ({"type": "string", "minLength": "x"}, TEXTS),
+    ({"type": "string", "maxLength": -1}, TEXTS),
+    ({"type": "string", "format": 5}, TEXTS),
+    ({"type": "string", "format": "path"}, TEXTS),
+    ({"type": "integer", "minimum": "3"}, NUMBERS),
+    ({"type": "integer", "minimum": 2**53 + 1}, NUMBERS),
+    ({"type": "integer", "minimum": 5, "maximum": 3}, NUMBERS),
+    ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, NUMBERS),
+    ({"type": "integer", "multipleOf": 0}, NUMBERS),
+    ({"properties": None}, ANY),
+    ({"patternProperties": {"(?=a)": {}}}, ANY),
+    ({"enum": []}, ANY),
+    ({"enum": None}, ANY),
+    ({"anyOf": None}, ANY),
+    ({"items": 3}, ANY),
+    ({"additionalProperties": None}, ANY),
+    ({"const": 2**53 + 1}, ANY),
+    ({"not": {"type": "string"}}, ANY),
+    (None, ANY),
+]
+
+
+@pytest.mark.parametrize(("schema", "taken"), UNENFORCEABLE)
+def test_what_cannot_be_enforced_is_left_out_and_the_rest_holds(schema: Any, taken: list[str]) -> None:
+    whole = {
+        "type": "object",
+        "properties": {"q": schema, "n": {"type": "integer", "maximum": 9}},
+        "required": ["q", "n"],
+        "additionalProperties": False,
+        "x-guidance": {"lenient": True},
+    }
+    lark = f"start: %json {json.dumps(whole)}"
+    assert [value for value in ANY if accepts(lark, f'{{"q":{value},"n":9}}')] == taken
+    assert [value for value in ANY if accepts(lark, f'{{"q":{value},"n":10}}')] == []
+
+
+def test_what_nothing_satisfies_leaves_its_requirement_out() -> None:
+    inner = {"a": False, "b": {"type": "null"}}
+    whole = {"type": "object", "properties": inner, "required": ["a"], "x-guidance": {"lenient": True}}
+    assert accepts(f"start: %json {json.dumps(whole)}", '{"b": null}')
+    deep: dict[str, Any] = {"type": "string", "pattern": "(?=a)"}
+    for _ in range(80):
+        deep = {"type": "object", "properties": {"a": deep}}
+    assert accepts(f"start: %json {json.dumps({**deep, 'x-guidance': {'lenient': True}})}", '{"a": {}}')
 
 
 @pytest.mark.parametrize(
@@ -78,12 +134,12 @@ def test_what_contains_itself_is_refused(lenient: bool) -> None:
     ],
 )
 def test_what_is_no_schema_stays(text: str) -> None:
-    assert prepare_lark_schemas(text, " ") == text
+    assert prepare_lark_schemas(text, " ", lambda grammar: True) == text
 
 
 def test_several_schemas() -> None:
     text = 'start: a b\na: %json {"pattern": "\\\\d"}\nb: "x" %json{"items": {}}  "y"\n'
-    found = prepare_lark_schemas(text, "WS")
+    found = prepare_lark_schemas(text, "WS", lambda grammar: True)
     options = '"x-guidance": {"whitespace_pattern": "WS"}'
     assert (
         found

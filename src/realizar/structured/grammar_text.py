@@ -67,10 +67,14 @@ def _as_nested(text: str) -> dict[str, Any]:
     return {**part, "name": NESTED_GRAMMAR}
 
 
+def _compiles(lark: str) -> bool:
+    return not LLMatcher.validate_grammar(lark)
+
+
 def _lark_text(lark: str) -> str:
     _check_size("the Lark grammar", len(lark), MAX_LARK_CHARACTERS, "characters")
     _check_size("the Lark grammar", lark.count("|"), MAX_LARK_ALTERNATIVES, "alternatives")
-    return str(LLMatcher.grammar_from_lark(prepare_lark_schemas(lark, _WHITESPACE)))
+    return str(LLMatcher.grammar_from_lark(prepare_lark_schemas(lark, _WHITESPACE, _compiles)))
 
 
 def _schema_text(schema: dict[str, Any]) -> str:

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from realizar.structured.json_format import narrow_bounds, narrow_format
-from realizar.structured.json_numbers import check_constants
+from realizar.structured.json_format import narrow_format
+from realizar.structured.json_numbers import check_constants, narrow_bounds
 from realizar.structured.json_pattern import safe_pattern
 from realizar.structured.schema_ends import can_end
 from realizar.structured.schema_refusal import refuse_schema
@@ -22,9 +22,13 @@ MAX_PROPERTIES = 4096  # in all objects together
 MAX_OBJECT_PROPERTIES = 1024  # compiling takes time quadratic in these: 0.2 s
 
 # Keywords by the kind of their value. All others hold no schema, or refer to one (`$ref`).
-_ONE_SCHEMA = ("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else")
-_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+ONE_SCHEMA = ("items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else")
+SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_COUNTS = frozenset(
+    {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"}
+)
+_DRAFTS = "json-schema.org/draft"  # of all versions that the compiler knows
 
 
 def read_schema(text: str) -> dict[str, Any]:
@@ -114,22 +118,27 @@ def _children(value: Any) -> list[Any]:
 
 
 def _subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
-    for keyword in _ONE_SCHEMA:
+    for keyword in ONE_SCHEMA:
         value = schema.get(keyword)
         yield from value if isinstance(value, list) else () if value is None else (value,)
-    for keyword in _SCHEMA_LISTS:
+    for keyword in SCHEMA_LISTS:
         value = schema.get(keyword)
         yield from value if isinstance(value, list) else ()
-    for keyword in _SCHEMA_MAPS:
+    for keyword in SCHEMA_MAPS:
         value = schema.get(keyword)
         yield from value.values() if isinstance(value, dict) else ()
 
 
 def _prepare(schema: Any) -> None:
-    """Check constants, rewrite patterns and formats, and remove `uniqueItems: false`, which would be refused."""
+    """Check numbers, rewrite patterns and formats, and remove what says nothing and would be refused."""
     if not isinstance(schema, dict):
         return
     check_constants(schema)
+    for keyword in _COUNTS & schema.keys():
+        if isinstance(schema[keyword], float) and schema[keyword].is_integer():
+            schema[keyword] = int(schema[keyword])
+    if _DRAFTS not in str(schema.get("$schema", _DRAFTS)):
+        del schema["$schema"]  # the compiler would fetch it
     if schema.get("uniqueItems") is False:
         del schema["uniqueItems"]
     if isinstance(schema.get("pattern"), str):
@@ -140,5 +149,4 @@ def _prepare(schema: Any) -> None:
     for each in _subschemas(schema):
         _prepare(each)
     narrow_format(schema)
-    if schema.get("type") != "integer":
-        narrow_bounds(schema)
+    narrow_bounds(schema)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from realizar.errors import InvalidRequestError
-from realizar.structured.json_schema import check_end, prepare_schema
+from realizar.structured.json_schema import prepare_schema
+from realizar.structured.lenient import enforceable
 from realizar.structured.schema_refusal import REFUSED
 
 # Strings, comments and regular expressions come first, as `%json` has no meaning inside them.
@@ -19,14 +22,15 @@ _RULE = re.compile(r"^[ \t]*([A-Za-z_]\w*)(?:\[[^\]\n]*\])?[ \t]*:", re.MULTILIN
 _OF_SCHEMA = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: (.*)", re.DOTALL)
 
 
-def prepare_lark_schemas(text: str, whitespace: str) -> str:
+def prepare_lark_schemas(text: str, whitespace: str, compiles: Callable[[str], bool]) -> str:
     """Prepare the schemas inside a grammar.
 
     Args:
         whitespace: regular expression of the white space between JSON tokens, for schemas without their own.
+        compiles: True if a Lark grammar compiles.
 
     Raises:
-        InvalidRequestError: no finite value satisfies a schema, or one that is not lenient is too large or too deep, or
+        InvalidRequestError: a schema that is not lenient is too large or too deep, no finite value satisfies it, or it
             can't be prepared; the message names its rule.
     """
     written: list[str] = []
@@ -38,7 +42,7 @@ def prepare_lark_schemas(text: str, whitespace: str) -> str:
             schema, end = _decoded(text, done)
             if isinstance(schema, dict):
                 try:
-                    written.append(json.dumps(_prepared(schema, whitespace)))
+                    written.append(json.dumps(_prepared(schema, whitespace, compiles)))
                 except InvalidRequestError as error:
                     raise _of_rule(text[:done], str(error).removeprefix(REFUSED)) from None
                 done = end
@@ -69,21 +73,27 @@ def _decoded(text: str, at: int) -> tuple[Any, int]:
         return None, at
 
 
-def _prepared(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
+def _prepared(schema: dict[str, Any], whitespace: str, compiles: Callable[[str], bool]) -> dict[str, Any]:
     options = schema.get("x-guidance", {})
     if not isinstance(options, dict):
         return schema
     plain = {key: value for key, value in schema.items() if key != "x-guidance"}
-    if options.get("lenient"):  # keywords that can't be enforced are ignored
-        try:
-            prepared = copy.deepcopy(plain)
-            prepare_schema(prepared)
-        except (InvalidRequestError, RecursionError):
-            check_end(plain)
-            prepared = plain
+    if options.get("lenient"):  # what can't be enforced is left out
+        prepared = enforceable(plain, functools.partial(_if_compiled, compiles))
     else:
         prepared = plain
         prepare_schema(prepared)
     if not {"whitespace_flexible", "whitespace_pattern"} & options.keys():
         options = {**options, "whitespace_pattern": whitespace}
     return {**prepared, "x-guidance": options}
+
+
+def _if_compiled(compiles: Callable[[str], bool], schema: dict[str, Any]) -> dict[str, Any] | None:
+    """A prepared copy of a schema; None if it can't be enforced."""
+    prepared = copy.deepcopy(schema)
+    try:
+        prepare_schema(prepared)
+    except (InvalidRequestError, RecursionError):
+        return None
+    lenient = {**prepared, "x-guidance": {"lenient": True}}
+    return prepared if compiles(f"start: %json {json.dumps(lenient)}") else None

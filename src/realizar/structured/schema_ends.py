@@ -7,6 +7,7 @@ nodes without conditions and visits each node once, so the time is linear in the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -91,9 +92,26 @@ class _Graph:
             self._targets[reference] = self._resolve(reference)
         return self._targets[reference]
 
+    @functools.cached_property
+    def _anchors(self) -> dict[str, Any]:
+        """The schemas that have an `$anchor`, by its name."""
+        found: dict[str, Any] = {}
+        waiting: list[Any] = [self._root]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, dict):
+                if isinstance(value.get("$anchor"), str):
+                    found[value["$anchor"]] = value
+                waiting += value.values()
+            elif isinstance(value, list):
+                waiting += value
+        return found
+
     def _resolve(self, reference: str) -> Any:
         if not reference.startswith("#"):
             return None
+        if reference[1:2] not in ("", "/"):
+            return self._anchors.get(reference[1:])
         found: Any = self._root
         for part in reference.removeprefix("#").split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")

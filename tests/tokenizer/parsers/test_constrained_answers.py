@@ -237,3 +237,22 @@ def test_nothing_but_the_answer_keeps_its_own_grammar() -> None:
     plain = AnswerFormat(HERMES, None)
     assert call_grammar(plain, [], structured=FORM) is FORM
     assert call_grammar(replace(plain, reasoning=THINK), [], structured=FORM, prompt_end="</think>\n\n") is FORM
+
+
+@pytest.mark.parametrize("name", STYLES)
+@pytest.mark.parametrize("more", [{}, {"parameters": None}, {"parameters": {}}, {"strict": True}])
+def test_a_tool_without_parameters_gets_no_arguments(
+    name: str, more: dict[str, Any], vocabulary: ByteVocabulary
+) -> None:
+    form = form_of(name)
+    tools = [{"type": "function", "function": {"name": "now", **more}}]
+    for structured in (None, FORM):
+        forced = call_grammar(form, tools, structured=structured, name="now", mark_ids=vocabulary.ids, parallel=False)
+        for seed in range(3):
+            found = matcher(forced, vocabulary)
+            start = vocabulary.encode("<|channel|>commentary to") if form.in_channels else []
+            assert all(map(found.consume_token, start))
+            text = vocabulary.decode([*start, *walk(found, vocabulary, random.Random(seed))])
+            parser = choose_parser(form, tools, constrained=True, prompt_end="<|start|>assistant")
+            answer = parse(parser, list(text))
+            assert (answer.names, answer.arguments) == (["now"], ["{}"])

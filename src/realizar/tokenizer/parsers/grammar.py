@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from realizar.errors import InvalidRequestError
@@ -34,6 +35,7 @@ from realizar.tokenizer.parsers.grammar_rules import ANY_TEXT, json_rule
 from realizar.tokenizer.parsers.styles import CallForm
 
 FINAL = "final"  # the channel of an answer
+_NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({"properties": {}, "additionalProperties": False})
 
 
 def call_grammar(
@@ -195,7 +197,7 @@ class _Writer:
         rules = [f"calls: {all_calls}", "call: " + " | ".join(f"call_{number}" for number in numbers)]
         for number, tool in zip(numbers, self._tools, strict=True):
             head = form.before_name + tool_name(tool) + form.before_arguments
-            parameters = {"type": "object", **(tool_parameters(tool) or {"properties": {}})}
+            parameters = {"type": "object", **(tool_parameters(tool) or _NO_PARAMETERS)}
             if self._as_objects:
                 schema = _call_schema(json.loads(f"{head}null{form.after}"), parameters)
                 rules += [
