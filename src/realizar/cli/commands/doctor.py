@@ -50,11 +50,9 @@ def doctor_command(*, replicas: _Replicas = None, verbose: Verbose = False, as_j
         _check("the kernel cache can be written", _write_kernel_cache),
         _check("a random model runs", partial(_run_random_model, "cpu")),
     ]
-    checks += [
-        _check(f"a random model runs on {gpu['device']}", partial(_run_random_model, gpu["device"]))
-        for gpu in facts["gpus"]
-        if gpu["fault"] is None
-    ]
+    for device in [gpu["device"] for gpu in facts["gpus"] if gpu["fault"] is None]:
+        checks.append(_check(f"a random model runs on {device}", partial(_run_random_model, device)))
+        checks.append(_check(f"{device} computes what the CPU does", partial(_compare_with_cpu, device)))
     if as_json:
         print(json.dumps({**facts, "checks": checks}))
     else:
@@ -166,6 +164,12 @@ def _run_random_model(device: str) -> None:
         generate_gguf("tiny", path, "q4_k_m")
         work = Work(prompt_tokens=32, gen_tokens=4, batches=(1, 2), repeats=1)
         measure_throughput(open_checkpoint(path), EngineConfig(device=device), work, log=lambda _text: None)
+
+
+def _compare_with_cpu(device: str) -> None:
+    from realizar.bench.step_values import compare_with_cpu
+
+    compare_with_cpu(device)
 
 
 def _gpu_lines(facts: dict[str, Any], packages: str) -> list[str]:
