@@ -69,6 +69,8 @@ RECIPES = {
         sources=(None, 0),
         input_size=256,
     ),
+    "q4_k-64-gqa12": Recipe(64, 12, 1, weights="Q4_K", parts=("qk_norm",)),
+    "q8_0-128-gqa16": Recipe(128, 16, 1, weights="Q8_0", windows=(270, None)),
     "bf16-64-gqa6": Recipe(64, 6, 1, weights="BF16", parts=("layer_norm", "ungated", "growth"), activation="gelu"),
 }
 TOLERANCE = {"f16": 0.03, "bf16": 0.035, "int8": 0.045}  # activations of eight bits, and the cache's rounding
@@ -98,6 +100,35 @@ def test_random_models(name: str, kv: str) -> None:
         chosen = [left[i] for i in rng.permutation(len(left))]
         runner.step([(r, int(min(len(r.token_ids) - r.computed, rng.choice([1, 2, 5, 33, 100])))) for r in chosen])
     for request, values in zip(requests, expected, strict=True):
+        assert worst(request.values(), values) <= TOLERANCE[kv]
+    runner.close()
+
+
+@pytest.mark.parametrize("kv", TOLERANCE)
+@pytest.mark.parametrize("name", ["q4_0-64-gqa2", "q4_k-64-gqa12"])
+def test_decodes_before_and_after_their_kernels_change(name: str, kv: str) -> None:
+    """Rows whose contexts grow past 2,048 tokens, where other graphs begin, alone and beside a short one."""
+    recipe = RECIPES[name]
+    spec, checkpoint = random_model(recipe)
+    config = EngineConfig(
+        max_running=3, max_step_tokens=512, context_length=2176, kv_cache_bytes=64 << 20, kv_cache_dtype=kv,  # type: ignore[arg-type]
+    )  # fmt: skip
+    runner = GPURunner(spec, checkpoint, config)
+    reference = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64)
+    prompts = [random_tokens(recipe, length, seed) for seed, length in enumerate((2056, 40, 2064))]
+    expected = [reference.logits(ids) for ids in prompts]
+    requests = [runner.request(row, ids, first=70 * row) for row, ids in enumerate(prompts)]
+    for request, first in zip(requests, (2040, 24, 2056), strict=True):
+        while request.computed < first:
+            runner.step([(request, min(512, first - request.computed))])
+    for _ in range(8):  # the longest begins beyond the place, and one crosses it in these steps
+        runner.step([(requests[0], 1), (requests[1], 1), (requests[2], 1)])
+    for _ in range(8):
+        runner.step([(requests[0], 1)])
+    for _ in range(8):
+        runner.step([(requests[1], 1)])
+    for request, values in zip(requests, expected, strict=True):
+        assert request.computed == len(request.token_ids)
         assert worst(request.values(), values) <= TOLERANCE[kv]
     runner.close()
 

@@ -10,13 +10,12 @@ import triton.language as tl
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.native.sources import GatedActivation
-from realizar.errors import UnsupportedModelError
 from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention, ModelSpec
 
-KEYS = 64  # keys of a block of attention, at most
-_WIDE_HEAD = 256  # beyond which blocks of so many keys do not fit in shared memory
-_WIDE_HEAD_BYTES = 100 << 10  # of shared memory, which blocks of wider heads take on cards of 8.0
+KEYS, _LEAST_KEYS = 64, 16  # keys of a block of attention, at most and at least
+_WIDE_HEAD = 256  # beyond which blocks of so many keys fit in no card's shared memory
+_LARGE_SHARED_BYTES = 160 << 10  # of a block: cards of 8.0, 9.0 and 10.0 have more, those of 8.6, 8.9 and 12.0 less
 ROTATE_PARTS = 4  # heads that one program rotates
 MAX_PARTS = 64  # parts of a context
 # Of kernels.activate, where 3 is no activation.
@@ -69,30 +68,19 @@ def padded_head(attention: Attention | SharedAttention) -> int:
     return max(32, triton.next_power_of_2(attention.head_size))
 
 
-def block_keys(attention: Attention | SharedAttention, compute: torch.dtype) -> int:
-    """Keys of a block of attention: fewer where heads are wide."""
-    if padded_head(attention) <= _WIDE_HEAD:
-        return KEYS
-    return KEYS // 4 if compute == torch.float32 else KEYS // 2
+def block_keys(attention: Attention | SharedAttention, compute: torch.dtype, device: DeviceProfile) -> int:
+    """Keys of a block of attention: fewer where heads are wide, and on cards with little shared memory."""
+    halvings = [
+        padded_head(attention) > _WIDE_HEAD,
+        padded_head(attention) > _WIDE_HEAD // 2 and compute == torch.float32,
+        padded_head(attention) > _WIDE_HEAD // 2 and device.shared_bytes < _LARGE_SHARED_BYTES,
+    ]
+    return max(_LEAST_KEYS, KEYS >> sum(halvings))
 
 
 def block_stages(attention: Attention | SharedAttention) -> dict[str, int]:
     """The launch option that bounds how many blocks of keys are on their way, where heads are wide."""
     return {"num_stages": 1} if padded_head(attention) > _WIDE_HEAD else {}
-
-
-def check_heads(spec: ModelSpec, device: DeviceProfile) -> None:
-    """Refuse wide heads on a card whose shared memory takes no block of a chunk's attention.
-
-    Raises:
-        UnsupportedModelError: names the heads and the card.
-    """
-    widest = max(attention.head_size for _, attention in spec.all_attentions())
-    if widest > _WIDE_HEAD and device.shared_bytes < _WIDE_HEAD_BYTES:
-        raise UnsupportedModelError(
-            f"{spec.architecture}: attention with heads of {widest} needs {_WIDE_HEAD_BYTES >> 10} KiB of shared memory"
-            f" a block; {device.name} has {device.shared_bytes >> 10}"
-        )
 
 
 def shared_heads(attention: Attention | SharedAttention) -> int:

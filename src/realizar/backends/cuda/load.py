@@ -18,7 +18,7 @@ from realizar.backends.cuda.bind_shared import SharedBinder, shared_floats
 from realizar.backends.cuda.device import DeviceProfile, free_bytes
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import GraphRunner
-from realizar.backends.cuda.kernel_sizes import attention_parts, check_heads, compute_type, tile_tokens
+from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
 from realizar.backends.cuda.load_report import describe_card, describe_refused, describe_routes
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
 from realizar.backends.cuda.matmul.experts_read import ExpertsRead
@@ -173,7 +173,6 @@ def load_model(
     if config.fp8_copies:
         check_device(device)
     if device.is_gpu:
-        check_heads(spec, device)
         plan_memory(spec, checkpoint, config, free_bytes(device)).check_weights_fit()
     with memory.kept():
         parts = _load_parts(spec, checkpoint, config, device, progress)

@@ -4,7 +4,7 @@ The backend runs on the CPU with launches replaced by compilation, so nothing is
 kernels compiled, and the most shared memory among them. Fails where one does not compile, or where a kernel that may
 start early reads memory before it has waited.
 
-    python compile_launches.py 80 90 100
+    python compile_launches.py 80 86 89 90 100 120
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from backends.cuda.cuda_runs import GPURunner
+from backends.cuda import cuda_runs
 from random_models import Recipe, random_model, random_tokens
 from realizar.backends.cuda import load
+from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.kernel_sizes import compute_type
 from realizar.backends.cuda.kernels.fetch import fetch
 from realizar.backends.cuda.matmul import linears
@@ -36,7 +37,7 @@ _EARLY = {"attend_parts": 4}  # row, token and length of a decode, and the table
 # What no kernel of a step writes before it: states, rings and vectors.
 _READS_OLDER = ("recur_once", "normalize", "normalize_beside", "normalize_twice", "add_norm")
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-RECIPES = {  # by element type of the cache, but for those that are named after a part
+RECIPES = {  # by element type of the cache, and size of heads, but for those that are named after a part
     "f16": Recipe(128, 8, 2, weights="Q4_K", windows=(None, 64), parts=("biases", "qk_norm", "growth")),
     "bf16": Recipe(256, 4, 1, weights="Q6_K", parts=("soft_cap", "post_norms"), activation="gelu_tanh"),
     "int8": Recipe(
@@ -106,6 +107,10 @@ RECIPES = {  # by element type of the cache, but for those that are named after 
         value_size=96,
         length=3,
     ),
+} | {
+    f"{kv}-{head}": Recipe(head, 8, 1, hidden_size=256, weights="F32" if kv == "f32" else "Q8_0", windows=(None,))
+    for kv in ("f16", "bf16", "int8", "f32")
+    for head in (64, 80, 128, 256, 512)
 }
 FORMATS = (None, InputFormat("int8"), InputFormat("half", 8), InputFormat("half", 64), InputFormat("fp8"))
 
@@ -148,16 +153,22 @@ def stand_in(module: ModuleType, name: str, value: object) -> None:
     setattr(module, name, value)
 
 
-def run_backend(recipes: Sequence[str] = tuple(RECIPES), formats: int = len(FORMATS)) -> None:
-    """Record the launches of a chunk, of a decode, and of both in a step, of recipes and formats of activations."""
+def run_backend(recipes: Sequence[str], formats: int, shared_bytes: int) -> None:
+    """Record the launches of a chunk, of a decode, and of both in a step, of recipes and formats of activations.
+
+    Args:
+        shared_bytes: of a block, on the card that they are for.
+    """
     triton.runtime.jit.JITFunction.run = record
+    device = dataclasses.replace(interpreter_device(), shared_bytes=shared_bytes)
+    stand_in(cuda_runs, "interpreter_device", lambda: device)
     stand_in(load, "compute_type", lambda dtype, is_gpu: compute_type(dtype, is_gpu=True))
     stand_in(linears, "matmul_type", lambda device: tl.float16)
     plain_formats = linears.MergedLinear.input_formats
     plain_launch = linears.MergedLinear.launch
     plain_finishes = linears.MergedLinear.applies_norm_scale
     packed = linears.MergedLinear.all_packed
-    for kv, recipe in ((name, RECIPES[name]) for name in recipes):
+    for name, recipe in ((name, RECIPES[name]) for name in recipes):
         for activation_format in FORMATS[:formats]:
             linears.MergedLinear.input_formats = (
                 plain_formats
@@ -172,23 +183,24 @@ def run_backend(recipes: Sequence[str] = tuple(RECIPES), formats: int = len(FORM
                 activation_format is not None and activation_format.kind == "half" and "biases" not in recipe.parts
             )
             linears.MergedLinear.interleaved = property(lambda self, by_turns=by_turns: by_turns)
+            element = name.partition("-")[0]
             kv_dtype: Any = {
                 "f32": "auto",
                 "wide": "bf16",
                 "beside": "bf16",
                 "shared": "int8",
                 "states": "f16",
-                "float-states": "auto",
-            }.get(kv, kv)
+                "float": "auto",
+            }.get(element, element)
             config = EngineConfig(max_running=4, max_step_tokens=32, kv_cache_dtype=kv_dtype, context_length=256)
-            made = GPURunner(*random_model(recipe), config)
+            made = cuda_runs.GPURunner(*random_model(recipe), config)
             ids = random_tokens(recipe, 40)
             first, second = made.request(0, ids), made.request(1, ids, first=8)
             made.step([(first, 20)])
             made.step([(first, 1), (second, 20)])
             made.step([(first, 1), (second, 1)])
             if activation_format is None or activation_format.kind == "half":
-                fixed = GPURunner(*random_model(recipe), dataclasses.replace(config, batch_invariant=True))
+                fixed = cuda_runs.GPURunner(*random_model(recipe), dataclasses.replace(config, batch_invariant=True))
                 fixed.step([(fixed.request(0, ids), 1), (fixed.request(1, ids, first=8), 20)])
     integers = torch.zeros(4, dtype=torch.int32)
     fetch[(1,)](integers, integers, 4, BLOCK=1024)  # of real GPUs alone
@@ -216,11 +228,13 @@ def main() -> int:
     parser.add_argument("targets", type=int, nargs="+")
     parser.add_argument("--recipes", default=",".join(RECIPES))
     parser.add_argument("--formats", type=int, default=len(FORMATS), help="how many of the formats of activations")
+    parser.add_argument("--kernels", default="", help="what the names of kernels begin with")
     arguments = parser.parse_args()
-    targets: list[int] = arguments.targets
-    run_backend(arguments.recipes.split(","), arguments.formats)
     failed = 0
-    for capability in targets:
+    for capability in arguments.targets:
+        launches.clear()
+        run_backend(arguments.recipes.split(","), arguments.formats, SHARED_BYTES[capability])
+        wanted = {key: item for key, item in launches.items() if key[0].startswith(arguments.kernels)}
         target = GPUTarget("cuda", capability, 32)
 
         def build(
@@ -233,7 +247,7 @@ def main() -> int:
             return triton.compile(source, target=target, options=options)
 
         most = 0
-        for key, item in launches.items():
+        for key, item in wanted.items():
             try:
                 kernel = build(item)
             except Exception as error:  # noqa: BLE001 the list of failures is the result
@@ -247,7 +261,7 @@ def main() -> int:
             if kernel.metadata.shared > SHARED_BYTES[capability]:
                 failed += 1
                 report(f"sm_{capability} {key[0]}: {kernel.metadata.shared} bytes of shared memory {key[2]}")
-        report(f"sm_{capability}: {len(launches)} kernels, at most {most} bytes of shared memory")
+        report(f"sm_{capability}: {len(wanted)} kernels, at most {most} bytes of shared memory")
     return 1 if failed else 0
 
 

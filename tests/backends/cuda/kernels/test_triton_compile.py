@@ -13,6 +13,8 @@ import pytest
 pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
+from backends.cuda.kernels.compile_launches import RECIPES, SHARED_BYTES
+
 _TESTS = Path(__file__).parents[3]
 
 
@@ -32,6 +34,16 @@ def test_kernels_of_one_model() -> None:
     assert all(int(count) >= 20 for _, count in found)
 
 
+@pytest.mark.parametrize(("capability", "recipe"), [("86", "bf16-256"), ("120", "int8-512")])
+def test_attention_of_wide_heads(capability: str, recipe: str) -> None:
+    """On cards whose blocks have 99 KiB of shared memory; others have at least 163."""
+    found = compile_for("--recipes", recipe, "--formats", "1", "--kernels", "attend_chunk", capability)
+    assert re.match(rf"sm_{capability}: [12] kernels, ", found)
+
+
 @pytest.mark.full
-def test_kernels_of_all_models() -> None:
-    assert compile_for("80", "90", "100").count("kernels") == 3
+@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_kernels_of_all_models(recipe: str, capability: int) -> None:
+    formats = "1" if recipe[-1].isdigit() and "-" in recipe else "5"  # of heads, whose matmuls others have, too
+    assert compile_for("--recipes", recipe, "--formats", formats, str(capability)).count("kernels") == 1

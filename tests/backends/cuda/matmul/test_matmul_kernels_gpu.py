@@ -226,6 +226,21 @@ def test_tokens_do_not_depend_on_the_batch(ggml_type: GGMLType, cols: int) -> No
             assert torch.equal(sums, seen[:tokens]), (out_features, tokens, config)
 
 
+@pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, GGMLType.Q8_0], ids=str)
+def test_one_massive_channel(matmuls: MatmulKernels, ggml_type: GGMLType) -> None:
+    """Larger than a half can hold, in one token of a step: its sums are right, and so are the other tokens'."""
+    matrix, exact = random_matrix(ggml_type, 640, 2048, 9, False)
+    for tokens in (1, 2, 16, 64, 300):
+        x = torch.randn(tokens, 2048, device="cuda")
+        x[tokens // 2, 77] = 3e5
+        config = matmuls.route(tokens, matrix)
+        partials = torch.full((config.splits, tokens, 640), torch.nan, device="cuda")
+        matmuls.launch(matrix, written(matmuls, x, config.format), partials, tokens, config)
+        expected = x.double() @ exact.T
+        errors = (partials.double().sum(0) - expected).norm(dim=1) / expected.norm(dim=1)
+        assert float(errors.max()) < 2e-2, (tokens, config)  # int8's rounding too
+
+
 def test_results_repeat_and_the_splits_sum_in_any_launch(matmuls: MatmulKernels) -> None:
     matrix, _ = random_matrix(GGMLType.Q6_K, 640, 2048, 7, False)
     for tokens in (1, 16):

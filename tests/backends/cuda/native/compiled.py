@@ -12,6 +12,8 @@ import pytest
 
 from realizar.backends.cuda.native.compiler import Source, compile_source, compile_sources
 
+_CUBIN = "kernel.cubin"
+
 
 class Tiled(Protocol):
     """Parameters of a kernel."""
@@ -37,18 +39,27 @@ def check_registers(sources: list[Source], all_tiles: Sequence[Tiled], arch: str
     waits for every matmul.
     """
     check(sources, arch)
-    tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
-    if not tool.exists():
-        pytest.skip("triton has no cuobjdump here")
     for source, tiles in zip(sources, all_tiles, strict=True):
-        cubin = tmp_path / "kernel.cubin"
-        cubin.write_bytes(compile_source(source, arch))
-        printed = subprocess.run(
-            [tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True
-        ).stdout
-        usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", printed)}
+        (usage,) = resources_of(compile_source(source, arch), tmp_path).values()
         assert usage["STACK"] == usage["LOCAL"] == 0, (tiles, usage)
         assert usage["REG"] * tiles.threads * tiles.blocks <= 65536, (tiles, usage)
         if tiles.kind == "wgmma":
-            code = subprocess.run([tool, "--dump-sass", cubin], capture_output=True, text=True, check=True).stdout
+            code = _cuobjdump("--dump-sass", tmp_path)
             assert 0 < 4 * code.count("WARPGROUP.ARRIVE") <= code.count("HGMMA"), tiles
+
+
+def resources_of(cubin: bytes, folder: Path) -> dict[str, dict[str, int]]:
+    """Registers of a thread, and bytes of shared memory, stack and spilled values, of each kernel of a cubin."""
+    (folder / _CUBIN).write_bytes(cubin)
+    printed = _cuobjdump("--dump-resource-usage", folder)
+    return {
+        name: {each: int(value) for each, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
+        for name, usage in re.findall(r"Function (\w+):\s*\n(.*)", printed)
+    }
+
+
+def _cuobjdump(option: str, folder: Path) -> str:
+    tool = Path(pytest.importorskip("triton").__file__).parent / "backends/nvidia/bin/cuobjdump"
+    if not tool.exists():
+        pytest.skip("triton has no cuobjdump here")
+    return subprocess.run([tool, option, folder / _CUBIN], capture_output=True, text=True, check=True).stdout

@@ -8,6 +8,7 @@ import torch
 
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.attention.rope_tables import RopeTables
+from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import TRITON_TYPES, block_keys, block_stages, padded_head
 from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer
 from realizar.backends.cuda.matmul.linears import MergedLinear
@@ -50,9 +51,10 @@ class AttentionArguments:
     """
 
     def __init__(
-        self, weights: Weights, workspace: Workspace, kv: KVMemory, ropes: RopeTables, batch_invariant: bool = False
-    ) -> None:
-        self._weights, self._space, self._kv, self._ropes = weights, workspace, kv, ropes
+        self, weights: Weights, workspace: Workspace, kv: KVMemory, ropes: RopeTables, device: DeviceProfile,
+        batch_invariant: bool = False,
+    ) -> None:  # fmt: skip
+        self._device, self._weights, self._space, self._kv, self._ropes = device, weights, workspace, kv, ropes
         self._batch_invariant = batch_invariant
         self.none = torch.zeros(1, device=workspace.hidden.device)
 
@@ -103,7 +105,7 @@ class AttentionArguments:
             "TABLE_ROWS": arrays.sizes.rows, "CACHE_GROUP": self._kv.group_of(block.cache_layer),
             "WINDOW": attention.window or 0, "SOFT_CAP": attention.soft_cap is not None,
             "SINKS": attention.sinks is not None, "COMPUTE": TRITON_TYPES[compute],
-            "KEYS": block_keys(attention, compute), **block_stages(attention),
+            "KEYS": block_keys(attention, compute, self._device), **block_stages(attention),
         }  # fmt: skip
 
     def direct(

@@ -48,7 +48,7 @@ class AttentionBinder:
     ) -> None:  # fmt: skip
         self._weights, self._space, self._kv = weights, workspace, kv
         self._part = part_keys(context_length) if batch_invariant else 0
-        self._arguments = AttentionArguments(weights, workspace, kv, ropes, batch_invariant)
+        self._arguments = AttentionArguments(weights, workspace, kv, ropes, device, batch_invariant)
         self._decodes: PartBinder | DecodeBinder = (
             PartBinder(self._arguments, workspace, kv, device, context_length)
             if batch_invariant

@@ -86,7 +86,7 @@ class DecodeBinder:
         """True if a step of `decodes` decodes, the longest with this context, is `StepShape.long`."""
         if self._native is None or context <= _SHORT:
             return False
-        return any(self._are_few(decodes, decode.block.attention) for decode in self._bound)
+        return any(_are_few(decodes, decode.block.attention.num_kv_heads, self._device) for decode in self._bound)
 
     def _parts(self, attention: Attention | SharedAttention, shape: StepShape) -> int:
         """Number of parts that every decode's context is cut into."""
@@ -105,30 +105,7 @@ class DecodeBinder:
             block_tokens=output.block_tokens, cap=attention.soft_cap is not None,
             value_norm=rotated["VALUE_NORM"], growth=rotated["GROWTH"], stored=rotated["STORED"],
         )  # fmt: skip
-        return self._sized(kernel, shape, attention)
-
-    def _sized(self, kernel: AttendKernel, shape: StepShape, attention: Attention | SharedAttention) -> AttendKernel:
-        """Set warps per block and per multiprocessor: few blocks should end soon, many should fit at once."""
-        blocks, processors = shape.decodes * attention.num_kv_heads, self._device.processors
-        long, few = shape.long, self._are_few(shape.decodes, attention)
-        if long or few:
-            warps, resident = 8 if self._fits(replace(kernel, warps=8), 2 if long else 1) else 4, 16
-        else:
-            warps, resident = (4, 12) if blocks <= processors else (4, 16) if blocks <= 4 * processors else (2, 16)
-        runs = 1 if long or kernel.element == "int8" else 4  # there more copies cost more than bank conflicts
-        bulk = long or kernel.element == "int8"  # the others are 3 % faster by lanes, which ask for 16 bytes each
-        sized = replace(kernel, warps=warps, resident=resident, least=2 if long else 4, runs=runs, bulk=bulk)
-        while sized.warps > 2 and not self._fits(sized, 1):  # heads of 512 on cards with little shared memory
-            sized = replace(sized, warps=sized.warps // 2)
-        ahead = replace(sized, stages=2)
-        return ahead if few and not long and self._fits(ahead, 1) else sized
-
-    def _fits(self, kernel: AttendKernel, blocks: int) -> bool:
-        """True if a multiprocessor has shared memory for `blocks` blocks at once."""
-        return (kernel.shared_bytes + _STATIC_BYTES) * blocks <= self._device.shared_bytes
-
-    def _are_few(self, decodes: int, attention: Attention | SharedAttention) -> bool:
-        return 2 * decodes * attention.num_kv_heads <= self._device.processors
+        return sized(kernel, shape, attention.num_kv_heads, self._device)
 
     def _start_native(
         self, native: DecodeAttention, kernel: AttendKernel, decode: BoundDecode, shape: StepShape
@@ -184,3 +161,29 @@ class DecodeBinder:
             COMBINED=triton.next_power_of_2(group) * padded_head(attention),
             **constants, **self._arguments.shared(decode.block), **output, **space.launching(shape.tokens),
         )  # fmt: skip
+
+
+def sized(kernel: AttendKernel, shape: StepShape, kv_heads: int, device: DeviceProfile) -> AttendKernel:
+    """The kernel with warps per block and per multiprocessor: few blocks should end soon, many should fit at once."""
+    blocks, processors = shape.decodes * kv_heads, device.processors
+    long, few = shape.long, _are_few(shape.decodes, kv_heads, device)
+    if long or few:
+        warps, resident = 8 if _fits(replace(kernel, warps=8), 2 if long else 1, device) else 4, 16
+    else:
+        warps, resident = (4, 12) if blocks <= processors else (4, 16) if blocks <= 4 * processors else (2, 16)
+    runs = 1 if long or kernel.element == "int8" else 4  # there more copies cost more than bank conflicts
+    bulk = long or kernel.element == "int8"  # the others are 3 % faster by lanes, which ask for 16 bytes each
+    found = replace(kernel, warps=warps, resident=resident, least=2 if long else 4, runs=runs, bulk=bulk)
+    while found.warps > 2 and not _fits(found, 1, device):  # heads of 512 on cards with little shared memory
+        found = replace(found, warps=found.warps // 2)
+    ahead = replace(found, stages=2)
+    return ahead if few and not long and _fits(ahead, 1, device) else found
+
+
+def _fits(kernel: AttendKernel, blocks: int, device: DeviceProfile) -> bool:
+    """True if a multiprocessor has shared memory for `blocks` blocks at once."""
+    return (kernel.shared_bytes + _STATIC_BYTES) * blocks <= device.shared_bytes
+
+
+def _are_few(decodes: int, kv_heads: int, device: DeviceProfile) -> bool:
+    return 2 * decodes * kv_heads <= device.processors
