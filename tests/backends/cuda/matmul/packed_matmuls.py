@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from backends.cuda import cuda_runs
-from realizar.backends.cuda import load
 from realizar.backends.cuda.attention import decode as attention_decode
-from realizar.backends.cuda.device import DeviceProfile, interpreter_device
+from realizar.backends.cuda.device import DeviceProfile, Family, interpreter_device
 from realizar.backends.cuda.layouts.activations import int8_activations
 from realizar.backends.cuda.matmul import quantized as matmuls
 from realizar.backends.cuda.matmul.quantized import Activations, Int8Activations, MatmulKernels, input_addresses
@@ -28,7 +27,6 @@ from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.weights import load as weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads
-from realizar.errors import KernelError
 from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT
 from realizar.quantization import MatrixSource
 
@@ -49,7 +47,7 @@ class PackedDevice(DeviceProfile):
 class HostPacker:
     """A stand-in for `Packer`."""
 
-    def __init__(self, device: torch.device) -> None: ...
+    def __init__(self, device: torch.device, *, repacks: bool = True) -> None: ...
 
     def pack(
         self, parts: Sequence[MatrixSource], into: torch.Tensor | None = None, interleaved: bool = False
@@ -227,14 +225,11 @@ def run_packed(monkeypatch: pytest.MonkeyPatch, splits: int | None = None) -> La
     def compile_all(sources: Sequence[Source], _arch: str, _compiled: Callable[..., None] | None = None) -> list[bytes]:
         return [b"" for _ in sources]
 
-    def refuse(*_: object, **__: object) -> None:
-        raise KernelError("there is no GPU to sample on")
-
     own = interpreter_device()
-    device = PackedDevice(own.torch_device, own.name, own.capability, 132, own.memory_bytes)
+    torch_samples: frozenset[Family] = frozenset({"sampling"})
+    device = PackedDevice(own.torch_device, own.name, own.capability, 132, own.memory_bytes, without=torch_samples)
     monkeypatch.setattr(cuda_runs, "interpreter_device", lambda: device)
     monkeypatch.setattr(weights, "Packer", HostPacker)
-    monkeypatch.setattr(load, "SamplingKernels", refuse)  # torch samples
     monkeypatch.setattr(attention_decode, "DecodeAttention", lambda _: None)  # Triton's kernels take its place
     monkeypatch.setattr(matmuls, "Kernel", HostKernel)
     monkeypatch.setattr(matmuls, "compile_sources", compile_all)

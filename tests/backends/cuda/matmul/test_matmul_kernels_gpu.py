@@ -169,7 +169,10 @@ def test_blocks_that_add_parts_give_the_bits_of_splits_added_later(matmuls: Matm
     half = ActivationFormat("half", 128)
     for rows, parts, chunks in ((640, 4, 6), (152, 3, 4), (256, 2, 12)):
         matrix, exact = random_matrix(ggml_type, rows, 64 * parts * chunks, parts, False)
-        summing = MatmulConfig(WgmmaTiles(128, 2, 2, 3, 1, 1, 1, parts), half, 1)
+        tiles = WgmmaTiles(128, 2, 2, 3, 1, 1, 1, parts)
+        if matmuls.tuning.shrunk(tiles, [matrix.format]) != tiles:
+            pytest.skip("its blocks have no room for sums, and none are chosen that add parts")
+        summing = MatmulConfig(tiles, half, 1)
         for tokens in (1, 128, 300):
             assert relative_error(matmuls, matrix, exact, tokens, summing, random_norm(tokens, 8)) < _TOLERANCE
             x = torch.randn(tokens, matrix.in_features, device="cuda")

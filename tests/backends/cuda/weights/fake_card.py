@@ -24,7 +24,7 @@ class FakeCard(DeviceProfile):
 class FakePacker:
     """Packs where the real one does, on the host."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, repacks: bool = True) -> None:
         self.device = device
 
     def pack(
