@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,18 +11,12 @@ from clients.played_model import PlayedBackend, played_server
 from server_thread import RunningServer
 
 BACKEND = PlayedBackend()
-_BESIDE_A_SCHEMA = re.compile(
-    r"tools_and_a_schema|beside_a_schema|helpers.*forced_calls|an_answer.schema|sdk.*tools.last1|NativeOutput|PromptedO"
-    r"|RESPONSES_TOOLS"
-)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.filterwarnings("default"))  # clients warn of their own future
-            if _BESIDE_A_SCHEMA.search(item.nodeid):
-                item.add_marker(pytest.mark.xfail(reason="tools beside a schema are refused", strict=False))
 
 
 @pytest.fixture(scope="session")

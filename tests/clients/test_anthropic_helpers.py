@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -48,6 +49,7 @@ async def later(city: str) -> str:
 ANSWER = Answer(city="Paris", celsius=21)
 SAID = Turn(ANSWER.model_dump_json())
 BOTH = Turn("Both.", (("add", {"a": 2, "b": 3}), ("weather", {"city": "Paris"})), "I need two tools.")
+CALLS = replace(BOTH, say="")  # beside a schema no other text stands before calls
 RESULTS = Turn("They are {results}.")
 
 
@@ -98,7 +100,7 @@ def test_parse_with_a_schema(client: anthropic.Anthropic, beta: bool) -> None:
 
 
 def test_parse_with_tools_and_a_schema(client: anthropic.Anthropic) -> None:
-    runner = client.beta.messages.tool_runner(tools=[add, weather], output_format=Answer, **ask(BOTH, SAID))
+    runner = client.beta.messages.tool_runner(tools=[add, weather], output_format=Answer, **ask(CALLS, SAID))
     assert runner.until_done().parsed_output == ANSWER
 
 

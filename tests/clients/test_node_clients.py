@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_forced_calls_among_zods_formats(played: RunningServer, script: Path, pr
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("case", ["outputWithTools", "streamedOutputWithTools"])
 def test_an_object_beside_a_schema_and_tools(played: RunningServer, script: Path, provider: str, case: str) -> None:
-    assert ai_sdk(played, script, provider, case, BOTH, SAID) == ANSWER
+    assert ai_sdk(played, script, provider, case, replace(BOTH, say=""), SAID) == ANSWER
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

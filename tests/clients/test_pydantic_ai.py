@@ -45,11 +45,11 @@ SAID = Turn(ANSWER.model_dump_json())
 CALLED = Turn(calls=(("final_result", ANSWER.model_dump()),))
 BOTH = Turn("Both.", (("add", {"a": 2, "b": 3}), ("weather", {"city": "Paris"})), "I need two tools.")
 KINDS = [openai_models.OpenAIChatModel, openai_models.OpenAIResponsesModel]
-# An output that is a tool requires a call, and a text before it is then out of place.
+# Where a call is required or a schema holds, no other text stands before calls.
 OUTPUTS = [
-    ("NativeOutput", [BOTH, SAID]),
+    ("NativeOutput", [replace(BOTH, say=""), SAID]),
     ("ToolOutput", [replace(BOTH, say=""), CALLED]),
-    ("PromptedOutput", [BOTH, SAID]),
+    ("PromptedOutput", [replace(BOTH, say=""), SAID]),
 ]
 
 

@@ -16,9 +16,10 @@ from realizar.server.responses.reasoning import revealed
 from realizar.server.responses.tools import full_name
 
 _COMMON = ("type", "id", "status")
+_PARSED = ("parsed_arguments", "parsed")  # openai's `parse` adds them to what it gives, and LangChain sends them back
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "message": (*_COMMON, "role", "content", "phase"),
-    "function_call": (*_COMMON, "call_id", "name", "arguments", "namespace", "caller", "async", "created_by"),
+    "function_call": (*_COMMON, "call_id", "name", "arguments", "namespace", "caller", "async", "created_by", *_PARSED),
     "function_call_output": (*_COMMON, "call_id", "output", "caller", "name", "namespace", "created_by"),
     "custom_tool_call": (*_COMMON, "call_id", "name", "input", "namespace", "caller", "async", "created_by"),
     "custom_tool_call_output": (*_COMMON, "call_id", "output", "caller", "name", "namespace", "created_by"),
@@ -26,7 +27,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 _PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "input_text": ("text", ("type", "text", "prompt_cache_breakpoint")),
-    "output_text": ("text", ("type", "text", "annotations", "logprobs")),
+    "output_text": ("text", ("type", "text", "annotations", "logprobs", *_PARSED)),
     "refusal": ("refusal", ("type", "refusal")),
     "summary_text": ("text", ("type", "text")),
     "reasoning_text": ("text", ("type", "text")),
