@@ -1,4 +1,4 @@
-"""`prompt_counts` divides the tokens of a prompt by what the prefix cache did with them."""
+"""`prompt_counts` tells what the prefix cache did with the tokens of a prompt."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from realizar.server.generation.chat_run import ChatRun
 
 
 class PromptCounts(NamedTuple):
-    """Tokens of a prompt: found in the cache, computed in whole blocks that stay there, and all others."""
+    """Tokens of a prompt: found in the cache, and computed in whole blocks that stay there. It may have others."""
 
     num_cached: int
     num_created: int
-    num_others: int
 
 
 def prompt_counts(api: Api, plan: ChatPlan, run: ChatRun) -> PromptCounts:
@@ -22,4 +21,4 @@ def prompt_counts(api: Api, plan: ChatPlan, run: ChatRun) -> PromptCounts:
     num_prompt, cached = len(plan.token_ids), run.num_cached_tokens or 0
     block = api.engine.info.cached_block_tokens
     created = max(num_prompt // block * block - cached, 0) if block else 0
-    return PromptCounts(cached, created, num_prompt - cached - created)
+    return PromptCounts(cached, created)
