@@ -92,6 +92,27 @@ def test_a_client_gets_back_the_turns_that_it_did_not_use() -> None:
     assert "alate" in started(scheduler, 2)
 
 
+def test_a_client_that_gives_up_and_asks_again_keeps_its_share() -> None:
+    """As one does whose requests have a time limit: it always waits for something, so that its turns never end."""
+    scheduler = make_scheduler(max_running=1)
+    for number in range(400):
+        add(scheduler, B, f"{number}")
+    names: list[str] = []
+    asked = 0
+    waiting: list[str] = []
+    for _ in range(60):
+        for name in waiting[:3]:
+            scheduler.abort(name)
+        waiting = waiting[3:]
+        while len(waiting) < 5:
+            add(scheduler, A, f"{asked}")
+            waiting.append(f"a{asked}")
+            asked += 1
+        names += started(scheduler, 1)
+        waiting = [name for name in waiting if name not in names]
+    assert 25 <= sum(name.startswith("a") for name in names) <= 31
+
+
 @pytest.mark.parametrize("priority", [-100, 3])
 def test_nobody_else_waits_for_what_priority_moved(priority: int) -> None:
     """Sequences that start early or late don't move the turns of others."""

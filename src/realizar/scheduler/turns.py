@@ -21,7 +21,7 @@ class Turns:
     def __init__(self) -> None:
         self._now = 0.0
         self._next: dict[str, float] = {}  # a client's turn after those that it has taken
-        self._used: dict[str, float] = {}  # after those that have started
+        self._used: dict[str, float] = {}  # after as many as have started
         self._waiting: Counter[str] = Counter()
         self._weights: dict[str, int] = {}  # of those who wait
         self._most_known = _FEW
@@ -35,7 +35,10 @@ class Turns:
         name = client.name
         if len(self._next) > self._most_known:
             self._forget()
-        turn = max(self._next.get(name, self._now), self._now)
+        following = self._next.get(name, self._now)
+        # Behind as many as wait: those who left don't count, or whoever leaves and comes back would never start.
+        behind = self._unused(name) + self._waiting[name] / client.weight
+        turn = max(self._now, min(following, max(behind, following - 1 / client.weight)))
         self._next[name] = turn + 1 / client.weight
         self._waiting[name] += 1
         self._weights[name] = client.weight
@@ -43,7 +46,8 @@ class Turns:
 
     def start(self, client: Client, turn: float) -> None:
         """A sequence starts that had this turn."""
-        self._used[client.name] = max(self._used.get(client.name, 0.0), turn + 1 / client.weight)
+        used = min(turn, self._unused(client.name)) + 1 / client.weight
+        self._used[client.name] = max(self._used.get(client.name, 0.0), used)
         self._now += 1 / sum(self._weights.values())
         self._leave(client.name)
 
@@ -52,6 +56,10 @@ class Turns:
         self._leave(client.name)
         if client.name not in self._waiting:
             self._next[client.name] = self._used.get(client.name, self._now)
+
+    def _unused(self, name: str) -> float:
+        """The first turn that a client could have if it waited for nothing."""
+        return max(self._used.get(name, self._now), self._now)
 
     def _leave(self, name: str) -> None:
         self._waiting[name] -= 1

@@ -13,7 +13,8 @@ class Places:
     A client may take whatever is free, so a lone one may have everything. Where too little is free it still gets its
     fair share: the part of all places that its weight is of the weights of those who have some, and one at least. So
     no number of requests of one client keeps another one out, and nobody who is in has to leave. With N clients of one
-    weight, places are taken at most 1 + 1/2 + ... + 1/N times over.
+    weight, places are taken at most 1 + 1/2 + ... + 1/N times over, as long as there is a place for each; every client
+    beyond has one more.
     """
 
     def __init__(self) -> None:
