@@ -109,7 +109,8 @@ def test_random_models(name: str, kv: str) -> None:
 @pytest.mark.parametrize("name", ["q4_0-64-gqa2", "q4_k-64-gqa12"])
 def test_decodes_before_and_after_their_kernels_change(name: str, kv: str) -> None:
     """Rows whose contexts grow past 2,048 tokens, where other graphs begin, alone and beside a short one."""
-    recipe = replace(RECIPES[name], windows=(None, None))  # windows' blocks would be taken by several of these rows
+    # Windows' blocks would be taken by several of these rows.
+    recipe = replace(RECIPES[name], windows=(None, None), context_length=2176)
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(
         max_running=3, max_step_tokens=512, context_length=2176, kv_cache_bytes=64 << 20, kv_cache_dtype=kv,  # type: ignore[arg-type]

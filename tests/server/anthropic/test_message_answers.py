@@ -180,16 +180,6 @@ COUNT = "/v1/messages/count_tokens"
 MARK = {"cache_control": {"type": "ephemeral"}}
 
 
-def test_a_count_has_the_channel_that_an_answer_by_a_schema_begins_in() -> None:
-    template = "<|channel|>analysis<|message|>{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant"
-    fields = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}
-    body = {name: value for name, value in BODY.items() if name != "max_tokens"}
-    plain, counted = (post(ScriptedEngine(), {**body, **more}, COUNT, template).json() for more in ({}, fields))
-    engine = ScriptedEngine()
-    post(engine, {**BODY, **fields}, template=template)
-    assert counted["input_tokens"] == len(engine.asked[0][0]) > plain["input_tokens"]
-
-
 def test_a_conversation_reaches_the_template() -> None:
     engine = ScriptedEngine()
     messages = [
@@ -264,7 +254,10 @@ def test_sampling_and_choices_of_tools_reach_the_engine() -> None:
         assert (b'"name": "a"' in bytes(engine.asked[-1][0])) == (choice != "none")
     schema = {"type": "json_schema", "schema": {"type": "object"}}
     assert post(engine, {**BODY, "output_config": {"format": schema}}).status_code == 200
-    assert engine.asked[-1][1].structured.kind == "json_schema"
+    structured = engine.asked[-1][1].structured
+    reasoning, kind, value = json.loads(structured.value)  # the prompt opens reasoning, which comes first
+    assert (structured.kind, kind, json.loads(value)) == ("nested", "json_schema", {"type": "object"})
+    assert "</think>" in reasoning
 
 
 def test_more_tokens_than_the_context_has_end_at_its_end() -> None:
@@ -308,7 +301,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits.0.type"),
     ({"context_management": {"edit": []}}, "context_management.edit"),
     ({"top_n": 3}, "top_n"),
-    ({"output_config": {"format": {"type": "json_schema", "schema": {}}}, "tools": TOOLS}, "output_config.format"),
     ({"system": [{"type": []}]}, "system.0.type"),
     ({"system": [None]}, "system[0]"),
     ({"messages": [user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": {}}]})]}, "0.content.0.type"),

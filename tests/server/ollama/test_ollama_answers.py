@@ -219,7 +219,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
     ({"tools": [{"function": {"name": "a", "parameters": 7}}]}, "tools[0].function.parameters"),
     ({"format": "xml"}, "format"),
-    ({"format": {"type": "object"}, "tools": TOOLS}, "format"),
     ({"think": "hard"}, "think"),
     ({"think": "low"}, "think"),
     ({"template": "{{ .Prompt }}"}, "template"),

@@ -76,7 +76,10 @@ def test_logprobs_are_of_the_tokens_of_a_line() -> None:
 def test_a_schema_is_the_engines() -> None:
     engine = ScriptedEngine(deltas=("{}",))
     ask(engine, format={"type": "object"})
-    assert json.loads(engine.asked[-1][1].structured.value) == {"type": "object"}
+    structured = engine.asked[-1][1].structured
+    reasoning, kind, value = json.loads(structured.value)  # the prompt opens reasoning, which comes first
+    assert (structured.kind, kind, json.loads(value)) == ("nested", "json_schema", {"type": "object"})
+    assert "</think>" in reasoning
     ask(engine, format="json", raw=True)
     assert engine.asked[-1][1].structured.kind == "json_object"
 

@@ -257,7 +257,9 @@ def test_sampling_and_choices_of_tools_reach_the_engine() -> None:
         made = post(engine, {**BODY, "text": {"format": form}})
         structured = engine.asked[-1][1].structured
         assert structured is not None
-        assert (structured.kind, made.json()["text"]["format"]) == (kind, form)
+        reasoning, answers, _ = json.loads(structured.value)  # the prompt opens reasoning, which comes first
+        assert (structured.kind, answers, made.json()["text"]["format"]) == ("nested", kind, form)
+        assert "</think>" in reasoning
 
 
 def test_logprobs_are_those_of_the_text() -> None:

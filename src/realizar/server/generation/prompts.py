@@ -124,8 +124,8 @@ def check_fits(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> 
     """
     if len(text) > (max_tokens + _SLACK_TOKENS) * tokenizer.longest_token:
         raise ContextLengthError(
-            f"the prompt is too long: this model's maximum context length is {max_tokens} tokens, which can't hold the "
-            f"{len(text)} characters of {param}",
+            f"{param} has {len(text)} characters, so the prompt is too long: this model's maximum context length is "
+            f"{max_tokens} tokens",
             param,
         )
     size = 2 * max_tokens + _SLACK_TOKENS
@@ -133,8 +133,8 @@ def check_fits(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> 
         count = len(tokenizer.encode(text[:size], add_special=False))
         if count > max_tokens + _SLACK_TOKENS:
             raise ContextLengthError(
-                f"the prompt is too long: this model's maximum context length is {max_tokens} tokens; {param} has more "
-                f"than {count}",
+                f"{param} has more than {count} tokens, so the prompt is too long: this model's maximum context length "
+                f"is {max_tokens} tokens",
                 param,
             )
         size *= _GROWTH
