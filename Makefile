@@ -72,7 +72,7 @@ test-gpu: .venv/.dev  ## what needs a GPU: beside each other, then what needs th
 	@touch $@
 
 clients: .venv-clients/.installed  ## every helper of the pinned clients and frameworks against a server of scripted answers
-	.venv-clients/bin/python -m pytest tests/clients $(PYTEST_ARGS)
+	.venv-clients/bin/python -m pytest -W default tests/clients $(PYTEST_ARGS)
 
 test-ray: .venv/.dev  ## install Ray Serve (350 MB), then a cluster of two hosts on this machine
 	$(BIN)/python -m pip install --quiet --editable '.[dev,ray]'

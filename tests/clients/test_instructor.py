@@ -63,7 +63,9 @@ def create(server: RunningServer, mode: str, kind: Any, *turns: Turn, **options:
 
 @pytest.mark.parametrize("mode", [*IN_CALLS, *IN_TEXT])
 def test_modes(played: RunningServer, mode: str) -> None:
-    turns = [turn_of(mode, "Answer", value) for value in (FROZEN, ANSWER)]
+    """An answer that does not fit the model, then one that does; over Responses instructor keeps none to count."""
+    values = (ANSWER,) if mode == "RESPONSES_TOOLS" else (FROZEN, ANSWER)
+    turns = [turn_of(mode, "Answer", value) for value in values]
     assert create(played, mode, Answer, *turns, max_retries=2).model_dump() == ANSWER
 
 
