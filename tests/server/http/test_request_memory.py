@@ -199,7 +199,7 @@ class Watched(ByteTokenizer):
 
 def test_refusing_a_long_text_costs_what_the_context_is() -> None:
     tokenizer = Watched()
-    with pytest.raises(ContextLengthError, match="characters, more than 100 tokens can hold"):
+    with pytest.raises(ContextLengthError, match="has 100000 characters, so the prompt is too long"):
         check_fits("x" * 100_000, tokenizer, 100, "prompt")
     assert tokenizer.sizes == []
     with pytest.raises(ContextLengthError, match="more than 264 tokens"):

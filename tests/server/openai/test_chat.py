@@ -124,9 +124,8 @@ def test_usage_of_a_stream(client: openai.OpenAI) -> None:
     whole = chat(client, n=2)
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
-    _, every = streamed(
-        client, stream_options={"include_usage": True}, extra_body={"stream_options": {"continuous_usage_stats": True}}
-    )
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    _, every = streamed(client, extra_body={"stream_options": options})
     assert every[0].usage.completion_tokens >= 1
 
 
@@ -271,11 +270,10 @@ def test_structured_outputs(client: openai.OpenAI) -> None:
 
 
 _LEAST = -(2**63)  # llguidance 1.9 crashes on it
-_LENIENT = {"const": _LEAST, "x-guidance": {"lenient": True}}
 _ROADS: dict[str, dict[str, Any]] = {
     "guided_json": {"extra_body": {"guided_json": {"const": _LEAST}}},
     "structured_outputs": {"extra_body": {"structured_outputs": {"json": {"enum": [0, _LEAST]}}}},
-    "guided_grammar": {"extra_body": {"guided_grammar": 'start: "a" %json ' + json.dumps(_LENIENT)}},
+    "guided_grammar": {"extra_body": {"guided_grammar": 'start: "a" %json ' + json.dumps({"const": _LEAST})}},
     "response_format": {
         "response_format": {
             "type": "json_schema",
@@ -291,6 +289,7 @@ _ROADS: dict[str, dict[str, Any]] = {
                 "type": "function",
                 "function": {
                     "name": "f",
+                    "strict": True,
                     "parameters": {"type": "object", "properties": {"a": {"const": _LEAST}}, "required": ["a"]},
                 },
             }

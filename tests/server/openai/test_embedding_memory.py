@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from realizar.engine.clients.embedding import Embedding
+from realizar.request import Client
 from realizar.server.generation.embedding import UnitVector
 from realizar.server.generation.work import Stop
 from realizar.server.http.request_memory import _BYTES_PER_BASE64_VALUE, _BYTES_PER_VALUE
@@ -30,7 +31,9 @@ EMBEDDING = replace(SETTINGS, embeddings="last")
 def wide(monkeypatch: pytest.MonkeyPatch, hold: asyncio.Event | None = None) -> None:
     """Vectors of WIDTH values; the first few are not given before `hold`."""
 
-    async def embed(self: ScriptedEngine, token_ids: list[int], pooling: str, *, request_id: str) -> Embedding:
+    async def embed(
+        self: ScriptedEngine, token_ids: list[int], pooling: str, *, request_id: str, client: Client
+    ) -> Embedding:
         self.num_asked += 1
         if hold is not None and self.num_asked <= ScriptedInfo.max_running:
             await hold.wait()
