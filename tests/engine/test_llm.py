@@ -134,9 +134,9 @@ def test_scores_are_those_of_generation(llm: LLM) -> None:
 def test_the_context_is_never_cut(llm: LLM) -> None:
     full = [1] * 511
     assert len(llm.generate(full, SamplingParams(temperature=0.0, ignore_eos=True))[0].outputs[0].token_ids) == 1
-    with pytest.raises(ContextLengthError, match="512 tokens and 1 are to be generated: together 513"):
+    with pytest.raises(ContextLengthError, match="has 512 and 1 are to be generated: together 513"):
         llm.generate([1] * 512)
-    with pytest.raises(ContextLengthError, match="5 tokens and 508 are to be generated"):
+    with pytest.raises(ContextLengthError, match="has 5 and 508 are to be generated"):
         llm.generate(PROMPTS[0], SamplingParams(max_tokens=508))
     assert len(llm.score([1] * 512)) == 512
     with pytest.raises(ContextLengthError):

@@ -23,5 +23,5 @@ def test_keys_from_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(pipe, 0o600)
     writer = threading.Thread(target=pipe.write_text, args=("# ours\nfirst\n\nsecond\n",))
     writer.start()
-    assert read_keys(pipe) == ("first", "second")
+    assert list(read_keys(pipe)) == ["first", "second"]
     writer.join(HANG_S)

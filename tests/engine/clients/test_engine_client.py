@@ -98,7 +98,7 @@ def test_scoring_generates_nothing() -> None:
 def test_max_tokens_defaults_to_the_rest_of_the_context() -> None:
     client = make_client(ScriptedBackend(context_length=40))
     assert len(client.submit([1] * 10, SamplingParams(temperature=0.0)).result().outputs[0].token_ids) == 30
-    with pytest.raises(ContextLengthError, match="40 tokens and 1 are to be generated"):
+    with pytest.raises(ContextLengthError, match="the prompt has 40 and 1 are to be generated"):
         client.submit([1] * 40, SamplingParams())
 
 

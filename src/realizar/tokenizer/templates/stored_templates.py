@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from realizar.checkpoint.checkpoint import Checkpoint
+if TYPE_CHECKING:
+    from realizar.checkpoint.checkpoint import Checkpoint
+
 
 _GGUF_KEY = "tokenizer.chat_template"
 
