@@ -33,8 +33,8 @@ from typing import Any
 
 import llama_cpp
 
-from realizar.bench.generate import generated_model
 from realizar.hub.pull import resolve
+from realizar.models.generated.generate import generated_model
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS, BEFORE, PEER = "realizar", "before", "llama.cpp"

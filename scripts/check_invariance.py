@@ -32,10 +32,10 @@ from realizar.bench.mix.invariance import Crowd, Difference, find_difference, ru
 from realizar.bench.mix.kinds import KINDS, find_kind
 from realizar.bench.mix.subjects import SubjectWork, draw_subject
 from realizar.bench.serve_workload import Lengths
-from realizar.bench.shapes import SHAPES
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import find_checkpoint, load_core
+from realizar.models.generated.shapes import SHAPES
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -17,7 +17,7 @@ import torch
 from realizar.backends.cuda.attention.native_decode import DecodeAttention
 from realizar.backends.cuda.native.attend_source import AttendKernel
 from realizar.backends.cuda.tuning.replay import replay_ms
-from realizar.bench.shapes import SHAPES, Shape
+from realizar.models.generated.shapes import SHAPES, Shape
 
 BLOCK, MOST_PARTS = 16, 64
 LIMIT_GB_PER_S = 4400.0  # of an H200, for the column of what bytes alone take

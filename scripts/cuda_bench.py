@@ -29,14 +29,14 @@ from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.step import CUDAStep
 from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow, ScheduledRow, StepOutput, StepRows
-from realizar.bench import generate
 from realizar.bench.measure import measure, next_tokens
-from realizar.bench.shapes import SHAPES
 from realizar.bench.throughput import by_chance
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
+from realizar.models.generated import generate
+from realizar.models.generated.shapes import SHAPES
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy
 

@@ -42,8 +42,8 @@ from realizar.bench.mix.requests import MixWork
 from realizar.bench.serve_client import Target
 from realizar.bench.serve_compare import first_model
 from realizar.bench.serve_workload import Lengths
-from realizar.bench.shapes import SHAPES
 from realizar.hub.pull import resolve
+from realizar.models.generated.shapes import SHAPES
 
 _KINDS = (
     "greedy,temperature,top-k-top-p-min-p,top-p,temperature-top-p,typical,mirostat,penalties,bias,logprobs,dry,regex,"

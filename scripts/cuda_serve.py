@@ -37,8 +37,6 @@ import numpy as np
 import uvicorn
 from soak_models import ask_in_turn
 
-from realizar.bench import generate
-from realizar.bench.shapes import SHAPES, FileType
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
@@ -46,6 +44,8 @@ from realizar.cli.options.several_models import SeveralModelsOptions
 from realizar.cli.several_models import Wishes, make_shelf
 from realizar.config import EngineConfig
 from realizar.engine.process.planning import plan_loads
+from realizar.models.generated import generate
+from realizar.models.generated.shapes import SHAPES, FileType
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app_of
 from realizar.server.http.listen import uvicorn_config

@@ -17,8 +17,8 @@ from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.tuning.replay import median_ms
 from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow
-from realizar.bench.shapes import SHAPES
 from realizar.config import EngineConfig
+from realizar.models.generated.shapes import SHAPES
 from realizar.sampling_params import SamplingParams
 
 REPLAYS, ROUNDS = 40, 5

@@ -21,12 +21,12 @@ from realizar.backends.cpu.operations import BoundOperation, walkable
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.devices import THE_CPU
 from realizar.backends.select import resolve_model
-from realizar.bench import generate
 from realizar.bench.profile import StepWork, one_step, open_rows
-from realizar.bench.shapes import SHAPES
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.config import EngineConfig
+from realizar.models.generated import generate
+from realizar.models.generated.shapes import SHAPES
 from realizar.models.spec import Experts
 
 REPEATS = 5

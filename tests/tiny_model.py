@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from realizar.bench.generate import generate_gguf
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.checkpoint.open import open_checkpoint
+from realizar.models.generated.generate import generate_gguf
 
 RERANK_TEMPLATE = "judge<|end|>{query}<|300|>{document}<|end|>"
 _TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"

@@ -13,11 +13,11 @@ from realizar.backends.cpu.plan import plan_memory as plan_cpu_memory
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.cuda import supported
 from realizar.backends.devices import THE_CPU, ChosenDevice
-from realizar.bench.generate import generate_gguf
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import UnsupportedModelError
+from realizar.models.generated.generate import generate_gguf
 from realizar.models.spec import Experts, FeedForward
 from resolving import resolved
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from realizar.bench.generate import generated_header
 from realizar.bench.measure import GREEDY, RANDOM, measure, next_tokens
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError
+from realizar.models.generated.generate import generated_header
 from realizar.models.registry import build_spec
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.policy import Policy

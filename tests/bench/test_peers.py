@@ -15,7 +15,6 @@ import pytest
 from realizar.backends.bandwidth import read_bandwidth
 from realizar.backends.machine import Machine, read_machine
 from realizar.bench import peers
-from realizar.bench.generate import generate_gguf
 from realizar.bench.peer_report import as_markdown, as_record
 from realizar.bench.peer_runs import Speeds, Workload, compiling_for, run_ik, run_llamacpp, run_realizar
 from realizar.bench.peer_tools import PeerTools, find_tools
@@ -23,6 +22,7 @@ from realizar.bench.peers import IK, IK_REPACKED, LLAMACPP, OURS, PeerModel, Pee
 from realizar.bench.roofline import roofline_svg
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import CapacityError, HubError
+from realizar.models.generated.generate import generate_gguf
 
 WORK = Workload(prompt_tokens=512, gen_tokens=64, repeats=3)
 

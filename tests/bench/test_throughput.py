@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from realizar.bench.generate import generate_gguf
-from realizar.bench.shapes import SHAPES
 from realizar.bench.throughput import Work, measure_throughput
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
+from realizar.models.generated.generate import generate_gguf
+from realizar.models.generated.shapes import SHAPES
 
 
 def test_random_rows_read_experts_by_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

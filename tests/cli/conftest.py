@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from realizar.bench.generate import generate_gguf
 from realizar.checkpoint.gguf_writer import write_gguf
 from realizar.cli.main import app, run_app
+from realizar.models.generated.generate import generate_gguf
 from tiny_model import byte_symbols, write_tiny_model
 
 

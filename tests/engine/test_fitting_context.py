@@ -11,13 +11,13 @@ import pytest
 from realizar.backends.cpu import plan as cpu_plan
 from realizar.backends.cpu.kv import memory as kv_memory
 from realizar.backends.select import resolve_model
-from realizar.bench.generate import generate_gguf
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine import loading
 from realizar.engine.loading import fitting_context, load_fitting_core
 from realizar.errors import CapacityError, UnsupportedModelError
+from realizar.models.generated.generate import generate_gguf
 from realizar.models.registry import build_spec
 
 CONFIG = EngineConfig(device="cpu", threads=1, max_running=1, max_step_tokens=16)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hybrid_spec import hybrid_spec
-from realizar.bench import generate
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.gguf_writer import NewTensor
+from realizar.models.generated import generate
 from realizar.models.parameters import ParameterCounts, count_parameters, size_of_token
 from realizar.models.registry import build_spec
 

@@ -15,13 +15,13 @@ import numpy as np
 from realizar.backends.load_progress import LoadProgress
 from realizar.backends.select import make_inspected_backend, resolve_model
 from realizar.backends.step_values import StageValues, distance
-from realizar.bench.generate import generate_gguf
 from realizar.bench.profile import StepWork, one_step
-from realizar.bench.shapes import SHAPES
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import RealizarError
+from realizar.models.generated.generate import generate_gguf
+from realizar.models.generated.shapes import SHAPES
 
 _SHAPES = ("tiny", "tiny-moe", "tiny-delta", "tiny-convolution")
 _TOLERANCE = 0.2  # roundings of two devices part some hundredths; values of another place or size, about 1

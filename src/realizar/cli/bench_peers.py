@@ -72,10 +72,10 @@ def bench_peers(
 
 def _model(name: str) -> PeerModel:
     """A pulled model, or a random one in a known shape, kept in the cache between runs."""
-    from realizar.bench.generate import generated_model
     from realizar.bench.peers import read_model
-    from realizar.bench.shapes import SHAPES
     from realizar.hub.pull import resolve
+    from realizar.models.generated.generate import generated_model
+    from realizar.models.generated.shapes import SHAPES
 
     if name in SHAPES:
         return read_model(name, generated_model(name, lambda text: print(text, file=sys.stderr)))

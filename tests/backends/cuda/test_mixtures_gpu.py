@@ -31,9 +31,9 @@ from realizar.backends.cuda.native.grouped.source import DirectTiles  # noqa: E4
 from realizar.backends.cuda.weights.experts import ExpertLoader, PackedExperts  # noqa: E402
 from realizar.backends.cuda.weights.pack_raw import Packer  # noqa: E402
 from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
-from realizar.bench.generate import generate_gguf  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
+from realizar.models.generated.generate import generate_gguf  # noqa: E402
 from realizar.models.spec import Experts  # noqa: E402
 from realizar.quantization import QUANTIZED_TYPES  # noqa: E402
 from reference_model import ReferenceModel, _gated  # noqa: E402

@@ -21,11 +21,11 @@ from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.matmul import tuning_table  # noqa: E402
-from realizar.bench.generate import generate_gguf  # noqa: E402
 from realizar.checkpoint.checkpoint import StoredTensor  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
+from realizar.models.generated.generate import generate_gguf  # noqa: E402
 from realizar.quantization.random_blocks import random_blocks  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402

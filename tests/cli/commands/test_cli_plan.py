@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from realizar.bench.generate import generate_gguf
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
 from realizar.cli.main import app, run_app
 from realizar.config import EngineConfig
 from realizar.engine.loading import load_core
+from realizar.models.generated.generate import generate_gguf
 from realizar.replicas.planning import ReplicaQuestion, divide
 
 

@@ -70,8 +70,8 @@ def bench_command(
 def _generated(shape: str, config: EngineConfig, skew: float) -> Path:
     """The file of a shape. What can't run is refused before gigabytes are written."""
     from realizar.backends.select import plan_memory, resolve_model
-    from realizar.bench.generate import generated_header, generated_model
-    from realizar.bench.shapes import SHAPES
+    from realizar.models.generated.generate import generated_header, generated_model
+    from realizar.models.generated.shapes import SHAPES
 
     if shape not in SHAPES:
         raise InvalidRequestError(

@@ -154,10 +154,10 @@ def _write(folder: Path) -> None:
 
 def _run_random_model(device: str) -> None:
     """Run prefill and decode of a tiny model, so that every kind of kernel is compiled and run."""
-    from realizar.bench.generate import generate_gguf
     from realizar.bench.throughput import Work, measure_throughput
     from realizar.checkpoint.open import open_checkpoint
     from realizar.config import EngineConfig
+    from realizar.models.generated.generate import generate_gguf
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tiny.gguf"

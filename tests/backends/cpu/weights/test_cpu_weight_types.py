@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from cpu_runs import load_runner
-from realizar.bench.generate import generate_gguf
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
+from realizar.models.generated.generate import generate_gguf
 from realizar.quantization import QUANTIZED_TYPES
 from reference_model import ReferenceModel
 from reference_tensors import load_tensors

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from realizar.bench.generate import generate_gguf
-from realizar.bench.shapes import SHAPES
+from realizar.models.generated.generate import generate_gguf
+from realizar.models.generated.shapes import SHAPES
 
 _STATUS = Path("/proc/self/status")
 _LOAD = """

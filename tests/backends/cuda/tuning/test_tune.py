@@ -22,11 +22,11 @@ from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, WgmmaTiles
 from realizar.backends.cuda.tuning import measure  # noqa: E402
 from realizar.backends.cuda.tuning.candidates import candidates, split_counts  # noqa: E402
 from realizar.backends.cuda.tuning.sweep import Shape, model_shapes, sweep  # noqa: E402
-from realizar.bench.generate import generate_gguf  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.errors import CapacityError, KernelError  # noqa: E402
 from realizar.models import registry  # noqa: E402
+from realizar.models.generated.generate import generate_gguf  # noqa: E402
 from realizar.models.spec import Experts  # noqa: E402
 from realizar.quantization.ggml_layouts import Q4_0, Q4_K  # noqa: E402
 

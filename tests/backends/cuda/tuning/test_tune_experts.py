@@ -39,11 +39,11 @@ from realizar.backends.cuda.tuning.experts import (  # noqa: E402
     tuned_experts,
 )
 from realizar.backends.cuda.weights.experts import PackedExperts  # noqa: E402
-from realizar.bench.generate import generate_gguf, generated_header  # noqa: E402
-from realizar.bench.shapes import SHAPES  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.errors import KernelError  # noqa: E402
+from realizar.models.generated.generate import generate_gguf, generated_header  # noqa: E402
+from realizar.models.generated.shapes import SHAPES  # noqa: E402
 from realizar.models.registry import build_spec  # noqa: E402
 from realizar.quantization import QUANTIZED_TYPES  # noqa: E402
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS, Q4_K, Q6_K  # noqa: E402

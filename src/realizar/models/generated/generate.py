@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.bench.generate_gemma4 import EMBEDDING_STD, gemma4_keys, gemma4_layer, gemma4_rope_divisors
-from realizar.bench.generate_hybrids import CONVOLUTIONS, QWEN, hybrid_keys, hybrid_layer
-from realizar.bench.generate_routers import router_weights
-from realizar.bench.shapes import SHAPES, FileType, Shape
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.hub.folders import user_cache
+from realizar.models.generated.gemma4 import EMBEDDING_STD, gemma4_keys, gemma4_layer, gemma4_rope_divisors
+from realizar.models.generated.hybrids import CONVOLUTIONS, QWEN, hybrid_keys, hybrid_layer
+from realizar.models.generated.routers import router_weights
+from realizar.models.generated.shapes import SHAPES, FileType, Shape
 from realizar.quantization import random_blocks
 
 _MIXTURE_EMBEDDING_STD = 10.0
@@ -53,7 +53,7 @@ def generate_gguf(
             blocks, and `mxfp4` has experts of MXFP4 and Q8_0 beside them, as gpt-oss is published; otherwise all
             matrices are of one type. Norms, biases and routers are float32.
         seed: equal seeds give equal files.
-        skew: exponent of the Zipf law by which tokens prefer some experts; 0 prefers none. See `generate_routers`.
+        skew: exponent of the Zipf law by which tokens prefer some experts; 0 prefers none. See `routers`.
 
     Raises:
         ValueError: no such shape, or its out_features are not whole blocks of the type.

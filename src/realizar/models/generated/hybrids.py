@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from realizar.bench.shapes import Shape
 from realizar.checkpoint.gguf_writer import NewTensor
+from realizar.models.generated.shapes import Shape
 
 QWEN = ("qwen35", "qwen35moe")
 CONVOLUTIONS = ("lfm2", "lfm2moe")

@@ -12,12 +12,12 @@ import gguf
 import numpy as np
 import pytest
 
-from realizar.bench import generate
-from realizar.bench.generate import generate_gguf
-from realizar.bench.shapes import SHAPES
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor
 from realizar.checkpoint.open import open_checkpoint
+from realizar.models.generated import generate
+from realizar.models.generated.generate import generate_gguf
+from realizar.models.generated.shapes import SHAPES
 from realizar.models.mixers import GatedDeltaNet
 from realizar.models.registry import build_spec
 from realizar.models.spec import Experts, FeedForward

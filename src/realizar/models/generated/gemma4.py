@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from realizar.bench.shapes import Shape
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor
+from realizar.models.generated.shapes import Shape
 
 EMBEDDING_STD = 1.0
 """Embeddings are multiplied by the root of their size, and each branch adds one unit: tokens stay unlike each other."""

@@ -1,0 +1,1 @@
+"""Models of random weights in the shapes of real ones, for benchmarks, for tests, and for trying a device out."""
