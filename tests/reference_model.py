@@ -7,7 +7,7 @@ chunks, with a `State` between them. Every backend is tested against it, and it 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,15 +41,19 @@ class ReferenceModel:
         tensors: canonical name to float array, for every tensor that the spec names.
         dtype: float32 or float64, of all arithmetic. Positions times frequencies are rounded to float32 in both cases,
             as models were trained with these angles.
+        add_up: of a rank: gives the sum of what all ranks call it with.
     """
 
-    def __init__(self, spec: ModelSpec, tensors: Mapping[str, Array], dtype: DTypeLike = np.float32) -> None:
-        self.spec = spec
+    def __init__(
+        self, spec: ModelSpec, tensors: Mapping[str, Array], dtype: DTypeLike = np.float32,
+        add_up: Callable[[Array], Array] = lambda part: part,
+    ) -> None:  # fmt: skip
+        self.spec, self._add_up = spec, add_up
         self.dtype = np.dtype(dtype)
         self._tensors = {name: np.asarray(tensors[name], self.dtype) for name in spec.tensors}
 
     def logits(self, token_ids: Sequence[int], state: State | None = None) -> Array:
-        """[tokens, vocab_size]: what follows each token, given those before it.
+        """[tokens, vocab_size]: what follows each token, given those before it; of a rank the logits of its ids.
 
         Args:
             state: of the chunks before these tokens, empty before the first; the tokens are added to it.
@@ -59,7 +63,7 @@ class ReferenceModel:
     def hidden(self, token_ids: Sequence[int], state: State | None = None) -> Array:
         """[tokens, hidden_size]: after the final norm; `state` as in `logits`."""
         spec, state = self.spec, {} if state is None else state
-        x = self._tensors[spec.embedding][np.asarray(token_ids)] * self.dtype.type(spec.embedding_scale)
+        x = self._add_up(self._embedded(np.asarray(token_ids))) * self.dtype.type(spec.embedding_scale)
         inputs = None if spec.layer_inputs is None else self._layer_inputs(spec.layer_inputs, token_ids, x)
         for index, layer in enumerate(spec.layers):
             x = self._layer(layer, x, index, state)
@@ -68,6 +72,15 @@ class ReferenceModel:
             if layer.output_scale is not None:
                 x = x * self._tensors[layer.output_scale]
         return self._norm(spec.final_norm, x)
+
+    def _embedded(self, token_ids: Array) -> Array:
+        """[tokens, hidden_size], zeros where another rank has the id."""
+        table, first = self._tensors[self.spec.embedding], self.spec.first_id
+        if self.spec.share.ranks == 1:
+            return table[token_ids]
+        own = (token_ids >= first) & (token_ids < first + len(table))
+        embedded: Array = np.where(own[:, None], table[np.where(own, token_ids - first, 0)], 0)
+        return embedded
 
     def head(self, hidden: Array) -> Array:
         """[tokens, vocab_size] from [tokens, hidden_size]."""
@@ -95,9 +108,11 @@ class ReferenceModel:
                 mixed = self._shared_attention(layer.mixer, normed, state[layer.mixer.source])
             else:
                 mixed, state[index] = self.mixer(layer.mixer, normed, state.get(index))
-            x = x + scale * self._norm(layer.post_mixer_norm, mixed)
+            x = x + scale * self._norm(layer.post_mixer_norm, self._add_up(mixed))
         if layer.feed_forward is not None:
             fed = self._feed_forward(layer.feed_forward, self._norm(layer.pre_feedforward_norm, x))
+            has_own = isinstance(layer.feed_forward, Experts) and layer.feed_forward.norms is not None
+            fed = fed if has_own else self._add_up(fed)
             x = x + scale * self._norm(layer.post_feedforward_norm, fed)
         return x
 
@@ -119,15 +134,20 @@ class ReferenceModel:
             return self._short_convolution(part, x, kept)
         return self._attention(part, x, kept)
 
-    def _norm(self, norm: Norm | None, x: Array) -> Array:
+    def _norm(self, norm: Norm | None, x: Array, mean: Callable[[Array], Array] | None = None) -> Array:
         if norm is None:
             return x
+        mean = mean or (lambda values: values.mean(axis=-1, keepdims=True))
         if norm.kind == "layer":
-            x = x - x.mean(axis=-1, keepdims=True)
-        x = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.dtype.type(norm.eps))
+            x = x - mean(x)
+        x = x / np.sqrt(mean(x * x) + self.dtype.type(norm.eps))
         weight = (self._tensors[norm.weight] + self.dtype.type(norm.weight_offset)) * self.dtype.type(norm.weight_scale)
         x = x * weight
         return x if norm.bias is None else x + self._tensors[norm.bias]
+
+    def _mean_of_all(self, values: Array) -> Array:
+        """[tokens, 1]: the mean of all ranks' features, of which each has as many."""
+        return self._add_up(values.mean(axis=-1, keepdims=True)) / self.dtype.type(self.spec.share.ranks)
 
     def _linear(self, linear: Linear, x: Array) -> Array:
         y = x @ self._tensors[linear.weight].T
@@ -136,7 +156,7 @@ class ReferenceModel:
     def _attention(self, part: Attention, x: Array, kept: tuple[Array, ...] | None) -> tuple[Array, tuple[Array, ...]]:
         q, k, v = (self._linear(matrix, x) for matrix in (part.q, part.k, part.v))
         if part.qk_norm_axis == "token":
-            q, k = self._norm(part.q_norm, q), self._norm(part.k_norm, k)
+            q, k = self._norm(part.q_norm, q, self._mean_of_all), self._norm(part.k_norm, k, self._mean_of_all)
         q, k, v = (a.reshape(len(x), -1, part.head_size) for a in (q, k, v))  # [tokens, heads, head_size]
         if part.qk_norm_axis == "head":
             q, k = self._norm(part.q_norm, q), self._norm(part.k_norm, k)
@@ -264,6 +284,7 @@ class ReferenceModel:
             output[tokens] += weights[tokens, slots, None] * down
         if part.shared is not None and norms is not None:
             shared = self._feed_forward(part.shared, self._norm(norms.shared, x))
+            output, shared = self._add_up(output), self._add_up(shared)
             return self._norm(norms.experts_output, output) + self._norm(norms.shared_output, shared)
         if part.shared is not None:
             shared = self._feed_forward(part.shared, x)

@@ -18,6 +18,13 @@ def load_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> dict[str, NDArray[n
 
 def load_tensor(source: TensorSource, checkpoint: Checkpoint) -> NDArray[np.float32]:
     """One canonical tensor: the rows of a checkpoint tensor that the source describes, or a stack of several."""
+    if source.whole is not None:
+        values, axis = load_tensor(source.whole, checkpoint), source.out_feature_axis
+        for runs, at in ((source.rows, axis), (source.columns, axis + 1)):
+            if runs is not None:
+                values = np.concatenate([values.take(range(*run), at) for run in runs], at)
+        assert values.shape == source.shape
+        return values
     if source.stack:
         return np.stack([_values(checkpoint, name) for name in source.stack])
     values = _values(checkpoint, source.name)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from architecture_case import Form
 from architectures import ROWS, build_case, check_logits
 from models.parity_rows import record
+from models.ranks.sharded_reference import sharded_logits
 from realizar.checkpoint.open import open_checkpoint
 from realizar.models.check_tensors import check_tensors
 from realizar.models.registry import build_spec
@@ -40,6 +41,8 @@ def test_logits_agree_with_transformers(name: str, form: Form, tmp_path: Path, p
     whole = model.logits(built.token_ids)
     check_logits(built, lambda _: whole)
     np.testing.assert_allclose(_in_chunks(model, built.token_ids), whole, rtol=1e-3, atol=1e-4)
+    sharded = sharded_logits(spec, checkpoint, 2, built.token_ids[:24])
+    np.testing.assert_allclose(sharded, whole[:24], rtol=1e-3, atol=1e-4)
     if pytestconfig.getoption("--record-parity"):
         record(name, form)
 

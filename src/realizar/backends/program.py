@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
-from realizar.models.parts import Linear, Norm
+from realizar.models.parts import Linear, Norm, Share
 from realizar.models.spec import Attention, Experts, FeedForward, Layer, Mixer, ModelSpec
 from realizar.models.tensor_source import TensorName
 
@@ -55,6 +55,8 @@ class Join:
         folds_next_norm: True if the root of the next norm, one factor for each token, may be left to the matmul that
             reads that norm, which must be an RMSNorm without bias.
         output_scale: [1], multiplies the whole stream after the addition; None leaves it.
+        reduce: True if ranks have a part of the sums each, which are added up first. Of experts with norms of their own
+            these are the sums before `experts_output` and `shared_output`.
     """
 
     linear: Linear | None
@@ -64,6 +66,7 @@ class Join:
     next: Inputs | None = None
     folds_next_norm: bool = False
     output_scale: TensorName | None = None
+    reduce: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,11 @@ class AttentionBlock(_BlockEnds):
     """
 
     attention: Attention
+
+    @property
+    def reduces_norms(self) -> bool:
+        """True if norms over all heads of a token divide by the mean of the ranks' mean squares."""
+        return self.join.reduce and self.attention.qk_norm_axis == "token"
 
     @property
     def cache_layer(self) -> int:
@@ -170,11 +178,14 @@ class Program:
 
     Attributes:
         layer_inputs: computed before the blocks, from the embedding; None where no block reads any.
+        share: of a rank among several. An id's row of the embedding is zeros on all but one of them, whose sum begins
+            the stream, and their logits lie one after another.
     """
 
     blocks: tuple[Block, ...]
     tail: Tail
     layer_inputs: LayerInputs | None = None
+    share: Share = Share()  # noqa: RUF009 - frozen
 
     def block_matmuls(self) -> list[tuple[Linear, ...]]:
         """Matrices of all blocks, in order; those that share an input together."""
@@ -188,16 +199,18 @@ class Program:
 
 def build_program(spec: ModelSpec) -> Program:
     """The blocks of a model, in order."""
-    blocks = [block for index, layer in enumerate(spec.layers) for block in _layer_blocks(index, layer)]
-    return Program(tuple(_linked(blocks)), Tail(spec.final_norm, spec.head), spec.layer_inputs)
+    blocks = [block for index, layer in enumerate(spec.layers) for block in _layer_blocks(index, layer, spec.share)]
+    return Program(tuple(_linked(blocks)), Tail(spec.final_norm, spec.head), spec.layer_inputs, spec.share)
 
 
-def _layer_blocks(index: int, layer: Layer) -> list[Block]:
+def _layer_blocks(index: int, layer: Layer, share: Share) -> list[Block]:
     blocks: list[Block] = []
     if layer.mixer is not None:
         blocks.append(_mixer_block(index, layer, layer.mixer))
     if layer.feed_forward is not None:
         blocks.append(_feed_forward_block(index, layer, layer.feed_forward))
+    if share.ranks > 1:
+        blocks = [replace(block, join=replace(block.join, reduce=True, adds_directly=False)) for block in blocks]
     if layer.input_gate is not None:
         gate = layer.input_gate
         blocks.append(InputGateBlock(index, Inputs(None, (gate.gate,)), _join(gate.projection, gate.norm, 1.0), gate))

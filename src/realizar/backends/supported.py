@@ -65,8 +65,15 @@ class Supported:
         """Refuse a model with parts of other kinds.
 
         Raises:
-            UnsupportedModelError: names the architecture, the first such kind, and the layers that have it.
+            UnsupportedModelError: names the architecture, the first such kind, and the layers that have it. Or it is
+                the part of one of several ranks, whose sums no backend adds up yet.
         """
+        share = spec.share
+        if share.ranks > 1:
+            raise UnsupportedModelError(
+                f"{spec.architecture}: this is the part of rank {share.rank} of {share.ranks}, and {self.backend} can't"
+                " add up the sums of ranks"
+            )
         unknown: dict[str, list[int]] = {}
         for index, layer in enumerate(spec.layers):
             for part, known in ((layer.mixer, self.mixers), (layer.feed_forward, self.feed_forwards)):

@@ -20,7 +20,7 @@ from realizar.quantization import MatrixSource, WeightLayout, expert_source, sta
 
 
 class WeightTensors:
-    """Looks tensors up by their canonical name. A tensor that is fused with others in the checkpoint is a slice."""
+    """Looks tensors up by their canonical name. One that is fused with others, or shared by ranks, is a slice."""
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint) -> None:
         self._spec, self._checkpoint = spec, checkpoint
@@ -53,8 +53,7 @@ class WeightTensors:
             UnsupportedModelError: weights can't have its type.
         """
         place = self._spec.tensors[name]
-        whole = tensor_source(self._checkpoint, place.name)
-        return _part(whole, place) if place.fused else whole
+        return _part(tensor_source(self._checkpoint, place.name), place)
 
     def expert(self, name: TensorName, expert: int) -> MatrixSource:
         """One matrix of a stack, which the checkpoint holds as one tensor or as a tensor for each expert.
@@ -66,10 +65,10 @@ class WeightTensors:
         place = self._spec.tensors[name]
         if not place.stack:
             whole = expert_source(self._checkpoint, place.name, expert, transposed=place.transposed)
-            return _part(whole, place) if place.fused else whole
+            return _part(whole, place)
         if not 0 <= expert < len(place.stack):
             raise ValueError(f"tensor '{name}' has {len(place.stack)} experts, and not number {expert}")
-        return tensor_source(self._checkpoint, place.stack[expert])
+        return _part(tensor_source(self._checkpoint, place.stack[expert]), place)
 
     def stack(self, name: TensorName) -> MatrixSource | None:
         """The matrices of a stack one below the other; None where the checkpoint does not hold them so.
@@ -78,14 +77,14 @@ class WeightTensors:
             UnsupportedModelError: weights can't have its type.
         """
         place = self._spec.tensors[name]
-        apart = bool(place.stack) or place.fused or place.transposed
+        apart = bool(place.stack) or place.fused or place.transposed or place.whole is not None
         return None if apart else tensor_source(self._checkpoint, place.name)
 
     def vector(self, name: TensorName) -> NDArray[np.float32]:
         """The values of a norm, a bias or sinks: float32 [size]."""
         place = self._spec.tensors[name]
         values: NDArray[np.float32] = self._vector_source(name).dequantize()[0]
-        return values[place.out_features()] if place.fused else values
+        return values[place.out_features()] if place.fused or place.whole is not None else values
 
     def expert_vectors(self, name: TensorName) -> NDArray[np.float32]:
         """A vector for each expert: float32 [experts, out_features]."""
@@ -95,7 +94,7 @@ class WeightTensors:
 
     def convolution(self, name: TensorName) -> NDArray[np.float32]:
         """The kernel of a convolution over each channel's last tokens: float32 [channels, length]."""
-        return self._vector_source(name).dequantize()
+        return self._vector_source(name).dequantize()[self._spec.tensors[name].out_features()]
 
     def check_vectors(self) -> None:
         """Refuse a norm, bias, sink or convolution that is not finite: they are small, and steps read some first.
@@ -131,11 +130,17 @@ class WeightTensors:
         return tensor_source(self._checkpoint, self._spec.tensors[name].name)
 
 
-def _part(whole: MatrixSource, place: TensorSource) -> MatrixSource:
-    """The out_features of a checkpoint's matrix that a tensor is."""
+def _part(stored: MatrixSource, place: TensorSource) -> MatrixSource:
+    """The out_features and columns of a checkpoint's matrix that a tensor is."""
+    if place.whole is not None:
+        whole = _part(stored, place.whole)
+        rows = whole if place.rows is None else whole.out_feature_runs(place.rows)
+        return rows if place.columns is None else rows.column_runs(place.columns)
+    if not place.fused:
+        return stored
     if place.step > 1:
-        return whole.every(place.first_out_feature, place.step, place.run)
-    return whole.slice_out_features(place.first_out_feature, place.last_out_feature)
+        return stored.every(place.first_out_feature, place.step, place.run)
+    return stored.slice_out_features(place.first_out_feature, place.last_out_feature)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ Read in this order:
    keys that have no effect, and `rope.py` computes the frequencies.
 4. `spec_builder.py`, `experts.py`, `delta_net.py`: the parts of a decoder, with their tensors. `tensor_names.py` maps
    the names, `multimodal.py` finds the text model inside a larger one, and `next_token.py` the blocks that are not run.
-5. `check_tensors.py`: the tensors of a spec are exactly those of its checkpoint.
+5. `check_tensors.py`: the tensors of a spec are exactly those of its checkpoint. `shard.py` cuts a spec for ranks.
 6. `parameters.py` counts parameters, `pooling.py` is the pooling of an embedding model, and `ranking.py`
    the head of a reranker.
 """

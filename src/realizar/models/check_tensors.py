@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Sequence
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import CheckpointError
+from realizar.checkpoint.naming import shown
+from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.models.registry import require_weights
 from realizar.models.spec import ModelSpec
 from realizar.models.tensor_source import TensorSource
-from realizar.quantization import matrix_format, stack_layout, stored_names, tensor_layout, tensor_shape
+from realizar.quantization import WeightLayout, matrix_format, stack_layout, stored_names, tensor_layout, tensor_shape
 
 _MAX_LISTED = 8
 
@@ -23,14 +24,14 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
 
     Raises:
         UnsupportedModelError: the checkpoint holds no weights, or one of a type or a method that nothing reads, or
-            experts of a layer of several types.
+            experts of a layer of several types, or columns of a rank that are not whole blocks.
         CheckpointError: tensors are missing, unexpected or of another shape; lists them.
     """
     require_weights(checkpoint)
     sources: dict[str, list[TensorSource]] = {}
     for source in spec.tensors.values():
         for name in source.names:
-            sources.setdefault(name, []).append(source)
+            sources.setdefault(name, []).append(source.whole or source)
     held = {name: stored_names(checkpoint, name) for name in (*sources, *spec.ignored_tensors)}
     missing = [each for name in sources for each in held[name] if each not in checkpoint.tensors]
     absent = set(missing)
@@ -58,8 +59,18 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
         first = (missing + extra + misshaped)[0].split(" ")[0]
         raise CheckpointError(checkpoint.path, f"tensor '{first}'", "; ".join(problems))
     for source in spec.tensors.values():
-        if source.stack:
-            stack_layout(checkpoint, source.stack)
+        if source.stack or source.columns is not None:
+            _check_borders(stack_layout(checkpoint, source.names), source, checkpoint)
+
+
+def _check_borders(layout: WeightLayout, source: TensorSource, checkpoint: Checkpoint) -> None:
+    """Refuse columns that do not begin and end with blocks, which several ranks would then need."""
+    for start, stop in source.columns or ():
+        if start % layout.block_size or stop % layout.block_size:
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: tensor {shown(source.name)} can't be shared so by ranks: columns {start} to {stop}"
+                f" are not at borders of {layout.name} blocks, which hold {layout.block_size} columns"
+            )
 
 
 def _stored_shape(parts: Sequence[TensorSource]) -> tuple[int, ...]:

@@ -73,3 +73,15 @@ class QueryGrowth:
 
     factor: float
     period: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a model that a rank computes, of several that compute it together; see `shard`.
+
+    Attributes:
+        rank: its number. ranks: all of them; 1 computes the whole.
+    """
+
+    rank: int = 0
+    ranks: int = 1

@@ -14,7 +14,7 @@ from realizar.cache_kinds import CacheKind, StateCache, attention_cache
 from realizar.models.expert_norms import ExpertNorms
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
-from realizar.models.parts import Activation, Linear, Norm, QueryGrowth, Rope
+from realizar.models.parts import Activation, Linear, Norm, QueryGrowth, Rope, Share
 from realizar.models.tensor_source import TensorName, TensorSource
 
 Scoring = Literal["softmax", "sigmoid"]
@@ -31,7 +31,8 @@ class Attention:
         rope: None for a layer without positions.
         window: a token sees itself and `window - 1` before it; None sees all.
         soft_cap: scores become `soft_cap * tanh(score / soft_cap)`.
-        q_norm, k_norm: applied before rope; over each head, or over all heads of a token (`qk_norm_axis`).
+        q_norm, k_norm: applied before rope; over each head, or over all heads of a token, those of other ranks among
+            them (`qk_norm_axis`).
         sinks: float32 [num_heads], a logit per head that takes part in the softmax and has no value.
         query_growth: of queries with the position; None where they do not grow.
         v_norm_eps: each head of V is divided by its root mean square, and this is added before the root; None leaves V
@@ -259,6 +260,7 @@ class ModelSpec:
         layer_inputs: of layers with an `input_gate`, all of which have a slice of it; None where no layer has one.
         tensors: canonical name to source, for every tensor that the spec names; loading is strict both ways.
         ignored_tensors: checkpoint names that are known and not needed.
+        share: which part of a model it is. All sizes are the part's, but for `vocab_size`.
     """
 
     architecture: str
@@ -275,11 +277,17 @@ class ModelSpec:
     tensors: Mapping[TensorName, TensorSource] = field(default_factory=dict)
     ignored_tensors: frozenset[str] = frozenset()
     layer_inputs: LayerInputs | None = None
+    share: Share = Share()  # noqa: RUF009 - frozen
 
     @property
     def tied(self) -> bool:
         """True if the head is the embedding."""
         return self.head.weight == self.embedding
+
+    @property
+    def first_id(self) -> int:
+        """Of the ids whose rows of the embedding and the head these are; all ranks but the last have as many."""
+        return self.share.rank * -(-self.vocab_size // self.share.ranks)
 
     def attentions(self) -> tuple[tuple[int, Attention], ...]:
         """Layers with attention over keys and values of their own: index and mixer."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+
+from realizar.quantization.source import Run
 
 TensorName = str
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """The place of a canonical tensor: a checkpoint tensor, a range of its out_features, or a stack.
+    """The place of a canonical tensor: a checkpoint tensor, a range of its out_features, or a stack; or a part of it.
 
     Attributes:
         name: in the checkpoint; the first of `stack` where there is one.
@@ -27,6 +31,8 @@ class TensorSource:
         run: out_features that lie one after another: a head's, where those of queries and gates alternate by head.
         transposed: True if the checkpoint holds a stack as [experts, in_features, out_features].
         per_expert: True for a vector for each expert, [experts, out_features].
+        whole: the tensor that this one is a part of, where ranks share it; all other fields but `shape` are the same.
+        rows, columns: its out_features and columns that these are; None takes all.
     """
 
     name: str
@@ -39,6 +45,18 @@ class TensorSource:
     run: int = 1
     transposed: bool = False
     per_expert: bool = False
+    whole: TensorSource | None = None
+    rows: tuple[Run, ...] | None = None
+    columns: tuple[Run, ...] | None = None
+
+    def cut(self, rows: Sequence[Run] | None = None, columns: Sequence[Run] | None = None) -> TensorSource:
+        """A part of it: the out_features and columns of some runs, ascending; None takes all."""
+        shape, axis = list(self.shape), self.out_feature_axis
+        for runs, at in ((rows, axis), (columns, axis + 1)):
+            if runs is not None:
+                shape[at] = sum(stop - start for start, stop in runs)
+        rows, columns = (None if runs is None else tuple(runs) for runs in (rows, columns))
+        return replace(self, shape=tuple(shape), whole=self, rows=rows, columns=columns)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -58,5 +76,13 @@ class TensorSource:
 
     def out_features(self) -> NDArray[np.intp]:
         """The checkpoint tensor's out_features that these are, in order: intp [out_features]."""
+        if self.whole is not None:
+            found = self.whole.out_features()
+            return found if self.rows is None else found[places_of(self.rows)]
         places = np.arange(self.shape[self.out_feature_axis], dtype=np.intp)
         return self.first_out_feature + places // self.run * self.step + places % self.run
+
+
+def places_of(runs: Sequence[Run]) -> NDArray[np.intp]:
+    """All numbers of some runs, in order: intp [numbers]."""
+    return np.fromiter(itertools.chain.from_iterable(itertools.starmap(range, runs)), np.intp)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from realizar.quantization.finite import find_not_finite
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 from realizar.quantization.layout import WeightLayout
 from realizar.quantization.planes import Planes
-from realizar.quantization.source import MatrixSource, check_columns, check_run
+from realizar.quantization.source import MatrixSource, Run, check_columns, check_run
 
 _MEMORY = Path("memory")
 
@@ -97,7 +98,11 @@ class BlockSource(MatrixSource):
     def every(self, first: int, step: int, run: int = 1) -> MatrixSource:
         """As in `MatrixSource`; errors of such a source count its own blocks."""
         if run > 1:
-            return RunsSource(self, first, step, run)
+            if self.out_features % step or not 0 <= first <= first + run <= step:
+                raise ValueError(
+                    f"tensor '{self.name}' of {self.out_features} out_features has no {run} from {first} of each {step}"
+                )
+            return self.out_feature_runs([(at, at + run) for at in range(first, self.out_features, step)])
         pages = None if self._pages is None else replace(self._pages.after(first), stride=step * self._pages.stride)
         return BlockSource(self.ggml_type, self._raw[first::step], self.path, self.name, 0, pages)
 
@@ -106,6 +111,13 @@ class BlockSource(MatrixSource):
         check_columns(self, start, stop)
         raw = self._raw[:, self.layout.row_bytes(start) : self.layout.row_bytes(stop)]
         return BlockSource(self.ggml_type, raw, self.path, self.name, 0, self._pages)
+
+    def runs(self, out_features: Sequence[Run], columns: Sequence[Run]) -> RunsSource:
+        for run in out_features:
+            check_run(self, *run)
+        for run in columns:
+            check_columns(self, *run)
+        return RunsSource(self, out_features, columns)
 
     def prefetch(self) -> None:
         if self._pages is not None:
@@ -150,29 +162,28 @@ class CopiedSource(MatrixSource):
     def slice_columns(self, start: int, stop: int) -> BlockSource:
         return self._copied.slice_columns(start, stop)
 
+    def runs(self, out_features: Sequence[Run], columns: Sequence[Run]) -> RunsSource:
+        return self._copied.runs(out_features, columns)
+
 
 class RunsSource(CopiedSource):
-    """Runs of the out_features of a matrix of blocks, as those of one kind where several kinds alternate by head.
+    """Runs of the out_features and columns of a matrix of blocks, as those of one kind where several kinds alternate.
 
     Args:
         whole: the matrix.
-        first, step, run: as of `MatrixSource.every`.
-
-    Raises:
-        ValueError: the matrix is not whole steps, or a run is not within one.
+        out_features, columns: that it has; columns begin and end at borders of blocks.
     """
 
-    def __init__(self, whole: BlockSource, first: int, step: int, run: int) -> None:
-        if whole.out_features % step or not 0 <= first <= first + run <= step:
-            raise ValueError(
-                f"tensor '{whole.name}' of {whole.out_features} out_features has no {run} from {first} of each {step}"
-            )
-        super().__init__(whole.layout, whole.out_features // step * run, whole.in_features, whole.path, whole.name)
-        self._whole, self._first, self._step, self._run = whole, first, step, run
+    def __init__(self, whole: BlockSource, out_features: Sequence[Run], columns: Sequence[Run]) -> None:
+        rows, cols = (sum(stop - start for start, stop in runs) for runs in (out_features, columns))
+        super().__init__(whole.layout, rows, cols, whole.path, whole.name)
+        self._whole, self._rows, self._columns = whole, out_features, columns
 
     def _copy(self) -> BlockSource:
-        runs = self._whole.raw.reshape(-1, self._step, self.row_bytes)[:, self._first : self._first + self._run]
-        return BlockSource(self._whole.ggml_type, runs.reshape(-1, self.row_bytes), self.path, self.name)
+        raw, size = self._whole.raw, self.layout.row_bytes
+        raw = np.concatenate([raw[start:stop] for start, stop in self._rows])
+        raw = np.concatenate([raw[:, size(start) : size(stop)] for start, stop in self._columns], axis=1)
+        return BlockSource(self._whole.ggml_type, raw, self.path, self.name)
 
     def prefetch(self) -> None:
         self._whole.prefetch()

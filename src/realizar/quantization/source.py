@@ -8,6 +8,7 @@ format of weights is a subclass with `planes`; slices of it are sources too.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from realizar.quantization.layout import WeightLayout
 from realizar.quantization.planes import Planes
 
 _WEIGHTS_AT_ONCE = 1 << 20
+Run = tuple[int, int]
+"""The first of some out_features or columns that lie one after another, and one more than the last."""
 
 
 class MatrixSource(ABC):
@@ -126,6 +129,32 @@ class MatrixSource(ABC):
             ValueError: runs of more than one do not lie within whole steps.
         """
         raise UnsupportedModelError(f"tensor {shown(self.name)}: out_features of {self.layout.name} can't alternate")
+
+    def out_feature_runs(self, runs: Sequence[Run]) -> MatrixSource:
+        """Some runs of out_features as a source, one below the other.
+
+        Raises:
+            UnsupportedModelError: there are several, and the source has no road to them.
+            ValueError: the matrix has no such out_features.
+        """
+        if len(runs) == 1:
+            return self.slice_out_features(*runs[0])
+        return self.runs(runs, ((0, self.in_features),))
+
+    def column_runs(self, runs: Sequence[Run]) -> MatrixSource:
+        """Some runs of columns as a source, side by side, each at borders of the layout's blocks.
+
+        Raises:
+            UnsupportedModelError: there are several, and the source has no road to them.
+            ValueError: the matrix has no such columns, or they are not whole blocks.
+        """
+        if len(runs) == 1:
+            return self.slice_columns(*runs[0])
+        return self.runs(((0, self.out_features),), runs)
+
+    def runs(self, out_features: Sequence[Run], columns: Sequence[Run]) -> MatrixSource:
+        """The out_features and columns of some runs; raises as `out_feature_runs` and `column_runs` do."""
+        raise UnsupportedModelError(f"tensor {shown(self.name)}: parts of {self.layout.name} can't lie apart")
 
     def prefetch(self) -> None:
         """Ask the system to read the bytes ahead, without waiting for them."""

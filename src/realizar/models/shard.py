@@ -1,0 +1,214 @@
+"""`shard` cuts the description of a model into those of ranks, which compute it together. Standard library only.
+
+Each rank has some heads, some features between the up and the down projections, and some ids of the vocabulary, with
+the rows and columns of the matrices that belong to them. Its outputs of a layer's branch are a part of each sum: those
+of all ranks added up are the branch's. `backends.program` says where they are added up.
+
+Experts are cut like a dense feed-forward, so that each rank has a part of every expert: whatever a token chooses, all
+ranks have the same work, and the router, which all have whole, needs no word about where an expert lives. Parts of
+small experts may be narrower than the blocks of their weights, which loading then refuses by name.
+
+All ranks have norms, routers, the shared expert's gate, and further inputs of layers with their gates whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from realizar.errors import UnsupportedModelError
+from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
+from realizar.models.parts import Linear, Norm, Share
+from realizar.models.spec import AnyFeedForward, Attention, ExpertLinear, Experts, FeedForward, Layer, Mixer, ModelSpec
+from realizar.models.tensor_source import TensorName, TensorSource
+from realizar.quantization.source import Run
+
+_Matrix = TypeVar("_Matrix", Linear, ExpertLinear)
+
+
+def shard(spec: ModelSpec, rank: int, ranks: int) -> ModelSpec:
+    """The part of a whole model that one of several ranks computes.
+
+    Heads of keys and values are copied where there are more ranks than heads, and so are the key heads of gated delta
+    nets. Ids of the vocabulary need not divide: the last rank has fewer. Biases after sums of all ranks are the first
+    rank's.
+
+    Raises:
+        UnsupportedModelError: ranks do not divide the model; names the architecture, the layer and what they do not.
+        ValueError: there is no such rank, or the model is a part already.
+    """
+    if not 0 <= rank < ranks or spec.share.ranks != 1:
+        raise ValueError(f"rank {rank} of {ranks} of a model that {spec.share.ranks} share")
+    return spec if ranks == 1 else _Cutter(spec, rank, ranks).cut()
+
+
+class _Cutter:
+    def __init__(self, spec: ModelSpec, rank: int, ranks: int) -> None:
+        self._spec, self._rank, self._ranks = spec, rank, ranks
+        self._where = ""
+        self._tensors: dict[TensorName, TensorSource] = dict(spec.tensors)
+        self._ignored: set[str] = set(spec.ignored_tensors)
+
+    def cut(self) -> ModelSpec:
+        spec = self._spec
+        of_last, following = (self._first_id(rank) for rank in (self._ranks - 1, self._rank + 1))
+        if of_last >= spec.vocab_size:
+            raise self._refused(f"a vocabulary of {spec.vocab_size} ids", "can't share: the last would have none")
+        ids = [(self._first_id(self._rank), min(following, spec.vocab_size))]
+        head = self._rows(spec.head, ids)
+        self._keep(spec.embedding, rows=ids)
+        layers = tuple(self._layer(index, layer) for index, layer in enumerate(spec.layers))
+        return replace(
+            spec, layers=layers, head=head, tensors=self._tensors, ignored_tensors=frozenset(self._ignored),
+            share=Share(self._rank, self._ranks),
+        )  # fmt: skip
+
+    def _first_id(self, rank: int) -> int:
+        return replace(self._spec, share=Share(rank, self._ranks)).first_id
+
+    def _layer(self, index: int, layer: Layer) -> Layer:
+        self._where = f"layer {index} has "
+        mixer = None if layer.mixer is None else self._mixer(layer.mixer)
+        return replace(layer, mixer=mixer, feed_forward=self._feed_forward(layer.feed_forward))
+
+    def _mixer(self, part: Mixer) -> Mixer:
+        if isinstance(part, GatedDeltaNet):
+            return self._delta_net(part)
+        if isinstance(part, ShortConvolution):
+            return self._convolution(part)
+        heads, kv_heads = self._heads(part)
+        queries, keys = ([_times(heads, part.head_size)], [_times(kv_heads, part.head_size)])
+        part = replace(part, num_heads=_length(heads), num_kv_heads=_length(kv_heads))
+        q, o = self._rows(part.q, queries), self._columns(part.o, queries)
+        if isinstance(part, SharedAttention):
+            return replace(part, q=q, o=o)
+        if part.sinks is not None:
+            self._keep(part.sinks, rows=[heads])
+        if part.qk_norm_axis == "token":
+            self._norm(part.q_norm, queries)
+            self._norm(part.k_norm, keys)
+        gate = None if part.gate is None else self._rows(part.gate, queries)
+        return replace(part, q=q, k=self._rows(part.k, keys), v=self._rows(part.v, keys), o=o, gate=gate)
+
+    def _heads(self, part: Attention | SharedAttention) -> tuple[Run, Run]:
+        """Heads of queries, and of the keys and values that they read."""
+        heads = self._even(part.num_heads, "heads of queries")
+        if part.num_kv_heads % self._ranks and self._ranks % part.num_kv_heads == 0:
+            of_rank = self._rank * part.num_kv_heads // self._ranks
+            return heads, (of_rank, of_rank + 1)
+        return heads, self._even(part.num_kv_heads, "heads of keys and values")
+
+    def _convolution(self, part: ShortConvolution) -> ShortConvolution:
+        channels = self._even(part.channels, "channels of a convolution")
+        thirds = [_after(channels, third * part.channels) for third in range(3)]
+        self._keep(part.kernel, rows=[channels])
+        if part.bias is not None:
+            self._keep(part.bias, rows=[channels])
+        in_proj, out_proj = self._rows(part.in_proj, thirds), self._columns(part.out_proj, [channels])
+        return replace(part, channels=_length(channels), in_proj=in_proj, out_proj=out_proj)
+
+    def _delta_net(self, part: GatedDeltaNet) -> GatedDeltaNet:
+        key_heads, value_heads = self._delta_heads(part)
+        keys = [_times(key_heads, part.key_size)]
+        heads = _runs(value_heads)
+        values = [_times(run, part.value_size) for run in heads]
+        all_keys = part.num_key_heads * part.key_size
+        channels = [*keys, _after(keys[0], all_keys), *(_after(run, 2 * all_keys) for run in values)]
+        self._keep(part.kernel, rows=channels)
+        for name in (part.decay_bias, part.rate):
+            self._keep(name, rows=heads)
+        return replace(
+            part, num_key_heads=_length(key_heads), num_value_heads=len(value_heads),
+            q=self._rows(part.q, keys), k=self._rows(part.k, keys),
+            v=self._rows(part.v, values), z=self._rows(part.z, values),
+            beta=self._rows(part.beta, heads), decay=self._rows(part.decay, heads),
+            out=self._columns(part.out, values),
+        )  # fmt: skip
+
+    def _delta_heads(self, part: GatedDeltaNet) -> tuple[Run, list[int]]:
+        """Key heads, and the value heads that read them; of one key head those that are this rank's."""
+        copies, rest = divmod(self._ranks, part.num_key_heads)
+        shared = copies > 1 and not rest
+        what = "key heads of a gated delta net"
+        key_heads = _after((0, 1), self._rank // copies) if shared else self._even(part.num_key_heads, what)
+        ratio = part.num_value_heads // part.num_key_heads
+        read = [head % part.num_key_heads if part.tiled else head // ratio for head in range(part.num_value_heads)]
+        readers = [head for head, key in enumerate(read) if key in range(*key_heads)]
+        if not shared:
+            return key_heads, readers
+        self._even(part.num_value_heads, "value heads of a gated delta net")
+        own = len(readers) // copies
+        first = self._rank % copies * own
+        return key_heads, readers[first : first + own]
+
+    def _feed_forward(self, part: AnyFeedForward | None) -> AnyFeedForward | None:
+        if isinstance(part, Experts):
+            width = [self._even(part.up.out_features, "features of an expert")]
+            gate = None if part.gate is None else self._rows(part.gate, width)
+            shared = None if part.shared is None else self._dense(part.shared)
+            up, down = self._rows(part.up, width), self._columns(part.down, width)
+            return replace(part, gate=gate, up=up, down=down, shared=shared)
+        return None if part is None else self._dense(part)
+
+    def _dense(self, part: FeedForward) -> FeedForward:
+        width = [self._even(part.up.out_features, "features of a feed-forward")]
+        gate = None if part.gate is None else self._rows(part.gate, width)
+        return replace(part, gate=gate, up=self._rows(part.up, width), down=self._columns(part.down, width))
+
+    def _rows(self, matrix: _Matrix, runs: Sequence[Run]) -> _Matrix:
+        """The matrix with some of its out_features, and their biases."""
+        for name in (matrix.weight, matrix.bias):
+            if name is not None:
+                self._keep(name, rows=runs)
+        return replace(matrix, out_features=sum(map(_length, runs)))
+
+    def _columns(self, matrix: _Matrix, runs: Sequence[Run]) -> _Matrix:
+        """The matrix with some of its columns. One rank alone adds the bias, and no other has it."""
+        self._keep(matrix.weight, columns=runs)
+        bias = matrix.bias
+        if bias is not None and self._rank:
+            self._tensors.pop(bias, None)
+            self._ignored.update(self._spec.tensors[bias].names)
+            bias = None
+        return replace(matrix, in_features=sum(map(_length, runs)), bias=bias)
+
+    def _norm(self, norm: Norm | None, runs: Sequence[Run]) -> None:
+        for name in () if norm is None else norm.vectors():
+            self._keep(name, rows=runs)
+
+    def _keep(self, name: TensorName, rows: Sequence[Run] | None = None, columns: Sequence[Run] | None = None) -> None:
+        self._tensors[name] = self._spec.tensors[name].cut(rows, columns)
+
+    def _even(self, count: int, what: str) -> Run:
+        """This rank's of some things, of which each rank has as many."""
+        each, rest = divmod(count, self._ranks)
+        if rest:
+            raise self._refused(f"{count} {what}", "can't share evenly")
+        return self._rank * each, (self._rank + 1) * each
+
+    def _refused(self, what: str, why: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self._spec.architecture}: {self._where}{what}, which {self._ranks} ranks {why}")
+
+
+def _length(run: Run) -> int:
+    return run[1] - run[0]
+
+
+def _times(run: Run, size: int) -> Run:
+    return run[0] * size, run[1] * size
+
+
+def _after(run: Run, places: int) -> Run:
+    return run[0] + places, run[1] + places
+
+
+def _runs(numbers: Iterable[int]) -> list[Run]:
+    """Ascending numbers as runs."""
+    runs: list[Run] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number:
+            runs[-1] = runs[-1][0], number + 1
+        else:
+            runs.append((number, number + 1))
+    return runs
