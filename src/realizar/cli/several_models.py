@@ -49,11 +49,17 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A model whose files can be opened. Attributes: named: it was named, and not found in a folder."""
+    """A model whose files can be opened.
+
+    Attributes:
+        named: it was named, and not found in a folder.
+        by_client: it was pulled, maybe for a client.
+    """
 
     name: str
     checkpoint: Checkpoint
     named: bool
+    by_client: bool = False
 
 
 def make_shelf(
@@ -129,7 +135,7 @@ async def _add(
         checkpoint = find_checkpoint(str(path))
         memory = dict(shelf.bytes_of_pools) if memory_bytes is None else memory_bytes
         (answer,) = plan_loads([str(checkpoint.path)], config, memory)
-        known = _known(_Found(name, checkpoint, named=False), answer, wishes)
+        known = _known(_Found(name, checkpoint, named=False, by_client=True), answer, wishes)
         return known, ModelFiles(checkpoint), answer.memory_bytes
 
     known, files[name], bytes_of_pool = await asyncio.to_thread(plan)
@@ -197,13 +203,14 @@ def _find(models: Sequence[str], options: SeveralModelsOptions, report: Callable
         except InvalidRequestError as error:
             report(f"warning: a model is left out: {error}")
     taken = {name for name, _, _ in listed}
-    listed += [(name, path, False) for name, path in _pulled_before(options) if name not in taken]
+    pulled = {name: path for name, path in _pulled_before(options) if name not in taken}
+    listed += [(name, path, False) for name, path in pulled.items()]
     for name, model, named in listed:
         if name in found:
             raise InvalidRequestError(f"two models have the name {name}; give one file or folder another", "model")
         try:
             with download_progress() as fetching:
-                found[name] = _Found(name, find_checkpoint(model, fetching), named)
+                found[name] = _Found(name, find_checkpoint(model, fetching), named, name in pulled)
         except RealizarError as error:
             if named:
                 raise
@@ -221,6 +228,7 @@ def _pulled_before(options: SeveralModelsOptions) -> list[tuple[str, str]]:
 
 
 def _known(found: _Found, answer: PlanAnswer, wishes: Wishes) -> KnownModel:
+    from realizar.server.generation.request_templates import compile_apart
     from realizar.server.model_facts import read_facts
     from realizar.server.models.shelved import KnownModel
 
@@ -229,6 +237,7 @@ def _known(found: _Found, answer: PlanAnswer, wishes: Wishes) -> KnownModel:
         str(found.checkpoint.path),
         answer.checked(),
         wishes.sampling(found.checkpoint),
-        read_facts(found.checkpoint),
+        read_facts(found.checkpoint, compiler=compile_apart if found.by_client else None),
         int(time.time()),
+        found.by_client,
     )

@@ -16,6 +16,7 @@ from realizar.models.ranking import ranking_tensors
 from realizar.models.registry import build_spec
 from realizar.request import Pooling
 from realizar.tokenizer.templates.abilities import template_abilities
+from realizar.tokenizer.templates.chat_template import Compile
 from realizar.tokenizer.templates.stored_templates import plain_template
 
 _UNKNOWN = "unknown"
@@ -63,17 +64,18 @@ class ModelFacts:
         return self.format != _UNKNOWN
 
 
-def read_facts(checkpoint: Checkpoint, chat_template: str | None = None) -> ModelFacts:
+def read_facts(checkpoint: Checkpoint, chat_template: str | None = None, compiler: Compile | None = None) -> ModelFacts:
     """Read the facts of a checkpoint.
 
     Args:
         chat_template: text of a template that replaces the model's own.
+        compiler: as of `ChatTemplate`.
 
     Raises:
         CheckpointError: a file is malformed.
     """
     template = plain_template(checkpoint) if chat_template is None else chat_template
-    tools, reasoning = (False, False) if template is None else template_abilities(template)
+    tools, reasoning = (False, False) if template is None else template_abilities(template, compiler)
     num_parameters, hidden_size, num_layers = _dimensions(checkpoint)
     modified_s, digest = _identity(checkpoint)
     return ModelFacts(

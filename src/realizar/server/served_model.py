@@ -14,7 +14,7 @@ from realizar.server.model_facts import ModelFacts, read_facts
 from realizar.server.ranker import Ranker
 from realizar.tokenizer.generation_defaults import default_sampling
 from realizar.tokenizer.load import load_tokenizer
-from realizar.tokenizer.templates.chat_template import ChatTemplate
+from realizar.tokenizer.templates.chat_template import ChatTemplate, Compile
 from realizar.tokenizer.tokenizer import Tokenizer
 
 
@@ -58,6 +58,7 @@ def make_served_model(
     sampling: SamplingParams | None = None,
     chat_template: str | None = None,
     created_s: int | None = None,
+    compiler: Compile | None = None,
 ) -> ServedModel:
     """Make the served model from a checkpoint. This reads the vocabulary, and of the weights a reranker's head.
 
@@ -67,6 +68,7 @@ def make_served_model(
         sampling: default sampling; None takes the values in the model's files, then the built-in ones.
         chat_template: text of a template that replaces the model's own.
         created_s: Unix time; None takes the present.
+        compiler: as of `ChatTemplate`.
 
     Raises:
         TokenizerError: the vocabulary is missing, or can't be reproduced exactly.
@@ -76,7 +78,7 @@ def make_served_model(
     head = ranking_head(checkpoint)
     template: ChatTemplate | None = None
     try:
-        template = ChatTemplate(tokenizer, chat_template)
+        template = ChatTemplate(tokenizer, chat_template, compiler)
     except ChatTemplateError:
         template = None  # a chat request then gets an error
     return ServedModel(
@@ -86,6 +88,6 @@ def make_served_model(
         sampling or default_sampling(checkpoint),
         context_length,
         int(time.time()) if created_s is None else created_s,
-        replace(read_facts(checkpoint, chat_template), fills_in=tokenizer.fill_in is not None),
+        replace(read_facts(checkpoint, chat_template, compiler), fills_in=tokenizer.fill_in is not None),
         None if head is None else Ranker(head, tokenizer),
     )

@@ -5,16 +5,27 @@ from __future__ import annotations
 import resource
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from realizar.checkpoint.model_files import ModelFiles
+from realizar.cli.several_models import Wishes, _Found, _known
+from realizar.config import EngineConfig
+from realizar.engine.loading import find_checkpoint
+from realizar.engine.planned_load import PlannedLoad
+from realizar.engine.process.planning import PlanAnswer
 from realizar.errors import ChatTemplateError
+from realizar.sampling_params import SamplingParams
 from realizar.server.generation import request_templates
 from realizar.server.generation.request_templates import RequestCompiler
+from realizar.server.models.loader import EngineLoader
+from realizar.server.settings import ServerSettings
 from realizar.tokenizer.parsers.choose import find_format, format_of
 from realizar.tokenizer.templates.chat_messages import TemplateBoundsError
 from realizar.tokenizer.templates.chat_template import ChatTemplate, CompiledTemplate
+from tiny_model import write_tiny_model
 from tokenizer.templates.test_chat_template import tokenizer, user
 
 ONE_HASH = (1 << 61) - 1
@@ -107,6 +118,39 @@ def test_a_process_that_died_idle_is_replaced() -> None:
         process._process.kill()
         process._process.wait()
     assert RequestCompiler()("a")[0]({}) == "a"
+
+
+def test_one_that_ends_before_it_is_asked_costs_its_request_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RequestCompiler()("a")[0]({}) == "a"
+    for process in request_templates._PROCESSES._idle:
+        process._process.kill()
+        process._process.wait()
+    monkeypatch.setattr(request_templates._Process, "alive", True)  # it was alive a moment ago
+    assert RequestCompiler()("a")[0]({}) == "a"
+
+
+@pytest.mark.parametrize("by_client", [True, False])
+def test_the_template_of_a_model_that_a_client_pulled_runs_there_too(
+    by_client: bool, tmp_path: Path, statuses: list[int]
+) -> None:
+    """Its abilities are found there as well, before any request; the other's are found in this process."""
+    path = tmp_path / "pulled.gguf"
+    source = ENDLESS["a text from its end"] if by_client else "{{ messages[0].content }}"
+    write_tiny_model(path, source)
+    checkpoint = find_checkpoint(path)
+    wishes = Wishes(EngineConfig(), lambda _: SamplingParams(), None, "info", lambda _: None)
+    load = PlannedLoad(EngineConfig(), 1, "cpu", 512, 1, 0, 0)
+    answer = PlanAnswer(load)
+    model = _known(_Found("pulled", checkpoint, named=False, by_client=by_client), answer, wishes)
+    served = EngineLoader({"pulled": ModelFiles(checkpoint)}, ServerSettings(), "info", None)._served(model)
+    assert served.template is not None
+    for _ in range(2):  # a model's renderings have an allowance each
+        if by_client:
+            with pytest.raises(TemplateBoundsError, match=r"^the chat template takes too long$"):
+                served.template.render(user("x"))
+        else:
+            assert served.template.render(user("x")) == "x"
+    assert len(statuses) == (4 if by_client else 0)
 
 
 def test_a_template_that_exceeds_its_bounds_has_no_format() -> None:

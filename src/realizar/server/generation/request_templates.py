@@ -1,8 +1,9 @@
-"""`RequestCompiler` compiles the chat templates of requests, to run in processes that can be ended."""
+"""Compilers of strangers' chat templates, which run in processes that can be ended: a request's, a pulled model's."""
 
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import signal
 import socket
@@ -31,25 +32,36 @@ class RequestCompiler:
     def __call__(self, source: str) -> tuple[Render, bool]:
         """See `compile_template`."""
 
-        def render(variables: Mapping[str, Any]) -> str:
-            return as_text(self._made(source, json.dumps(variables).encode()).text)
+        return functools.partial(self.render, source), self._made(source, None).names_tools
 
-        return render, self._made(source, None).names_tools
+    def render(self, source: str, variables: Mapping[str, Any]) -> str:
+        """See `Render`; of a template's source."""
+        return as_text(self._made(source, json.dumps(variables).encode()).text)
 
     def _made(self, source: str, variables: bytes | None) -> Made:
         if self._left_s <= 0:
             raise TemplateBoundsError("the chat template takes too long")
-        process = _PROCESSES.take()
+        ask = Ask(as_bytes(source), self._left_s, variables)
         try:
-            made = process.ask(Ask(as_bytes(source), self._left_s, variables))
+            made = _PROCESSES.ask(ask) or _PROCESSES.ask(ask)
         except TemplateBoundsError:
             self._left_s = 0.0
             raise
-        _PROCESSES.give_back(process)
+        if made is None:
+            raise EngineUnavailableError("the processes for chat templates end before they are asked", 1.0)
         self._left_s -= made.used_s
         if made.error is not None:
             raise (TemplateBoundsError if made.exceeds_bounds else ChatTemplateError)(as_text(made.error))
         return made
+
+
+def compile_apart(source: str) -> tuple[Render, bool]:
+    """See `compile_template`. For the template of a model that clients chose: each rendering has its own allowance."""
+
+    def render(variables: Mapping[str, Any]) -> str:
+        return RequestCompiler().render(source, variables)
+
+    return render, RequestCompiler()(source)[1]
 
 
 class _Process:
@@ -68,24 +80,31 @@ class _Process:
                     start_new_session=True,  # keeps the terminal's signals away from it
                 )
         except OSError as error:
-            reason = f"no process can be started for the request's template: {error.strerror}"
+            reason = f"no process can be started for the chat template: {error.strerror}"
             raise EngineUnavailableError(reason, 1.0) from error
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, ask: Ask) -> Made:
+    def ask(self, ask: Ask) -> Made | None:
         """Ask, and wait for the answer. A process that gives none is ended.
 
+        Returns:
+            None if it had ended before it was asked.
+
         Raises:
-            TemplateBoundsError: it gives none.
+            TemplateBoundsError: it gives no answer.
         """
+        asked = False
         try:
             self._channel.send(ask, _ANSWER_S)
+            asked = True
             return self._channel.receive(_ANSWER_S)
         except ChannelError as error:
             status = self.close()
+            if not asked and not isinstance(error, ChannelTimeoutError):
+                return None
             if isinstance(error, ChannelTimeoutError) or status == -signal.SIGPROF:
                 raise TemplateBoundsError("the chat template takes too long") from None
             raise TemplateBoundsError("the chat template ended the process that rendered it") from None
@@ -107,8 +126,19 @@ class _Processes:
         self._lock = threading.Lock()
         self._idle: list[_Process] = []
 
-    def take(self) -> _Process:
-        """A process, which is started if none is idle. Raises EngineUnavailableError."""
+    def ask(self, ask: Ask) -> Made | None:
+        """Ask a process, which is started if none is idle. See `_Process.ask`, and raises as it does.
+
+        Raises:
+            EngineUnavailableError: none can be started.
+        """
+        process = self._take()
+        made = process.ask(ask)
+        if made is not None:
+            self._give_back(process)
+        return made
+
+    def _take(self) -> _Process:
         while True:
             with self._lock:
                 process = self._idle.pop() if self._idle else None
@@ -118,7 +148,7 @@ class _Processes:
                 return process
             process.close()
 
-    def give_back(self, process: _Process) -> None:
+    def _give_back(self, process: _Process) -> None:
         with self._lock:
             if len(self._idle) < _MOST_IDLE:
                 self._idle.append(process)

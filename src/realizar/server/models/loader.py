@@ -16,6 +16,7 @@ from realizar.engine.process.supervisor import ProcessLink
 from realizar.errors import RealizarError
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api, make_api
+from realizar.server.generation.request_templates import compile_apart
 from realizar.server.metrics import Metrics
 from realizar.server.models.shelved import KnownModel
 from realizar.server.served_model import ServedModel, make_served_model
@@ -90,4 +91,5 @@ class EngineLoader:
             known.load.context_length,
             known.default_sampling,
             created_s=known.created_s,
+            compiler=compile_apart if known.by_client else None,
         )

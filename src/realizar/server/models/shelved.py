@@ -34,6 +34,7 @@ class KnownModel:
         default_sampling: sampling of requests without parameters.
         facts: of its files.
         created_s: Unix time.
+        by_client: a client chose it, so that its template is a stranger's.
     """
 
     name: str
@@ -42,6 +43,7 @@ class KnownModel:
     default_sampling: SamplingParams
     facts: ModelFacts
     created_s: int
+    by_client: bool = False
 
 
 @dataclass(eq=False, slots=True)

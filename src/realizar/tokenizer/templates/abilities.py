@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from realizar.errors import ChatTemplateError
 from realizar.tokenizer.parsers.choose import format_of
-from realizar.tokenizer.templates.chat_template import CompiledTemplate
+from realizar.tokenizer.templates.chat_template import Compile, CompiledTemplate
 
 
-def template_abilities(source: str) -> tuple[bool, bool]:
+def template_abilities(source: str, compiler: Compile | None = None) -> tuple[bool, bool]:
     """True for each of tools and reasoning that a template has; neither for one that is malformed."""
     try:
-        template = CompiledTemplate(source)
+        template = CompiledTemplate(source, compiler=compiler)
         tools, form = template.takes_tools, format_of(template)
     except ChatTemplateError:
         return False, False
