@@ -7,6 +7,9 @@ PYTEST_ARGS ?=
 PEERS_ARGS ?=
 FUZZ_ARGS ?=
 
+# Tests start the program hundreds of times: its bytecode is kept, whatever the caller's environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install dev demo lint format test test-full test-gpu clients test-ray parity sanitize fuzz bench-peers clean
 
@@ -38,7 +41,7 @@ demo: .venv/.installed  ## fetch SmolLM2-135M, ask it a question, print the answ
 lint: .venv/.dev  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(WORKERS)
 	$(BIN)/lint-imports
 
 format: .venv/.dev  ## rewrite the sources to style
@@ -53,8 +56,8 @@ test-full: lint  ## the wider matrices too
 
 parity: .venv/.dev  ## install torch and transformers (1 GB), compare every architecture with transformers, write docs/parity.md
 	$(BIN)/python -m pip install --quiet --editable '.[dev,parity]'
-	$(BIN)/pytest --no-skips --record-parity tests/models/test_architecture_parity.py $(PYTEST_ARGS)
-	$(BIN)/pytest --no-skips -n $(WORKERS) tests/models/test_parity_rows.py tests/backends/cpu/test_cpu_parity.py $(PYTEST_ARGS)
+	$(BIN)/pytest --no-skips --full --record-parity tests/models/test_architecture_parity.py $(PYTEST_ARGS)
+	$(BIN)/pytest --no-skips --full -n $(WORKERS) tests/models/test_parity_rows.py tests/backends/cpu/test_cpu_parity.py $(PYTEST_ARGS)
 	PYTHONPATH=tests $(BIN)/python -m parity_table
 
 test-gpu: .venv/.dev  ## what needs a GPU: beside each other, then what needs the device for itself

@@ -17,6 +17,7 @@ from architecture_case import Case, DeviceKind, Form
 from dense_architectures import DENSE
 from models.hybrids.hybrid_architectures import HYBRIDS
 from models.mixture_architectures import MIXTURES
+from wider import wider
 
 MAX_RELATIVE_ERROR = 1e-4
 
@@ -210,6 +211,20 @@ ROWS = [(name, form) for name, case in CASES.items() for form in case.forms]
 def rows_run_by(backend: DeviceKind) -> list[tuple[str, Form]]:
     """The rows that a backend runs."""
     return [(name, form) for name, form in ROWS if backend in CASES[name].run_by]
+
+
+def rows_by_turns(turn: int) -> list[Any]:
+    """Rows as parameters, one form of each architecture each time: 0 for the CPU backend, 1 for the reference model.
+
+    The other turn takes the other form, and where there is but one the CPU backend's does; `--full` runs all in both.
+    """
+    chosen = set()
+    for number, (name, case) in enumerate(CASES.items()):
+        on_cpu = case.forms[number % len(case.forms)] if "cpu" in case.run_by else None
+        mine = [on_cpu] if turn == 0 else [form for form in case.forms if form != on_cpu]
+        chosen |= {(name, form) for form in mine if form is not None}
+    rows = rows_run_by("cpu") if turn == 0 else ROWS
+    return wider(rows, *(row for row in rows if row in chosen))
 
 
 class BuiltCase(NamedTuple):

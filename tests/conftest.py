@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Threads of torch and BLAS spin while they wait: with as many workers as cores they take the others' time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Hypothesis counts seconds, and a busy machine has few of them.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+_ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("some", _ANY_MACHINE, max_examples=100)
+settings.register_profile("full", _ANY_MACHINE, max_examples=500)
 
 _LACKS = re.compile(
     r"torch|transformers|triton|cuda-bindings|chromium|lm_eval|langchain|schemathesis|opentelemetry", re.IGNORECASE
@@ -32,6 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("full" if config.getoption("--full") else "some")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--first-cases"):
         _keep_first_cases(config, items)
@@ -39,21 +48,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("ray"):
                 item.add_marker(pytest.mark.skip(reason="needs Ray: -m ray"))
-    if config.getoption("--full"):
-        return
-    skip = pytest.mark.skip(reason="part of the wider matrix: --full")
-    for item in items:
-        if item.get_closest_marker("full"):
-            item.add_marker(skip)
+    if not config.getoption("--full"):
+        _keep(config, items, [item for item in items if not item.get_closest_marker("full")])
 
 
 def _keep_first_cases(config: pytest.Config, items: list[pytest.Item]) -> None:
     first: dict[tuple[Path, str], pytest.Item] = {}
     for item in items:
         first.setdefault((item.path, getattr(item, "originalname", item.name)), item)
-    kept = {id(item) for item in first.values()}
-    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
-    items[:] = first.values()
+    _keep(config, items, list(first.values()))
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
+    ids = {id(item) for item in kept}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in ids])
+    items[:] = kept
 
 
 def _note(report: pytest.TestReport | pytest.CollectReport) -> None:

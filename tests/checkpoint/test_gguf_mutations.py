@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.refusals import MAX_RSS, MAX_SECONDS
@@ -85,7 +85,6 @@ def test_every_truncation(folder: Path, valid: bytes) -> None:
             open_checkpoint(path)
 
 
-@settings(max_examples=600)
 @given(data=st.data())
 def test_changed_bytes(folder: Path, valid: bytes, data: st.DataObject) -> None:
     mutant = bytearray(valid)
@@ -94,7 +93,6 @@ def test_changed_bytes(folder: Path, valid: bytes, data: st.DataObject) -> None:
     open_and_touch(folder, bytes(mutant))
 
 
-@settings(max_examples=600)
 @given(data=st.data())
 def test_special_numbers(folder: Path, valid: bytes, data: st.DataObject) -> None:
     """Extreme lengths, counts and types over any place of the header."""
@@ -103,7 +101,6 @@ def test_special_numbers(folder: Path, valid: bytes, data: st.DataObject) -> Non
     open_and_touch(folder, valid[:place] + number + valid[place + len(number) :])
 
 
-@settings(max_examples=600)
 @given(data=st.data())
 def test_spliced_chunks(folder: Path, valid: bytes, data: st.DataObject) -> None:
     """A piece of the file, or a few bytes of noise, inserted or in place of another piece."""
@@ -115,7 +112,6 @@ def test_spliced_chunks(folder: Path, valid: bytes, data: st.DataObject) -> None
     open_and_touch(folder, valid[: cuts[0]] + piece + valid[cuts[0] :])
 
 
-@settings(max_examples=600)
 @given(
     body=st.binary(max_size=400), version=st.sampled_from([2, 3]), tensors=st.integers(0, 3), pairs=st.integers(0, 4)
 )

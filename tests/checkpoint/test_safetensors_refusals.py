@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
@@ -161,7 +161,6 @@ def test_every_truncation(folder: Path, valid: bytes) -> None:
             open_checkpoint(path)
 
 
-@settings(max_examples=600)
 @given(data=st.data())
 def test_changed_bytes(folder: Path, valid: bytes, data: st.DataObject) -> None:
     mutant = bytearray(valid)
@@ -171,7 +170,6 @@ def test_changed_bytes(folder: Path, valid: bytes, data: st.DataObject) -> None:
     open_and_compare(folder, bytes(mutant))
 
 
-@settings(max_examples=600)
 @given(data=st.data())
 def test_spliced_chunks(folder: Path, valid: bytes, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(valid)), min_size=2, max_size=2)))
@@ -195,7 +193,6 @@ ENTRIES = st.one_of(
 )
 
 
-@settings(max_examples=600)
 @given(header=st.dictionaries(st.sampled_from(["a", "b", "__metadata__"]), ENTRIES, max_size=3), size=NUMBERS)
 def test_headers_of_any_json(folder: Path, header: dict[str, Any], size: int) -> None:
     open_and_compare(folder, build(header, max(0, min(size, 40))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -56,7 +56,6 @@ def test_tables_are_copies() -> None:
     assert (table == before).all()
 
 
-@settings(max_examples=150)
 @given(
     window=st.integers(1, 20),
     block_size=st.integers(1, 7),
@@ -82,7 +81,6 @@ def test_a_window_holds_what_is_seen_and_no_more_than_it_must(window: int, block
     assert manager.audit() == (BlockCounts(free=80, used=0, total=80),) * 2
 
 
-@settings(max_examples=150)
 @given(
     windows=st.sampled_from([(None,), (5,), (None, 3), (6, 11)]),
     num_blocks=st.integers(2, 9),
@@ -113,7 +111,6 @@ def test_allocate_takes_all_that_fits(
     manager.audit()
 
 
-@settings(max_examples=100)
 @given(
     window=st.sampled_from([None, 1, 2, 5, 9]),
     num_blocks=st.integers(1, 8),
@@ -166,7 +163,6 @@ def fill(manager: KVCacheManager, row: int, keys: BlockKeys, token_ids: NDArray[
         manager.register(row, keys, token_ids, start + count)
 
 
-@settings(max_examples=200)
 @given(
     windows=st.sampled_from([(None,), (5,), (None, 6), (3, 9), (9, None)]),
     length=st.integers(1, 40),

@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from handmade_checkpoint import CONFIG, GGUF_METADATA, config_checkpoint, gguf_checkpoint
@@ -144,7 +144,6 @@ def _build(checkpoint: Any) -> None:
         assert isinstance(registry.build_spec(checkpoint), ModelSpec)
 
 
-@settings(max_examples=150)
 @given(
     st.sampled_from(sorted(registry._BY_GGUF_ARCHITECTURE)),
     st.dictionaries(st.sampled_from(GGUF_KEYS), st.one_of(values, kinds, arrays), max_size=4),
@@ -154,7 +153,6 @@ def test_gguf_metadata(architecture: str, changes: dict[str, Any]) -> None:
     _build(gguf_checkpoint(keys, architecture))
 
 
-@settings(max_examples=150)
 @given(
     st.sampled_from(sorted(registry._BY_MODEL_TYPE)),
     st.dictionaries(st.sampled_from(CONFIG_KEYS), values, max_size=4),

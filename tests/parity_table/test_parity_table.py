@@ -10,6 +10,7 @@ from architectures import CASES
 from models.parity_rows import digest
 from parity_table.checkpoints import Weights, forms_of
 from parity_table.page import PAGE, load, render
+from wider import diagonal
 
 
 def test_the_page_is_of_the_figures() -> None:
@@ -27,8 +28,8 @@ def test_every_row_was_measured_on_a_cpu() -> None:
             assert all(error < limit for error in row["cpu"]["errors"].values()), f"{name} {form}"
 
 
-@pytest.mark.parametrize("name", ["smollm3", "qwen3moe"])  # reordered out_features; matrices apart that are one here
-@pytest.mark.parametrize("weights", ["Q8_0 GGUF", "Q4_K_M GGUF"])
+# Reordered out_features; matrices apart that are one here.
+@pytest.mark.parametrize(("name", "weights"), diagonal(["smollm3", "qwen3moe"], ["Q8_0 GGUF", "Q4_K_M GGUF"]))
 def test_blocks_say_what_transformers_has(name: str, weights: Weights, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="parity is against transformers, which needs torch")
     pytest.importorskip("transformers", reason="parity is against transformers")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -67,7 +67,6 @@ words = st.text("ab▁é", min_size=1, max_size=5)
 texts = st.text("ab é\n日", max_size=40)
 
 
-@settings(max_examples=150)
 @given(st.lists(words, min_size=1, max_size=30, unique=True), st.randoms(), texts)
 def test_distinct_scores(pieces: list[str], random: object, text: str) -> None:
     """The vocabulary may lack parts of its tokens, and single characters."""
@@ -78,7 +77,6 @@ def test_distinct_scores(pieces: list[str], random: object, text: str) -> None:
     assert tokenizer.encode(text, add_special=False) == expected_ids(tokenizer, text, scores)
 
 
-@settings(max_examples=150)
 @given(st.dictionaries(words, st.integers(-3, 0).map(float), min_size=1, max_size=30), texts)
 def test_equal_scores(scores: dict[str, float], text: str) -> None:
     tokenizer = build(scores)

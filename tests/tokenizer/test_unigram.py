@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -38,7 +38,6 @@ def best_score(text: str, scores: dict[str, float]) -> float:
     return best[-1]
 
 
-@settings(max_examples=150)
 @given(
     st.dictionaries(st.text("abc▁", min_size=1, max_size=4), st.floats(-9, -0.5, width=16), min_size=1, max_size=12),
     st.text("abcx ", max_size=20),

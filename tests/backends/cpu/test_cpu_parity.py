@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from architecture_case import Form
-from architectures import build_case, check_logits, expected_logits, rows_run_by
+from architectures import build_case, check_logits, expected_logits, rows_by_turns
 from cpu_runs import Runner, load_runner
 from dense_architectures import DENSE
 from models.mxfp4_checkpoints import with_mxfp4_experts
@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch", reason="parity is against transformers, whi
 pytest.importorskip("transformers", reason="parity is against transformers")
 
 
-@pytest.mark.parametrize(("name", "form"), rows_run_by("cpu"))
+@pytest.mark.parametrize(("name", "form"), rows_by_turns(0))
 def test_cpu_logits_agree_with_transformers(name: str, form: Form, tmp_path: Path) -> None:
     """Chunks of 5, 1 and 7 tokens, then token by token, past windows and rope switches."""
     built = build_case(name, tmp_path, form)

@@ -14,6 +14,7 @@ from random_models import Recipe, random_model, random_tokens
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
+from wider import wider
 
 # Lengths on both sides of one segment of 256 keys, and of several.
 LENGTHS = (3, 37, 300, 530)
@@ -130,7 +131,13 @@ def check_same_bits(make: dict[int, Runner], prompts: Sequence[Sequence[int]], s
                 assert not differ.size, f"{threads} threads, schedule {seed}: tokens {differ[:5]} of {len(expected)}"
 
 
-@pytest.mark.parametrize("name", RECIPES)
+EACH_TIME = (
+    "q4_k-80-gqa4-sinks", "q6_k-96-gqa1-cap", "experts-mxfp4-gpt-oss", "experts-groups-shared", "convolutions-q4_k",
+    "delta-nets-q8_0", "bf16-64-gqa6",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", wider(RECIPES, *EACH_TIME))
 def test_random_models(name: str) -> None:
     recipe = RECIPES[name]
     prompts = [random_tokens(recipe, length, seed) for seed, length in enumerate(LENGTHS)]

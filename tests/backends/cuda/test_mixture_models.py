@@ -17,6 +17,7 @@ from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
+from wider import wider  # noqa: E402
 
 SMALL = Recipe(32, 2, 1, 64, 96, 48, windows=(None,), experts=5, per_token=2)
 GPT_OSS = ("biases", "expert_biases", "clamped", "sinks")
@@ -47,13 +48,17 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("batch_invariant", [False, True])
-@pytest.mark.parametrize("name", RECIPES)
+FIXED_ORDER = ("f32", "q8_0 then dense", "gpt-oss", "shared, gate", "beside dense")
+EACH = [(name, False) for name in RECIPES] + [(name, True) for name in FIXED_ORDER]
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_invariant"),
+    wider(EACH, ("gpt-oss, mxfp4", False), ("groups", False), ("shared, gate", True), ("beside dense", False)),
+)
 def test_logits(name: str, batch_invariant: bool) -> None:
     """A chunk, then a token beside another row's chunk, then a token of each."""
     recipe = RECIPES[name]
-    if batch_invariant and name not in ("f32", "q8_0 then dense", "gpt-oss", "shared, gate", "beside dense"):
-        pytest.skip("five are enough")
     spec, checkpoint = random_model(recipe)
     config = EngineConfig(
         threads=1, max_running=2, max_step_tokens=32, kv_cache_bytes=8 << 20, context_length=64,

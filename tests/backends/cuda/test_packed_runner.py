@@ -29,6 +29,7 @@ from realizar.models.generated.generate import generate_gguf  # noqa: E402
 from realizar.quantization.random_blocks import random_blocks  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
+from wider import wider  # noqa: E402
 
 SMALL = Recipe(32, 2, 1, 64, 128, 48, windows=(None,), weights="Q8_0")
 CONFIG = EngineConfig(
@@ -62,9 +63,7 @@ def check_logits(reference: ReferenceModel, requests: Iterable[Request]) -> None
         assert error.max() <= 0.03
 
 
-@pytest.mark.parametrize(
-    "activation", ["silu", "gelu_tanh", pytest.param("gelu", marks=pytest.mark.full), "relu_squared"]
-)
+@pytest.mark.parametrize("activation", wider(("silu", "gelu_tanh", "gelu", "relu_squared"), "gelu_tanh"))
 def test_matmuls_have_an_activation_epilogue(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = dataclasses.replace(SMALL, activation=activation)
     launched = run(recipe, True, CONFIG, monkeypatch)
@@ -82,9 +81,10 @@ def test_gate_and_up_by_turns_and_their_activation_alone(monkeypatch: pytest.Mon
     ("recipe", "config"),
     [
         (dataclasses.replace(SMALL, parts=("biases",)), CONFIG),
-        (dataclasses.replace(SMALL, parts=("ungated",)), CONFIG),
-        (dataclasses.replace(SMALL, feed_forward_size=96), CONFIG),
-        (dataclasses.replace(SMALL, feed_forward_size=64), CONFIG),  # activations where the input is
+        pytest.param(dataclasses.replace(SMALL, parts=("ungated",)), CONFIG, marks=pytest.mark.full),
+        pytest.param(dataclasses.replace(SMALL, feed_forward_size=96), CONFIG, marks=pytest.mark.full),
+        # Activations where the input is.
+        pytest.param(dataclasses.replace(SMALL, feed_forward_size=64), CONFIG, marks=pytest.mark.full),
     ],
     ids=["biases", "no gate", "part of a strip", "as wide as the input"],
 )
@@ -110,7 +110,7 @@ ADDING = {
 }
 
 
-@pytest.mark.parametrize("name", ADDING)
+@pytest.mark.parametrize("name", wider(ADDING, "biases", "batch-invariant"))
 def test_few_tokens_add_to_the_stream_where_no_norm_lies_between(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """O and down of steps of one row and of two, in turn with each other and with chunks."""
     recipe, config, adding = ADDING[name]
@@ -144,7 +144,7 @@ FLOATS: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("name", wider(FLOATS, "all", "beside codes"))
 def test_floats_are_packed_beside_codes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk, a step of one row, and both, with matrices in fp16 among those in Q8_0; `all` in fixed order."""
     monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0)

@@ -15,31 +15,18 @@ from architecture_case import Form
 from architectures import build_case, check_logits
 from backends.cuda.cuda_runs import load_gpu_runner
 from realizar.config import EngineConfig
+from wider import wider
+
+IN_FILES = (
+    "smollm3", "arcee", "minimax-m2", "glm4moe", "gemma4", "gemma4-e", "gemma4-moe", "lfm2", "mistral3", "qwen35",
+    "gpt-oss",
+)  # fmt: skip
+ROWS = [*((name, "gguf") for name in IN_FILES), ("gpt-oss", "safetensors"), ("qwen35-uneven", "safetensors")]
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # GELU of a gate far below zero, which is 0
 @pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        *(
-            (name, "gguf")
-            for name in (
-                "smollm3",
-                "arcee",
-                "minimax-m2",
-                "glm4moe",
-                "gemma4",
-                "gemma4-e",
-                "gemma4-moe",
-                "lfm2",
-                "mistral3",
-                "qwen35",
-            )
-        ),
-        ("gpt-oss", "safetensors"),
-        ("qwen35-uneven", "safetensors"),
-        pytest.param("gpt-oss", "gguf", marks=pytest.mark.full),
-    ],
+    ("name", "form"), wider(ROWS, ("arcee", "gguf"), ("gemma4-e", "gguf"), ("mistral3", "gguf"), ("qwen35", "gguf"))
 )
 def test_architectures(name: str, form: Form, tmp_path: Path) -> None:
     """A chunk and one token: through a layer without rope and the one after it, through routers of sigmoids,

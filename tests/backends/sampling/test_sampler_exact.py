@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -49,7 +49,6 @@ TRUNCATIONS["all"] = st.tuples(*TRUNCATIONS.values()).map(
 
 @pytest.mark.parametrize("name", TRUNCATIONS)
 def test_choice_equals_twin(new_sampler: Any, name: str, twin: Any) -> None:
-    @settings(max_examples=120)
     @given(logit_rows(), TRUNCATIONS[name], st.floats(0.05, 5), st.integers(0, 2**64 - 1), st.integers(0, 100_000))
     def check(row: list[float], options: dict[str, Any], temperature: float, seed: int, position: int) -> None:
         sampling = SamplingParams(temperature=temperature, seed=seed, **options)
@@ -66,7 +65,6 @@ def test_choice_equals_twin(new_sampler: Any, name: str, twin: Any) -> None:
 
 @pytest.mark.parametrize("name", ["top_n_sigma", "top_k", "typical", "top_p", "min_p"])
 def test_support_and_probabilities_equal_twin(name: str, twin: Any) -> None:
-    @settings(max_examples=120)
     @given(logit_rows(), TRUNCATIONS[name], st.floats(0.05, 5))
     def check(row: list[float], options: dict[str, Any], temperature: float) -> None:
         sampling = SamplingParams(temperature=temperature, **options)
@@ -146,7 +144,6 @@ def test_selections_on_large_rows_equal_a_full_sort(row: NDArray[np.float32]) ->
         assert count == 1 or cumulated[count - 2] < target * (1 + 1e-12)
 
 
-@settings(max_examples=100)
 @given(logit_rows())
 def test_greedy_takes_the_largest_and_lowest(new_sampler: Any, row: list[float]) -> None:
     sampler = new_sampler(opened_row(0, SamplingParams(temperature=0, top_k=3, mirostat=2), [], 0), len(row))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -40,7 +40,6 @@ def adjusted(sampler: Any, logits: list[float], mask: NDArray[np.uint32] | None 
     return result
 
 
-@settings(max_examples=300)
 @given(
     LOGITS,
     TOKENS,
@@ -109,7 +108,6 @@ def test_bias_of_100_forces_and_of_minus_100_bans(new_sampler: Any, temperature:
         assert banned.sample(row, position).token_id != best
 
 
-@settings(max_examples=300)
 @given(FEW_TOKENS, FEW_TOKENS, st.sampled_from([-1, -1, 0, 1, 2, 7, 20]), st.sets(st.integers(0, 3), max_size=2))
 def test_dry_matches_equal_brute_force(
     new_sampler: Any, twin: Any, prompt: list[int], output: list[int], window: int, breakers: set[int]

@@ -22,6 +22,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import prompt_lookup
 from resolving import new_core
 from scripted_backend import ScriptedBackend, choose, history_states, logprobs_of, make_spec, pooled_of
+from wider import wider
 
 NUM_IDS = 4
 STOP_ID = 3
@@ -168,7 +169,11 @@ def run(
 
 @pytest.mark.parametrize(
     ("windows", "steps_in_flight", "drafts", "num_blocks"),
-    [((None,), 1, 3, 12), ((None,), 2, 0, 11), ((None, 7), 1, 2, 14), ((5,), 2, 3, 9)],
+    wider(
+        [((None,), 1, 3, 12), ((None,), 2, 0, 11), ((None, 7), 1, 2, 14), ((5,), 2, 3, 9)],
+        ((None,), 2, 0, 11),
+        ((5,), 2, 3, 9),
+    ),
 )
 def test_everyone_gets_what_its_history_gives(
     windows: tuple[int | None, ...], steps_in_flight: int, drafts: int, num_blocks: int

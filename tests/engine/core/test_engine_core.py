@@ -29,6 +29,7 @@ from scripted_backend import (
     logprobs_of,
     make_spec,
 )
+from wider import diagonal
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -141,8 +142,7 @@ def test_tokens_do_not_depend_on_batching(
             assert tokens_of(outputs[str(index), choice]) == wanted
 
 
-@pytest.mark.parametrize("steps_in_flight", [1, 2])
-@pytest.mark.parametrize("windows", [(None,), (None, 7)])
+@pytest.mark.parametrize(("windows", "steps_in_flight"), diagonal([(None,), (None, 7)], [1, 2]))
 def test_random_arrivals_and_aborts(windows: tuple[int | None, ...], steps_in_flight: int) -> None:
     """Thousands of arrivals and aborts through a pool that is too small for them: audited after every step."""
     rng = random.Random(len(windows) * 10 + steps_in_flight)

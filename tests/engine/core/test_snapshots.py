@@ -15,6 +15,16 @@ from realizar.outputs import SnapshotUse, TokenOutput
 from realizar.request import Request
 from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, choose, history_states, logprobs_of, make_spec
+from wider import wider
+
+# Snapshots in the host's memory or none, drafts or none, steps in flight.
+PRESSED = wider(
+    [(on_host, drafts, steps) for on_host in (0, 6) for drafts in (0, 3) for steps in (1, 2)],
+    (0, 0, 2),
+    (0, 3, 1),
+    (6, 0, 1),
+    (6, 3, 2),
+)
 
 
 def make_core(backend: ScriptedBackend, *, steps_in_flight: int = 1, drafts: int = 0, **options: Any) -> EngineCore:
@@ -78,9 +88,7 @@ def test_steps_that_do_not_fit_leave_no_snapshot(steps_in_flight: int, on_host: 
     assert not on_host or core.snapshot_counts.fetched > 5
 
 
-@pytest.mark.parametrize("steps_in_flight", [1, 2])
-@pytest.mark.parametrize("drafts", [0, 3])
-@pytest.mark.parametrize("on_host", [0, 6])
+@pytest.mark.parametrize(("on_host", "drafts", "steps_in_flight"), PRESSED)
 def test_random_conversations(on_host: int, drafts: int, steps_in_flight: int) -> None:
     """Snapshots and blocks are too few for all, rows are preempted, and conversations are aborted."""
     backend = ScriptedBackend(
@@ -100,9 +108,7 @@ def test_random_conversations(on_host: int, drafts: int, steps_in_flight: int) -
     assert backend.rows == {}
 
 
-@pytest.mark.parametrize("steps_in_flight", [1, 2])
-@pytest.mark.parametrize("drafts", [0, 3])
-@pytest.mark.parametrize("on_host", [0, 6])
+@pytest.mark.parametrize(("on_host", "drafts", "steps_in_flight"), PRESSED)
 def test_requests_count_every_snapshot(on_host: int, drafts: int, steps_in_flight: int) -> None:
     """Those that they start from, also after preemptions, that they leave, and that give way to their blocks."""
     backend = ScriptedBackend(

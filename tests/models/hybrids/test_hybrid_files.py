@@ -15,6 +15,7 @@ from realizar.checkpoint.open import open_checkpoint
 from realizar.models.registry import build_spec
 from reference_model import ReferenceModel, State
 from reference_tensors import load_tensors
+from wider import diagonal
 
 RECIPES = [
     Recipe(hidden_size=64, windows=(None,) * 3, recurrent=("delta", None, "delta"), weights="F32"),
@@ -26,11 +27,10 @@ RECIPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("size", [1, 7, 64, 512])
+@pytest.mark.parametrize(("size", "recipe"), diagonal([1, 7, 64, 512], RECIPES))
 def test_chunks_equal_the_whole(recipe: Recipe, size: int) -> None:
     spec, checkpoint = random_model(recipe)
-    model, tokens = ReferenceModel(spec, load_tensors(spec, checkpoint)), random_tokens(recipe, 600)
+    model, tokens = ReferenceModel(spec, load_tensors(spec, checkpoint)), random_tokens(recipe, 520)
     whole, state = model.logits(tokens), State()
     bounds = [*range(0, len(tokens), size), len(tokens)]
     parts = np.concatenate([model.logits(tokens[start:stop], state) for start, stop in pairwise(bounds)])

@@ -88,7 +88,6 @@ SHARDS = (
 soups = st.lists(st.sampled_from(SHARDS), max_size=16).map("".join)
 
 
-@settings(max_examples=400)
 @given(text=soups, places=cuts, reasoning=st.booleans(), parallel=st.booleans())
 def test_every_way_of_cutting_is_the_same(text: str, places: list[int], reasoning: bool, parallel: bool) -> None:
     options: dict[str, Any] = {"reasoning": THOUGHT if reasoning else None, "parallel": parallel}
@@ -97,7 +96,6 @@ def test_every_way_of_cutting_is_the_same(text: str, places: list[int], reasonin
         assert whole.content == text
 
 
-@settings(max_examples=300)
 @given(calls=calls_made, junk=soups, where=st.integers(0, 10**6))
 def test_nothing_is_lost(calls: list[tuple[str, dict[str, Any]]], junk: str, where: int) -> None:
     """Words put anywhere into calls come back somewhere."""

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.errors import InvalidRequestError
@@ -35,7 +35,6 @@ objects = st.dictionaries(st.text(max_size=4), st.none() | st.integers() | st.te
 cuts = st.lists(st.integers(0, 10**6), max_size=12)
 
 
-@settings(max_examples=150)
 @given(thoughts=st.lists(bodies, max_size=2), words=st.lists(bodies, max_size=2), given_arguments=objects, places=cuts)
 @pytest.mark.parametrize(
     "header",
@@ -71,7 +70,6 @@ SHARDS = (
 soups = st.lists(st.sampled_from(SHARDS), max_size=16).map("".join)
 
 
-@settings(max_examples=500)
 @given(
     text=soups,
     places=cuts,
@@ -83,7 +81,6 @@ def test_every_way_of_cutting_is_the_same(text: str, places: list[int], begun: s
     parse_however_cut(lambda: parser(prompt_end, parallel=not one), text, places)
 
 
-@settings(max_examples=300)
 @given(before=soups, after=soups)
 def test_nothing_is_lost(before: str, after: str) -> None:
     """Words anywhere come back somewhere, unless they stand in a message's header."""

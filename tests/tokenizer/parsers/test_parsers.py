@@ -133,7 +133,6 @@ def test_calls_of_every_style(writer: str, calls: list[Call], places: list[int])
         assert answer.content == before.rstrip()
 
 
-@settings(max_examples=400)
 @given(style=styles, text=soups, places=cuts, reasoning=st.booleans(), is_open=st.booleans(), parallel=st.booleans())
 def test_every_way_of_cutting_is_the_same(
     style: ToolStyle, text: str, places: list[int], reasoning: bool, is_open: bool, parallel: bool
@@ -158,14 +157,12 @@ def _check_nothing_is_doubled(text: str, answer: Answer) -> None:
             assert position >= 0, out
 
 
-@settings(max_examples=200)
 @given(text=soups, places=cuts)
 def test_without_tools_all_is_content(text: str, places: list[int]) -> None:
     answer = parse(AnswerParser(None, None), cut(text, places))
     assert answer == Answer(content=text)
 
 
-@settings(max_examples=150)
 @given(thought=soups, answer=soups, places=cuts, is_open=st.booleans())
 def test_reasoning_is_split_off(thought: str, answer: str, places: list[int], is_open: bool) -> None:
     thought = thought.replace("</think>", "").replace("<think>", "")
@@ -183,7 +180,6 @@ def test_reasoning_only_at_the_beginning() -> None:
     assert parse(AnswerParser(THINK, None), [" \n x"]) == Answer(" \n x")
 
 
-@settings(max_examples=150)
 @given(text=soups.filter(lambda text: "<think>" not in text), places=cuts, with_tools=st.booleans())
 def test_content_between_marks(text: str, places: list[int], with_tools: bool) -> None:
     """The marks around content are not part of it, and calls may follow them."""
@@ -304,7 +300,6 @@ def test_one_call_ends_the_answer(writer: str) -> None:
     assert stream.feed("more") == []
 
 
-@settings(max_examples=300)
 @given(text=st.text(alphabet='{}[]",:\\ \n\x00tfnu0e-+.1a', max_size=24))
 def test_arguments_are_json_by_the_standard_parser(text: str) -> None:
     """A call ends where `json` says that its arguments do, and is one only if they are an object."""

@@ -149,7 +149,6 @@ SHARDS = (
 soups = st.lists(st.sampled_from(SHARDS), max_size=16).map("".join)
 
 
-@settings(max_examples=500)
 @given(
     style=st.sampled_from(list(STYLES.values())),
     text=soups,
@@ -166,7 +165,6 @@ def test_every_way_of_cutting_is_the_same(
         assert whole.content == text
 
 
-@settings(max_examples=300)
 @given(style=st.sampled_from(list(STYLES.values())), calls=calls_made, junk=soups, where=st.integers(0, 10**6))
 def test_nothing_is_lost(style: ToolStyle, calls: list[tuple[str, dict[str, Any]]], junk: str, where: int) -> None:
     """Words put anywhere into calls come back somewhere, and arguments stay JSON unless the answer ends in them."""

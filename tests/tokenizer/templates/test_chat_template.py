@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.checkpoint.checkpoint import Checkpoint
@@ -291,7 +291,6 @@ def test_marks_for_which_templates_look_in_answers(
         assert not control or not {model.vocab_size - 1, model.vocab_size - 2}.intersection(of_user)
 
 
-@settings(max_examples=100)
 @given(
     st.lists(
         st.sampled_from(["<", "|", "im_", "start", "<|im_start|>", "<|im_end|>", "|>", "a", "<unk>", "\ue000"]),

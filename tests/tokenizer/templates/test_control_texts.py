@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.errors import InvalidRequestError
@@ -63,7 +63,6 @@ def test_keys_of_objects_are_texts_too() -> None:
     assert role == "role", "what templates look up by name keeps its name"
 
 
-@settings(max_examples=200)
 @given(
     texts=st.frozensets(st.text("ab<>\ue000", min_size=1, max_size=5), min_size=1, max_size=6),
     strings=st.lists(st.text("ab<>\ue000 ", max_size=12), max_size=3),

@@ -8,17 +8,16 @@ import pytest
 from backends.cpu.kernels.linear_harness import HOST_SETS, check_matmul, filled_blocks, random_activations
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES, block_source, random_blocks
+from wider import diagonal
 
-_FEW = ("Q5_0", "Q8_0", "Q4_K", "Q6_K", "IQ2_XXS")
-_MATRIX = [
-    pytest.param(name, ggml_type, id=f"{name}-{ggml_type.name}", marks=[pytest.mark.full] * wide)
-    for position, name in enumerate(HOST_SETS)
-    for ggml_type in QUANTIZED_TYPES
-    for wide in [int(position > 0 and ggml_type.name not in _FEW)]
-]
+_MATRIX = diagonal(QUANTIZED_TYPES, HOST_SETS)
 
 
-@pytest.mark.parametrize(("instruction_set", "ggml_type"), _MATRIX)
+def _name(value: object) -> str:
+    return str(getattr(value, "name", value))
+
+
+@pytest.mark.parametrize(("ggml_type", "instruction_set"), _MATRIX, ids=_name)
 def test_matmul_is_float64s(instruction_set: str, ggml_type: GGMLType) -> None:
     rng = np.random.default_rng(5)
     block = ggml_type.block_size
@@ -33,7 +32,7 @@ def test_matmul_is_float64s(instruction_set: str, ggml_type: GGMLType) -> None:
         check_matmul(instruction_set, block_source(ggml_type, data, rows, cols), random_activations(tokens, cols, rng))
 
 
-@pytest.mark.parametrize(("instruction_set", "ggml_type"), _MATRIX)
+@pytest.mark.parametrize(("ggml_type", "instruction_set"), _MATRIX, ids=_name)
 @pytest.mark.parametrize("fill", [0x00, 0x80, 0xFF])
 def test_extreme_codes_do_not_saturate(instruction_set: str, ggml_type: GGMLType, fill: int) -> None:
     cols = max(256, ggml_type.block_size)

@@ -17,6 +17,7 @@ from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
+from wider import wider  # noqa: E402
 
 RECIPES = {
     "f16-64-gqa2-window": (Recipe(64, 4, 2, 128, 128, 48, windows=(None, 10), weights="Q8_0"), {"int8", "half", "f32"}),
@@ -39,7 +40,7 @@ RECIPES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", wider(RECIPES, "int8-32-sinks-biases", "f16-64-token norm"))
 def test_the_kernel_gets_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decodes alone by one and by three, and beside a chunk; blocks that are not in order."""
     recipe, outs = RECIPES[name]

@@ -24,6 +24,7 @@ from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
+from wider import wider
 
 H200_BYTES, SMALL_BYTES = 227 * 1024, 99 * 1024
 Q4_K, MXFP4 = (fragment_format(GGML_LAYOUTS[ggml_type]) for ggml_type in (GGMLType.Q4_K, GGMLType.MXFP4))
@@ -50,20 +51,18 @@ def both(
 
 @pytest.mark.parametrize(
     "tokens",
-    [
-        each if each in (8, 48, 64) else pytest.param(each, marks=pytest.mark.full)
-        for each in (*TILE_TOKENS, *BETWEEN_TOKENS)
-    ],
+    wider([*TILE_TOKENS, *BETWEEN_TOKENS], 8, 64),
 )
 def test_sums_stay_in_registers_on_hopper(tokens: int, tmp_path: Path) -> None:
     check_registers(*both(Q4_K, tokens, True), "sm_90a", tmp_path)
 
 
-@pytest.mark.parametrize("tokens", [pytest.param(16, marks=pytest.mark.full), 64, 128])
+@pytest.mark.parametrize("tokens", wider([16, 64, 128], 64))
 def test_clamped_sums_stay_in_registers_on_hopper(tokens: int, tmp_path: Path) -> None:
     check_registers(*both(MXFP4, tokens, True, "clamped"), "sm_90a", tmp_path)
 
 
+@pytest.mark.full
 def test_sums_of_rows_in_tiles_stay_in_registers(tmp_path: Path) -> None:
     """Three warpgroups of gate and up; and two in the largest tiles, whose rows are gathered where a line says so."""
     tiles = GroupedTiles("wgmma", 48, 2, 3, 5, 1, True)

@@ -38,6 +38,7 @@ from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import KernelError
 from realizar.quantization import QUANTIZED_TYPES
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
+from wider import wider
 
 FAMILIES = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q8_0, GGMLType.Q3_K, GGMLType.IQ4_NL, GGMLType.IQ2_XS)
 KERNELS: tuple[tuple[str, Tiles], ...] = (
@@ -61,7 +62,7 @@ def test_families_of_weights_compile(arch: str, tiles: Tiles) -> None:
     check([matmul_source([form_of(ggml_type)], tiles) for ggml_type in FAMILIES], arch)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", wider(["sm_80", "sm_90a"], "sm_80"))
 def test_choices_compile(arch: str) -> None:
     """A softmax alone, one with a bias and groups of one expert, and sigmoids with all that ranks may have."""
     plain, biased = ChoiceShape(2048, 128, 8), ChoiceShape(64, 6, 3, groups=6, groups_per_token=2)
@@ -102,7 +103,7 @@ WGMMA_GATED = (
 GATED: dict[str, tuple[Tiles, ...]] = {"sm_80": MATVEC_GATED, "sm_90a": MATVEC_GATED + WGMMA_GATED}
 
 
-@pytest.mark.parametrize("arch", GATED)
+@pytest.mark.parametrize("arch", wider(GATED, "sm_80"))
 @pytest.mark.parametrize(
     ("ggml_type", "activation"),
     [
@@ -128,7 +129,7 @@ IN_TURN = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("ggml_type", [GGMLType.Q6_K, *(pytest.param(t, marks=pytest.mark.full) for t in FAMILIES)])
+@pytest.mark.parametrize("ggml_type", wider(FAMILIES, GGMLType.Q6_K))
 def test_warpgroups_that_take_turns_keep_their_sums_in_registers(ggml_type: GGMLType, tmp_path: Path) -> None:
     check_registers([matmul_source([form_of(ggml_type)], tiles) for tiles in IN_TURN], IN_TURN, "sm_90a", tmp_path)
 
@@ -136,17 +137,19 @@ def test_warpgroups_that_take_turns_keep_their_sums_in_registers(ggml_type: GGML
 SUMMED = (WgmmaTiles(128, 2, 2, 3, 1, 1, 1, 4), WgmmaTiles(128, 2, 2, 3, 1, 1, 1, 3))
 
 
-@pytest.mark.parametrize("ggml_type", [GGMLType.Q6_K, *(pytest.param(t, marks=pytest.mark.full) for t in FAMILIES)])
+@pytest.mark.full
+@pytest.mark.parametrize("ggml_type", FAMILIES)
 def test_blocks_that_add_parts_keep_their_sums_in_registers(ggml_type: GGMLType, tmp_path: Path) -> None:
     check_registers([matmul_source([form_of(ggml_type)], tiles) for tiles in SUMMED], SUMMED, "sm_90a", tmp_path)
 
 
+@pytest.mark.full
 def test_floats_keep_their_sums_in_registers(tmp_path: Path) -> None:
     check_registers([matmul_source([FLOATS], tiles, "silu") for tiles in WGMMA_GATED], WGMMA_GATED, "sm_90a", tmp_path)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("ggml_type", [GGMLType.Q4_K, pytest.param(GGMLType.Q8_0, marks=pytest.mark.full)], ids=str)
+@pytest.mark.parametrize("arch", wider(["sm_80", "sm_90a"], "sm_90a"))
+@pytest.mark.parametrize("ggml_type", wider([GGMLType.Q4_K, GGMLType.Q8_0], GGMLType.Q4_K), ids=str)
 def test_residual_epilogues_keep_their_sums_in_registers(ggml_type: GGMLType, arch: str, tmp_path: Path) -> None:
     tiles = (
         MatvecTiles(1, 1, 12, 2, 2),
@@ -157,11 +160,8 @@ def test_residual_epilogues_keep_their_sums_in_registers(ggml_type: GGMLType, ar
     check_registers([matmul_source([form_of(ggml_type)], each, "residual") for each in tiles], tiles, arch, tmp_path)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize(
-    "ggml_type", [GGMLType.Q4_K, GGMLType.MXFP4, *(pytest.param(t, marks=pytest.mark.full) for t in FAMILIES[1:])],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("arch", wider(["sm_80", "sm_90a"], "sm_90a"))
+@pytest.mark.parametrize("ggml_type", wider([GGMLType.MXFP4, *FAMILIES], GGMLType.MXFP4), ids=str)
 def test_pairs_keep_their_sums_in_registers(ggml_type: GGMLType, arch: str, tmp_path: Path) -> None:
     gated, plain = MatvecTiles(1, 2, 4, 2, 3), MatvecTiles(1, 1, 3, 2, 8)
     activation: GatedActivation = "clamped" if ggml_type is GGMLType.MXFP4 else "silu"
@@ -186,7 +186,7 @@ def test_parameters_of_pairs_have_the_sizes_that_launches_have() -> None:
         assert "".join(found) == sizes
 
 
-@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+@pytest.mark.parametrize("capability", [(10, 0), pytest.param((9, 0), marks=pytest.mark.full)])
 def test_four_bits_compile_for_newer_architectures(capability: tuple[int, int]) -> None:
     tiles: list[Tiles] = [MatvecTiles(1, 4, 2, 1, 4), MmaSyncTiles(128, 1, 3, 1)]
     if capability == (9, 0):
@@ -194,7 +194,7 @@ def test_four_bits_compile_for_newer_architectures(capability: tuple[int, int]) 
     check([matmul_source([form_of(GGMLType.Q4_K)], tile) for tile in tiles], architecture(capability))
 
 
-@pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
+@pytest.mark.parametrize(("arch", "tiles"), wider(KERNELS, KERNELS[1]), ids=lambda value: getattr(value, "kind", value))
 def test_layouts_of_no_ggml_type_compile(arch: str, tiles: Tiles) -> None:
     check([matmul_source([fragment_format(grouped_layout(group))], tiles) for group in (64, 16)], arch)
 
@@ -213,7 +213,7 @@ SAMPLING_KERNELS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("arch", wider(["sm_80", "sm_90a", "sm_100a"], "sm_90a"))
 def test_the_sampler_compiles(arch: str) -> None:
     cubin = compile_source(sampling_source(), arch)
     assert all(name.encode() in cubin for name in SAMPLING_KERNELS)

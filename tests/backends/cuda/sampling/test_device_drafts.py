@@ -63,7 +63,7 @@ def random_masks(rng: np.random.Generator, count: int) -> Any:
 
 
 @pytest.mark.parametrize("at_once", [100, 3, pytest.param(None, marks=NATIVE)])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_choices_with_drafts_are_those_without(at_once: int | None, seed: int) -> None:
     """Every kind of sampling, some rows masked, some without drafts; all rows in one group, or groups that cut rows."""
     rng = np.random.default_rng(seed)
