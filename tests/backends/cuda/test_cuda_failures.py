@@ -190,7 +190,7 @@ def test_the_engine_goes_on_after_memory_ran_out(runner: GPURunner, monkeypatch:
     ],
     ids=["the driver", "Triton", "another"],
 )
-@pytest.mark.parametrize("place", ["submit", "result"])
+@pytest.mark.parametrize("place", ["submit", pytest.param("result", marks=pytest.mark.full)])
 def test_a_launch_that_fails_costs_its_step_alone(
     runner: GPURunner, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str, place: str
 ) -> None:

@@ -25,6 +25,7 @@ from realizar.config import EngineConfig  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 from resolving import resolved  # noqa: E402
+from wider import wider  # noqa: E402
 
 SMALL = Recipe(32, 2, 1, 64, 128, 48, windows=(None, 8, None), weights="Q8_0", experts=5, per_token=2)
 GPT_OSS = replace(SMALL, weights="MXFP4", parts=("biases", "expert_biases", "clamped", "sinks"))
@@ -88,12 +89,6 @@ CASES = {  # recipe, batch_invariant, kinds of launches that run
 }
 
 
-FULL = (
-    "a part of a strip", "norms between", "layer norms", "down of floats", "gpt-oss, a part of a strip",
-    "gpt-oss, down of floats", "shared floats",
-)  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("experts", "per_token", "tokens"),
     [(32, 4, 4), (128, 4, 8), (128, 8, 8), (8, 2, 2), (5, 2, 1), (3, 3, 1)],
@@ -102,9 +97,7 @@ def test_pairs_are_up_to_half_as_many_as_experts(experts: int, per_token: int, t
     assert most_pair_tokens(experts, per_token) == tokens
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full) if name in FULL else name for name in CASES]
-)
+@pytest.mark.parametrize("name", wider(CASES, "batch-invariant", "gpt-oss", "shared, gate, one stack", "beside dense"))
 def test_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk of more than 16 tokens, a token beside a chunk of fewer, a token of each row, and one alone, whose pairs
     are no more than half the experts."""
@@ -135,7 +128,14 @@ def test_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(launched) == kinds
 
 
-@pytest.mark.parametrize("parts", [("shared",), ("shared", "shared_gate"), ("shared", "shared_gate", "layer_norm")])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("shared", "shared_gate"),
+        pytest.param(("shared",), marks=pytest.mark.full),
+        pytest.param(("shared", "shared_gate", "layer_norm"), marks=pytest.mark.full),
+    ],
+)
 def test_a_shared_expert_in_the_stacks(parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks side by side in steps of 1 to 32 tokens, some padded, and some larger than a router's kernel takes: every
     token is near the twin that goes its way. The shared expert has no launches of its own."""
@@ -191,13 +191,8 @@ def test_experts_read_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     runner.close()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "gpt-oss, batch-invariant",
-        *(pytest.param(name, marks=pytest.mark.full) for name in ("beside dense", "groups", "gate and up in one")),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["gpt-oss, batch-invariant", "beside dense", "groups", "gate and up in one"])
 def test_every_token_is_near_the_twin_that_goes_its_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts side by side in many layers: also where a choice is nearly tied. Other experts are far off."""
     recipe, batch_invariant, _ = CASES[name]

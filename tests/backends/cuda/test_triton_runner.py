@@ -21,6 +21,7 @@ from realizar.sampling_params import SamplingParams, StructuredOutput
 from reference_model import ReferenceModel
 from reference_tensors import load_tensors
 from step_inputs import opened_row, scheduled_row, step_input
+from wider import wider
 
 SMALL = {
     "head_size": 32,
@@ -73,7 +74,7 @@ def make_config(kv: str, **options: int) -> EngineConfig:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", wider(RECIPES, "q8_0-int8", "iq4_nl-plain", "q8_0-lacking", "f32-rows"))
 def test_logits(name: str) -> None:
     """A chunk, then one token, then two rows of which one is a chunk: as in exact arithmetic and as on the CPU."""
     recipe, kv, tolerance = RECIPES[name]

@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 from backends.cuda.matmul.packed_experts import expected_choices  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.cuda.kernels.experts import choose_experts  # noqa: E402
+from wider import wider  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -43,8 +44,16 @@ def choose(
     return chosen.cpu().numpy(), weights.cpu().numpy()
 
 
-@pytest.mark.parametrize(("experts", "per_token"), [(128, 8), (6, 3), (5, 5), (1, 1)])
-@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize(
+    ("experts", "per_token", "normalized"),
+    wider(
+        [(*size, normalized) for size in ((128, 8), (6, 3), (5, 5), (1, 1)) for normalized in (True, False)],
+        (128, 8, True),
+        (6, 3, False),
+        (5, 5, True),
+        (1, 1, False),
+    ),
+)
 def test_highest_scores(experts: int, per_token: int, normalized: bool) -> None:
     rng = np.random.default_rng(experts)
     scores = rng.integers(-3, 4, (9, experts)).astype(np.float32)  # many are equal
@@ -101,8 +110,15 @@ def test_the_shared_expert_comes_last(shared: int, gate_bias: float | None) -> N
     np.testing.assert_allclose(weights[:, 4], 1 / (1 + np.exp(-logits)) if shared == 2 else 1.0, rtol=1e-5, atol=1e-30)
 
 
-@pytest.mark.parametrize(("experts", "groups", "per_token"), [(20, (4, 2), 5), (64, (8, 4), 6), (6, (6, 3), 2)])
-@pytest.mark.parametrize("sigmoid", [True, False])
+@pytest.mark.parametrize(
+    ("experts", "groups", "per_token", "sigmoid"),
+    wider(
+        [(*size, sigmoid) for size in ((20, (4, 2), 5), (64, (8, 4), 6), (6, (6, 3), 2)) for sigmoid in (True, False)],
+        (20, (4, 2), 5, True),
+        (64, (8, 4), 6, False),
+        (6, (6, 3), 2, True),
+    ),
+)
 def test_groups(experts: int, groups: tuple[int, int], per_token: int, sigmoid: bool) -> None:
     """Experts come from the groups whose two highest ranks have the highest sums; of equal sums from the first ones."""
     rng = np.random.default_rng(experts)

@@ -18,6 +18,7 @@ from realizar.backends.cuda.matmul.quantized import Activations, HalfActivations
 from realizar.config import EngineConfig  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
+from wider import wider  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted only where there is no GPU"),
@@ -154,7 +155,7 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", wider(MODELS, "plain"))
 def test_models_over_matmuls_that_apply_norm_scales(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks, single tokens and two rows use both formats. All norms but the first are folded where they may be."""
     recipe, norms = MODELS[name]
