@@ -12,6 +12,7 @@ import pytest
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
+from realizar.structured.json_schema import read_schema
 from structured.grammar_walks import TOKENS, small_factory
 
 FACTORY = small_factory()
@@ -49,7 +50,7 @@ def deep(levels: int) -> dict[str, Any]:
         ({"type": "object", "properties": {"a": {"not": {}}}}, "not"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "two of its schemas; use anyOf$"),
         ({"type": "object", "properties": {"a": {}}, "minProperties": 3}, "Properties"),
-        ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"type": "string", "pattern": r"(a)\1"}, "backreferences"),
         ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
         ({"format": "email", "pattern": "a", "allOf": 5}, "allOf"),
@@ -159,6 +160,21 @@ def test_regular_expressions(text: str, words: str) -> None:
 def test_schemas_within_a_grammar_are_named_by_their_rules(schema: str, words: str) -> None:
     text = f'start: good | bad\ngood: %json {{\n"type":\n"object"}}\nbad: "x: " %json {schema}\nlast: "a"\n'
     refuse("lark", text, f"the JSON schema of the rule bad can't be honoured: .*{words}")
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"properties": {"a": {"items": {"pattern": "[a&&b]"}}}}, "properties.a.items: pattern"),
+        ({"$defs": {"x": {"anyOf": [{}, {"pattern": "a(?<!b)"}]}}}, r"\$defs.x.anyOf\[1\]: pattern .* look-around"),
+        ({"items": [{}, {"const": 2**70}]}, r"items\[1\]: const"),
+        ({"patternProperties": {"[a&&b]": {}}}, "pattern"),
+        ({"properties": {"b" * 5000: {"allOf": 1, "format": "email", "pattern": "a"}}}, "properties.b{64}: allOf"),
+    ],
+)
+def test_a_schema_is_refused_with_the_place_within_it(schema: dict[str, Any], path: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^the JSON schema can't be honoured: {path}"):
+        read_schema(json.dumps(schema))
 
 
 @pytest.mark.parametrize(

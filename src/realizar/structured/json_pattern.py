@@ -19,6 +19,7 @@ _CONTROL_RANGE = re.compile(
 )
 _PROPERTY = re.compile(r"\\([pP])(\{[^}]{0,100}\}|.)", re.DOTALL)
 _SET_OPERATIONS = ("&&", "--", "~~")
+_LOOK_AROUNDS = ("(?=", "(?!", "(?<=", "(?<!")
 
 
 def safe_pattern(pattern: str) -> str:
@@ -46,6 +47,8 @@ def safe_pattern(pattern: str) -> str:
         else:
             if depth and pattern.startswith(_SET_OPERATIONS, at):
                 _refuse(pattern, f"set operation {pattern[at : at + 2]}")
+            if not depth and pattern.startswith(_LOOK_AROUNDS, at):
+                _refuse(pattern, "look-around")
             depth -= depth > 0 and pattern[at] == "]"
             piece, length = pattern[at], 1
         if depth and _CONTROL_RANGE.match(pattern, at):

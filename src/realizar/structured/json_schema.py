@@ -10,11 +10,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+from realizar.errors import InvalidRequestError
 from realizar.structured.json_format import narrow_format
 from realizar.structured.json_numbers import check_constants, narrow_bounds
 from realizar.structured.json_pattern import safe_pattern
 from realizar.structured.schema_ends import can_end
-from realizar.structured.schema_refusal import refuse_schema
+from realizar.structured.schema_refusal import REFUSED, refuse_schema
 
 MAX_SCHEMA_CHARACTERS = 512 << 10
 MAX_DEPTH = 64
@@ -28,6 +29,7 @@ SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _COUNTS = frozenset(
     {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"}
 )
+_SHOWN = 64  # characters of a name in a message
 _DRAFTS = "json-schema.org/draft"  # of all versions that the compiler knows
 
 
@@ -65,7 +67,13 @@ def prepare_schema(schema: dict[str, Any]) -> None:
     """
     _check_depth(schema)
     _check_properties(schema)
-    _prepare(schema)
+    path: list[str] = []
+    try:
+        _prepare(schema, path)
+    except InvalidRequestError as error:
+        if not path:
+            raise
+        refuse_schema(f"{'.'.join(path)}: {str(error).removeprefix(REFUSED)}")
     check_end(schema)
 
 
@@ -107,7 +115,7 @@ def _property_counts(schema: Any) -> Iterator[int]:
         properties = schema.get("properties")
         if isinstance(properties, dict):
             yield len(properties)
-        for each in _subschemas(schema):
+        for _, each in _subschemas(schema):
             yield from _property_counts(each)
 
 
@@ -117,20 +125,26 @@ def _children(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
-    for keyword in ONE_SCHEMA:
+def _subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas within one, each with its place, as messages show it."""
+    for keyword in (*ONE_SCHEMA, *SCHEMA_LISTS):
         value = schema.get(keyword)
-        yield from value if isinstance(value, list) else () if value is None else (value,)
-    for keyword in SCHEMA_LISTS:
-        value = schema.get(keyword)
-        yield from value if isinstance(value, list) else ()
+        if isinstance(value, list):
+            yield from ((f"{keyword}[{place}]", each) for place, each in enumerate(value))
+        elif value is not None and keyword in ONE_SCHEMA:
+            yield keyword, value
     for keyword in SCHEMA_MAPS:
         value = schema.get(keyword)
-        yield from value.values() if isinstance(value, dict) else ()
+        if isinstance(value, dict):
+            yield from ((f"{keyword}.{name[:_SHOWN]}", each) for name, each in value.items())
 
 
-def _prepare(schema: Any) -> None:
-    """Check numbers, rewrite patterns and formats, and remove what says nothing and would be refused."""
+def _prepare(schema: Any, path: list[str]) -> None:
+    """Check numbers, rewrite patterns and formats, and remove what says nothing and would be refused.
+
+    Args:
+        path: places that lead to the schema; where one is refused, those that lead to that one.
+    """
     if not isinstance(schema, dict):
         return
     check_constants(schema)
@@ -146,7 +160,9 @@ def _prepare(schema: Any) -> None:
     by_pattern = schema.get("patternProperties")
     if isinstance(by_pattern, dict):
         schema["patternProperties"] = {safe_pattern(pattern): each for pattern, each in by_pattern.items()}
-    for each in _subschemas(schema):
-        _prepare(each)
+    for place, each in _subschemas(schema):
+        path.append(place)
+        _prepare(each, path)
+        path.pop()
     narrow_format(schema)
     narrow_bounds(schema)
