@@ -21,15 +21,16 @@ from functools import partial
 import numpy as np
 import torch
 from cuda_bench import random_checkpoint
+from numpy.typing import NDArray
 
 from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.sampling.ends import OutputEnds
 from realizar.backends.cuda.sampling.logprobs import PendingLogprobs
+from realizar.backends.cuda.sampling.results import NOT_REACHED, PendingResult, TakeIn
 from realizar.backends.cuda.sampling.step_sampler import RowLogprobs
-from realizar.backends.cuda.sampling.verify import NOT_REACHED
 from realizar.backends.cuda.shapes import padded_rows, step_sizes
-from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens
+from realizar.backends.cuda.step import CUDAStep, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepArrays, StepShape, count_decodes, tiles_of
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
@@ -111,17 +112,17 @@ class AtOnce:
             self._arrays.send(step, shape, step.columns.starts[:-1], step.columns.numbers)
         else:
             self._arrays.send(step, shape, wanted.tokens, step.columns.numbers[wanted.rows])
-        self._pending = CUDAStep(
-            step,
-            wanted,
-            partial(_answer, logprobs=self._logprobs),
-            lambda numbers, choices: self._ends.up_to_end(numbers, choices, np.zeros(len(numbers), np.int64)),
-            torch.device("cpu"),
-        )
+        answer = partial(_answer, logprobs=self._logprobs, take_in=self._take_in)
+        self._pending = CUDAStep(step, wanted, answer, torch.device("cpu"))
         return self._pending
 
+    def _take_in(
+        self, numbers: NDArray[np.intp], choices: NDArray[np.int32]
+    ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        return self._ends.up_to_end(numbers, choices, np.zeros(len(numbers), np.int64))
 
-def _answer(step: CUDAStep, logprobs: int | None) -> PendingResult:
+
+def _answer(step: CUDAStep, logprobs: int | None, take_in: TakeIn) -> PendingResult:
     """The same choice for each row, and as many ids in its list; of a row's drafts the first half is right."""
     wanted = step.wanted
     found: list[RowLogprobs] = []
@@ -130,11 +131,11 @@ def _answer(step: CUDAStep, logprobs: int | None) -> PendingResult:
         pending = PendingLogprobs([logprobs] * wanted.num_choices, lines.reshape(wanted.num_choices, -1))
         found.append((np.arange(wanted.num_choices), pending))
     if not wanted.num_drafts:
-        return PendingResult(torch.full((wanted.num_choices, 1), RIGHT, dtype=torch.int32), found, {}, {})
+        return PendingResult(torch.full((wanted.num_choices, 1), RIGHT, dtype=torch.int32), found, {}, take_in)
     right = (step.forward_input.columns.num_drafts[wanted.choosing] // 2)[:, None]
     places = np.arange(1 + wanted.num_drafts)
     made = np.where(places < right, RIGHT, np.where(places == right, WRONG, NOT_REACHED))
-    return PendingResult(torch.from_numpy(made.astype(np.int32)), found, {}, {})
+    return PendingResult(torch.from_numpy(made.astype(np.int32)), found, {}, take_in)
 
 
 def main() -> int:

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 
 from realizar.backends.cuda.device import open_device
-from realizar.backends.cuda.finish import _RESULT_BYTES
 from realizar.backends.cuda.host_copies import HostCopies
-from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker
+from realizar.backends.cuda.sampling.native_choices import RESULT_BYTES, NativeChoiceMaker
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.step import WantedTokens
 from realizar.backends.cuda.workspace import LOGIT_BLOCK
@@ -88,7 +87,7 @@ def open_rows(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> N
 def time_kind(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> tuple[float, float]:
     """Microseconds of the device and of the host."""
     open_rows(maker, options, rows)
-    step, part, copies = make_step(rows), range(rows), HostCopies(_RESULT_BYTES * rows, torch.device("cuda"))
+    step, part, copies = make_step(rows), range(rows), HostCopies(RESULT_BYTES * rows, torch.device("cuda"))
 
     def run() -> None:
         copies.begin()
@@ -141,7 +140,7 @@ def profile_kind(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -
     from torch.profiler import profile as torch_profile
 
     open_rows(maker, options, rows)
-    step, part, copies = make_step(rows), range(rows), HostCopies(_RESULT_BYTES * rows, torch.device("cuda"))
+    step, part, copies = make_step(rows), range(rows), HostCopies(RESULT_BYTES * rows, torch.device("cuda"))
     maker.make(step)
     torch.cuda.synchronize()
     with torch_profile(activities=[ProfilerActivity.CUDA]) as recorded:

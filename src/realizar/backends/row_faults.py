@@ -28,6 +28,16 @@ def nothing_allowed(masked: bool) -> InvalidRequestError:
     return InvalidRequestError("no token can be sampled: every one ends the output, before min_tokens", "min_tokens")
 
 
+def unusable_logit() -> RealizarError:
+    """The error of a row that can't choose, as a logit is NaN or the largest one is infinite."""
+    return RealizarError("no token can be sampled: the model gave a logit that is not finite")
+
+
+def unusable_logits() -> RealizarError:
+    """The error of a row whose log-probabilities can't be computed for the same reason."""
+    return RealizarError("the model's logits are not usable: their maximum is not finite")
+
+
 def finite_vector(vector: NDArray[np.float32]) -> NDArray[np.float32]:
     """A pooled hidden state, float32 [hidden_size], as it is.
 

@@ -24,7 +24,8 @@ from realizar.backends.base import ForwardInput  # noqa: E402
 from realizar.backends.cuda import load as load_module  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
-from realizar.backends.cuda.step import CUDAStep  # noqa: E402
+from realizar.backends.cuda.sampling.host_choices import FinishedStep  # noqa: E402
+from realizar.backends.cuda.sampling.results import PendingResult  # noqa: E402
 from realizar.backends.cuda.weights import load as weights_module  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.clients.engine_client import EngineClient  # noqa: E402
@@ -215,7 +216,8 @@ def test_a_launch_that_fails_costs_its_step_alone(
         if place == "submit":
             patched.setattr(runner.backend, "_run", fails)
         else:
-            patched.setattr(CUDAStep, "_read", fails)
+            for results in (FinishedStep, PendingResult):
+                patched.setattr(results, "read", fails)
         _, message = answer("fails")
         assert re.match(says, str(message))
     assert answer("after") == before

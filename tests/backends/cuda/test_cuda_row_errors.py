@@ -19,10 +19,6 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.base import ForwardInput  # noqa: E402
-from realizar.backends.cuda.sampling.choices import ChoiceMaker  # noqa: E402
-from realizar.backends.cuda.sampling.penalties import PenaltyTable  # noqa: E402
-from realizar.backends.cuda.sampling.positions import Positions  # noqa: E402
-from realizar.backends.cuda.sampling.sampler import DeviceSampler  # noqa: E402
 from realizar.batch import FROM_PREVIOUS_STEP, LogprobQuery, RowOutput  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import CapacityError  # noqa: E402
@@ -155,77 +151,13 @@ def test_logits_that_are_not_finite(
     same((first, last), alone)
 
 
-def test_an_exception_of_one_rows_parameters(
-    runner: GPURunner, alone: tuple[RowOutput, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All rows are sampled at once; when that raises, one by one."""
-    torch_sampler(runner)
-    monkeypatch.setattr(PenaltyTable, "apply", raising(PenaltyTable.apply, row=1))
-    expect(runner, alone, RowError("the request's sampling failed: IndexError"))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": 0.0, "min_tokens": 2, "stop_token_ids": (7,)},
-        {"temperature": 0.0, "presence_penalty": 0.1, "frequency_penalty": 2.0},
-        {"temperature": 0.0, "dry_multiplier": 3.0, "dry_allowed_length": 1},
-        {"seed": 3, "mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 1.0},
-    ],
-    ids=["min_tokens", "penalties", "dry", "mirostat"],
-)
-def test_a_row_before_the_one_that_raises_is_counted_once(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
-    """Rows are sampled one by one after a later group raised: what the first chose before is not in its state twice."""
-    monkeypatch.setattr(PenaltyTable, "apply", raising(PenaltyTable.apply, row=1))
-
-    def choices(rows: list[int]) -> tuple[list[int], Any]:
-        sampler = DeviceSampler(2, RECIPE.vocab_size, 64, torch.device("cpu"), scratch_bytes=1)
-        sampler.open(opened_row(0, SamplingParams(**options), [1, 2, 7, 7], 3))
-        sampler.open(opened_row(1, SamplingParams(temperature=0.0), [1, 2]))
-        logits = torch.tensor(np.random.default_rng(5).standard_normal((4, RECIPE.vocab_size)), dtype=torch.float32)
-        logits[:, 7] += 4.0
-        found = []
-        for position in range(4):
-            if len(rows) > 1:
-                with pytest.raises(IndexError):
-                    sampler.choose(logits[position].expand(2, -1), Positions(rows, [4 + position] * 2), {})
-            chosen = sampler.choose(logits[position][None], Positions([0], [4 + position]), {})
-            sampler.accept(chosen)
-            found += chosen.ids.tolist()
-        return found, sampler._rows[0].num_output_tokens
-
-    assert choices([0, 1]) == choices([0])
-
-
-def torch_sampler(runner: GPURunner) -> DeviceSampler:
-    """The sampler of a runner that samples with torch: kernels start no code of one row's that could raise."""
-    maker = runner.backend.model.sampler
-    if not isinstance(maker, ChoiceMaker):
-        pytest.skip("this card samples by kernels")
-    return maker._sampler
-
-
-def raising(honest: Any, row: int) -> Any:
-    """`PenaltyTable.apply` with a bug that only one row's parameters meet."""
-
-    def apply(self: PenaltyTable, logits: Any, positions: Positions) -> None:
-        if row in positions.rows:
-            raise IndexError("a bug")
-        honest(self, logits, positions)
-
-    return apply
-
-
 def test_a_device_without_memory_is_not_one_rows(runner: GPURunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    def apply(*_: Any) -> None:
+    def hidden(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    torch_sampler(runner)
-    monkeypatch.setattr(PenaltyTable, "apply", apply)
+    monkeypatch.setattr(runner.backend.model.finisher, "_hidden", hidden)
     with pytest.raises(CapacityError):
-        run(runner, SAMPLINGS)
+        run(runner, {**SAMPLINGS, 1: SamplingParams()}, sample=False, pooling="last")
 
 
 @pytest.mark.parametrize(("pooling", "fault"), [("last", "nan"), ("mean", "raises")])
@@ -250,15 +182,6 @@ def test_the_next_step_runs_after_a_row_without_a_choice(runner: GPURunner) -> N
     broken = SamplingParams(min_tokens=1, stop_token_ids=ALL)
     found = two_steps(runner, {**SAMPLINGS, 1: broken})
     same(found, two_steps(runner, {0: SAMPLINGS[0], 2: SAMPLINGS[2]}))
-
-
-def test_the_next_step_after_an_exception_in_a_later_group(runner: GPURunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 0 was chosen in a group before: its log-probabilities show what its penalties counted."""
-    monkeypatch.setattr(torch_sampler(runner), "rows_at_once", 1)
-    first = SamplingParams(temperature=0.0, logprobs=2, frequency_penalty=1.5)
-    alone = two_steps(runner, {0: first, 2: SAMPLINGS[2]})
-    monkeypatch.setattr(PenaltyTable, "apply", raising(PenaltyTable.apply, row=1))
-    same(two_steps(runner, {**SAMPLINGS, 0: first}), alone)
 
 
 def two_steps(runner: GPURunner, samplings: dict[int, SamplingParams]) -> list[RowOutput]:

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
+from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile, interpreter_device, open_device  # noqa: E402
 from realizar.backends.cuda.device_errors import device_errors  # noqa: E402
@@ -32,8 +33,6 @@ from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import load_tuning  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
-from realizar.backends.cuda.sampling.positions import Positions  # noqa: E402
-from realizar.backends.cuda.sampling.sampler import DeviceSampler  # noqa: E402
 from realizar.backends.cuda.step_arrays import StepShape  # noqa: E402
 from realizar.backends.cuda.weights.load import matrix_bytes  # noqa: E402
 from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
@@ -48,7 +47,6 @@ from realizar.sampling_params import SamplingParams  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402
 from resolving import resolved  # noqa: E402
-from step_inputs import opened_row  # noqa: E402
 
 CPU = torch.device("cpu")
 DEVICE = open_device() if torch.cuda.is_available() else interpreter_device()
@@ -167,11 +165,11 @@ def copies_in_fp8_serve_many_rows_where_asked_for(_runner: GPURunner) -> None:
 
 
 def rows_are_sampled_each_by_its_own_parameters(_runner: GPURunner) -> None:
-    sampler, logits = DeviceSampler(3, 48, 64, CPU), torch.arange(48.0).repeat(3, 1)
+    steps, logits = SampledSteps(3, 48, on_host=not DEVICE.is_gpu), torch.arange(48.0).repeat(3, 1)
     biased = SamplingParams(temperature=0, logit_bias={5: 100.0})
     for row, sampling in enumerate((SamplingParams(temperature=0), biased, SamplingParams(top_k=1, seed=3))):
-        sampler.open(opened_row(row, sampling, [1]))
-    assert sampler.choose(logits, Positions([0, 1, 2], [1, 1, 1]), {}).ids.tolist() == [47, 5, 47]
+        steps.open(row, sampling, [1])
+    assert [output.token_ids for output in steps.decode([0, 1, 2], [1] * 3, logits)] == [(47,), (5,), (47,)]
 
 
 def every_part_of_a_layer_has_its_time(runner: GPURunner) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.reference_sampler.select import largest_ordered
-from realizar.errors import RealizarError
+from realizar.backends.row_faults import unusable_logits
 from realizar.outputs import TokenLogprobs
 
 _CHUNK = 8192  # logits at a time, so that intermediate values stay in the cache
@@ -22,7 +22,7 @@ def log_normaliser(logits: NDArray[np.float32]) -> float:
     """
     maximum = logits.max()
     if not np.isfinite(maximum):
-        raise RealizarError(f"the model's logits are not usable: their maximum is {maximum}")
+        raise unusable_logits()
     total = 0.0
     with np.errstate(over="ignore", under="ignore"):
         for start in range(0, logits.size, _CHUNK):

@@ -19,7 +19,7 @@ from backends.reference_sampler.dry import Dry
 from backends.reference_sampler.logprobs import token_logprobs
 from backends.reference_sampler.penalties import LogitBias, Penalties
 from realizar.backends import philox
-from realizar.backends.row_faults import nothing_allowed
+from realizar.backends.row_faults import nothing_allowed, unusable_logit
 from realizar.batch import OpenedRow
 from realizar.errors import RealizarError
 from realizar.outputs import TokenLogprobs
@@ -141,7 +141,7 @@ class RowSampler:
         """The error of a row whose largest adjusted logit is not finite: the request's fault, or the model's."""
         if largest == -np.inf and np.isfinite(logits.max()):
             return nothing_allowed(masked)
-        return RealizarError(f"no token can be sampled: the model gave a logit of {largest}")
+        return unusable_logit()
 
     def _draw(self, logits: NDArray[np.float32], position: int) -> int:
         sampling = self.sampling

@@ -24,15 +24,14 @@ from realizar.backends.cpu.kernels.attention import (
 from realizar.backends.cpu.load import PARTIAL_FLOATS, LoadedModel, load_model, refuse_copies
 from realizar.backends.cpu.mean_pool import MeanPool
 from realizar.backends.cpu.operations import BoundProgram
-from realizar.backends.cpu.sampling.step_sampler import StepSampler
+from realizar.backends.cpu.sampling.step_sampler import Pooled, StepSampler
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.load_progress import LoadProgress
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
-from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, OpenedRow, RowOutput, ScheduledRow, StepOutput, StepRows
+from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, ScheduledRow, StepOutput, StepRows
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import RealizarError, StepError
-from realizar.logprob_columns import StepEntry
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec
 from realizar.outputs import RowError
@@ -218,32 +217,13 @@ class CPUBackend:
         """
         self._pending = None
         columns = forward_input.columns
-        rows, sampler = self.model.rows, StepSampler(self.model.sampling, self.model.rows, columns, masks)
+        sampler = StepSampler(self.model.sampling, self.model.rows, columns, masks)
         most = self.model.workspace.max_selected
         for first in range(0, len(sampler.tokens), most):
             sampler.read(first, self._logits(sampler.tokens[first : first + most]))
-        if columns.only_decodes and np.count_nonzero(sampler.made) == len(columns):  # so none has an error
-            self._last[columns.numbers] = sampler.choices[:, 0]
-            if not sampler.wants_logprobs:
-                return StepOutput(columns.numbers, sampler.choices)
-            listed = (rows.logprobs[columns.numbers] >= 0).nonzero()[0]
-            return StepOutput(columns.numbers, sampler.choices, {}, sampler.single_logprobs(listed))
-        chosen = sampler.made.nonzero()[0]
-        self._last[columns.numbers[chosen]] = sampler.choices[chosen, sampler.made[chosen] - 1]
-        by_themselves = {*sampler.faulty.tolist(), *columns.logprob_queries, *columns.pooling}
-        others: dict[int, RowOutput] = {}
-        logprobs: dict[int, StepEntry] = {}
-        if sampler.wants_logprobs:
-            have_logprobs = (rows.logprobs[columns.numbers] >= 0) & (sampler.made > 0)
-            alone = have_logprobs & (sampler.made == 1)
-            alone[list(by_themselves)] = False
-            by_themselves |= set((have_logprobs & ~alone).nonzero()[0].tolist())
-            logprobs = sampler.single_logprobs(alone.nonzero()[0])
-        for index in sorted(by_themselves):
-            others[index] = self._output(sampler, columns, index)
-            if others[index].error is not None:
-                sampler.choices[index] = NO_CHOICE
-        return StepOutput(columns.numbers, sampler.choices, others, logprobs)
+        numbers, choices = sampler.last_choices()
+        self._last[numbers] = choices
+        return sampler.output(lambda index: self._pooled(columns, index))
 
     def _logits(self, tokens: Tokens) -> NDArray[np.float32]:
         self._run_selected(self.model.tail, tokens)
@@ -255,22 +235,16 @@ class CPUBackend:
             np.multiply(np.tanh(logits / cap), cap, out=logits)
         return logits
 
-    def _output(self, sampler: StepSampler, columns: StepRows, index: int) -> RowOutput:
-        """The output of a row that wants more than a choice, whose hidden states are pooled last."""
-        number, vector, error = int(columns.numbers[index]), None, sampler.error(index)
-        if error is None and index in columns.pooling:
-            try:
-                vector = self._pool(columns.row(index), int(columns.starts[index]))
-            except StepError:
-                raise  # a kernel's: the step's
-            except Exception as reason:  # noqa: BLE001 - one row's numbers are not the others' trouble
-                if not isinstance(reason, RealizarError):
-                    _LOG.error("pooling of a row failed", exc_info=reason)
-                error = RowError.of(reason, "pooling")
-        if error is not None:
-            return RowOutput(number, (), error=error)
-        token_ids = tuple(sampler.choices[index, : sampler.made[index]].tolist())
-        return RowOutput(number, token_ids, sampler.logprobs(index), sampler.queried(index), vector)
+    def _pooled(self, columns: StepRows, index: int) -> Pooled:
+        """The pooled hidden state that the row of an index wants."""
+        try:
+            return self._pool(columns.row(index), int(columns.starts[index]))
+        except StepError:
+            raise  # a kernel's: the step's
+        except Exception as reason:  # noqa: BLE001 - one row's numbers are not the others' trouble
+            if not isinstance(reason, RealizarError):
+                _LOG.error("pooling of a row failed", exc_info=reason)
+            return RowError.of(reason, "pooling")
 
     def _pool(self, row: ScheduledRow, start: int) -> NDArray[np.float32] | None:
         """The pooled hidden state that a row wants, float32 [hidden_size]; its first token is at `start`."""

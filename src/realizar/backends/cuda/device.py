@@ -23,7 +23,7 @@ SLOWER: Mapping[Family, str] = {
     "matmuls": "Triton multiplies, and slowly",
     "repack": "the host packs the weights",
     "attention": "Triton attends",
-    "sampling": "torch samples, and slowly",
+    "sampling": "the host samples, and slowly",
 }
 """What runs in the place of a family's kernels."""
 

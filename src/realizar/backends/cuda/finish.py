@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from realizar.backends.cuda.device_errors import row_error
 from realizar.backends.cuda.graphs import GraphRunner
-from realizar.backends.cuda.host_copies import HostCopies
 from realizar.backends.cuda.launch import Launch
-from realizar.backends.cuda.sampling.step_sampler import RowLogprobs, StepSampler
+from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.shapes import padded_rows, row_counts
-from realizar.backends.cuda.step import CUDAStep, PendingResult
+from realizar.backends.cuda.step import CUDAStep, Finished
 from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.workspace import Workspace
 from realizar.batch import ScheduledRow
 from realizar.outputs import RowError
 from realizar.request import Pooling
-
-_RESULT_BYTES = 384  # of a token: its choice, and its log-probability with a list of 20 ids
 
 
 class StepFinisher:
@@ -33,33 +29,23 @@ class StepFinisher:
     def __init__(self, workspace: Workspace, graphs: GraphRunner, pool: Sequence[Launch], sampler: StepSampler) -> None:
         self._space, self._graphs, self._pool, self._sampler = workspace, graphs, pool, sampler
         self._means: dict[int, tuple[torch.Tensor, int]] = {}
-        self._free: list[HostCopies] = []
 
     def close(self, row: int) -> None:
         """Forget a row's mean."""
         self._means.pop(row, None)
 
-    def finish(self, step: CUDAStep) -> PendingResult:
-        """Start everything that the step's rows want: choices, log-probabilities, means. Copies are not awaited."""
-        most, wanted = self._space.arrays.sizes.selected, step.wanted
-        chosen = self._sampler.make(step)
-        errors = dict(self._sampler.errors)
-        copies = self._free.pop() if self._free else self._new_copies()
-        copies.begin()
-        result = copies.copy(chosen)  # before anything else is chosen among
-        logprobs: list[RowLogprobs] = []
-        for first in range(0, len(wanted.tokens), most):
-            part = range(first, min(first + most, len(wanted.tokens)))
-            if first:
-                self.logits(wanted.tokens[first : part.stop])
-            logprobs += self._sampler.start_logprobs(step, part, copies.copy)
-        pooled = self._pool_rows(step, errors)
-        copies.done()
-        return PendingResult(result, logprobs, pooled, errors, copies.wait, partial(self._free.append, copies))
+    def finish(self, step: CUDAStep) -> Finished:
+        """Start everything that the step's rows want: choices, log-probabilities, means."""
+        return self._sampler.finish(step, self._parts(step.wanted.tokens), self._pool_rows)
 
-    def _new_copies(self) -> HostCopies:
-        """Room for the results of a step: as many steps have one as are in flight."""
-        return HostCopies(self._space.arrays.sizes.selected * _RESULT_BYTES, self._space.logits.device)
+    def _parts(self, tokens: Sequence[int]) -> Iterator[range]:
+        """Ranges of the wanted tokens whose logits are computed at once; a step has computed the first ones."""
+        most = self._space.arrays.sizes.selected
+        for first in range(0, len(tokens), most):
+            part = range(first, min(first + most, len(tokens)))
+            if first:
+                self.logits(tokens[first : part.stop])
+            yield part
 
     def warm(self) -> None:
         """Compile what pooled rows start, for every number of them."""
@@ -84,9 +70,9 @@ class StepFinisher:
         selected.copy_(torch.tensor(tokens, dtype=torch.int32, pin_memory=selected.is_cuda), non_blocking=True)
         arrays["selected_rows"].fill_(-1)
 
-    def _pool_rows(self, step: CUDAStep, errors: dict[int, RowError]) -> dict[int, torch.Tensor]:
-        """The pooled vectors on their way to the host, by their row's index; what one raises joins `errors`."""
-        pooled = {}
+    def _pool_rows(self, step: CUDAStep) -> dict[int, torch.Tensor | RowError]:
+        """The pooled vectors on their way to the host, by their row's index, or what computing one raised."""
+        pooled: dict[int, torch.Tensor | RowError] = {}
         columns = step.forward_input.columns
         for index, pooling in columns.pooling.items():
             row = columns.row(index)
@@ -94,8 +80,8 @@ class StepFinisher:
                 continue
             try:
                 vector = self._pooled(row, pooling, int(columns.starts[index]))
-            except Exception as error:  # noqa: BLE001 - nor are its numbers
-                errors[index] = row_error(error, "pooling")
+            except Exception as error:  # noqa: BLE001 - one row's numbers are not the others' trouble
+                pooled[index] = row_error(error, "pooling")
             else:
                 pooled[index] = vector.to("cpu", non_blocking=True)
         return pooled

@@ -33,16 +33,16 @@ from realizar.backends.cuda.recurrences.bind import RecurrenceBinder, scan_scrat
 from realizar.backends.cuda.recurrences.memory import StateMemory, slot_bytes
 from realizar.backends.cuda.recurrences.rows import RecurringRows
 from realizar.backends.cuda.sampling import native_buffers
-from realizar.backends.cuda.sampling.choices import ChoiceMaker
+from realizar.backends.cuda.sampling.host_choices import HostChoiceMaker
 from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
-from realizar.backends.cuda.sampling.sampler import DeviceSampler, reserved_bytes, scratch_bytes
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.shapes import chunk_shapes, mixed_shapes, row_counts, step_sizes, token_counts
 from realizar.backends.cuda.sleep.load_memory import LoadMemory
 from realizar.backends.cuda.step_arrays import StepShape, StepSizes
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.host_sampler import HostSampler
 from realizar.backends.load_progress import LoadProgress, report_weights
 from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import Program, build_program
@@ -101,9 +101,9 @@ class LoadedModel:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Free the graphs, and memory of the host: neither is that of tensors."""
+        """Free the graphs, and threads and memory of the host: none is that of tensors."""
         self.graphs.close()
-        self.sampler.free_graphs()
+        self.sampler.release()
         self.states.close()
 
 
@@ -227,7 +227,7 @@ def _load_parts(
     weights.load(body + tail, report_weights(checkpoint.size_bytes, progress))
     space = _make_workspace(spec, config, device)
     ropes = RopeTables(spec, config.context_length, device.torch_device)
-    sampler, reserved = _make_sampler(spec, config, device, space)
+    sampler, reserved = _make_sampler(spec, config, device, space, progress)
     merger = Merger(program, weights, device, kernels, config.batch_invariant)
     layers, head = ([merger.merge(group) for group in part] for part in (body, tail))
     matmuls = _Matmuls(kernels, layers, head, *_token_counts(space.arrays.sizes))
@@ -255,7 +255,7 @@ def _make_workspace(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfi
 
 
 def _make_sampler(
-    spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, space: Workspace
+    spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, space: Workspace, progress: LoadProgress
 ) -> tuple[StepSampler, int]:
     """The sampler, and the bytes that it takes only when a row needs them."""
     rows, vocab, context = config.max_running, spec.vocab_size, config.context_length
@@ -263,9 +263,8 @@ def _make_sampler(
         kernels = SamplingKernels(device.torch_device, vocab, dependent=device.has_dependent_launch)
         reserved = native_buffers.reserved_bytes(space.arrays.sizes.selected, rows, vocab, context)
         return NativeChoiceMaker(space, context, kernels), reserved
-    scratch = scratch_bytes(rows, vocab, device.memory_bytes)
-    sampler = DeviceSampler(rows, vocab, context, device.torch_device, scratch)
-    return ChoiceMaker(space, sampler), reserved_bytes(rows, vocab, context, device.memory_bytes)
+    on_host = HostSampler(rows, vocab, context, config.threads, lambda name: progress(f"compiling {name}", 1.0))
+    return HostChoiceMaker(space, on_host), 0
 
 
 def _token_counts(sizes: StepSizes) -> tuple[set[int], set[int]]:

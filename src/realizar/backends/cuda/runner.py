@@ -153,8 +153,7 @@ class CUDABackend:
         self._send(forward_input, shape, wanted)
         self._run(shape, min(len(wanted.tokens), self.model.space.arrays.sizes.selected))
         self.model.states.end(forward_input.state_moves)
-        finish, take_in = self.model.finisher.finish, self.model.sampler.take_in
-        self._pending = CUDAStep(forward_input, wanted, finish, take_in, self.device.torch_device)
+        self._pending = CUDAStep(forward_input, wanted, self.model.finisher.finish, self.device.torch_device)
         if not self.model.sampler.awaits_masks(forward_input.columns.numbers):
             self._pending.start_choices()  # the device goes on to it by itself
         return self._pending

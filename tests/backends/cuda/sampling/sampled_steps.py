@@ -1,4 +1,4 @@
-"""Steps whose logits a test names, sampled by torch or by the CUDA kernels."""
+"""Steps whose logits a test names, sampled by the CUDA kernels or on the host."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.device import open_device
-from realizar.backends.cuda.sampling.choices import ChoiceMaker
+from realizar.backends.cuda.sampling.host_choices import HostChoiceMaker
 from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
-from realizar.backends.cuda.sampling.sampler import SCRATCH_BYTES_PER_ID, DeviceSampler
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
-from realizar.backends.cuda.step import CUDAStep, PendingResult, WantedTokens, wanted_tokens
+from realizar.backends.cuda.step import CUDAStep, Finished, WantedTokens, wanted_tokens
 from realizar.backends.cuda.workspace import LOGIT_BLOCK
+from realizar.backends.host_sampler import HostSampler
 from realizar.batch import RowOutput, ScheduledRow, StepRows
 from realizar.sampling_params import SamplingParams
 from step_inputs import opened_row, step_input
@@ -39,14 +39,12 @@ class SampledSteps:
     """Open rows and a sampler.
 
     Args:
-        at_once: rows that torch samples at once; None for the CUDA kernels.
+        on_host: the host samples, and not the CUDA kernels.
         places: choices of a row in a step, at most.
         graphs: steps of decodes replay graphs of the kernels.
     """
 
-    def __init__(
-        self, rows: int, vocab: int, at_once: int | None = None, places: int = 1, *, graphs: bool = False
-    ) -> None:
+    def __init__(self, rows: int, vocab: int, *, on_host: bool = False, places: int = 1, graphs: bool = False) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.vocab, count = vocab, rows * places
         blocks = -(-vocab // LOGIT_BLOCK)
@@ -60,15 +58,14 @@ class SampledSteps:
             last=torch.zeros(rows, dtype=torch.int32, device=self.device),
         )
         self.maker: StepSampler
-        if at_once is None:
-            profile = open_device()
-            kernels = SamplingKernels(profile.torch_device, vocab, dependent=profile.has_dependent_launch)
-            self.maker = NativeChoiceMaker(self.space, CONTEXT, kernels)
-            if graphs:
-                self.maker.capture()
-        else:
-            scratch = at_once * SCRATCH_BYTES_PER_ID * vocab
-            self.maker = ChoiceMaker(self.space, DeviceSampler(rows, vocab, CONTEXT, self.device, scratch))
+        if on_host:
+            self.maker = HostChoiceMaker(self.space, HostSampler(rows, vocab, CONTEXT, 1, lambda _name: None))
+            return
+        profile = open_device()
+        kernels = SamplingKernels(profile.torch_device, vocab, dependent=profile.has_dependent_launch)
+        self.maker = NativeChoiceMaker(self.space, CONTEXT, kernels)
+        if graphs:
+            self.maker.capture()
 
     def open(self, row: int, sampling: SamplingParams, history: list[int], prompt: int = 6, choice: int = 0) -> None:
         self.maker.open(opened_row(row, sampling, history, min(prompt, len(history)), choice))
@@ -93,15 +90,10 @@ class SampledSteps:
         wanted = wanted_tokens(given)
         self._send(given, wanted)
 
-        def finish(step: CUDAStep) -> PendingResult:
-            chosen = self.maker.make(step)
-            logprobs = self.maker.start_logprobs(step, range(len(step.wanted.tokens)), torch.Tensor.cpu)
-            result = chosen.cpu()
-            if result.device != chosen.device:
-                torch.cuda.synchronize()
-            return PendingResult(result, logprobs, {}, self.maker.errors)
+        def finish(step: CUDAStep) -> Finished:
+            return self.maker.finish(step, [range(len(step.wanted.tokens))], lambda _step: {})
 
-        step = CUDAStep(given, wanted, finish, self.maker.take_in, self.device)
+        step = CUDAStep(given, wanted, finish, self.device)
         step.set_masks(masks)
         step.hold(held)
         return list(step.result().rows)

@@ -12,7 +12,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from backends.cuda.sampling.test_native_records import space_of  # noqa: E402
+from backends.reference_sampler.logprobs import token_logprobs  # noqa: E402
 from realizar.backends.base import ForwardInput  # noqa: E402
+from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, start_logprobs  # noqa: E402
 from realizar.backends.cuda.sampling.native_buffers import MOST_IN_GRAPH  # noqa: E402
 from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker  # noqa: E402
 from realizar.backends.cuda.step import wanted_tokens  # noqa: E402
@@ -116,7 +118,7 @@ def test_no_graph_is_kept_or_replayed_once_they_are_freed() -> None:
     asking = Asking()
     asking.open(0, 5)
     assert asking.decode(0) == {0: (0, -1, 5)}
-    asking.maker.free_graphs()
+    asking.maker.release()
     assert asking.decode(0) == {0: (0, -1, 5)}
     assert (asking.sent, asking.replayed, asking.kernels.launched) == (2, [1], 2)
 
@@ -146,3 +148,21 @@ def test_queries_beside_choices() -> None:
     expected = {0: (0, -1, 2), 1: (1, -1, 1), 2: (2, 77, 4), 3: (3, -1, 0)}
     assert asking.asked(StepRows.of(rows)) == expected
     assert asking.replayed == [4]
+
+
+def test_long_lists_by_torch() -> None:
+    """Few distinct values, so that equal logits occur, and some forbidden ids."""
+    rng = np.random.default_rng(5)
+    values = np.round(rng.standard_normal((4, 300)) * 8).astype(np.float32) / np.float32(2)
+    values[rng.random(values.shape) < 0.02] = -np.inf
+    asked = [LogprobsAsked(None, 3), LogprobsAsked(44, 0), LogprobsAsked(0, 20), LogprobsAsked(7, 1)]
+    chosen = torch.tensor([int(values[0].argmax()), 0, 0, 0])
+    for (found,), row, one in zip(
+        start_logprobs(torch.from_numpy(values), asked, chosen, torch.clone).read(), values, asked, strict=True
+    ):
+        expected = token_logprobs(row, one.target, one.top_n)
+        assert found.token_id == expected.token_id
+        assert found.rank == expected.rank
+        assert found.logprob == pytest.approx(expected.logprob, abs=1e-6)
+        assert [i for i, _ in found.top] == [i for i, _ in expected.top]
+        assert [p for _, p in found.top] == pytest.approx([p for _, p in expected.top], abs=1e-6)

@@ -1,4 +1,4 @@
-"""Choices with drafts, all places at once on the device, beside the CPU's sampler, which goes from token to token."""
+"""Choices with and without drafts, by the CUDA kernels and on the host, beside the reference, token after token."""
 
 from __future__ import annotations
 
@@ -10,19 +10,31 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
-
 from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
-from backends.cuda.sampling.test_device_sampler import ROWS, VOCAB, logits_of  # noqa: E402
 from backends.reference_sampler.sampler import RowSampler  # noqa: E402
-from realizar.backends.cuda.sampling.verify import NOT_REACHED, StepDrafts  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
 from step_inputs import opened_row, scheduled_row  # noqa: E402
 
-MOST = 4
+VOCAB, MOST = 300, 4
 NATIVE = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]  # the CUDA kernels
-MORE: list[dict[str, Any]] = [
+ROWS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0, "repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    {"temperature": 0, "logit_bias": {3: 4.0, 7: -100.0, 299: 2.5}},
+    {"temperature": 0, "dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_sequence_breakers": (5, 9)},
+    {"temperature": 0, "dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_penalty_last_n": 6},
+    {"temperature": 0, "min_tokens": 4, "stop_token_ids": tuple(range(0, 300, 2))},
+    {"temperature": 0.7},
+    {"temperature": 1.3, "top_k": 5},
+    {"temperature": 1.0, "top_p": 0.6},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 1.5, "typical_p": 0.5},
+    {"temperature": 1.5, "top_n_sigma": 1.2},
+    {"temperature": 1.0, "top_k": 40, "typical_p": 0.8, "top_p": 0.9, "min_p": 0.02, "top_n_sigma": 2.0},
+    {"temperature": 1.0, "xtc_probability": 0.6, "xtc_threshold": 0.02},
+    {"temperature": 1.0, "xtc_probability": 1.0, "xtc_threshold": 0.01, "top_k": 20},
+    {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.3},
+    {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2, "dry_multiplier": 0.8, "logit_bias": {1: 1.5}},
     {"temperature": 0, "min_tokens": 6, "stop_token_ids": tuple(range(0, 300, 3))},
     {"temperature": 0, "stop_token_ids": tuple(range(0, 300, 3))},
     {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 1.5, "mirostat_eta": 0.9, "repetition_penalty": 1.3},
@@ -31,16 +43,23 @@ MORE: list[dict[str, Any]] = [
 ]
 
 
-def opened_steps(samplings: list[SamplingParams], histories: list[list[int]], at_once: int | None) -> SampledSteps:
-    """Rows of one step each with drafts, sampled by torch, or by the CUDA kernels where `at_once` is None."""
-    steps = SampledSteps(len(samplings), VOCAB, at_once, MOST + 1)
+def opened_steps(samplings: list[SamplingParams], histories: list[list[int]], on_host: bool) -> SampledSteps:
+    """Rows of one step each with drafts."""
+    steps = SampledSteps(len(samplings), VOCAB, on_host=on_host, places=MOST + 1)
     for row, (sampling, history) in enumerate(zip(samplings, histories, strict=True)):
         steps.open(row, sampling, history, choice=row % 3)
     return steps
 
 
+def logits_of(rng: np.random.Generator, rows: int) -> np.ndarray:
+    """Few distinct values, so that equal logits occur, and some forbidden ids."""
+    values = np.round(rng.standard_normal((rows, VOCAB)) * 8).astype(np.float32) / np.float32(2)
+    values[rng.random(values.shape) < 0.02] = -np.inf
+    return values
+
+
 def foreseen(sampler: RowSampler, logits: np.ndarray, position: int, masks: Any) -> tuple[list[int], list[RowSampler]]:
-    """Choices of the CPU's sampler from one row of logits after the other, up to the end of the output.
+    """Choices of the reference from one row of logits after the other, up to the end of the output.
 
     Returns the sampler as it is after each choice, too.
     """
@@ -62,14 +81,14 @@ def random_masks(rng: np.random.Generator, count: int) -> Any:
     return rng.integers(0, 1 << 32, (count, -(-VOCAB // 32)), dtype=np.uint32) | np.uint32(1 << 7)
 
 
-@pytest.mark.parametrize("at_once", [100, 3, pytest.param(None, marks=NATIVE)])
+@pytest.mark.parametrize("on_host", [True, pytest.param(False, marks=NATIVE)])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_choices_with_drafts_are_those_without(at_once: int | None, seed: int) -> None:
-    """Every kind of sampling, some rows masked, some without drafts; all rows in one group, or groups that cut rows."""
+def test_choices_with_drafts_are_those_without(on_host: bool, seed: int) -> None:
+    """Every kind of sampling, some rows masked, some without drafts."""
     rng = np.random.default_rng(seed)
-    samplings = [SamplingParams(seed=11 + row, **options) for row, options in enumerate([*ROWS, *MORE])]
+    samplings = [SamplingParams(seed=11 + row, **options) for row, options in enumerate(ROWS)]
     histories = [rng.integers(0, 12, 9).tolist() for _ in samplings]
-    device = opened_steps(samplings, histories, at_once)
+    device = opened_steps(samplings, histories, on_host)
     cpu = [
         RowSampler(opened_row(row, sampling, histories[row], 6, row % 3), VOCAB)
         for row, sampling in enumerate(samplings)
@@ -107,44 +126,11 @@ def test_choices_with_drafts_are_those_without(at_once: int | None, seed: int) -
     assert accepted > 40
 
 
-class Largest(TorchDispatchMode):
-    """Notes the most numbers in a tensor that any operation made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is not torch.ops.aten.lift_fresh.default:  # a NumPy array's own memory
-            made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
-            self.most = max([self.most, *(each.numel() for each in made)])
-        return result
-
-
-def test_no_more_logits_are_gathered_than_are_sampled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is reserved for a group's logits, and not for those of all rows and their drafts."""
-    at_once, rng = 3, np.random.default_rng(6)
-    samplings = [SamplingParams(temperature=1.0, seed=row) for row in range(5)]
-    device = opened_steps(samplings, [list(range(9))] * len(samplings), at_once)
-    rows = [scheduled_row(row, (8,), 8, True, drafts=(3, 4, 5, 6)) for row in range(len(samplings))]
-    logits = logits_of(rng, len(rows) * 5)
-    make, largest = device.maker.make, Largest()
-
-    def measured(step: Any) -> Any:
-        with largest:
-            return make(step)
-
-    monkeypatch.setattr(device.maker, "make", measured)
-    assert all(output.token_ids for output in device.step(rows, logits))
-    assert largest.most == at_once * VOCAB
-
-
-@pytest.mark.parametrize("at_once", [10, pytest.param(None, marks=NATIVE)])
-def test_nothing_is_wanted_after_the_end(at_once: int | None) -> None:
+@pytest.mark.parametrize("on_host", [True, pytest.param(False, marks=NATIVE)])
+def test_nothing_is_wanted_after_the_end(on_host: bool) -> None:
     """A draft ends the output where its grammar is complete: the masks after it allow nothing, and are not read."""
     sampling = SamplingParams(temperature=0, stop_token_ids=(5,), structured=StructuredOutput("regex", "a"))
-    device = opened_steps([sampling], [list(range(9))], at_once)
+    device = opened_steps([sampling], [list(range(9))], on_host)
     masks = np.zeros((3, -(-VOCAB // 32)), np.uint32)
     masks[0, 0] = 1 << 5
     logits = logits_of(np.random.default_rng(1), 3)
@@ -153,25 +139,15 @@ def test_nothing_is_wanted_after_the_end(at_once: int | None) -> None:
     assert output.token_ids == (5,)
 
 
-def test_verify_beside_a_loop() -> None:
-    """Random choices and drafts of few ids, many of them right; ids are read on the device."""
-    rng = np.random.default_rng(5)
-    for _ in range(200):
-        sizes = rng.integers(0, MOST + 1, int(rng.integers(1, 6))).tolist()
-        if not max(sizes):
-            continue
-        rows = [scheduled_row(i, (9,), 3, True, drafts=rng.integers(-1, 2, size)) for i, size in enumerate(sizes)]
-        ends = np.cumsum([row.num_tokens for row in rows]).tolist()
-        ids = torch.tensor([token_id for row in rows for token_id in row.token_ids], dtype=torch.int32)
-        choices = rng.integers(-3, 2, sum(sizes) + len(sizes)).astype(np.int32)
-        table, stands = StepDrafts.of(rows, ends, ids).verify(torch.from_numpy(choices))
-        first = 0
-        for index, row in enumerate(rows):
-            expected = []
-            for place in range(row.num_drafts + 1):
-                expected.append(int(choices[first + place]))
-                if place < row.num_drafts and (row.draft_ids[place] < 0 or row.draft_ids[place] != expected[-1]):
-                    break
-            first += row.num_drafts + 1
-            assert stands[index].tolist() == [place < len(expected) for place in range(max(sizes) + 1)]
-            assert table[index].tolist() == [*expected, *[NOT_REACHED] * (max(sizes) + 1 - len(expected))]
+@pytest.mark.parametrize("on_host", [True, pytest.param(False, marks=NATIVE)])
+def test_a_row_that_closes_leaves_nothing(on_host: bool) -> None:
+    """The next row of the same number has its own penalties, or none."""
+    steps = SampledSteps(1, VOCAB, on_host=on_host)
+    penalised = SamplingParams(temperature=0, frequency_penalty=2.0, dry_multiplier=1.0)
+    logits = np.zeros((1, VOCAB), np.float32)
+    logits[0, [8, 9]] = 1.0, 0.5
+    for sampling, expected in ((penalised, (9,)), (penalised, (9,)), (SamplingParams(temperature=0), (8,))):
+        steps.open(0, sampling, [1])
+        found = [steps.decode([0], [length], logits)[0].token_ids for length in (1, 2)]
+        assert found == [(8,), expected]
+        steps.maker.close(0)

@@ -1,4 +1,4 @@
-"""The CUDA kernels that sample, beside torch in float64 with the same numbers, and beside exact distributions."""
+"""The CUDA kernels that sample, beside the host's sampler with the same numbers, and beside exact distributions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
+from backends.reference_sampler import truncation  # noqa: E402
 from backends.reference_sampler.logprobs import token_logprobs  # noqa: E402
 from realizar.backends import philox  # noqa: E402
-from realizar.backends.cuda.sampling import truncation  # noqa: E402
 from realizar.backends.row_masks import RowMasks  # noqa: E402
 from realizar.batch import LogprobQuery  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
@@ -70,11 +70,11 @@ def random_logits(rows: int, vocab: int, seed: int, spread: float = 2.5) -> Any:
 
 @pytest.mark.parametrize("vocab", [97, 4096, 50_001, 151_936])
 @pytest.mark.parametrize("kind", KINDS)
-def test_choices_are_those_of_torch_in_float64(kind: str, vocab: int) -> None:
+def test_choices_are_the_hosts(kind: str, vocab: int) -> None:
     """All but those within 1e-6 of where another id begins; there the states would part, so the row reopens."""
     rows, steps = 48, 6
     options = KINDS[kind]
-    native, reference = (SampledSteps(rows, vocab, at_once) for at_once in (None, 16))
+    native, reference = (SampledSteps(rows, vocab, on_host=on_host) for on_host in (False, True))
     lengths, histories = [9] * rows, [np.random.default_rng(row).integers(0, 12, 9).tolist() for row in range(rows)]
     for row in range(rows):
         for each in (native, reference):
@@ -107,8 +107,10 @@ def test_numbers_at_which_choices_change(kind: str) -> None:
     sampling = SamplingParams(seed=4, **KINDS[kind])
     native = SampledSteps(rows, vocab)
     logits = random_logits(1, vocab, 3).expand(rows, -1).contiguous()
-    weights = truncation.truncate(logits[:1].to(native.device), [sampling], [bool(sampling.xtc_probability)])
-    shares = (weights.cumsum(dim=1) / weights.sum())[0].cpu().numpy()
+    these = truncation.truncate(logits[0].numpy(), sampling)
+    if sampling.xtc_probability:
+        these = truncation.exclude_top_choices(these, sampling.xtc_threshold)
+    shares = np.bincount(these.ids, these.weights, vocab).cumsum() / these.weights.sum()
     for row in range(rows):
         native.open(row, sampling, [1, 2, 3], choice=row)
     for position in range(3, 253):
@@ -343,7 +345,7 @@ def test_graphs_choose_within_masks_what_launches_do() -> None:
         lengths[[row for row in numbers if row not in held]] += 1
     assert len(replayed) == 30
     for each, memory in zip((graphs, launches), memories, strict=True):
-        each.maker.free_graphs()
+        each.maker.release()
         memory.close()
 
 

@@ -149,5 +149,5 @@ def test_the_device_reads_a_table_that_others_write() -> None:
             assert [output.token_ids for output in outputs] == [(token_id,) for token_id in allowed.tolist()]
             lengths = [length + 1 for length in lengths]
         memory.close()
-    steps.maker.free_graphs()
-    steps.maker.free_graphs()
+    steps.maker.release()
+    steps.maker.release()

@@ -14,6 +14,7 @@ from realizar.backends.base import ForwardInput  # noqa: E402
 from realizar.backends.cuda.finish import StepFinisher  # noqa: E402
 from realizar.backends.cuda.host_copies import HostCopies  # noqa: E402
 from realizar.backends.cuda.sampling.logprobs import PendingLogprobs  # noqa: E402
+from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker  # noqa: E402
 from realizar.backends.cuda.step import CUDAStep, wanted_tokens  # noqa: E402
 from realizar.batch import StepRows  # noqa: E402
 
@@ -33,12 +34,12 @@ def test_copies_lie_one_after_the_other_until_the_next_step() -> None:
     assert copies.copy(given[0]).data_ptr() == found[0].data_ptr()
 
 
-class Sampler:
+class Sampler(NativeChoiceMaker):
     """Chooses the step's number for each row, and lists it with its negative as a log-probability."""
 
-    def __init__(self) -> None:
-        self.errors: dict[int, Any] = {}
-        self.step = 0
+    def __init__(self, space: Any) -> None:
+        self._space, self._free, self.step = space, [], 0
+        self._rows: Any = SimpleNamespace(take_in=None)
         self.chosen = torch.zeros((ROWS, 1), dtype=torch.int32)
         self.lines = torch.zeros((ROWS, 5), dtype=torch.float64)
 
@@ -55,13 +56,13 @@ class Sampler:
 def test_results_stay_what_they_were_while_other_steps_run() -> None:
     """Two steps in flight, one that nobody reads, and results that are looked at when their memory serves another."""
     space: Any = SimpleNamespace(arrays=SimpleNamespace(sizes=SimpleNamespace(selected=ROWS)), logits=torch.zeros(1))
-    sampler: Any = Sampler()
+    sampler = Sampler(space)
     finisher = StepFinisher(space, SimpleNamespace(), (), sampler)  # type: ignore[arg-type]
     rows, ones = np.arange(ROWS), np.ones(ROWS, np.int32)
     given = ForwardInput(StepRows.of_decodes(rows, rows, ones, ones), ones, (), ())
 
     def submit() -> CUDAStep:
-        step = CUDAStep(given, wanted_tokens(given), finisher.finish, sampler, torch.device("cpu"))
+        step = CUDAStep(given, wanted_tokens(given), finisher.finish, torch.device("cpu"))
         step.sample()
         return step
 
@@ -71,7 +72,7 @@ def test_results_stay_what_they_were_while_other_steps_run() -> None:
         following = submit()
         outputs.append(waiting.result())
         waiting = following
-    assert len(finisher._free) == 1  # with that of the step in flight two, and a third that is lost
+    assert len(sampler._free) == 1  # with that of the step in flight two, and a third that is lost
     for number, output in enumerate(outputs, start=2):
         assert output.choices.tolist() == [[number]] * ROWS
         for row in output.rows:

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from realizar.backends.base import ForwardInput  # noqa: E402
 from realizar.backends.cuda.sampling.logprobs import PendingLogprobs  # noqa: E402
-from realizar.backends.cuda.step import CUDAStep, PendingResult, wanted_tokens  # noqa: E402
+from realizar.backends.cuda.sampling.results import PendingResult  # noqa: E402
+from realizar.backends.cuda.step import CUDAStep, wanted_tokens  # noqa: E402
 from realizar.batch import StepOutput, StepRows  # noqa: E402
 from realizar.outputs import RowError  # noqa: E402
 from step_inputs import scheduled_row  # noqa: E402
@@ -36,13 +37,13 @@ def result_of(columns: StepRows, errors: dict[int, RowError]) -> StepOutput:
     logprobs = PendingLogprobs([2 if index else 0 for index in asked], lines[asked])
 
     def finish(_step: CUDAStep) -> PendingResult:
-        return PendingResult(choices, [(asked, logprobs)], {}, errors)
+        return PendingResult(choices, [(asked, logprobs)], errors, take_in)
 
     def take_in(_numbers: Any, _choices: Any) -> Any:
         raise AssertionError("no row has drafts")
 
     given = ForwardInput(columns, np.full(ROWS, 7, np.int32), (), ())
-    return CUDAStep(given, wanted_tokens(given), finish, take_in, torch.device("cpu")).result()
+    return CUDAStep(given, wanted_tokens(given), finish, torch.device("cpu")).result()
 
 
 @pytest.mark.parametrize("errors", [{}, {3: RowError("a bug")}])

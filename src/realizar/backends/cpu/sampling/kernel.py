@@ -20,7 +20,7 @@ class SamplingKernel:
     """
 
     def __init__(self, kernels: Mapping[str, int], vocab_size: int, team: ThreadTeam) -> None:
-        self.vocab_size, self._team = vocab_size, team
+        self.vocab_size, self.team = vocab_size, team
         each = scratch_bytes(vocab_size)
         self._scratch = aligned_zeros(team.size * each, np.uint8)
         self._next = aligned_zeros(1, np.int64)
@@ -40,4 +40,4 @@ class SamplingKernel:
         """
         self._next[0] = 0
         self._arguments[RUNS], self._arguments[COUNT], self._arguments[STRIDE] = runs_at, count, stride
-        self._team.run(self._program.at, self._program.count)
+        self.team.run(self._program.at, self._program.count)

@@ -102,6 +102,10 @@ class SamplingRows:
         """int64 [rows], where the kernel reads rows."""
         return self.table_address + numbers * self.table.strides[0]
 
+    def follow_grammars(self, numbers: NDArray[np.intp]) -> bool:
+        """True if any of these rows, intp [rows], follows a grammar."""
+        return bool(self.table[numbers, record.ENDS_EARLY].any())
+
     def close(self, row: int) -> None:
         """Forget a row. Steps on their way may still name it: it is then a plain greedy one."""
         self._version += 1

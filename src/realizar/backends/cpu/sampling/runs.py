@@ -24,7 +24,7 @@ class StepRuns:
         owners: [runs], index in the step of each one's row.
         queries: int64 [runs], the number of the row's query, or ALL.
         runs: int64 [runs, fields of a run].
-        faults: int64 [runs, 2], a fault and the bits of a logit.
+        faults: int64 [runs].
         made: int64 [rows], choices that each row has made.
         starts: int64 [runs + 1], the number of wanted tokens before each run.
         ids_at, values_at: int64 [runs + 1], where the log-probabilities of each run begin.
@@ -48,7 +48,7 @@ class StepRuns:
         made: NDArray[np.int64], faults: NDArray[np.int64],
     ) -> StepRuns:  # fmt: skip
         """Runs that name their counts, and nothing yet of what is found."""
-        runs[:, RUN["fault"]] = address(faults) + 16 * np.arange(len(runs))
+        runs[:, RUN["fault"]] = address(faults) + 8 * np.arange(len(runs))
         starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(runs[:, record.RUN_COUNT])))
         nowhere = np.zeros(len(runs) + 1, np.int64)
         ids, values = np.empty(0, np.int32), np.empty(0, np.float64)
@@ -89,8 +89,8 @@ class DecodeRuns:
         self.tokens = np.arange(count)
         runs = np.zeros((count, len(RUN.names)), np.int64)
         runs[:, record.RUN_COUNT] = 1
-        self._found = np.zeros(3 * count, np.int64)
-        made, faults = self._found[:count], self._found[count:].reshape(count, 2)
+        self._found = np.zeros(2 * count, np.int64)
+        made, faults = self._found[:count], self._found[count:]
         self.step = StepRuns.of(self.tokens, np.full(count, ALL, np.int64), runs, made, faults)
         self.at = address(runs)
         self.choices = np.empty((count, 1), np.int32)

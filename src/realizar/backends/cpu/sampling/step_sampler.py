@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +14,15 @@ from realizar.backends.cpu.records import address
 from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
 from realizar.backends.cpu.sampling.runs import ALL, DecodeRuns, StepRuns
-from realizar.backends.row_faults import nothing_allowed
-from realizar.batch import NO_CHOICE, StepRows
+from realizar.backends.row_faults import nothing_allowed, unusable_logit, unusable_logits
+from realizar.batch import NO_CHOICE, RowOutput, StepOutput, StepRows
 from realizar.errors import RealizarError
 from realizar.logprob_columns import LogprobColumns, StepEntry
 from realizar.outputs import RowError
 
 Integers = NDArray[np.integer]
+Pooled: TypeAlias = NDArray[np.float32] | RowError | None
+"""The hidden state that a row wants, float32 [hidden_size], or why there is none; None where it wants none."""
 
 
 class StepSampler:
@@ -89,7 +92,7 @@ class StepSampler:
         numbers = np.array([*[ALL] * len(choosing), *[at for _, at in queries]], np.int64)
         runs = np.zeros((len(owners), len(RUN.names)), np.int64)
         runs[: len(choosing), record.RUN_COUNT], runs[len(choosing) :, record.RUN_COUNT] = 1 + drafts, 1
-        made, faults = np.zeros(len(columns), np.int64), np.zeros((len(runs), 2), np.int64)
+        made, faults = np.zeros(len(columns), np.int64), np.zeros(len(runs), np.int64)
         self._step = StepRuns.of(owners, numbers, runs, made, faults)
         self.choices = np.full((len(columns), 1 + int(drafts.max(initial=0))), NO_CHOICE, np.int32)
         self.made = self._step.made
@@ -127,22 +130,41 @@ class StepSampler:
         runs[:, record.RUN_COUNT] = np.minimum(step.starts[1:][part], end) - from_token
         self._kernel.run(address(runs), len(runs), stride)
 
-    def error(self, index: int) -> RowError | None:
-        """The reason why the row of this index gets nothing: of several the one that comes first in the row."""
-        step = self._step
-        runs = ((step.owners == index) & (step.faults[:, 0] != record.NO_FAULT)).nonzero()[0].tolist()
-        if not runs:
-            return None
-        run = min(runs, key=lambda each: (step.queries[each] == ALL, step.queries[each]))
-        fault, logit = int(step.faults[run, 0]), float(step.faults.view(np.float64)[run, 1])
-        reason: RealizarError
-        if fault == record.NOTHING_ALLOWED:
-            reason = nothing_allowed(int(self._columns.numbers[index]) in self._masks)
-        elif fault == record.UNUSABLE:
-            reason = RealizarError(f"no token can be sampled: the model gave a logit of {logit}")
-        else:
-            reason = RealizarError(f"the model's logits are not usable: their maximum is {logit}")
-        return RowError.of(reason, "sampling")
+    def last_choices(self) -> tuple[Integers, NDArray[np.int32]]:
+        """The numbers of the rows that made a choice, [rows], and the last one of each."""
+        numbers = self._columns.numbers
+        if self._all_decoded:
+            return numbers, self.choices[:, 0]
+        chosen = self.made.nonzero()[0]
+        return numbers[chosen], self.choices[chosen, self.made[chosen] - 1]
+
+    def output(self, pool: Callable[[int], Pooled]) -> StepOutput:
+        """What the step's rows get, once all their logits were read.
+
+        Args:
+            pool: called with the index of each row that wants a hidden state and has no error.
+        """
+        columns = self._columns
+        if self._all_decoded:
+            if not self.wants_logprobs:
+                return StepOutput(columns.numbers, self.choices)
+            listed = (self._rows.logprobs[columns.numbers] >= 0).nonzero()[0]
+            return StepOutput(columns.numbers, self.choices, {}, self.single_logprobs(listed))
+        faulty = self._step.owners[self._step.faults != record.NO_FAULT]
+        by_themselves = {*faulty.tolist(), *columns.logprob_queries, *columns.pooling}
+        logprobs: dict[int, StepEntry] = {}
+        if self.wants_logprobs:
+            have_logprobs = (self._rows.logprobs[columns.numbers] >= 0) & (self.made > 0)
+            alone = have_logprobs & (self.made == 1)
+            alone[list(by_themselves)] = False
+            by_themselves |= set((have_logprobs & ~alone).nonzero()[0].tolist())
+            logprobs = self.single_logprobs(alone.nonzero()[0])
+        others: dict[int, RowOutput] = {}
+        for index in sorted(by_themselves):
+            others[index] = self._row_alone(index, pool)
+            if others[index].error is not None:
+                self.choices[index] = NO_CHOICE
+        return StepOutput(columns.numbers, self.choices, others, logprobs)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -150,10 +172,35 @@ class StepSampler:
         return self._step.ids.size > 0
 
     @property
-    def faulty(self) -> NDArray[np.intp]:
-        """intp [errors], indices of the rows that have an error, maybe several times."""
-        faulty: NDArray[np.intp] = self._step.owners[self._step.faults[:, 0] != record.NO_FAULT]
-        return faulty
+    def _all_decoded(self) -> bool:
+        """True if each row decodes and made its choice, so that none has an error."""
+        return self._decodes is not None and int(np.count_nonzero(self.made)) == len(self.made)
+
+    def _row_alone(self, index: int, pool: Callable[[int], Pooled]) -> RowOutput:
+        """The output of a row that wants more than a choice, or that failed."""
+        number, vector, error = int(self._columns.numbers[index]), None, self.error(index)
+        if error is None and index in self._columns.pooling:
+            pooled = pool(index)
+            error, vector = (pooled, None) if isinstance(pooled, RowError) else (None, pooled)
+        if error is not None:
+            return RowOutput(number, (), error=error)
+        token_ids = tuple(self.choices[index, : self.made[index]].tolist())
+        return RowOutput(number, token_ids, self.logprobs(index), self.queried(index), vector)
+
+    def error(self, index: int) -> RowError | None:
+        """The reason why the row of this index gets nothing: of several the one that comes first in the row."""
+        step = self._step
+        runs = ((step.owners == index) & (step.faults != record.NO_FAULT)).nonzero()[0].tolist()
+        if not runs:
+            return None
+        run = min(runs, key=lambda each: (step.queries[each] == ALL, step.queries[each]))
+        fault = int(step.faults[run])
+        reason: RealizarError
+        if fault == record.NOTHING_ALLOWED:
+            reason = nothing_allowed(int(self._columns.numbers[index]) in self._masks)
+        else:
+            reason = unusable_logit() if fault == record.UNUSABLE else unusable_logits()
+        return RowError.of(reason, "sampling")
 
     def logprobs(self, index: int) -> LogprobColumns:
         """Log-probabilities of a row's choices, where its parameters ask for them."""

@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends.cuda.native.sampling.source import BINS, ROOM, SPAN, TILE
-from realizar.backends.cuda.sampling.dry import table_places
-from realizar.backends.cuda.sampling.native_rows import NativeRows
+from realizar.backends.cuda.sampling.native_rows import NativeRows, table_places
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
 
 _CHOICE, _DRAFTED, _QUERY, _NEAR = 8, 4, 4, 8  # integers of a record

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from realizar.backends.cuda.host_copies import HostCopies
 from realizar.backends.cuda.native.sampling.source import MOST_LISTED
 from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
 from realizar.backends.cuda.sampling.native_buffers import HELD, MOST_IN_GRAPH, NO_MASK, SHARED, NativeBuffers
 from realizar.backends.cuda.sampling.native_graphs import SamplerGraphs
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.native_rows import ADJUST, CUT, DRAW, DRY, MIROSTAT, NativeRows
+from realizar.backends.cuda.sampling.results import PendingResult
 from realizar.backends.cuda.sampling.shared_masks import SharedMasks
-from realizar.backends.cuda.sampling.step_sampler import CopyToHost, RowLogprobs
+from realizar.backends.cuda.sampling.step_sampler import CopyToHost, PoolRows, RowLogprobs
 from realizar.backends.cuda.shapes import row_counts
 from realizar.backends.cuda.step import CUDAStep
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.row_masks import RowMasks
 from realizar.batch import OpenedRow
-from realizar.outputs import RowError
 
+RESULT_BYTES = 384  # of a token: its choice, and its log-probability with a list of 20 ids
 _NO_ROW = -1  # in place of a row's number: it chose nothing, and keeps its state
 _NO_SLOT = -1  # of a query: it wants nothing
 _AS_CHOSEN = -1  # in place of a query's target
@@ -80,13 +83,13 @@ class NativeChoiceMaker:
         self._replayed: _Replayed | None = None
         self._shared = SharedMasks()
         self._has_places = False  # the device has places of masks of an earlier step
-        self.errors: dict[int, RowError] = {}
+        self._free: list[HostCopies] = []  # as many steps have one as are in flight
 
     def capture(self) -> None:
         self._graphs.capture(self._launch, self._space.logits.device)
         self._logprob_graphs.capture(self._launch_logprobs, self._space.logits.device)
 
-    def free_graphs(self) -> None:
+    def release(self) -> None:
         self._graphs.free()
         self._shared.release()
         self._logprob_graphs.free()
@@ -101,12 +104,26 @@ class NativeChoiceMaker:
     def awaits_masks(self, numbers: NDArray[np.intp]) -> bool:
         return bool(self._rows.follow_grammars[numbers].any())
 
-    def take_in(
-        self, numbers: NDArray[np.intp], choices: NDArray[np.int32]
-    ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        return self._rows.take_in(numbers, choices)
+    def finish(self, step: CUDAStep, parts: Iterable[range], pool: PoolRows) -> PendingResult:
+        """Copies to the host are started and not awaited."""
+        chosen, space = self.make(step), self._space
+        copies = self._free.pop() if self._free else None
+        if copies is None:
+            copies = HostCopies(space.arrays.sizes.selected * RESULT_BYTES, space.logits.device)
+        copies.begin()
+        result = copies.copy(chosen)  # before anything else is chosen among
+        logprobs = [each for part in parts for each in self.start_logprobs(step, part, copies.copy)]
+        pooled = pool(step)
+        copies.done()
+        free = partial(self._free.append, copies)
+        return PendingResult(result, logprobs, pooled, self._rows.take_in, copies.wait, free)
 
     def make(self, step: CUDAStep) -> torch.Tensor:
+        """Make the choices of the step that ran last.
+
+        Returns:
+            int32 [rows that choose, 1 + drafts], NOT_REACHED after a draft that was not chosen; below 0 is an error.
+        """
         wanted, columns = step.wanted, step.forward_input.columns
         made = self._space.choices[: wanted.num_choices]
         if not wanted.num_choices:
@@ -173,6 +190,7 @@ class NativeChoiceMaker:
         self._finish(count, flags)
 
     def start_logprobs(self, step: CUDAStep, part: range, copy: CopyToHost) -> list[RowLogprobs]:
+        """Start log-probabilities of the wanted tokens in `part`, whose logits and choices are there now."""
         columns, replayed = step.forward_input.columns, self._replayed
         whole = columns.only_decodes and not part.start
         if whole and replayed is not None and replayed.suits(self._rows.num_changes, columns.numbers[: part.stop]):

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends import philox
-from realizar.backends.cuda.sampling.dry import suffix_matches, table_places
 from realizar.backends.cuda.sampling.ends import OutputEnds
 from realizar.backends.row_faults import check_logit_bias
 from realizar.batch import OpenedRow
@@ -137,7 +136,7 @@ class NativeRows:
     def take_in(
         self, numbers: NDArray[np.intp], choices: NDArray[np.int32]
     ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """Count the choices of rows with drafts once the host has read them; see `StepSampler`."""
+        """Count the choices of rows with drafts once the host has read them; see `TakeIn`."""
         counts, ended = self._ends.up_to_end(numbers, choices, self.outputs[numbers])
         self.outputs[numbers] += counts
         return counts, ended
@@ -226,3 +225,23 @@ def _penalises(sampling: SamplingParams) -> bool:
 
 def _has_dry(sampling: SamplingParams) -> bool:
     return sampling.dry_multiplier > 0.0 and sampling.dry_penalty_last_n != 0
+
+
+def table_places(context_length: int) -> int:
+    """Tokens that a row's table has room for: a whole request, and what steps on their way choose after its end."""
+    return context_length + 16
+
+
+def suffix_matches(tokens: Sequence[int], breakers: frozenset[int]) -> list[int]:
+    """For each place, how many tokens ending there equal those at the end; 0 at the end, none over a breaker."""
+    size, backwards = len(tokens), list(tokens)[::-1]
+    limit = next((place for place, token in enumerate(backwards) if token in breakers), size)
+    lengths, left, right = [0] * size, 0, 0
+    for place in range(1, size):
+        length = min(lengths[place - left], right - place) if place < right else 0
+        while place + length < size and backwards[length] == backwards[place + length]:
+            length += 1
+        lengths[place] = length
+        if place + length > right:
+            left, right = place, place + length
+    return [min(length, limit) for length in reversed(lengths)]

@@ -38,10 +38,8 @@ def _look(call: int, at: int, vocab: int, scratch: Scratch) -> float:
 
 
 @inner
-def _fail(run: int, fault: int, logit: float) -> int:
-    at = load_i64(run, record.RUN_FAULT)
-    write_i64(at, 0, fault)
-    write_f64(at, 1, logit)
+def _fail(run: int, fault: int) -> int:
+    write_i64(load_i64(run, record.RUN_FAULT), 0, fault)
     return -1
 
 
@@ -51,7 +49,7 @@ def _score(arguments: int, run: int, at: int, index: int, token: int, scratch: S
     call, top_n = scratch.call, load_i64(run, record.RUN_TOP_N)
     top = _look(call, at, load_i64(arguments, record.VOCAB), scratch)
     if not math.isfinite(top):
-        return _fail(run, record.NO_LOGPROBS, top)
+        return _fail(run, record.NO_LOGPROBS)
     write_i64(call, record.CALL_TOKEN, token)
     write_i64(call, record.CALL_TOP_N, top_n)
     write_i64(call, record.CALL_IDS, load_i64(run, record.RUN_IDS) + 4 * (2 + top_n) * index)
@@ -80,7 +78,7 @@ def _choose(arguments: int, run: int, row: int, at: int, index: int, scratch: Sc
     top = _look(call, read, vocab, scratch)
     if not math.isfinite(top):
         forbidden = top == -np.inf and math.isfinite(_look(call, at, vocab, scratch))
-        return _fail(run, record.NOTHING_ALLOWED if forbidden else record.UNUSABLE, top)
+        return _fail(run, record.NOTHING_ALLOWED if forbidden else record.UNUSABLE)
     if load_i64(row, record.GREEDY) != 0:
         write_i64(call, record.CALL_TOKEN, load_i64(call, record.CALL_BEST))
     else:

@@ -37,7 +37,7 @@ ROW = Record(
 # log-probability of `target` alone, -1 for the most probable id's. `place`: choices of the row before the run.
 # `position`: in the sequence, of the run's first choice. `choices`: int32, of the row from its first choice on, and
 # `made`: int64, how many there are. `ids` int32 [count, 2 + top_n] and `values` float64 [count, 1 + top_n]:
-# log-probabilities. `fault` (int64) becomes one of the faults below, and the field after it the logit (float64).
+# log-probabilities. `fault` (int64) becomes one of the faults below.
 RUN = Record("row logits count place position drafts mask mask_stride choices made target top_n ids values fault")
 (
     RUN_ROW, RUN_LOGITS, RUN_COUNT, RUN_PLACE, RUN_POSITION, RUN_DRAFTS, RUN_MASK, RUN_MASK_STRIDE, RUN_CHOICES,

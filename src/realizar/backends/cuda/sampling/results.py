@@ -1,0 +1,167 @@
+"""`PendingResult`: the results of a step that kernels sampled, on their way to the host, and their reading. torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from realizar.backends.cuda.sampling.step_sampler import RowLogprobs
+from realizar.backends.cuda.step import CUDAStep, WantedTokens
+from realizar.backends.row_faults import finite_vector, nothing_allowed, unusable_logit, unusable_logits
+from realizar.batch import NO_CHOICE, RowOutput, StepOutput
+from realizar.errors import RealizarError
+from realizar.logprob_columns import StepEntry
+from realizar.outputs import RowError, TokenLogprobs
+
+NOT_REACHED = -2  # in place of a choice after a draft that was not chosen
+NONE_ALLOWED = -3  # in place of the choice of a row all of whose ids are forbidden; any other below 0: unusable logits
+
+TakeIn: TypeAlias = Callable[[NDArray[np.intp], NDArray[np.int32]], tuple[NDArray[np.intp], NDArray[np.bool_]]]
+"""Takes in the choices of rows with drafts: called with the numbers of rows, intp [rows], and their choices, int32
+[rows, 1 + drafts], some below 0 from where none stands on; returns how many each keeps up to its output's end, intp
+[rows], and whether that is reached, bool [rows]. A grammar may end an output before `min_tokens`."""
+
+
+def _nothing() -> None:
+    """For results that are there, in memory of their own."""
+
+
+@dataclass(slots=True)
+class PendingResult:
+    """A `Finished` step.
+
+    Attributes:
+        choices: int32 [rows that choose, 1 + drafts], NOT_REACHED where none stands.
+        logprobs: of some wanted tokens, by their index.
+        pooled: float32 [hidden_size] of rows, or why a row gets nothing, by their index in the step.
+        take_in: called once where rows have drafts.
+        wait: waits for the copies.
+        release: called once the results were read; their memory is then used for another step's.
+    """
+
+    choices: torch.Tensor
+    logprobs: list[RowLogprobs]
+    pooled: Mapping[int, torch.Tensor | RowError]
+    take_in: TakeIn
+    wait: Callable[[], None] = _nothing
+    release: Callable[[], None] = _nothing
+
+    def read(self, step: CUDAStep) -> StepOutput:
+        """The step's columns, and by themselves the rows that have more than choices, or that failed."""
+        self.wait()
+        columns = step.forward_input.columns
+        choices, faults = self._standing(step)
+        others: dict[int, RowOutput] = {}
+        plain, found = self._take_logprobs(step, choices)
+        logprobs_of = _by_rows(step.wanted, found) if found else {}
+        for index in sorted({*self.pooled, *logprobs_of, *faults}):
+            others[index] = self._row_alone(step, index, choices, faults, logprobs_of.get(index, ((), ())))
+            if others[index].error is not None:
+                choices[index] = NO_CHOICE
+        self.release()
+        return StepOutput(columns.numbers, choices, others, plain)
+
+    def _standing(self, step: CUDAStep) -> tuple[NDArray[np.int32], dict[int, int]]:
+        """The choices that stand, int32 [rows, 1 + drafts], and by index the codes of rows that could not choose."""
+        columns, made = step.forward_input.columns, self.choices.numpy()
+        if columns.only_decodes:
+            choices = made.copy()
+        else:
+            choices = np.full((len(columns), made.shape[1]), NO_CHOICE, np.int32)
+            choices[step.wanted.choosing] = made
+        if not step.wanted.num_drafts and made.min(initial=0) >= 0:
+            if step.held:
+                choices[step.are_held(columns.numbers)] = NO_CHOICE
+            return choices, {}
+        chooses = columns.samples & (columns.num_tokens > 0) & ~step.are_held(columns.numbers)
+        counts, ended = ((choices[:, 0] >= 0) & chooses).astype(np.intp), np.zeros(len(columns), np.bool_)
+        drafted = chooses & (columns.num_drafts > 0)
+        if drafted.any():
+            counts[drafted], ended[drafted] = self.take_in(columns.numbers[drafted], choices[drafted])
+        width = choices.shape[1]
+        after = choices[np.arange(len(columns)), np.minimum(counts, width - 1)]
+        failed = chooses & ~ended & (counts < width) & (after < 0) & (after != NOT_REACHED)
+        counts[failed] = 0
+        choices[np.arange(width) >= counts[:, None]] = NO_CHOICE
+        return choices, {index: int(after[index]) for index in failed.nonzero()[0].tolist()}
+
+    def _take_logprobs(
+        self, step: CUDAStep, choices: NDArray[np.int32]
+    ) -> tuple[dict[int, StepEntry], dict[int, StepEntry]]:
+        """Read the log-probabilities.
+
+        Returns:
+            Those of rows that have a choice with its log-probability, and nothing else, by the row's index, and all
+            others, by the index of their wanted token.
+        """
+        plain: dict[int, StepEntry] = {}
+        found: dict[int, StepEntry] = {}
+        if not self.logprobs:
+            return plain, found
+        columns, wanted = step.forward_input.columns, step.wanted
+        alone = choices[:, 0] >= 0
+        if wanted.num_drafts:
+            alone[:] = False
+        alone[[*self.pooled, *columns.logprob_queries]] = False
+        rows = np.arange(len(columns)) if columns.only_decodes else np.array(wanted.rows, np.intp)
+        for indices, logprobs in self.logprobs:
+            of_rows = rows[indices]
+            for places, entries, are_usable in logprobs.groups():
+                owners = of_rows[places]
+                are_plain = alone[owners] & are_usable
+                every = zip(owners.tolist(), are_plain.tolist(), entries.apart(), strict=True)
+                for place, (row, is_plain, entry) in enumerate(every):
+                    if is_plain:
+                        plain[row] = entry
+                    else:
+                        found[int(indices[places[place]])] = entry
+        return plain, found
+
+    def _row_alone(
+        self, step: CUDAStep, index: int, choices: NDArray[np.int32], faults: Mapping[int, int],
+        logprobs: tuple[Sequence[TokenLogprobs], Sequence[TokenLogprobs]],
+    ) -> RowOutput:  # fmt: skip
+        """One row's output. A row whose numbers can't be used gets an error, and the others are unharmed."""
+        number, pooled = int(step.forward_input.columns.numbers[index]), self.pooled.get(index)
+        if isinstance(pooled, RowError):
+            return RowOutput(number, (), error=pooled)
+        try:
+            if index in faults:
+                raise nothing_allowed(number in step.masks) if faults[index] == NONE_ALLOWED else unusable_logit()
+            token_ids = tuple([token_id for token_id in choices[index].tolist() if token_id != NO_CHOICE])
+            return _row_output(number, token_ids, *logprobs, pooled)
+        except RealizarError as raised:
+            return RowOutput(number, (), error=RowError.of(raised, "sampling"))
+
+
+def _by_rows(
+    wanted: WantedTokens, found: Mapping[int, StepEntry]
+) -> dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]]:
+    """Log-probabilities of wanted tokens as those of each row's choices and of its queries, in order."""
+    by_rows: dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]] = {}
+    for index in sorted(found):
+        pair = by_rows.setdefault(wanted.rows[index], ([], []))
+        pair[index >= wanted.num_choices].append(found[index][0])
+    return by_rows
+
+
+def _row_output(
+    number: int, token_ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs], queried: Sequence[TokenLogprobs],
+    vector: torch.Tensor | None,
+) -> RowOutput:  # fmt: skip
+    """One row's results; log-probabilities of choices that do not stand are left out.
+
+    Raises:
+        RealizarError: a number is not finite.
+    """
+    logprobs = logprobs[: len(token_ids)]
+    if (logprobs or queried) and any(math.isnan(each.logprob) for each in (*logprobs, *queried)):
+        raise unusable_logits()
+    pooled = None if vector is None else finite_vector(vector.numpy())
+    return RowOutput(number, token_ids, tuple(logprobs), tuple(queried), pooled)
