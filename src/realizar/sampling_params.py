@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -16,11 +16,44 @@ StructuredKind = Literal["json_object", "json_schema", "regex", "lark", "choice"
 NESTED_GRAMMAR = "nested"
 """The name by which the Lark grammar of the kind `nested` has the other one in its rules: `@nested`."""
 
-BUILT_IN_SAMPLING: Mapping[str, float | int] = MappingProxyType(
-    {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-)
-"""Defaults of commands, server and `LLM` if a model's files have none: llama.cpp's values. Small models write word
-salad without them. `SamplingParams()` itself is neutral, as vLLM's is."""
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """A parameter of the samplers, as its field of `SamplingParams` declares it: one line of `SAMPLERS`.
+
+    Checks, fields of requests, options, defaults of models and the records of rows that kernels read are made from it.
+
+    Attributes:
+        help: of its option.
+        built_in: default of commands, server and `LLM` where a model's files have none; None is the field's.
+        options: further names of its option.
+        servers: whose API has it under this name, beside ours: OpenAI's, and so all, or vLLM's.
+        llama_cpp: its name in llama.cpp's API.
+        ollama: its name among Ollama's options, if it is one.
+        gguf: its key in a GGUF file, after `general.sampling.`; json: in `generation_config.json`.
+        name: of its field. kind: int or float.
+    """
+
+    help: str
+    built_in: float | None = None
+    options: tuple[str, ...] = ()
+    servers: Literal["openai", "vllm"] | None = None
+    llama_cpp: str | None = None
+    ollama: str | None = None
+    gguf: str | None = None
+    json: str | None = None
+    name: str = ""
+    kind: type[int | float] = float
+
+
+def _number(
+    default: float | None, low: float, high: float, sampler: Sampler | None = None, *, above: bool = False
+) -> Any:
+    """A field of numbers from `low`, or from `above` it, to `high`."""
+    return field(default=default, metadata={"range": (low, high, above), "sampler": sampler})
+
+
+_INFINITE = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,35 +118,96 @@ class SamplingParams:
             already and the output goes on from there.
     """
 
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    top_n_sigma: float = 0.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
+    max_tokens: int | None = _number(None, 1, _INFINITE)
+    min_tokens: int = _number(0, 0, _INFINITE)
+    temperature: float = _number(
+        1.0, 0, 100,
+        Sampler(
+            "temperature of sampling; 0 is greedy", 0.8, ("--temp",), "openai", ollama="temperature", gguf="temp",
+            json="temperature",
+        ),
+    )  # fmt: skip
+    top_k: int = _number(
+        0, -1, _INFINITE,
+        Sampler(
+            "keep this number of most probable tokens; 0 is off", 40, servers="vllm", ollama="top_k", gguf="top_k",
+            json="top_k",
+        ),
+    )  # fmt: skip
+    top_p: float = _number(
+        1.0, 0, 1,
+        Sampler(
+            "keep the most probable tokens up to this sum; 1 is off", 0.95, servers="openai", ollama="top_p",
+            gguf="top_p", json="top_p",
+        ),
+        above=True,
+    )  # fmt: skip
+    min_p: float = _number(
+        0.0, 0, 1,
+        Sampler(
+            "drop tokens less probable than this share of the most probable", 0.05, servers="vllm", ollama="min_p",
+            gguf="min_p", json="min_p",
+        ),
+    )  # fmt: skip
+    typical_p: float = _number(
+        1.0, 0, 1,
+        Sampler("locally typical sampling; 1 is off", options=("--typical",), ollama="typical_p", json="typical_p"),
+        above=True,
+    )  # fmt: skip
+    top_n_sigma: float = _number(
+        0.0, 0, 1e6, Sampler("keep logits within this number of standard deviations of the largest; 0 is off")
+    )
+    xtc_probability: float = _number(
+        0.0, 0, 1, Sampler("probability of removing the top choices of a token", gguf="xtc_probability")
+    )
+    xtc_threshold: float = _number(
+        0.1, 0, 1, Sampler("probability from which a token is a top choice", gguf="xtc_threshold")
+    )
+    dry_multiplier: float = _number(0.0, 0, 1e6, Sampler("strength of the penalty on repeated sequences; 0 is off"))
+    dry_base: float = _number(1.75, 1, 1e6, Sampler("growth of that penalty with the length of a sequence"))
+    dry_allowed_length: int = _number(2, 1, _INFINITE, Sampler("longest repeated sequence without a penalty"))
+    dry_penalty_last_n: int = _number(
+        -1, -1, _INFINITE, Sampler("number of last tokens to search for repetitions; -1 is all")
+    )
     dry_sequence_breakers: tuple[int, ...] = ()
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    mirostat: int = _number(
+        0, 0, 2,
+        Sampler(
+            "2 keeps the surprise at a target, instead of the truncations above", ollama="mirostat", gguf="mirostat"
+        ),
+    )  # fmt: skip
+    mirostat_tau: float = _number(
+        5.0, 0, 1e6, Sampler("target surprise of mirostat, in bits", ollama="mirostat_tau", gguf="mirostat_tau")
+    )
+    mirostat_eta: float = _number(
+        0.1, 0, 1e6, Sampler("learning rate of mirostat", ollama="mirostat_eta", gguf="mirostat_eta")
+    )
+    repetition_penalty: float = _number(
+        1.0, 0, 1e6,
+        Sampler(
+            "penalty on tokens of prompt and output; 1 is off", options=("--repeat-penalty",), servers="vllm",
+            llama_cpp="repeat_penalty", ollama="repeat_penalty", gguf="penalty_repeat", json="repetition_penalty",
+        ),
+        above=True,
+    )  # fmt: skip
+    presence_penalty: float = _number(
+        0.0, -2, 2,
+        Sampler("penalty on tokens of the output; 0 is off", servers="openai", ollama="presence_penalty"),
+    )  # fmt: skip
+    frequency_penalty: float = _number(
+        0.0, -2, 2,
+        Sampler(
+            "penalty on tokens of the output, times their count; 0 is off", servers="openai", ollama="frequency_penalty"
+        ),
+    )  # fmt: skip
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    seed: int | None = _number(None, -(2**63), 2**64 - 1)
+    logprobs: int | None = _number(None, 0, 1000)
+    prompt_logprobs: int | None = _number(None, 0, 1000)
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    n: int = 1
+    n: int = _number(1, 1, 128)
     structured: StructuredOutput | None = None
     structured_begun: tuple[int, ...] = ()
 
@@ -121,21 +215,20 @@ class SamplingParams:
         stop: object = self.stop
         if isinstance(stop, str):
             raise InvalidRequestError("stop must be a sequence of strings, not a string", "stop")
-        for name, low, high in _RANGES:
+        if self.mirostat not in (0, 2):
+            raise InvalidRequestError(f"mirostat must be 0 or 2, not {self.mirostat}", "mirostat")
+        for name, kind, is_optional, (low, high, above) in _CHECKS:
             value: Any = getattr(self, name)
-            if value is None and name in _OPTIONAL:
+            if value is None and is_optional:
                 continue
-            kind, meaning = (Integral, "an integer") if name in _INTEGERS else (Real, "a number")
             right_kind = isinstance(value, kind)
             if not right_kind:
+                meaning = "an integer" if kind is Integral else "a number"
                 raise InvalidRequestError(f"{name} must be {meaning}, not {value!r}", name)
             if not low <= value <= high:  # nor is NaN
                 raise InvalidRequestError(f"{name} must be between {low} and {high}, not {value}", name)
-        for name in ("top_p", "typical_p", "repetition_penalty"):
-            if getattr(self, name) <= 0:
-                raise InvalidRequestError(f"{name} must be above 0, not {getattr(self, name)}", name)
-        if self.mirostat not in (0, 2):
-            raise InvalidRequestError(f"mirostat must be 0 or 2, not {self.mirostat}", "mirostat")
+            if above and value <= low:
+                raise InvalidRequestError(f"{name} must be above {low}, not {value}", name)
         if any(not text for text in self.stop):
             raise InvalidRequestError("stop strings must not be empty", "stop")
         if any(not math.isfinite(bias) or abs(bias) > 100 for bias in self.logit_bias.values()):
@@ -153,31 +246,24 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
-_OPTIONAL = frozenset({"max_tokens", "seed", "logprobs", "prompt_logprobs"})
-_INTEGERS = _OPTIONAL | {"min_tokens", "top_k", "dry_allowed_length", "dry_penalty_last_n", "n"}
-_INFINITE = 1 << 53
-_RANGES: tuple[tuple[str, float, float], ...] = (
-    ("max_tokens", 1, _INFINITE),
-    ("min_tokens", 0, _INFINITE),
-    ("temperature", 0, 100),
-    ("top_k", -1, _INFINITE),
-    ("top_p", 0, 1),
-    ("min_p", 0, 1),
-    ("typical_p", 0, 1),
-    ("top_n_sigma", 0, 1e6),
-    ("xtc_probability", 0, 1),
-    ("xtc_threshold", 0, 1),
-    ("dry_multiplier", 0, 1e6),
-    ("dry_base", 1, 1e6),
-    ("dry_allowed_length", 1, _INFINITE),
-    ("dry_penalty_last_n", -1, _INFINITE),
-    ("mirostat_tau", 0, 1e6),
-    ("mirostat_eta", 0, 1e6),
-    ("repetition_penalty", 0, 1e6),
-    ("presence_penalty", -2, 2),
-    ("frequency_penalty", -2, 2),
-    ("seed", -(2**63), 2**64 - 1),
-    ("logprobs", 0, 1000),
-    ("prompt_logprobs", 0, 1000),
-    ("n", 1, 128),
+_CHECKS: tuple[tuple[str, type, bool, tuple[float, float, bool]], ...] = tuple(
+    [
+        (each.name, Integral if "int" in str(each.type) else Real, "None" in str(each.type), each.metadata["range"])
+        for each in fields(SamplingParams)
+        if "range" in each.metadata
+    ]
 )
+SAMPLERS: tuple[Sampler, ...] = tuple(
+    [
+        replace(each.metadata["sampler"], name=each.name, kind=int if each.type == "int" else float)
+        for each in fields(SamplingParams)
+        if each.metadata.get("sampler")
+    ]
+)
+"""The parameters of the samplers, in the order of their fields."""
+
+BUILT_IN_SAMPLING: Mapping[str, float] = MappingProxyType(
+    {each.name: each.built_in for each in SAMPLERS if each.built_in is not None}
+)
+"""Defaults of commands, server and `LLM` if a model's files have none: llama.cpp's values. Small models write word
+salad without them. `SamplingParams()` itself is neutral, as vLLM's is."""

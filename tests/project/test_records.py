@@ -57,7 +57,9 @@ def _fields(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and _is_record(node):
             for item in node.body:
-                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                if not (isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)):
+                    continue
+                if item.value is None or "Sampler(" not in ast.unparse(item.value):  # it has a line of `SAMPLERS`
                     yield node.name, item.target.id
 
 

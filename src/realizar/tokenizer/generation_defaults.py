@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, InvalidRequestError
-from realizar.sampling_params import BUILT_IN_SAMPLING, SamplingParams
+from realizar.sampling_params import BUILT_IN_SAMPLING, SAMPLERS, SamplingParams
 
 _GGUF_PREFIX = "general.sampling."
-_GGUF_NAMES: Mapping[str, str] = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "xtc_probability": "xtc_probability",
-    "xtc_threshold": "xtc_threshold",
-    "penalty_repeat": "repetition_penalty",
-    "mirostat": "mirostat",
-    "mirostat_tau": "mirostat_tau",
-    "mirostat_eta": "mirostat_eta",
-}
-_JSON_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
-_INTEGERS = ("top_k", "mirostat")
+_GGUF_NAMES = {each.gguf: each.name for each in SAMPLERS if each.gguf}
+_JSON_NAMES = {each.json: each.name for each in SAMPLERS if each.json}
+_KINDS = {each.name: each.kind for each in SAMPLERS}
 
 
 def default_sampling(checkpoint: Checkpoint) -> SamplingParams:
@@ -50,10 +38,10 @@ def generation_defaults(checkpoint: Checkpoint) -> dict[str, float | int]:
         path = checkpoint.path
     else:
         config = checkpoint.metadata.get("generation_config") or {}
-        found = {name: config.get(name) for name in _JSON_NAMES}
+        found = {name: config.get(key) for key, name in _JSON_NAMES.items()}
         if config.get("do_sample") is False:
             found["temperature"] = 0.0
-        keys = {name: name for name in _JSON_NAMES}
+        keys = {name: key for key, name in _JSON_NAMES.items()}
         path = checkpoint.path / "generation_config.json"
     defaults: dict[str, float | int] = {}
     for name, value in found.items():
@@ -72,7 +60,7 @@ def generation_defaults(checkpoint: Checkpoint) -> dict[str, float | int]:
 def _checked(name: str, value: float) -> float | int | None:
     """The value as its field takes it; None if it is out of range."""
     try:
-        number: float | int = int(value) if name in _INTEGERS else float(value)
+        number = _KINDS[name](value)
         SamplingParams(**{name: number})  # type: ignore[arg-type]
     except (InvalidRequestError, ValueError, OverflowError):  # NaN and infinity are no whole numbers
         return None

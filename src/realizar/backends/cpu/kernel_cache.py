@@ -1,7 +1,8 @@
 """Kernels made once per process and compiled into an on-disk cache that dies with the sources it came from.
 
 Numba stamps a cached function with its own file only, and our intrinsics live in others. So the cache folder is named
-by a digest of all sources of this package and the versions of the compilers.
+by a digest of all sources of this package, the samplers whose parameters lie in rows, and the versions of the
+compilers.
 
 The cache saves time and nothing hangs on it. Where there is no place for it, kernels are compiled in memory. So they
 are where the disk fills up while they are written, or where a file is broken. A warning says so once.
@@ -27,6 +28,7 @@ from numba.core import caching
 
 from realizar.errors import HubError
 from realizar.hub.folders import user_cache
+from realizar.sampling_params import SAMPLERS
 
 _LOG = logging.getLogger(__name__)
 _KEPT_FOLDERS = 4
@@ -41,6 +43,7 @@ def cache_folder() -> Path:
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {np.__version__}".encode())
     for source in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(source.read_bytes())
+    digest.update(" ".join([each.name for each in SAMPLERS]).encode())
     return user_cache() / "kernels" / digest.hexdigest()[:16]
 
 

@@ -13,18 +13,14 @@ from typing import Any
 
 from realizar.bench.mix.grammars import Expression
 from realizar.bench.mix.kinds import NEUTRAL, Fields
+from realizar.sampling_params import SAMPLERS
 
 _OPENAI = frozenset(
-    {
-        *("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "stop", "n"),
-        *("json_schema", "tools", "tool_choice"),
-    }
+    {each.name for each in SAMPLERS if each.servers == "openai"}
+    | {"logit_bias", "logprobs", "stop", "n", "json_schema", "tools", "tool_choice"}
 )
-_VLLM = _OPENAI | {"top_k", "min_p", "repetition_penalty", "ignore_eos", "regex"}
-_OURS = _VLLM | {
-    *("typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "mirostat", "mirostat_tau", "mirostat_eta"),
-    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
-}
+_VLLM = _OPENAI | {each.name for each in SAMPLERS if each.servers == "vllm"} | {"ignore_eos", "regex"}
+_OURS = _VLLM | {each.name for each in SAMPLERS}
 
 
 class UnknownFieldsError(Exception):
@@ -88,7 +84,7 @@ LLAMA_CPP = Dialect(
     "llama.cpp",
     "llamacpp",
     _OURS,
-    {"repetition_penalty": "repeat_penalty"},
+    {each.name: each.llama_cpp for each in SAMPLERS if each.llama_cpp},
     # Its default looks at 64 tokens. It takes -1 for all in some versions alone, and keeps a buffer of so many tokens.
     {"repeat_last_n": 65_536, "dry_penalty_last_n": 65_536},
 )

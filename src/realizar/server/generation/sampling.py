@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.sampling_params import SAMPLERS, SamplingParams, StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.served_model import ServedModel
 from realizar.tokenizer.tokenizer import Tokenizer
@@ -20,29 +20,8 @@ MAX_PRIORITY = 100
 MAX_LISTED_IDS = 1 << 16
 """Entries of stop_token_ids, and of logit_bias, times the number of prompts: each prompt sends them to the engine."""
 _DRY_BREAKERS = ("\n", ":", '"', "*")  # recommended by DRY's author, for requests that turn DRY on without breakers
-SAMPLER_FIELDS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
-"""Fields of a request that have the same name in `SamplingParams`."""
 
-PLAIN_FIELDS = ("n", "seed", *SAMPLER_FIELDS, "min_tokens", "ignore_eos")
+PLAIN_FIELDS = ("n", "seed", *(each.name for each in SAMPLERS), "min_tokens", "ignore_eos")
 """Fields of `SamplingParams` that a request sets as they are. `max_tokens` is not among them: its names differ."""
 
 

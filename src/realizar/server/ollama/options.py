@@ -7,29 +7,14 @@ import json
 import logging
 from typing import Any
 
-from realizar.sampling_params import SamplingParams, StructuredOutput
+from realizar.sampling_params import SAMPLERS, SamplingParams, StructuredOutput
 from realizar.server.api import Api
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.sampling import SamplingWishes, check_top
 from realizar.server.ollama.records import AnswerRequest, Options
 
 _LOG = logging.getLogger(__name__)
-_PLAIN = {
-    name: name
-    for name in (
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "typical_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "mirostat",
-        "mirostat_tau",
-        "mirostat_eta",
-        "seed",
-    )
-} | {"repeat_penalty": "repetition_penalty"}
+_PLAIN = {each.ollama: each.name for each in SAMPLERS if each.ollama} | {"seed": "seed"}
 """Fields of `SamplingParams` by the names of the options that set them."""
 _PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _WHOLE_CONTEXT = (0, -1, -2)

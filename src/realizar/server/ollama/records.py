@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from realizar.sampling_params import SAMPLERS
 
-class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+if TYPE_CHECKING:
+    SamplerOptions: TypeAlias = msgspec.Struct
+else:
+    SamplerOptions = msgspec.defstruct(
+        "SamplerOptions", [(each.ollama, each.kind | None, None) for each in SAMPLERS if each.ollama], kw_only=True,
+        forbid_unknown_fields=True,
+    )  # fmt: skip
+
+
+class Options(SamplerOptions, kw_only=True, forbid_unknown_fields=True):
     """Options of one request. Those that say how a model is loaded have no effect: the command that serves it says so.
 
     Attributes:
@@ -18,20 +28,9 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             use_mmap, use_mlock, embedding_only: without effect.
     """
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
     tfs_z: float | None = None
-    repeat_penalty: float | None = None
     repeat_last_n: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     penalize_newline: bool | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
     seed: int | None = None
     num_predict: int | None = None
     stop: str | list[str] | None = None

@@ -8,10 +8,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.server.generation.sampling import SAMPLER_FIELDS
+from realizar.sampling_params import SAMPLERS
 from realizar.server.models.models import ModelStatus, models_of
 
-_SHOWN = (*SAMPLER_FIELDS, "max_tokens", "seed")
+_SHOWN = (*(each.name for each in SAMPLERS), "max_tokens", "seed")
 """Sampling fields whose defaults are shown; a `max_tokens` of null is the rest of the context."""
 
 

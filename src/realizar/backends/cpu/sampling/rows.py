@@ -15,13 +15,10 @@ from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.sampling.runs import DecodeRuns
 from realizar.backends.row_faults import check_logit_bias
 from realizar.batch import OpenedRow
-from realizar.sampling_params import SamplingParams
+from realizar.sampling_params import SAMPLERS, SamplingParams
 
 _MOST = (1 << 62) - 1
-_NUMBERS = (
-    "temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dry_multiplier",
-    "dry_base",
-)  # fmt: skip
+_SLOTS = tuple([(each.name, ROW[each.name], each.kind) for each in SAMPLERS])
 
 
 class SamplingRows:
@@ -65,18 +62,17 @@ class SamplingRows:
         seed = philox.fresh_seed() if sampling.seed is None else sampling.seed
         self.table[row, record.SEED] = np.uint64(seed % (1 << 64)).astype(np.int64)
         self._write(
-            row, choice=opened.choice, greedy=sampling.greedy, top_k=sampling.top_k, min_tokens=sampling.min_tokens,
+            row, choice=opened.choice, greedy=sampling.greedy, min_tokens=sampling.min_tokens,
             ends_early=sampling.structured is not None, outputs=len(opened.history) - opened.num_prompt_tokens,
             logprobs=-1 if sampling.logprobs is None else min(sampling.logprobs, self._vocab_size),
-            mirostat=sampling.mirostat,
         )  # fmt: skip
-        for name in _NUMBERS:
-            self._numbers[row, ROW[name]] = getattr(sampling, name)
-        self._write_numbers(
-            row, mu=2.0 * sampling.mirostat_tau, tau=sampling.mirostat_tau, eta=sampling.mirostat_eta,
-            repetition=sampling.repetition_penalty, presence=sampling.presence_penalty,
-            frequency=sampling.frequency_penalty,
-        )  # fmt: skip
+        self._numbers[row, record.MU] = 2.0 * sampling.mirostat_tau
+        for name, slot, kind in _SLOTS:
+            value = getattr(sampling, name)
+            if kind is int:
+                self.table[row, slot] = min(int(value), _MOST)
+            else:
+                self._numbers[row, slot] = value
         self._write_lists(row, sampling, held)
         if _penalises(sampling):
             self._write_counts(row, opened, held)
@@ -116,10 +112,6 @@ class SamplingRows:
     def _write(self, row: int, **values: int) -> None:
         for name, value in values.items():
             self.table[row, ROW[name]] = min(int(value), _MOST)
-
-    def _write_numbers(self, row: int, **values: float) -> None:
-        for name, value in values.items():
-            self._numbers[row, ROW[name]] = value
 
     def _hold(self, values: NDArray[Any], held: list[NDArray[Any]]) -> int:
         """The address of an array that stays while the row is open."""
@@ -161,7 +153,6 @@ class SamplingRows:
         self._write(
             row, dry_tokens=self._hold(tokens, held), dry_lengths=self._hold(lengths, held),
             dry_found=self._hold(found, held), dry_size=len(tail), dry_places=places,
-            dry_allowed=opened.sampling.dry_allowed_length, dry_window=window,
         )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from realizar.backends import philox
+from realizar.backends.cuda.native.sampling.source import sampler_integers, sampler_numbers
 from realizar.backends.cuda.sampling.ends import OutputEnds
 from realizar.backends.row_faults import check_logit_bias
 from realizar.batch import OpenedRow
@@ -24,18 +25,16 @@ MIROSTAT = 64  # of rows alone: the kernels read the row
 _LARGEST_INT = (1 << 31) - 1
 
 _POINTERS = ("bias_ids", "biases", "end_ids", "breakers", "counts", "dry_tokens", "dry_lengths", "dry_values")
-_NUMBERS = (
-    "temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "tau", "eta",
-    "repetition", "presence", "frequency", "dry_multiplier", "dry_base",
-)  # fmt: skip
 _INTEGERS = (
-    "choice", "top_k", "num_biases", "num_ends", "num_breakers", "min_tokens", "mirostat", "dry_allowed", "dry_window",
-    "dry_start", "dry_places", "num_prompt", "kinds", "padding",
+    "choice", "num_biases", "num_ends", "num_breakers", "min_tokens", "dry_start", "dry_places", "num_prompt", "kinds",
 )  # fmt: skip
+_SAMPLERS = tuple([(each.name, each.kind) for each in (*sampler_numbers(), *sampler_integers())])
+_NUM_INTEGERS = len(_INTEGERS) + len(sampler_integers())
 ROW = np.dtype(
     [(name, np.uint64) for name in ("seed", *_POINTERS)]
-    + [(name, np.float64) for name in _NUMBERS]
+    + [(name, np.float64 if kind is float else np.int32) for name, kind in _SAMPLERS]
     + [(name, np.int32) for name in _INTEGERS]
+    + [("padding", np.int32)] * (_NUM_INTEGERS % 2)
 )
 """`Row` of sampling/rows.cu."""
 
@@ -154,17 +153,11 @@ class NativeRows:
     def _write_numbers(self, record: NDArray[np.void], opened: OpenedRow) -> None:
         sampling = opened.sampling
         seed = philox.fresh_seed() if sampling.seed is None else sampling.seed
-        values: dict[str, float] = {
-            "tau": sampling.mirostat_tau, "eta": sampling.mirostat_eta, "repetition": sampling.repetition_penalty,
-            "presence": sampling.presence_penalty, "frequency": sampling.frequency_penalty, "choice": opened.choice,
-            "dry_allowed": sampling.dry_allowed_length, "dry_window": sampling.dry_penalty_last_n,
-            "num_prompt": opened.num_prompt_tokens, "kinds": kinds_of(sampling),
-        }  # fmt: skip
-        for name in (*_NUMBERS, "top_k", "min_tokens", "mirostat"):
-            if name not in values:
-                values[name] = getattr(sampling, name)
-        for name, value in values.items():
-            record[name] = min(value, _LARGEST_INT) if name in _INTEGERS else value
+        for name, kind in _SAMPLERS:
+            value = getattr(sampling, name)
+            record[name] = value if kind is float else min(value, _LARGEST_INT)
+        record["choice"], record["num_prompt"] = opened.choice, opened.num_prompt_tokens
+        record["min_tokens"], record["kinds"] = min(sampling.min_tokens, _LARGEST_INT), kinds_of(sampling)
         record["seed"] = seed % (1 << 64)
 
     def _write_lists(self, record: NDArray[np.void], sampling: SamplingParams, held: list[torch.Tensor]) -> None:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
+
+from realizar.sampling_params import SAMPLERS
+
+if TYPE_CHECKING:
+    SamplerFields: TypeAlias = msgspec.Struct
+else:
+    SamplerFields = msgspec.defstruct(
+        "SamplerFields", [(each.name, each.kind | None, None) for each in SAMPLERS], kw_only=True,
+        forbid_unknown_fields=True,
+    )  # fmt: skip
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +38,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     json_object: bool | None = None
 
 
-class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class GenerationFields(SamplerFields, kw_only=True, forbid_unknown_fields=True):
     """Fields of both kinds of generation. None means not given; fields typed Any are checked in `neutral.py`.
 
     `model` may be omitted, as a server has one model.
@@ -42,29 +52,11 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     best_of: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
     return_progress: bool | None = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    top_n_sigma: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
     dry_sequence_breakers: list[str] | None = None
-    mirostat: int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None

@@ -11,10 +11,11 @@ from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.kernels.sampling.dry import bounded, penalise_repetitions
 from realizar.backends.cpu.kernels.sampling.logits import copy
-from realizar.backends.cpu.kernels.sampling.record import place_scratch
+from realizar.backends.cpu.kernels.sampling.record import ROW, place_scratch
 from realizar.backends.cpu.kernels.sampling.row_state import forbids_ends
 from realizar.backends.cpu.memory import inner, load_i64, read_f32, read_f64, read_i32, read_i64, write_f32
 
+_REPETITION, _PRESENCE, _FREQUENCY = (ROW[f"{name}_penalty"] for name in ("repetition", "presence", "frequency"))
 _WORD = 32  # ids of a mask's word
 _FORBIDDEN = np.float32(-np.inf)
 
@@ -67,8 +68,8 @@ def _penalise(row: int, target: int) -> None:
     Then, for ids in the output alone, `presence + frequency * count` is subtracted.
     """
     ids, counts = load_i64(row, record.COUNTED), load_i64(row, record.COUNTS)
-    repetition, presence = read_f64(row, record.REPETITION), read_f64(row, record.PRESENCE)
-    frequency = read_f64(row, record.FREQUENCY)
+    repetition, presence = read_f64(row, _REPETITION), read_f64(row, _PRESENCE)
+    frequency = read_f64(row, _FREQUENCY)
     for i in range(load_i64(row, record.NUM_COUNTED)):
         token, count = read_i32(ids, i), read_i32(counts, i)
         before = read_f32(target, token)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from realizar.backends.cpu.kernels.sampling import record
+from realizar.backends.cpu.kernels.sampling.record import ROW
 from realizar.backends.cpu.memory import (
     inner,
     load_i64,
@@ -25,6 +26,9 @@ from realizar.backends.cpu.memory import (
     write_i64,
 )
 
+_MULTIPLIER, _BASE, _ALLOWED_LENGTH, _PENALTY_LAST_N = (
+    ROW[f"dry_{name}"] for name in ("multiplier", "base", "allowed_length", "penalty_last_n")
+)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -55,7 +59,7 @@ def is_breaker(row: int, token: int) -> bool:
 @inner
 def window_start(row: int) -> int:
     """The first token that counts."""
-    size, window = load_i64(row, record.DRY_SIZE), load_i64(row, record.DRY_WINDOW)
+    size, window = load_i64(row, record.DRY_SIZE), load_i64(row, _PENALTY_LAST_N)
     return 0 if window < 0 else max(0, size - window)
 
 
@@ -82,7 +86,7 @@ def penalise_repetitions(row: int, logits: int, vocab: int) -> None:
         _match_suffixes(row)
         write_i64(row, record.DRY_MATCHED, 1)
     tokens, lengths = load_i64(row, record.DRY_TOKENS), load_i64(row, record.DRY_LENGTHS)
-    found, start, allowed = load_i64(row, record.DRY_FOUND), window_start(row), load_i64(row, record.DRY_ALLOWED)
+    found, start, allowed = load_i64(row, record.DRY_FOUND), window_start(row), load_i64(row, _ALLOWED_LENGTH)
     for turn in range(2):  # first from the logits as they are, then all at once
         for i in range(start, load_i64(row, record.DRY_SIZE) - 1):
             length = read_i32(lengths, i + 1)
@@ -93,8 +97,8 @@ def penalise_repetitions(row: int, logits: int, vocab: int) -> None:
                 continue
             before = read_f32(logits, token)
             if turn == 0:
-                growth = read_f64(row, record.DRY_BASE) ** np.float64(length - allowed)
-                penalty = min(read_f64(row, record.DRY_MULTIPLIER) * growth, _LARGEST)
+                growth = read_f64(row, _BASE) ** np.float64(length - allowed)
+                penalty = min(read_f64(row, _MULTIPLIER) * growth, _LARGEST)
                 write_f32(found, i, bounded(np.float64(before) - penalty, before))
             elif read_f32(found, i) < before:
                 write_f32(logits, token, read_f32(found, i))

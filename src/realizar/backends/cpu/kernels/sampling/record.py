@@ -10,28 +10,27 @@ from typing import NamedTuple
 from realizar.backends.cpu.codegen.logit_blocks import BLOCK
 from realizar.backends.cpu.memory import inner
 from realizar.backends.cpu.records import Record
+from realizar.sampling_params import SAMPLERS
 
 BINS = 1024  # of a histogram over a pool's keys
 
 # A row. Lists are addresses and lengths; address 0 is an empty list. `counted` are the ids that were seen, with their
-# counts in the output. DRY's tokens and match lengths are int32, with room for `dry_places` tokens.
-ROW = Record(
-    "seed choice greedy top_k min_tokens ends_early outputs logprobs mirostat "
+# counts in the output. DRY's tokens and match lengths are int32, with room for `dry_places` tokens. `mu` is float64.
+# Samplers' parameters come last, float64 where they are no integers; kernels name the slots of those that they read.
+_FIELDS = (
+    "seed choice greedy min_tokens ends_early outputs logprobs mu "
     "bias_ids biases num_biases end_ids num_ends "
     "counted counts num_counted "
-    "dry_tokens dry_lengths dry_found dry_matched dry_size dry_places dry_allowed dry_window breakers num_breakers "
-    "temperature top_p min_p typical_p top_n_sigma xtc_probability xtc_threshold mu tau eta "  # float64, all from here
-    "repetition presence frequency dry_multiplier dry_base"
+    "dry_tokens dry_lengths dry_found dry_matched dry_size dry_places breakers num_breakers"
 )
 (
-    SEED, CHOICE, GREEDY, TOP_K, MIN_TOKENS, ENDS_EARLY, OUTPUTS, LOGPROBS, MIROSTAT,
+    SEED, CHOICE, GREEDY, MIN_TOKENS, ENDS_EARLY, OUTPUTS, LOGPROBS, MU,
     BIAS_IDS, BIASES, NUM_BIASES, END_IDS, NUM_ENDS,
     COUNTED, COUNTS, NUM_COUNTED,
-    DRY_TOKENS, DRY_LENGTHS, DRY_FOUND, DRY_MATCHED, DRY_SIZE, DRY_PLACES, DRY_ALLOWED, DRY_WINDOW,
-    BREAKERS, NUM_BREAKERS,
-    TEMPERATURE, TOP_P, MIN_P, TYPICAL_P, TOP_N_SIGMA, XTC_PROBABILITY, XTC_THRESHOLD, MU, TAU, ETA,
-    REPETITION, PRESENCE, FREQUENCY, DRY_MULTIPLIER, DRY_BASE,
-) = range(len(ROW.names))  # fmt: skip
+    DRY_TOKENS, DRY_LENGTHS, DRY_FOUND, DRY_MATCHED, DRY_SIZE, DRY_PLACES, BREAKERS, NUM_BREAKERS,
+) = range(len(_FIELDS.split()))  # fmt: skip
+ROW = Record(" ".join([_FIELDS, *(each.name for each in SAMPLERS)]))
+MIROSTAT = ROW["mirostat"]
 
 # A run: consecutive tokens of a step whose logits one row wants, read one after another. `row` 0 asks for the
 # log-probability of `target` alone, -1 for the most probable id's. `place`: choices of the row before the run.

@@ -35,7 +35,7 @@ from realizar.backends.cpu.kernels.sampling.pool import (
     sum_of,
     weigh_pool,
 )
-from realizar.backends.cpu.kernels.sampling.record import Scratch, place_scratch
+from realizar.backends.cpu.kernels.sampling.record import ROW, Scratch, place_scratch
 from realizar.backends.cpu.memory import (
     inner,
     load_i64,
@@ -48,6 +48,12 @@ from realizar.backends.cpu.memory import (
     write_i64,
 )
 
+_TEMPERATURE, _TOP_K, _TOP_P, _MIN_P, _TYPICAL_P, _TOP_N_SIGMA = (
+    ROW[name] for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma")
+)
+_XTC_PROBABILITY, _XTC_THRESHOLD, _TAU, _ETA = (
+    ROW[name] for name in ("xtc_probability", "xtc_threshold", "mirostat_tau", "mirostat_eta")
+)
 _SLACK = 1e-9  # by which a bound, found through a logarithm, is lowered, so that rounding loses no id
 _LEAST_REST = 1e-16
 _LN2 = math.log(2.0)
@@ -58,24 +64,24 @@ _NO_POOL = -1
 def draw_token(row: int, position: int, logits: Logits, scratch: Scratch) -> int:
     """The token of a row of a temperature above 0."""
     uniform = uniform_of(row, position, DRAW_TOKEN)
-    temperature = read_f64(row, record.TEMPERATURE)
+    temperature = read_f64(row, _TEMPERATURE)
     inverse = inverse_of(temperature)
-    chance = read_f64(row, record.XTC_PROBABILITY)
+    chance = read_f64(row, _XTC_PROBABILITY)
     xtc = chance > 0.0 and uniform_of(row, position, DRAW_XTC) < chance
     count, total = _truncate(row, logits, temperature, inverse, scratch)
     if count == _NO_POOL:
         if xtc:
-            least = read_f64(row, record.XTC_THRESHOLD) * total
+            least = read_f64(row, _XTC_THRESHOLD) * total
             logits = _exclude(logits, temperature, inverse, least, scratch)
             total, _ = weigh_all(logits, inverse, scratch)
         return draw_of_all(logits, inverse, uniform, total, scratch)
-    if read_f64(row, record.MIN_P) > 0.0:
+    if read_f64(row, _MIN_P) > 0.0:
         most = 0.0
         for i in range(count):
             most = max(most, read_f64(scratch.weights, i))
-        count = keep_weights(read_f64(row, record.MIN_P) * most, count, scratch)
+        count = keep_weights(read_f64(row, _MIN_P) * most, count, scratch)
     if xtc:
-        count = _exclude_of_pool(read_f64(row, record.XTC_THRESHOLD), count, scratch)
+        count = _exclude_of_pool(read_f64(row, _XTC_THRESHOLD), count, scratch)
     return read_i32(scratch.ids, draw(uniform, count, scratch))
 
 
@@ -86,7 +92,7 @@ def _truncate(row: int, logits: Logits, temperature: float, inverse: float, scra
     Returns:
         Size of the pool they leave, or _NO_POOL where none of them nor min-p acts; and then the weight of all ids.
     """
-    typical_p, top_p, min_p = read_f64(row, record.TYPICAL_P), read_f64(row, record.TOP_P), read_f64(row, record.MIN_P)
+    typical_p, top_p, min_p = read_f64(row, _TYPICAL_P), read_f64(row, _TOP_P), read_f64(row, _MIN_P)
     count = _restrict(row, logits, inverse, scratch)
     total = moment = 0.0
     if count != _NO_POOL:
@@ -116,7 +122,7 @@ def _restrict(row: int, logits: Logits, inverse: float, scratch: Scratch) -> int
     Top-n-sigma (Tang et al., 2024) keeps logits within so many population standard deviations, taken over all ids that
     are not forbidden, of the largest. Top-k keeps exactly k ids.
     """
-    top_k, sigmas = load_i64(row, record.TOP_K), read_f64(row, record.TOP_N_SIGMA)
+    top_k, sigmas = load_i64(row, _TOP_K), read_f64(row, _TOP_N_SIGMA)
     restricts = 0 < top_k < logits.vocab
     if not restricts and sigmas <= 0.0:
         return _NO_POOL
@@ -215,7 +221,7 @@ def draw_mirostat(row: int, position: int, logits: Logits, scratch: Scratch) -> 
     Returns:
         The token, and mu after it.
     """
-    temperature, mu = read_f64(row, record.TEMPERATURE), read_f64(row, record.MU)
+    temperature, mu = read_f64(row, _TEMPERATURE), read_f64(row, record.MU)
     inverse = inverse_of(temperature)
     total, _ = weigh_all(logits, inverse, scratch)
     floor = math.log(total) - mu * _LN2
@@ -230,7 +236,7 @@ def draw_mirostat(row: int, position: int, logits: Logits, scratch: Scratch) -> 
         kept = weigh_pool(logits, inverse, 1, scratch)
     index = draw(uniform_of(row, position, DRAW_TOKEN), kept, scratch)
     surprise = math.log2(sum_of(scratch.weights, kept) / read_f64(scratch.weights, index))
-    return read_i32(scratch.ids, index), mu - read_f64(row, record.ETA) * (surprise - read_f64(row, record.TAU))
+    return read_i32(scratch.ids, index), mu - read_f64(row, _ETA) * (surprise - read_f64(row, _TAU))
 
 
 def make_draw() -> Any:

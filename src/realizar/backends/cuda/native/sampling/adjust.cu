@@ -14,8 +14,8 @@ INLINE float penalised(const Row& row, float before, u32 word, int id, const int
   for (int i = 0; i < num_drafts; i++) count += drafts[i] == id;
   if (!count && !word) return before;
   double value = before;
-  value = value > 0.0 ? value / row.repetition : value * row.repetition;
-  return bounded(value - (row.frequency * count + (count ? row.presence : 0.0)), before);
+  value = value > 0.0 ? value / row.repetition_penalty : value * row.repetition_penalty;
+  return bounded(value - (row.frequency_penalty * count + (count ? row.presence_penalty : 0.0)), before);
 }
 
 // End ids and biases of a tile, each read by one thread; `part` is every 256th logit of the tile from a thread's own
@@ -109,7 +109,9 @@ struct History {
     }
     return at < added ? added : added + row.dry_lengths[at - added + 1];
   }
-  INLINE int window_start(int tokens) const { return row.dry_window < 0 ? 0 : max(0, tokens - row.dry_window); }
+  INLINE int window_start(int tokens) const {
+    return row.dry_penalty_last_n < 0 ? 0 : max(0, tokens - row.dry_penalty_last_n);
+  }
 };
 
 INLINE void lower_to(float* at, float value) {
@@ -140,8 +142,8 @@ extern "C" __global__ void __launch_bounds__(512) penalise_repetitions(
       if (start > 0) length = min(length, at - start + 1);
       float value = INF;
       const int next = history.token(at + 1);
-      if (length >= row.dry_allowed && next >= 0 && next < t.vocab && !is_breaker(row, next)) {
-        const double penalty = row.dry_multiplier * pow(row.dry_base, (double)(length - row.dry_allowed));
+      if (length >= row.dry_allowed_length && next >= 0 && next < t.vocab && !is_breaker(row, next)) {
+        const double penalty = row.dry_multiplier * pow(row.dry_base, (double)(length - row.dry_allowed_length));
         value = bounded((double)x[next] - fmin(penalty, LARGEST), x[next]);
       }
       row.dry_values[at] = value;

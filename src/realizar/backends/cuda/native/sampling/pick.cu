@@ -57,7 +57,7 @@ INLINE int draw(const Tables& t, const Choice& c, const Row& row, const View& v,
   __syncthreads();
   if (row.mirostat && threadIdx.x == 0) {
     const double mu = c.place ? t.next_mu[c.index - 1] : t.mu[c.row];
-    t.next_mu[c.index] = mu - row.eta * (log2((double)all / (double)found_weight) - row.tau);
+    t.next_mu[c.index] = mu - row.mirostat_eta * (log2((double)all / (double)found_weight) - row.mirostat_tau);
   }
   return found_id;
 }

@@ -1,6 +1,7 @@
 // Rows, choices and tables of the sampler, and what its kernels share: integer weights, the order of ids, sums of a
 // block.
-// Defined by the loader: nothing. Mirrored by ../../sampling: native_rows.py (Row), native_choices.py (Tables, Choice).
+// Defined by the loader: SAMPLERS, the fields of `Row` that are samplers' parameters.
+// Mirrored by ../../sampling: native_rows.py (Row), native_choices.py (Tables, Choice).
 //
 // A weight is exp((logit - top) / temperature) * 2^40 as an integer of 64 bits, so that sums do not depend on their
 // order: every split into blocks gives the same bits. Ids are ordered by (key, id): key grows as the logit falls.
@@ -47,10 +48,8 @@ struct Row {
   int* dry_tokens;
   int* dry_lengths;
   float* dry_values;
-  double temperature, top_p, min_p, typical_p, top_n_sigma, xtc_probability, xtc_threshold, tau, eta;
-  double repetition, presence, frequency, dry_multiplier, dry_base;
-  int choice, top_k, num_biases, num_ends, num_breakers, min_tokens, mirostat;
-  int dry_allowed, dry_window, dry_start, dry_places, num_prompt, kinds, padding;
+  SAMPLERS
+  int choice, num_biases, num_ends, num_breakers, min_tokens, dry_start, dry_places, num_prompt, kinds;
 };
 
 // One place at which a token is chosen. Kernels pass one without flags.
