@@ -28,7 +28,7 @@ except ImportError:  # where it was before
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.loading import load_core
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.pace import Policy
 config = EngineConfig(device="cpu", context_length=600, max_running=1, prefix_cache=False)
 core = load_core(open_checkpoint(sys.argv[2]), config, policy=Policy("prefill"))
 for line in sys.stdin:

@@ -38,7 +38,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.models.generated import generate
 from realizar.models.generated.shapes import SHAPES
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.pace import Policy
 
 # llama.cpp b11434 on an H200: tokens/s by sequences, and of a prompt of 2,048.
 PEER: dict[str, dict[int | str, int]] = {

@@ -29,8 +29,7 @@ from realizar.cache_kinds import FullCache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.pace import Pace
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.pace import Pace, Policy
 from realizar.scheduler.scheduler import Scheduler
 
 CONTEXT, BLOCK, TILE, MOST_TOKENS = 10_240, 16, 64, 4096

@@ -52,8 +52,7 @@ from realizar.errors import RealizarError
 from realizar.models.spec import ModelSpec
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
-from realizar.scheduler.holding import Holding
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.pace import Policy
 from realizar.scheduler.scheduler import Scheduler
 from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.structured.workers.service import GrammarService
@@ -335,7 +334,7 @@ def parts_of(backend: Backend) -> list[tuple[type, str, str]]:
         (EngineCore, "step", "the rest of a step"),
         (Scheduler, "schedule", "schedule"),
         (Scheduler, "update", "update"),
-        (Holding, "hold", "hold rows"),
+        (Scheduler, "hold", "hold rows"),
         (RowGrammars, "start", "ask"),
         (RowGrammars, "advance", "take choices in"),
         (RowGrammars, "give", "give masks"),

@@ -43,7 +43,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.models.spec import ModelSpec
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.pace import Policy
 from realizar.scheduler.sequence import Sequence
 
 PROMPT, STEPS, TILE = 128, 128, 64

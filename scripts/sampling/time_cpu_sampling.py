@@ -50,7 +50,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.hub.pull import resolve
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.pace import Policy
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},

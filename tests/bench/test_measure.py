@@ -11,7 +11,7 @@ from realizar.errors import CapacityError, ContextLengthError, InvalidRequestErr
 from realizar.models.generated.generate import generated_header
 from realizar.models.registry import build_spec
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.pace import Policy
 from resolving import new_core
 from scripted_backend import ScriptedBackend, make_spec
 

@@ -19,7 +19,7 @@ from realizar.kv_cache.snapshot_tiers import SnapshotCounts
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.counts import SchedulerCounts
+from realizar.scheduler.scheduler import SchedulerCounts
 from tiny_model import write_tiny_model
 
 OPTIONS: dict[str, Any] = {

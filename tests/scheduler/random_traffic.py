@@ -1,22 +1,19 @@
-"""Random requests through a scheduler, and a trace of everything that it decides and puts out."""
+"""Random requests through a scheduler, whose rows and outputs are checked against texts kept in plain lists."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
 
-from realizar.batch import RowOutput, ScheduledBatch, ScheduledRow, StepOutput
+from realizar.batch import FROM_PREVIOUS_STEP, RowOutput, ScheduledBatch, ScheduledRow, StepOutput
 from realizar.cache_kinds import attention_cache
 from realizar.errors import CapacityError, QueueFullError
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.outputs import RowError, TokenLogprobs
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.drafting import Drafting
-from realizar.scheduler.drafts import PromptLookup
-from realizar.scheduler.pace import Pace
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.drafts import Drafting, PromptLookup
+from realizar.scheduler.pace import Pace, Policy
 from realizar.scheduler.scheduler import Scheduler
 
 CONTEXT = 40
@@ -25,13 +22,14 @@ LOGPROBS = TokenLogprobs(1, -1.0, 1, ())
 
 
 class Traffic:
-    """One scheduler under load. The same seed asks the same of any scheduler that decides the same.
+    """One scheduler under load.
 
     Attributes:
-        trace: what was scheduled, put out and counted, step by step.
+        texts: the tokens of each choice of a request that are known.
+        num_outputs: outputs that were checked.
     """
 
-    def __init__(self, seed: int, new_scheduler: Callable[..., Scheduler] = Scheduler) -> None:
+    def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         windows = rng.choice([(None,), (None,), (None, 6), (5,), (4, 9)])
         rows, step_tokens = rng.choice([3, 6]), rng.choice([6, 12, 24])
@@ -46,7 +44,7 @@ class Traffic:
             max_step_tokens=step_tokens,
             prefix_cache=rng.random() < 0.7,
         )
-        self.scheduler = new_scheduler(
+        self.scheduler = Scheduler(
             self.cache,
             max_running=rows,
             max_step_tokens=step_tokens,
@@ -60,14 +58,14 @@ class Traffic:
         self.in_flight: deque[ScheduledBatch] = deque()
         self.most_in_flight = rng.choice([1, 2])
         self.kind = rng.choice(["plain", "plain", "mixed"])
-        self.number = 0
-        self.trace: list[object] = []
+        self.number = self.num_outputs = 0
+        self.texts: dict[tuple[str, int], list[int]] = {}
 
     def clock(self) -> float:
         self.now += 0.01
         return self.now
 
-    def run(self, arrivals: int) -> list[object]:
+    def run(self, arrivals: int) -> None:
         """Serve so many requests, and audit after every step."""
         while self.number < arrivals or self.scheduler.has_work or self.in_flight:
             if self.number < arrivals and self.rng.random() < 0.5:
@@ -76,8 +74,7 @@ class Traffic:
                 self.scheduler.abort(str(self.rng.randrange(self.number + 1)), self.rng.choice([None, 0]))
             self._step()
             self.scheduler.audit()
-            self.trace.append((self.cache.audit(), self.scheduler.counts))
-        return self.trace
+            self.cache.audit()
 
     def _add(self) -> None:
         rng = self.rng
@@ -103,15 +100,14 @@ class Traffic:
         try:
             self.scheduler.add(request)
         except (QueueFullError, CapacityError):
-            self.trace.append("refused")
+            return
+        self.texts |= {(request.request_id, choice): list(prompt) for choice in range(sampling.n)}
 
     def _step(self) -> None:
-        for row in self.scheduler.take_closed_rows():
-            self.trace.append(("closed", row))
+        self.scheduler.take_closed_rows()
         batch = self.scheduler.schedule()
-        self.trace.append((batch.rows, batch.opened))
-        for row in batch.rows:  # the blocks of every row
-            self.trace.append([group.tables[row.row].tolist() for group in self.cache._groups])
+        for row in batch.rows:
+            self._check_row(row)
         if batch.rows:
             self.in_flight.append(batch)
         most = self.most_in_flight - 1
@@ -122,11 +118,72 @@ class Traffic:
         if batch.rows and self.rng.random() < 0.02:
             steps = list(self.in_flight)
             self.in_flight.clear()
-            give_up = self.rng.choice([self.scheduler.lose, self.scheduler.try_smaller])
-            self.trace.append(give_up(steps, RowError("lost")))
+            self.rng.choice([self.scheduler.lose, self.scheduler.try_smaller])(steps, RowError("lost"))
         while len(self.in_flight) > most:
             done = self.in_flight.popleft()
-            self.trace.append(self.scheduler.update(done, StepOutput.of([self._output(row) for row in done.rows])))
+            results = [self._output(row) for row in done.rows]
+            expected = self._expected(done, results)
+            outputs = self.scheduler.update(done, StepOutput.of(results))
+            failed = {output.request_id for output in outputs if output.error is not None}
+            assert failed == {name for (name, _), gain in expected.items() if gain is None}
+            found = {(each.request_id, each.choice): each for each in outputs if each.error is None}
+            assert len(found) + len(failed) == len(outputs)
+            for key, gain in expected.items():
+                if gain is not None and key[0] not in failed:
+                    tokens, reason = gain
+                    assert (found[key].token_ids, found[key].finish_reason) == (tokens, reason)
+                    assert found[key].stop_token_id == (tokens[-1] if reason == "stop" else None)
+                    self.texts[key] += tokens
+                    self.num_outputs += 1
+            assert found.keys() == {key for key, gain in expected.items() if gain and key[0] not in failed}
+
+    def _key(self, row: ScheduledRow) -> tuple[str, int] | None:
+        """The request and choice of a row, unless it has ended or left the row."""
+        sequence = self.scheduler._open.get(row.sequence_id)
+        return None if sequence is None or sequence.row != row.row else (sequence.request.request_id, sequence.choice)
+
+    def _check_row(self, row: ScheduledRow) -> None:
+        key = self._key(row)
+        assert key is not None
+        text, start = self.texts[key], row.num_computed_tokens
+        own = row.token_ids[: row.num_tokens - row.num_drafts]
+        assert list(own) == [*text, FROM_PREVIOUS_STEP][start : start + len(own)]
+        assert row.num_tokens > row.num_drafts
+        assert not row.num_drafts or (row.sample and start + 1 == len(text))
+        size = self.cache.block_size
+        for group in self.cache._groups:
+            assert group.end[row.row] * size >= row.num_context_tokens
+
+    def _expected(
+        self, done: ScheduledBatch, results: list[RowOutput]
+    ) -> dict[tuple[str, int], tuple[tuple[int, ...], str | None] | None]:
+        """What each row's choice gains, and why it ends; None where its request fails."""
+        expected: dict[tuple[str, int], tuple[tuple[int, ...], str | None] | None] = {}
+        for row, result in zip(done.rows, results, strict=True):
+            key = self._key(row)
+            if key is None:
+                continue
+            sequence = self.scheduler._open.get(row.sequence_id)
+            assert sequence is not None
+            request = sequence.request
+            if result.error is not None:
+                expected[key] = None
+                continue
+            tokens, reason = [], None
+            for token_id in result.token_ids:
+                tokens.append(token_id)
+                count = len(self.texts[key]) + len(tokens) - request.num_prompt_tokens
+                if token_id in request.sampling.stop_token_ids and count > request.sampling.min_tokens:
+                    reason = "stop"
+                elif count == request.max_tokens:
+                    reason = "length"
+                if reason is not None:
+                    break
+            if request.max_tokens == 0 and row.num_context_tokens == request.num_prompt_tokens:
+                reason = "length"
+            if tokens or reason is not None or result.queried:
+                expected[key] = tuple(tokens), reason
+        return expected
 
     def _output(self, row: ScheduledRow) -> RowOutput:
         rng = self.rng

@@ -8,9 +8,8 @@ from realizar.kv_cache.manager import KVCacheManager
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.drafting import Drafting
-from realizar.scheduler.drafts import PromptLookup
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.drafts import Drafting, PromptLookup
+from realizar.scheduler.pace import Policy
 from realizar.scheduler.scheduler import Scheduler
 
 

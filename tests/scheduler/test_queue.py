@@ -7,7 +7,6 @@ import pytest
 from realizar.errors import InvalidRequestError, QueueFullError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.counts import EndTimes
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape, step
 
 
@@ -76,16 +75,20 @@ def test_a_full_queue_refuses() -> None:
     scheduler.audit()
 
 
-def test_the_time_to_try_again_is_that_of_the_last_ends() -> None:
-    ends = EndTimes()
-    assert ends.next_in_s(100.0) == 1.0
-    for now in (10.0, 14.0, 18.0):
-        ends.note(now)
-    assert ends.next_in_s(22.0) == pytest.approx(4.0)
-    assert ends.next_in_s(1000.0) == 60.0
-    for _ in range(100):
-        ends.note(50.0)
-    assert ends.next_in_s(50.1) == 1.0
+@pytest.mark.parametrize(
+    ("ended_s", "now_s", "wait_s"),
+    [((), 100.0, 1.0), ((10.0, 14.0, 18.0), 22.0, 4.0), ((10.0, 14.0, 18.0), 1000.0, 60.0), ((50.0,) * 100, 50.1, 1.0)],
+)
+def test_the_time_to_try_again_is_that_of_the_last_ends(
+    ended_s: tuple[float, ...], now_s: float, wait_s: float
+) -> None:
+    scheduler = make_scheduler(max_running=1, max_queued=0)
+    scheduler.add(request("a", 2))
+    scheduler._ended_s.extend(ended_s)
+    scheduler._clock = lambda: now_s
+    with pytest.raises(QueueFullError) as refused:
+        scheduler.add(request("b", 2))
+    assert refused.value.retry_after_s == pytest.approx(wait_s)
 
 
 def test_an_aborted_request_leaves_its_blocks_at_once() -> None:

@@ -7,8 +7,8 @@ import pytest
 from realizar.batch import FROM_PREVIOUS_STEP, RowOutput, StepOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.counts import SchedulerCounts
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.pace import Policy
+from realizar.scheduler.scheduler import SchedulerCounts
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape, step
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.kv_cache.manager import Prefix
-from realizar.scheduler.snapshot_places import MOST_OF_A_REQUEST, SnapshotPlaces
+from realizar.scheduler.state_copies import MOST_OF_A_REQUEST, SnapshotPlaces
 
 
 def places(

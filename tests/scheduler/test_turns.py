@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from realizar.request import NO_CLIENT, Client
+from realizar.scheduler.open_sequences import Turns
 from realizar.scheduler.scheduler import Scheduler
-from realizar.scheduler.turns import Turns
 from scheduler.scheduler_runs import answer, make_scheduler, request
 
 

@@ -17,7 +17,7 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.pace import Policy
 from realizar.structured.grammar import GrammarFactory
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService

@@ -16,7 +16,7 @@ from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import load_core
 from realizar.models.spec import Experts
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.pace import Policy
 
 _WARM_PROMPT_TOKENS, _WARM_GEN_TOKENS = 64, 4
 

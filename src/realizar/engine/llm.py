@@ -29,7 +29,7 @@ from realizar.models.spec import ModelSpec
 from realizar.outputs import RequestOutput, TokenLogprobs
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.pace import Policy
 from realizar.tokenizer.parsers.choose import AnswerFormat
 from realizar.tokenizer.tokenizer import Tokenizer
 

@@ -21,7 +21,7 @@ from realizar.errors import CapacityError, DeviceLostError, KernelError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
 from realizar.models.spec import ModelSpec
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.pace import Policy
 from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import WorkerLimits

@@ -1,9 +1,10 @@
-"""`OpenSequences`: every sequence that has not ended, by request, and whether it waits or runs."""
+"""`OpenSequences`: every sequence that has not ended, by request, whether it waits or runs, and in what order."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,18 +12,95 @@ from numpy.typing import NDArray
 
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.outputs import PromptProgress
-from realizar.request import Request
-from realizar.scheduler.policy import order
+from realizar.request import Client, Request
 from realizar.scheduler.row_table import RowTable
 from realizar.scheduler.sequence import Sequence
-from realizar.scheduler.turns import Turns
+
+_FEW = 64  # clients that are remembered in any case
+
+TURNS_PER_PRIORITY = 64
+"""Later turns that a sequence lets pass for every step of priority between them."""
+
+
+def order(sequence: Sequence) -> tuple[float, int]:
+    """Sort key of admission, smallest first. Under pressure the largest running one is preempted.
+
+    Clients' sequences start in turn, those of one turn and of one client in the order of arrival. Priority moves a
+    sequence forward or back by turns. A bounded number of later sequences overtake one that waits, however urgent they
+    are.
+    """
+    return sequence.turn + TURNS_PER_PRIORITY * sequence.request.priority, sequence.sequence_id
+
+
+class Turns:
+    """Gives each sequence that begins to wait its turn; the smallest starts first.
+
+    These are the start tags of fair queueing. A client's turns follow each other at a distance of 1 / weight, and the
+    first one of a client who waited for nothing is now. Time passes by a round while every client who waits gets its
+    weight of starts. So clients who wait start in turn, however many sequences of one wait already, and a lone client's
+    sequences start in the order of their arrival.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._next: dict[str, float] = {}  # a client's turn after those that it has taken
+        self._used: dict[str, float] = {}  # after as many as have started
+        self._waiting: Counter[str] = Counter()
+        self._weights: dict[str, int] = {}  # of those who wait
+        self._most_known = _FEW
+
+    def __len__(self) -> int:
+        """Turns that were taken and are not used."""
+        return self._waiting.total()
+
+    def take(self, client: Client) -> float:
+        """A turn for another sequence that waits."""
+        name = client.name
+        if len(self._next) > self._most_known:
+            self._forget()
+        following = self._next.get(name, self._now)
+        # Behind as many as wait: those who left don't count, or whoever leaves and comes back would never start.
+        behind = self._unused(name) + self._waiting[name] / client.weight
+        turn = max(self._now, min(following, max(behind, following - 1 / client.weight)))
+        self._next[name] = turn + 1 / client.weight
+        self._waiting[name] += 1
+        self._weights[name] = client.weight
+        return turn
+
+    def start(self, client: Client, turn: float) -> None:
+        """A sequence starts that had this turn."""
+        used = min(turn, self._unused(client.name)) + 1 / client.weight
+        self._used[client.name] = max(self._used.get(client.name, 0.0), used)
+        self._now += 1 / sum(self._weights.values())
+        self._leave(client.name)
+
+    def give_up(self, client: Client) -> None:
+        """A sequence ended while it waited. A client who waits for nothing more gets the turns that it did not use."""
+        self._leave(client.name)
+        if client.name not in self._waiting:
+            self._next[client.name] = self._used.get(client.name, self._now)
+
+    def _unused(self, name: str) -> float:
+        """The first turn that a client could have if it waited for nothing."""
+        return max(self._used.get(name, self._now), self._now)
+
+    def _leave(self, name: str) -> None:
+        self._waiting[name] -= 1
+        if not self._waiting[name]:
+            del self._waiting[name], self._weights[name]
+
+    def _forget(self) -> None:
+        """Forget clients who have had no more than the others: their next turn is now in any case."""
+        self._next = {name: turn for name, turn in self._next.items() if turn > self._now}
+        self._used = {name: turn for name, turn in self._used.items() if turn > self._now}
+        self._most_known = 2 * len(self._next) + _FEW
 
 
 class OpenSequences:
     """Owns the lists; the scheduler decides which sequences move between them.
 
     Attributes:
-        waiting, running: sorted by `policy.order`; a preempted sequence waits.
+        waiting, running: sorted by `order`; a preempted sequence waits.
         preempted: those that wait and have a row.
         requests: by request id and choice.
         in_rows: the sequence of each row, None where there is none.
@@ -97,14 +175,14 @@ class OpenSequences:
         """Move a sequence from waiting to running."""
         self.waiting.remove(sequence)
         self.preempted.discard(sequence)
-        sequence.running = True
+        self._table.is_running[sequence.own_row] = True
         self._running_rows = None
         bisect.insort(self.running, sequence, key=order)
 
     def stop(self, sequence: Sequence) -> None:
         """Move a sequence from running to waiting."""
         self.running.remove(sequence)
-        sequence.running = False
+        self._table.is_running[sequence.own_row] = False
         self._running_rows = None
         self.preempted.add(sequence)
         bisect.insort(self.waiting, sequence, key=order)

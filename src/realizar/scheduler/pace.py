@@ -1,4 +1,4 @@
-"""`Pace`: the number of prompt tokens that a step may read beside decodes, so that streams keep their pace.
+"""`Policy` and `Pace`: the prompt tokens that a step may read beside decodes, so that streams keep their pace.
 
 Two things are learned from the steps' times: the time of a step of decodes alone, by their number, and the time that a
 prompt token adds, by its position. While sequences decode, a step reads as many prompt tokens as keep it under
@@ -13,8 +13,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from realizar.scheduler.policy import Policy
+from typing import Literal
 
 _ALONE_S = 0.05  # a step of prompts alone: a request that comes waits for the steps in flight
 _ALONE_TOKENS = 2048  # which it may have however long they take: with fewer a GPU is not busy
@@ -29,6 +28,24 @@ _MOST_GROWTH = 1.25  # beside one tile: the first tokens of a chunk can be free,
 _FIRST_CHUNK_FACTOR = 1.5  # small chunks cost more a token than the whole steps that the first estimate comes from
 _NEAR_TOKENS = 512  # positions before this are measured together, those after it by powers of two
 _FARTHER_FACTOR = 1.5  # a token twice as far, until it is measured: 1.2 to 1.9 in a model small enough to feel it
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The rules by which a step's token budget is filled.
+
+    Attributes:
+        first: `decode` keeps running streams at their pace; `prefill` reads every prompt that fits before any
+            decode, so that the two phases are apart (benchmarks).
+        stretch: times as long as a step of decodes alone that a step may take when prompts are read beside them;
+            infinite where only throughput counts.
+        least_step_s: seconds that such a step may take in any case: a fast device would otherwise read prompts in
+            small chunks, to keep a pace that nobody can read.
+    """
+
+    first: Literal["decode", "prefill"] = "decode"
+    stretch: float = 2.5
+    least_step_s: float = 0.012
 
 
 @dataclass(slots=True)

@@ -1,24 +1,26 @@
-"""`Plan`: a step that is being composed."""
+"""`Plan`: a step that is being composed; and `StepLimit`, its size while the device is short of memory."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from realizar.batch import OpenedRow
 from realizar.kv_cache.manager import Prefix
 from realizar.scheduler.pace import Pace
+from realizar.scheduler.row_table import Column, Rows
 from realizar.scheduler.sequence import Sequence
 
-_NO_ROWS = np.zeros(0, np.intp)
+_LEAST_TOKENS = 16  # a step of one sequence is not cut below this: its request fails
+_STEPS_TO_GROW = 64  # steps in a row that must have fitted before larger ones are tried
 
 
 class Plan:
-    """The tokens of each sequence, drafts included, and the remaining budget.
+    """The rows of a step with their tokens, and the remaining budget.
 
     Attributes:
-        decodes: intp [rows], rows that decode one token each; they come before all others.
-        tokens: of other sequences, in their order. drafts: of those that have any.
+        decodes: intp [decodes], rows that compute their last token; they come before all others.
+        num_drafts: int32 [decodes], drafts that follow it; None where no row has any.
+        prompts: tokens of other sequences, in their order.
         restored: prefixes with snapshots that sequences start from.
         opened: rows to open with the step.
 
@@ -32,19 +34,20 @@ class Plan:
         self._max_rows = max_rows
         self._pace = pace
         self._num_decode_tokens: int | None = None
-        self.decodes: NDArray[np.intp] = _NO_ROWS
-        self.tokens: dict[Sequence, int] = {}
-        self.drafts: dict[Sequence, tuple[int, ...]] = {}
+        self.decodes: Rows = np.zeros(0, np.intp)
+        self.num_drafts: Column | None = None
+        self.prompts: dict[Sequence, int] = {}
         self.restored: dict[Sequence, Prefix] = {}
         self.opened: list[OpenedRow] = []
 
     @property
     def num_tokens(self) -> int:
-        return len(self.decodes) + sum(self.tokens.values())
+        drafts = 0 if self.num_drafts is None else int(self.num_drafts.sum())
+        return len(self.decodes) + drafts + sum(self.prompts.values())
 
     @property
     def num_rows(self) -> int:
-        return len(self.decodes) + len(self.tokens)
+        return len(self.decodes) + len(self.prompts)
 
     @property
     def is_full(self) -> bool:
@@ -56,10 +59,10 @@ class Plan:
         """Sequences of one token each that may still join."""
         return self.budget if self._max_rows is None else min(self.budget, self._max_rows - self.num_rows)
 
-    def add_decodes(self, rows: NDArray[np.intp]) -> None:
-        """Schedule one token of each row, intp [rows], before any other."""
-        self.decodes = rows
-        self.budget -= len(rows)
+    def add_decodes(self, rows: Rows, num_drafts: Column | None) -> None:
+        """Schedule the last token of each row, and drafts, before any other."""
+        self.decodes, self.num_drafts = rows, num_drafts
+        self.budget -= len(rows) + (0 if num_drafts is None else int(num_drafts.sum()))
 
     def most_of(self, sequence: Sequence) -> int:
         """Tokens that a prompt may take while others wait: half of the remaining budget, so that none waits long."""
@@ -74,8 +77,8 @@ class Plan:
         self._num_decode_tokens = self.num_tokens
         self._limit(position, 0)
 
-    def go_farther(self, position: int) -> None:
-        """Limit the budget, to at least one, for a prompt with `position` cached tokens: later tokens are slower."""
+    def start_at(self, position: int) -> None:
+        """Limit it, to at least one, for a prompt that starts after so many cached tokens: later ones are slower."""
         if self._num_decode_tokens is not None:
             self._limit(position, 1)
 
@@ -86,18 +89,56 @@ class Plan:
         if most is not None:
             self.budget = min(self.budget, max(most - (self.num_tokens - self._num_decode_tokens), least))
 
-    def add(self, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
-        """Schedule `count` tokens in all, of which the drafts are the last."""
-        self.budget += self.tokens.get(sequence, 0) - count
-        self.tokens[sequence] = count
-        if drafts:
-            self.drafts[sequence] = drafts
+    def add(self, sequence: Sequence, count: int) -> None:
+        """Schedule `count` tokens of a prompt in all."""
+        self.budget += self.prompts.get(sequence, 0) - count
+        self.prompts[sequence] = count
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out again."""
-        others = self.decodes[self.decodes != sequence.row]
-        self.budget += len(self.decodes) - len(others)
-        self.decodes = others
-        self.budget += self.tokens.pop(sequence, 0)
-        self.drafts.pop(sequence, None)
+        before = self.num_tokens
+        stay = self.decodes != sequence.row
+        self.decodes = self.decodes[stay]
+        self.num_drafts = None if self.num_drafts is None else self.num_drafts[stay]
+        self.prompts.pop(sequence, None)
         self.restored.pop(sequence, None)
+        self.budget += before - self.num_tokens
+
+
+class StepLimit:
+    """Halved when a step did not fit into memory, and doubled again after many that did.
+
+    Attributes:
+        rows: sequences in one step. tokens: tokens in one step.
+        is_short: a step did not fit lately; each step is then awaited before the next, to know which one fails.
+    """
+
+    def __init__(self, max_rows: int, max_tokens: int) -> None:
+        self._most = max_rows, max_tokens
+        self.rows, self.tokens = self._most
+        self._num_fitting = 0
+        self.is_short = False
+
+    def failed(self, num_steps: int, num_rows: int, num_tokens: int) -> bool:
+        """Halve the limits after one of the steps in flight did not fit; False if it was alone and can't be smaller.
+
+        Args:
+            num_rows, num_tokens: of the largest.
+        """
+        self._num_fitting = 0
+        if num_steps == 1 and num_rows <= 1 and num_tokens <= _LEAST_TOKENS:
+            return False
+        self.is_short = True
+        self.rows = max(num_rows // 2, 1)
+        self.tokens = max(num_tokens // 2, self.rows, min(_LEAST_TOKENS, self._most[1]))
+        return True
+
+    def fitted(self) -> None:
+        """Take in a step that fitted."""
+        if not self.is_short:
+            return
+        self._num_fitting += 1
+        if self._num_fitting == _STEPS_TO_GROW:
+            self._num_fitting = 0
+            self.is_short = (self.rows, self.tokens) != self._most
+            self.rows, self.tokens = min(2 * self.rows, self._most[0]), min(2 * self.tokens, self._most[1])

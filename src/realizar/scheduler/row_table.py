@@ -1,13 +1,12 @@
 """`RowTable`: the state of all sequences that have a row, one column for each fact, indexed by the row's number.
 
-A step of many decodes reads and writes these columns with a few operations for all its rows. `Sequence` shows the same
-numbers for one sequence, so that nothing is held twice.
+Every step reads and writes these columns with a few operations for all its rows. `Sequence` shows the same numbers for
+one sequence, so that nothing is held twice. `RowPool` hands out the rows.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, StepRows
 
-MOST_STOP_IDS = 16  # of a row that is compared with them beside the others; a row with more is taken in by itself
+FEW_STOP_IDS = 16  # of a row, that are compared for all rows at once; those of a row with more are compared apart
 _NOBODY = -1  # in place of the number of a sequence
 _NO_ID = -1  # in place of a stop id
 _LARGEST = 2**31 - 1  # of an int32
@@ -25,18 +24,18 @@ Column = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class TakenIn:
-    """The rows whose choices end with the tokens taken in. All are [rows].
+class Appended:
+    """The tokens that rows gained. All are [rows].
 
     Attributes:
-        stopped: the last choice is a stop id, and late enough to be one.
+        counts: tokens that were appended.
+        stopped: the last of them is a stop id, and late enough to be one.
         full: no further token is wanted.
-        counts: choices of each row that were appended; None where it is one of each.
     """
 
+    counts: NDArray[np.intp]
     stopped: NDArray[np.bool_]
     full: NDArray[np.bool_]
-    counts: NDArray[np.intp] | None = None
 
 
 class RowTable:
@@ -44,17 +43,19 @@ class RowTable:
 
     Attributes:
         sequence_ids: int64 [rows], the scheduler's number of the sequence in each row, -1 where there is none.
-        token_ids: int32 [rows, context], prompt and output as far as known; memory is used as it is written.
+        token_ids: int32 [rows, context], prompt and output as far as known, then drafts that wait to be scheduled;
+            memory is used as it is written.
         num_known: int32 [rows], how many of them are known.
-        num_pending: int32 [rows], choices of submitted steps that are not known yet, drafts apart.
+        num_pending: int32 [rows], sampled tokens of submitted steps that are not known yet, drafts apart.
         num_computed: int32 [rows], tokens in the KV cache once every submitted step is done, drafts in flight included.
         num_drafts: int32 [rows], drafts in flight.
         num_proposed: int32 [rows], drafts that wait to be scheduled.
-        most_tokens: int32 [rows], the number of tokens at which no further choice is wanted.
+        most_tokens: int32 [rows], the number of tokens at which no further one is wanted.
         least_tokens: int32 [rows], the number of tokens up to which stop ids do not end the row.
-        is_plain: bool [rows], the row chooses tokens, nothing else is wanted of it, and it has few stop ids.
-        stop_ids: int32 [rows, MOST_STOP_IDS] of plain rows, -1 where a row has fewer.
-        may_repeat: int32 [rows], 1 where the token before a choice may be computed again and the model has a state.
+        samples: bool [rows], tokens are wanted after the prompt.
+        is_running: bool [rows], the row holds blocks.
+        may_repeat: int32 [rows], 1 where the token before a sampled one may be computed again and the model has a
+            state.
 
     Args:
         has_state: the model has one.
@@ -71,21 +72,23 @@ class RowTable:
         self.num_proposed = np.zeros(num_rows, np.int32)
         self.most_tokens = np.zeros(num_rows, np.int32)
         self.least_tokens = np.zeros(num_rows, np.int32)
-        self.is_plain = np.zeros(num_rows, np.bool_)
-        self.stop_ids = np.full((num_rows, MOST_STOP_IDS), _NO_ID, np.int32)
+        self.samples = np.zeros(num_rows, np.bool_)
+        self.is_running = np.zeros(num_rows, np.bool_)
         self.may_repeat = np.zeros(num_rows, np.int32)
+        self._stop_ids = np.full((num_rows, FEW_STOP_IDS), _NO_ID, np.int32)
+        self._many_stop_ids: dict[int, Column] = {}  # of rows that have more
 
     def open(
-        self, row: int, sequence_id: int, token_ids: NDArray[np.int32], *, most_tokens: int, least_tokens: int,
-        stop_ids: frozenset[int] | None, may_be_held: bool = False,
+        self, row: int, sequence_id: int, token_ids: Column, *, most_tokens: int, least_tokens: int,
+        stop_ids: Collection[int], samples: bool, may_be_held: bool = False,
     ) -> None:  # fmt: skip
         """Give a row to a sequence of which nothing is computed.
 
         Args:
             token_ids: int32 [tokens], all that are known.
             least_tokens: may be more than any row ever has.
-            stop_ids: of a plain row, of any value; None for any other.
-            may_be_held: the row follows a grammar (`scheduler/holding.py`).
+            stop_ids: of any value.
+            may_be_held: the row follows a grammar (`Scheduler.hold`).
         """
         self.sequence_ids[row] = sequence_id
         self.token_ids[row, : len(token_ids)] = token_ids
@@ -94,18 +97,21 @@ class RowTable:
             column[row] = 0
         self.may_repeat[row] = may_be_held and self._has_state
         self.most_tokens[row], self.least_tokens[row] = most_tokens, min(least_tokens, _LARGEST)
-        usable = [token_id for token_id in stop_ids or () if 0 <= token_id <= _LARGEST]
-        self.is_plain[row] = stop_ids is not None and len(usable) <= MOST_STOP_IDS
-        if self.is_plain[row]:
-            self.stop_ids[row] = _NO_ID
-            self.stop_ids[row, : len(usable)] = usable
+        self.samples[row] = samples
+        usable = [token_id for token_id in set(stop_ids) if 0 <= token_id <= _LARGEST]
+        self._stop_ids[row] = _NO_ID
+        if len(usable) <= FEW_STOP_IDS:
+            self._stop_ids[row, : len(usable)] = usable
+        else:
+            self._many_stop_ids[row] = np.array(usable, np.int32)
 
     def close(self, row: int) -> None:
         """Take the row from its sequence: results of submitted steps are nobody's."""
-        self.sequence_ids[row] = _NOBODY
+        self.sequence_ids[row], self.is_running[row] = _NOBODY, False
+        self._many_stop_ids.pop(row, None)
 
     def num_remaining(self, rows: Rows) -> Column:
-        """Tokens to compute for each row's next choice; 0 when none is wanted, or drafts must be verified first."""
+        """Tokens to compute before each row's next sampled one; 0 where none is wanted, or drafts are in flight."""
         num_tokens = self.num_known[rows] + self.num_pending[rows]
         remaining = num_tokens - self.num_computed[rows]
         remaining[num_tokens >= self.most_tokens[rows]] = 0
@@ -113,30 +119,53 @@ class RowTable:
         return remaining
 
     def go_on(self, step: StepRows) -> NDArray[np.bool_]:
-        """bool [rows]: rows of a step whose sequence has its last token known, alone to compute, and room for a draft.
-
-        A preempted sequence may be among them.
-        """
+        """bool [rows]: rows of a step that have their last token known, alone to compute, and room for a draft."""
         rows = step.numbers
         known, room = self.num_known[rows], self.most_tokens[rows] - 1 > self.num_known[rows]
-        is_open = self.sequence_ids[rows] == step.sequence_ids
+        is_open = (self.sequence_ids[rows] == step.sequence_ids) & self.is_running[rows]
         waits = (self.num_pending[rows] == 0) & (self.num_drafts[rows] == 0)
         found: NDArray[np.bool_] = is_open & room & waits & (known - self.num_computed[rows] == 1)
         return found
 
-    def have_one_result(self, rows: Rows) -> bool:
-        """True if all rows are plain and none has drafts to be scheduled: a decode of each gives one choice."""
-        return np.count_nonzero(self.is_plain[rows]) == len(rows) and not np.count_nonzero(self.num_proposed[rows])
+    def propose(self, row: int, drafts: Sequence[int]) -> None:
+        """Let drafts follow a row's known tokens, all of which but the last are computed."""
+        known = self.num_known.item(row)
+        self.token_ids[row, known : known + len(drafts)] = drafts
+        self.num_proposed[row] = len(drafts)
 
-    def advance(self, rows: Rows) -> StepRows:
-        """Schedule the one token that each row has to compute, and the choice after it; it counts as computed."""
+    def advance(self, rows: Rows, counts: Column | None = None, num_drafts: Column | None = None) -> StepRows:
+        """Schedule the next tokens of rows, and the one sampled after them; from now on they count as computed.
+
+        Args:
+            counts: int32 [rows], drafts included, which are the last. num_drafts: int32 [rows]. Both are None where
+                each row decodes: it computes its last token without drafts.
+        """
         computed = self.num_computed[rows]
-        token_ids = self.token_ids[rows, computed]
-        token_ids[computed >= self.num_known[rows]] = FROM_PREVIOUS_STEP
-        self.num_computed[rows] = computed + 1
-        self.num_pending[rows] += 1
-        uncertain = self.may_repeat[rows] if self._has_state else None
-        return StepRows.of_decodes(self.sequence_ids[rows], rows, computed, token_ids, uncertain)
+        if counts is None or num_drafts is None:
+            token_ids = self.token_ids[rows, computed]
+            token_ids[computed >= self.num_known[rows]] = FROM_PREVIOUS_STEP
+            self.num_computed[rows] = computed + 1
+            self.num_pending[rows] += 1
+            uncertain = self.may_repeat[rows] if self._has_state else None
+            return StepRows.of_decodes(self.sequence_ids[rows], rows, computed, token_ids, uncertain)
+        samples = self.samples[rows] & (counts - num_drafts == self.num_remaining(rows))
+        starts = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(counts, out=starts[1:])
+        positions = np.arange(starts[-1], dtype=np.int32) + np.repeat(computed - starts[:-1], counts)
+        token_ids = self.token_ids[np.repeat(rows, counts), positions]
+        token_ids[positions >= np.repeat(self.num_known[rows] + num_drafts, counts)] = FROM_PREVIOUS_STEP
+        self.num_computed[rows] = computed + counts
+        self.num_pending[rows] += samples
+        self.num_drafts[rows], self.num_proposed[rows] = num_drafts, 0
+        uncertain = num_drafts + self.may_repeat[rows] * samples if self._has_state else num_drafts
+        return StepRows(self.sequence_ids[rows], rows, computed, token_ids, starts, samples, num_drafts, uncertain)
+
+    def hold(self, step: StepRows, held: NDArray[np.bool_]) -> None:
+        """Take back that some open rows of a submitted step, bool [rows], sample a token after it."""
+        rows = step.numbers[held]
+        self.num_pending[rows] -= 1
+        self.num_drafts[rows] = 0
+        self.num_computed[rows] -= (1 + step.num_drafts[held]) * self.is_running[rows]
 
     def computed_again(self, step: StepRows, rows: NDArray[np.bool_]) -> StepRows:
         """The step, in which some decodes, bool [rows], compute the last known token of their row."""
@@ -146,57 +175,103 @@ class RowTable:
         computed[rows] -= 1
         return replace(step, token_ids=token_ids, num_computed_tokens=computed)
 
-    def advance_with_drafts(self, rows: Rows, drafts: Sequence[tuple[int, ...]], num_drafts: Column) -> StepRows:
-        """Schedule the one token that each row has to compute, its drafts, so many of each, and the choices."""
-        computed, counts = self.num_computed[rows], num_drafts + np.int32(1)
-        starts = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(counts, out=starts[1:])
-        own = self.token_ids[rows, computed]
-        own[computed >= self.num_known[rows]] = FROM_PREVIOUS_STEP
-        are_drafts = np.ones(starts[-1], np.bool_)
-        are_drafts[starts[:-1]] = False
-        token_ids = np.empty(starts[-1], np.int32)
-        token_ids[starts[:-1]] = own
-        token_ids[are_drafts] = list(itertools.chain.from_iterable(drafts))
-        self.num_computed[rows] = computed + counts
-        self.num_pending[rows] += 1
-        self.num_drafts[rows] = num_drafts
-        samples = np.ones(len(rows), np.bool_)
-        uncertain = num_drafts + self.may_repeat[rows] if self._has_state else num_drafts
-        return StepRows(self.sequence_ids[rows], rows, computed, token_ids, starts, samples, num_drafts, uncertain)
-
-    def take_in(self, rows: Rows, choices: Column) -> TakenIn:
-        """Append one choice to each row."""
-        places = self.num_known[rows]
-        self.token_ids[rows, places] = choices
-        known = places + 1
-        self.num_known[rows] = known
-        self.num_pending[rows] -= 1
-        stopped = (self.stop_ids.take(rows, axis=0) == choices[:, None]).any(axis=1) & (known > self.least_tokens[rows])
-        return TakenIn(stopped, known >= self.most_tokens[rows])
-
-    def take_in_several(self, rows: Rows, choices: NDArray[np.int32]) -> TakenIn:
-        """Append choices to each row up to the one that ends it.
+    def append_tokens(self, rows: Rows, sampled: NDArray[np.int32]) -> Appended:
+        """Append to each row its sampled tokens up to the one that ends it: the rule by which outputs end.
 
         Args:
-            choices: int32 [rows, 1 + drafts], at least one of each row, NO_CHOICE after its last.
+            sampled: int32 [rows, 1 + drafts], at least one token of each row, NO_CHOICE after its last.
         """
-        places, each = self.num_known[rows], np.arange(choices.shape[1], dtype=np.int32)
-        chosen = choices != NO_CHOICE
-        known = places[:, None] + (each + np.int32(1))  # tokens with each choice
-        stops = (self.stop_ids[rows][:, None, :] == choices[:, :, None]).any(axis=2)
-        stops &= chosen & (known > self.least_tokens[rows][:, None])
-        full = chosen & (known >= self.most_tokens[rows][:, None])
-        ends = stops | full
-        counts = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, np.count_nonzero(chosen, axis=1))
-        index, place = (each < counts[:, None]).nonzero()
-        self.token_ids[rows[index], places[index] + place] = choices[index, place]
-        self.num_known[rows] = places + counts
+        known, width = self.num_known[rows], sampled.shape[1]
+        places = known[:, None] + np.arange(width, dtype=np.int32)
+        stops = self._are_stop_ids(rows, sampled) & (places >= self.least_tokens[rows][:, None])
+        full = places + 1 >= self.most_tokens[rows][:, None]
+        if width == 1:
+            counts, stopped, is_full = np.ones(len(rows), np.intp), stops[:, 0], full[:, 0]
+            self.token_ids[rows, known] = sampled[:, 0]
+        else:
+            are_there = sampled != NO_CHOICE
+            ends = are_there & (stops | full)
+            counts = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, np.count_nonzero(are_there, axis=1))
+            index, place = (np.arange(width) < counts[:, None]).nonzero()
+            self.token_ids[rows[index], places[index, place]] = sampled[index, place]
+            last = np.arange(len(rows)), counts - 1
+            stopped, is_full = stops[last], full[last]
+        self.num_known[rows] = known + counts
         self.num_pending[rows] -= 1
-        last = np.arange(len(rows)), counts - 1
-        return TakenIn(stops[last], full[last], counts)
+        return Appended(counts, stopped, is_full)
 
-    def settle_drafts(self, rows: Rows, num_computed: NDArray[np.intp]) -> None:
-        """Drafts of these rows are in flight no more; so many tokens of each, intp [rows], stay computed."""
+    def _are_stop_ids(self, rows: Rows, token_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """bool [rows, tokens], true for the rows' stop ids among int32 [rows, tokens]."""
+        found: NDArray[np.bool_] = (self._stop_ids.take(rows, axis=0)[:, None] == token_ids[:, :, None]).any(axis=2)
+        for row, stop_ids in self._many_stop_ids.items():
+            at = rows == row
+            found[at] = np.isin(token_ids[at], stop_ids)
+        return found
+
+    def settle_drafts(self, rows: Rows, num_computed: NDArray[np.integer]) -> None:
+        """Drafts of these rows are in flight no more; so many tokens of each, [rows], stay computed."""
         self.num_drafts[rows] = 0
         self.num_computed[rows] = num_computed
+
+
+class RowPool:
+    """Hands out the backend's rows, 0 .. num_rows - 1, smallest first at the start.
+
+    A row is not used again while a submitted step still names it.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._free = list(range(num_rows - 1, -1, -1))
+        self._steps = np.zeros(num_rows, np.int32)
+        self._draining: set[int] = set()
+        self._closed: list[int] = []
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self) -> int:
+        """Take a free row; the caller has checked `num_free`."""
+        return self._free.pop()
+
+    def submitted(self, rows: NDArray[np.intp]) -> None:
+        """Note that a step with these rows, intp [rows], all different, was submitted."""
+        self._steps[rows] += 1
+
+    def finished(self, rows: NDArray[np.intp]) -> None:
+        """Note that a step with these rows, intp [rows], is done."""
+        self._steps[rows] -= 1
+        if not self._draining:
+            return
+        for row in rows[self._steps[rows] == 0].tolist():
+            if row in self._draining:
+                self._draining.remove(row)
+                self._closed.append(row)
+
+    def release(self, row: int) -> None:
+        """Close a row whose sequence has ended, at once or when its steps in flight are done."""
+        if self._steps[row]:
+            self._draining.add(row)
+        else:
+            self._closed.append(row)
+
+    def take_closed(self) -> list[int]:
+        """Return the rows to close in the backend; from now on they are free."""
+        closed, self._closed = self._closed, []
+        self._free.extend(reversed(closed))
+        return closed
+
+    def audit(self, owned: Iterable[int]) -> None:
+        """Prove that every row is free, owned, draining or closed, and only one of these.
+
+        Args:
+            owned: rows of open sequences.
+
+        Raises:
+            RuntimeError: one is lost or in two states.
+        """
+        rows = [*self._free, *owned, *self._draining, *self._closed]
+        if sorted(rows) != list(range(len(self._steps))):
+            raise RuntimeError(f"rows {sorted(rows)} are free, owned, draining or closed, of {len(self._steps)}")
+        if self._steps.min() < 0:
+            raise RuntimeError("a row has ended more steps than it was in")

@@ -1,43 +1,65 @@
 """`Scheduler`: continuous batching, one step at a time.
 
 A step has a budget of tokens. Each running sequence that decodes takes one and its drafts; chunks of running prompts
-and prompts of waiting sequences follow, in turn by client (`turns.py`). Each prompt takes half of the remaining budget,
-and tokens that remain go to the prompts that end soonest, so that a short one does not wait until a long one is read.
-A sequence starts from the cached blocks of its prompt and waits when no block is free. Under pressure the running
-sequence that comes last is preempted and recomputed later. A step may be scheduled before the one before it is done:
-tokens that are not known yet are FROM_PREVIOUS_STEP, and results of a sequence that has ended meanwhile are dropped.
+and prompts of waiting sequences follow, in turn by client. Each prompt takes half of the remaining budget, and tokens
+that remain go to the prompts that end soonest, so that a short one does not wait until a long one is read. A sequence
+starts from the cached blocks of its prompt and waits when no block is free. Under pressure the running sequence that
+comes last is preempted and recomputed later. A step may be scheduled before the one before it is done: tokens that are
+not known yet are FROM_PREVIOUS_STEP, and results of a sequence that has ended meanwhile are dropped.
+
+The numbers of rows lie in the columns of a `RowTable`; sequences are looked at one by one where they start, read their
+prompts, fill a block or end.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections import deque
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.batch import ScheduledBatch, ScheduledRow, StepOutput, StepRows
-from realizar.errors import QueueFullError
-from realizar.kv_cache.manager import KVCacheManager
-from realizar.outputs import PromptProgress, RowError, TokenOutput
-from realizar.request import Request
-from realizar.scheduler.admission import check_request, waits_for_blocks
-from realizar.scheduler.counts import EndTimes, SchedulerCounts
-from realizar.scheduler.drafted import advance_decodes
-from realizar.scheduler.drafting import Drafting
-from realizar.scheduler.holding import Holding
-from realizar.scheduler.intake import Intake
+from realizar.batch import NO_CHOICE, LogprobQuery, RowOutput, ScheduledBatch, StepOutput, StepRows
+from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError, QueueFullError
+from realizar.kv_cache.manager import KVCacheManager, Prefix
+from realizar.outputs import FinishReason, PromptProgress, RowError, TokenLogprobs, TokenOutput
+from realizar.request import Pooling, Request
+from realizar.scheduler.drafts import Drafting
 from realizar.scheduler.open_sequences import OpenSequences
-from realizar.scheduler.pace import Pace
-from realizar.scheduler.plan import Plan
-from realizar.scheduler.policy import Policy
-from realizar.scheduler.results import failed_output
-from realizar.scheduler.row_table import RowTable
-from realizar.scheduler.rows import RowPool
+from realizar.scheduler.pace import Pace, Policy
+from realizar.scheduler.plan import Plan, StepLimit
+from realizar.scheduler.row_table import Appended, RowPool, Rows, RowTable
 from realizar.scheduler.sequence import Sequence
 from realizar.scheduler.state_copies import StateCopies
-from realizar.scheduler.steady import schedule_decodes
-from realizar.scheduler.step_limit import StepLimit
+
+_LOG = logging.getLogger(__name__)
+_LEAST_WAIT_S, _MOST_WAIT_S = 1.0, 60.0  # that a client is told while the queue is full
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerCounts:
+    """Sequences by state now, and counts since the start.
+
+    Attributes:
+        running, waiting: sequences, each choice of a request being one.
+        preemptions: sequences that gave up their blocks and were recomputed.
+        prefix_cache_queries, prefix_cache_hits: prompt tokens looked up when a sequence first entered a step,
+            and found.
+        draft_tokens, accepted_tokens: tokens speculated, and those of them that were right.
+    """
+
+    running: int
+    waiting: int
+    preemptions: int
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Scheduler:
@@ -77,10 +99,8 @@ class Scheduler:
         self._rows = RowPool(max_running)
         self._table = RowTable(max_running, context_length, has_state=cache.has_state)
         self._open = OpenSequences(cache.block_size, self._table)
-        self._end_times = EndTimes()
+        self._ended_s: deque[float] = deque(maxlen=32)  # when the last sequences ended
         self._drafting = drafting or Drafting(None, 0, 0)
-        self._intake = Intake(self._open, self._table, cache, self._drafting, self._end, self.fail)
-        self._holding = Holding(self._open, self._table)
         self._copies = StateCopies(cache, self._open, context_length, max_step_tokens, pace)
         self._preemptions = self._queries = self._hits = 0
 
@@ -109,10 +129,14 @@ class Scheduler:
     def awaits(self, batch: ScheduledBatch) -> bool:
         """True if a submitted step must be done before the next is scheduled.
 
-        Each step is awaited after one that did not fit into memory, to know which one fails, and a step after whose
-        choices drafts may follow.
+        Each step is awaited after one that did not fit into memory, to know which one fails, and a step after which
+        drafts may follow, if they follow from ids that the host knows. Prompts with more than one token to go can have
+        none yet.
         """
-        return self._limit.is_short or self._drafting.awaits(self._sequences(batch))
+        if self._limit.is_short or not self._drafting.awaits_results:
+            return self._limit.is_short
+        rows = batch.columns.numbers[self._are_open(batch.columns)]
+        return bool((self._table.num_remaining(rows) <= 1).any())
 
     def add(self, request: Request) -> None:
         """Queue a request, each choice as a sequence of its own.
@@ -123,7 +147,7 @@ class Scheduler:
             CapacityError: the KV cache could not hold it even alone.
             QueueFullError: the queue is full.
         """
-        check_request(request, self._open.requests, self._context_length, self._cache)
+        self._check_request(request)
         self._check_queue()
         self._open.add(request)
 
@@ -147,12 +171,9 @@ class Scheduler:
         if sequence is None:
             return None
         self.abort(sequence.request.request_id)
-        return failed_output(sequence, error, self._clock())
-
-    @property
-    def holding(self) -> Holding:
-        """Holds rows of a submitted step that can't choose in time."""
-        return self._holding
+        output = _output(sequence, (), self._clock())
+        output.error = error
+        return output
 
     def lose(self, steps: Collection[ScheduledBatch], error: RowError) -> list[TokenOutput]:
         """End the requests of all steps in flight, which gave nothing; no cached block is found any more."""
@@ -169,13 +190,43 @@ class Scheduler:
         largest = max(steps, key=lambda step: step.num_tokens, default=None)
         if largest is None or not self._limit.failed(len(steps), largest.num_rows, largest.num_tokens):
             return self.lose(steps, error)
-        for row in [row for step in steps for row in step.rows]:
-            sequence = self._open.get(row.sequence_id)
-            if sequence is not None:
-                sequence.give_up(row)
+        for columns in [step.columns for step in steps]:
+            for index, number in enumerate(columns.sequence_ids.tolist()):
+                sequence = self._open.get(number)
+                if sequence is None:
+                    continue
+                if queries := columns.logprob_queries.get(index):  # later steps ask for them again
+                    first = int(columns.num_computed_tokens[index]) + queries[0].index
+                    sequence.num_queried = min(sequence.num_queried, first)
                 self._restart(sequence)
         self._forget(steps)
         return []
+
+    def hold(self, step: ScheduledBatch, rows: Collection[int], following: ScheduledBatch) -> ScheduledBatch:
+        """Let rows of the oldest submitted step, whose masks are late, sample nothing in it, and try again in the next.
+
+        A row that is held computes its last token once more: the same keys and values at the same place, so that
+        nothing else is undone. It keeps the blocks that this token sees (`kv_cache/group.py`), also where the next one
+        leaves some out of its window. Without it a step would wait for its slowest grammar.
+
+        Args:
+            rows: their numbers. Those whose sequences have ended pass.
+            following: the step that was scheduled after it and not submitted yet; it may have no rows.
+
+        Returns:
+            The following step, in which these rows compute their last token again, in place of one that they have not
+            sampled.
+        """
+        are_held = np.zeros(len(self._table.sequence_ids), np.bool_)
+        are_held[list(rows)] = True
+        held = are_held[step.columns.numbers] & self._are_open(step.columns)
+        self._table.hold(step.columns, held)
+        are_held[:] = False
+        are_held[step.columns.numbers[held]] = True  # those that were preempted start again anyway
+        again = are_held[following.columns.numbers] & self._table.is_running[following.columns.numbers]
+        if not again.any():
+            return following
+        return replace(following, columns=self._table.computed_again(following.columns, again))
 
     def take_closed_rows(self) -> list[int]:
         """Return the rows to close in the backend: they have ended, and no submitted step names them any more."""
@@ -186,59 +237,40 @@ class Scheduler:
         plan = Plan(self._limit.tokens, self._pace, self._limit.rows)
         running = self._open.running_rows
         remaining = self._table.num_remaining(running)  # 0 where a row's last token is on its way
-        decoding, prefilling = running, list[Sequence]()  # the very array, by which a backend knows the rows again
-        if np.count_nonzero(remaining == 1) < len(running):
-            decoding, prefilling = running[remaining == 1], self._open.of_rows(running[remaining > 1])
+        are_decodes = (remaining == 1) & self._table.samples[running]
+        decoding, prompts = running, list[Sequence]()  # the very array, by which a backend knows the rows again
+        if np.count_nonzero(are_decodes) < len(running):
+            decoding = running[are_decodes]
+            prompts = self._open.of_rows(running[(remaining > 0) & ~are_decodes])
         if self._policy.first == "prefill":
-            self._schedule_prompts(prefilling, plan)
-            self._admit(plan)
-            self._fill_up(plan)
+            self._schedule_prompts(prompts, plan)
             if not plan.num_rows:
                 self._schedule_decodes(decoding, plan)
         else:
             self._schedule_decodes(decoding, plan)
-            plan.start_prompts(max((sequence.num_computed_tokens for sequence in prefilling), default=0))
-            self._schedule_prompts(prefilling, plan)
-            self._admit(plan)
-            self._fill_up(plan)
-        columns = self._columns(plan)
+            plan.start_prompts(max((sequence.num_computed_tokens for sequence in prompts), default=0))
+            self._schedule_prompts(prompts, plan)
+        columns = self._advance(plan)
         self._rows.submitted(columns.numbers)
         if len(columns) and self._pace is not None:
             self._pace.submitted(self._clock())
         return ScheduledBatch(columns, tuple(plan.opened), self._copies.of_step(plan))
 
-    def _forget(self, steps: Collection[ScheduledBatch]) -> None:
-        """Steps in flight gave nothing: blocks and snapshots of theirs are not to be found."""
-        for step in steps:
-            self._finished(step)
-        self._cache.forget()
-        if self._pace is not None:
-            self._pace.lost()
-
-    def _finished(self, step: ScheduledBatch) -> None:
-        self._rows.finished(step.columns.numbers)
-        self._cache.finish_moves(step.state_moves)
-
-    def _columns(self, plan: Plan) -> StepRows:
-        """The planned rows; from now on their tokens count as computed."""
-        decodes, sequences = advance_decodes(plan, self._table, self._cache)
-        if not sequences:
-            return decodes
-        others = StepRows.of([self._advance(sequence, plan) for sequence in sequences])
-        return decodes.followed_by(others) if len(decodes) else others
-
     def update(self, batch: ScheduledBatch, output: StepOutput) -> list[TokenOutput]:
-        """Take in a step's results, in the order of the batch's rows, then have drafts proposed for its sequences."""
+        """Take in a step's results, in the order of the batch's rows, then have drafts proposed for its sequences.
+
+        Raises:
+            RuntimeError: the results are those of other rows.
+        """
         now = self._clock()
         self._limit.fitted()
         if self._pace is not None:
             decodes = batch.num_decode_tokens
             self._pace.ended(decodes, batch.num_tokens - decodes, now, batch.prompt_position)
-        outputs = self._intake.take_in(batch.columns, output, now)
+        outputs = self._update_rows(batch.columns, output, now)
         self._finished(batch)
         if self._drafting.is_on:
-            going = batch.columns.numbers[self._table.go_on(batch.columns)]
-            self._drafting.propose([sequence for sequence in self._open.of_rows(going) if sequence.running])
+            self._drafting.propose(self._open.of_rows(batch.columns.numbers[self._table.go_on(batch.columns)]))
         return outputs
 
     def audit(self) -> None:
@@ -249,51 +281,89 @@ class Scheduler:
         """
         self._rows.audit(self._open.audit())
 
+    def _check_request(self, request: Request) -> None:
+        """Refuse a request that could never run."""
+        if not request.prompt_token_ids:
+            raise InvalidRequestError("the prompt is empty", "prompt")
+        if request.request_id in self._open.requests:
+            raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
+        prompt, generated, cache = request.num_prompt_tokens, request.max_tokens, self._cache
+        if request.pooling is not None and generated > 0:
+            raise InvalidRequestError(f"a pooled request generates nothing, not {generated} tokens", "max_tokens")
+        if prompt + generated > self._context_length:
+            is_long = prompt >= self._context_length
+            raise ContextLengthError(
+                f"{'the prompt is too long: ' if is_long else ''}this model's maximum context length is "
+                f"{self._context_length} tokens; the prompt has {prompt} and {generated} are to be generated: "
+                f"together {prompt + generated}",
+                "prompt" if is_long else "max_tokens",
+            )
+        stored = max(prompt, prompt + generated - 1)  # the last token is never read back
+        if not cache.holds(stored):
+            raise CapacityError(
+                f"the request needs KV cache for {stored} tokens; the {'+'.join(map(str, cache.num_blocks))} "
+                f"blocks of {cache.block_size} tokens hold at most {cache.max_tokens}"
+            )
+
     def _check_queue(self) -> None:
         if self._max_queued is None:
             return
         queued, limit = self._open.num_queued_requests, self._max_queued + self._rows.num_free
-        if queued >= limit:
-            retry_after_s = self._end_times.next_in_s(self._clock())
-            raise QueueFullError(f"the queue is full ({queued} waiting, limit {limit}); try again later", retry_after_s)
-
-    def _schedule_decodes(self, rows: NDArray[np.intp], plan: Plan) -> None:
-        if schedule_decodes(rows, plan, self._table, self._cache):
+        if queued < limit:
             return
-        sequences = self._open.of_rows(rows)
-        rooms = self._cache.num_steady(rows, self._table.num_computed[rows]).tolist()
-        for index, (sequence, room) in enumerate(zip(sequences, rooms, strict=True)):
-            if plan.is_full:
-                break
-            if sequence.running:  # else preempted a moment ago
-                drafts = sequence.drafts
-                if drafts:  # every later decode has a token, too
-                    drafts = drafts[: max(plan.budget - (len(sequences) - index), 0)]
-                if len(drafts) < room:
-                    plan.add(sequence, 1 + len(drafts), drafts)
-                else:
-                    self._take_blocks(sequence, sequence.own_row, plan, 1 + len(drafts), drafts)
+        wait_s = (self._clock() - self._ended_s[0]) / len(self._ended_s) if self._ended_s else _LEAST_WAIT_S
+        raise QueueFullError(
+            f"the queue is full ({queued} waiting, limit {limit}); try again later",
+            min(max(wait_s, _LEAST_WAIT_S), _MOST_WAIT_S),
+        )
 
-    def _schedule_prompts(self, sequences: list[Sequence], plan: Plan) -> None:
-        for sequence in sequences:
+    def _schedule_decodes(self, rows: Rows, plan: Plan) -> None:
+        """Schedule the last token of each row, and drafts after it as far as all rows have their token."""
+        if len(rows) > plan.most_decodes:
+            rows = rows[: plan.most_decodes]
+        table, num_drafts, wanted = self._table, None, 1
+        if np.count_nonzero(proposed := table.num_proposed[rows]):
+            before = np.cumsum(proposed) - proposed
+            num_drafts = np.clip(plan.budget - len(rows) - before, 0, proposed).astype(np.int32)
+            wanted = num_drafts + 1
+        preemptions = self._preemptions
+        lack_blocks = self._cache.num_steady(rows, table.num_computed[rows]) < wanted
+        for index in lack_blocks.nonzero()[0].tolist():
+            count = self._allocate(int(rows[index]), 1 if num_drafts is None else 1 + int(num_drafts[index]), plan)
+            if num_drafts is not None:
+                num_drafts[index] = max(count - 1, 0)
+        if self._preemptions > preemptions:
+            stay = table.is_running[rows]
+            rows, num_drafts = rows[stay], None if num_drafts is None else num_drafts[stay]
+        plan.add_decodes(rows, num_drafts)
+
+    def _schedule_prompts(self, prompts: ListOf[Sequence], plan: Plan) -> None:
+        """Schedule chunks of running prompts, then those of waiting sequences, and then what remains of the budget."""
+        for sequence in prompts:
             if plan.is_full:
                 break
             if sequence.running:
-                self._take_blocks(sequence, sequence.own_row, plan, plan.most_of(sequence))
+                self._take_chunk(sequence, plan)
+        self._admit(plan)
+        self._fill_up(plan)
 
-    def _take_blocks(
-        self, sequence: Sequence, row: int, plan: Plan, wanted: int, drafts: tuple[int, ...] = ()
-    ) -> None:  # fmt: skip
-        """Schedule as many of the wanted tokens as blocks allow, preempting later sequences until one token fits."""
-        while sequence.running:
-            count = self._cache.allocate(row, sequence.num_computed_tokens, wanted)
-            if count:
-                count = min(count, wanted)
-                plan.add(sequence, count, drafts[: count - 1])
-                return
+    def _take_chunk(self, sequence: Sequence, plan: Plan) -> None:
+        if count := self._allocate(sequence.own_row, plan.most_of(sequence), plan):
+            plan.add(sequence, count)
+
+    def _allocate(self, row: int, wanted: int, plan: Plan) -> int:
+        """Own blocks for as many of the row's next tokens as there are, preempting later sequences for the first one.
+
+        Returns:
+            The tokens, at most those wanted; 0 if the row's sequence itself was preempted.
+        """
+        while self._table.is_running[row]:
+            if count := self._cache.allocate(row, self._table.num_computed.item(row), wanted):
+                return min(count, wanted)
             victim = self._open.running[-1]
             plan.remove(victim)
             self._preempt(victim)
+        return 0
 
     def _admit(self, plan: Plan) -> None:
         """Start waiting sequences, in their order, while rows, blocks and budget last.
@@ -308,24 +378,42 @@ class Scheduler:
             if sequence.row is None and not self._rows.num_free:
                 continue
             prefix = self._cache.find_prefix(sequence.keys, sequence.token_ids, sequence.most_cached_tokens)
-            if waits_for_blocks(sequence, prefix, self._open, self._cache):
+            if self._waits_for_blocks(sequence, prefix):
                 continue
             if self._open.running and not self._cache.can_allocate(sequence.num_tokens, prefix):
                 return  # alone, it always fits
-            plan.go_farther(prefix.num_tokens)
+            plan.start_at(prefix.num_tokens)
             row = self._row_for(sequence, prefix.num_tokens, plan)
             self._cache.adopt(row, prefix)
-            sequence.num_computed_tokens = prefix.num_tokens
+            self._table.num_computed[row] = prefix.num_tokens
             self._open.start(sequence)
             self._copies.start(sequence, prefix, plan)
-            self._take_blocks(sequence, row, plan, plan.most_of(sequence))
+            self._take_chunk(sequence, plan)
+
+    def _waits_for_blocks(self, sequence: Sequence, prefix: Prefix) -> bool:
+        """True if a running sequence is about to compute the block after this sequence's cached prefix.
+
+        The choices of one request wait for the first of them, and requests with the same long prefix for each other, so
+        that the prefix is computed once. Where the model has a state, the block has to be followed by others up to one
+        after which a snapshot is to be taken.
+        """
+        cache, size, found, most = self._cache, self._cache.block_size, prefix.num_tokens, sequence.most_cached_tokens
+        if not cache.prefix_cache or found + size > most:
+            return False
+        own = sequence.keys.of(sequence.token_ids)
+        if cache.has_state:
+            ends = [(other, place) for other in self._open.running for place in other.places if found < place <= most]
+        else:
+            ends = [(other, found + size) for other in self._open.about_to_compute(found + size)]
+        indices = [(other, end // size - 1) for other, end in ends if cache.lets_find(other.own_row)]
+        return any(other.keys.of(other.token_ids)[index] == own[index] for other, index in indices)
 
     def _fill_up(self, plan: Plan) -> None:
         """Give the remaining budget to the step's prompts, the shortest rest first, as far as free blocks go."""
-        rests = {each: each.num_chunk_tokens - count for each, count in plan.tokens.items()} if plan.budget else {}
+        rests = {each: each.num_chunk_tokens - count for each, count in plan.prompts.items()} if plan.budget else {}
         for sequence in sorted(rests, key=rests.__getitem__):
-            wanted = plan.tokens[sequence] + min(rests[sequence], plan.budget)
-            if wanted > plan.tokens[sequence]:
+            wanted = plan.prompts[sequence] + min(rests[sequence], plan.budget)
+            if wanted > plan.prompts[sequence]:
                 allocated = self._cache.allocate(sequence.own_row, sequence.num_computed_tokens, wanted)
                 plan.add(sequence, min(allocated, wanted))
 
@@ -338,38 +426,138 @@ class Scheduler:
                 sequence.num_cached_tokens = num_cached_tokens
                 self._queries += sequence.num_prompt_tokens
                 self._hits += num_cached_tokens
-            plan.opened.append(sequence.opened(sequence.own_row))
+            plan.opened.append(sequence.opened())
         return sequence.own_row
 
-    def _advance(self, sequence: Sequence, plan: Plan) -> ScheduledRow:
-        """The sequence's part of the batch; from now on its tokens count as computed."""
-        count, drafts = plan.tokens[sequence], plan.drafts.get(sequence, ())
-        request, row, computed = sequence.request, sequence.own_row, sequence.num_computed_tokens
-        own = count - len(drafts)
-        last = own == sequence.num_remaining_tokens
-        sample = last and request.max_tokens > 0
-        scheduled = ScheduledRow(
-            sequence_id=sequence.sequence_id,
-            row=row,
-            token_ids=sequence.next_tokens(own) + drafts,
-            num_computed_tokens=computed,
-            sample=sample,
-            logprob_queries=sequence.take_queries(count),
-            num_drafts=len(drafts),
-            pooling=request.pooling if last or request.pooling == "mean" else None,
-            num_uncertain=len(drafts) + (self._table.may_repeat.item(row) if sample else 0),
-        )
-        sequence.num_computed_tokens = computed + count
-        sequence.num_pending += sample
-        if drafts or sequence.drafts:
-            sequence.drafts, sequence.num_drafts = (), len(drafts)
-        if count > 1 or not sample:  # else when the choice after the token is known
-            self._cache.register(row, sequence.keys, sequence.token_ids, computed + count)
-        return scheduled
+    def _advance(self, plan: Plan) -> StepRows:
+        """The planned rows; from now on their tokens count as computed."""
+        table, cache = self._table, self._cache
+        if not plan.prompts and plan.num_drafts is None:
+            return table.advance(plan.decodes)
+        drafts = np.zeros(len(plan.decodes), np.int32) if plan.num_drafts is None else plan.num_drafts
+        rows = np.concatenate((plan.decodes, np.array([each.own_row for each in plan.prompts], np.intp)))
+        counts = np.concatenate((1 + drafts, np.array(list(plan.prompts.values()), np.int32)))
+        queries: dict[int, tuple[LogprobQuery, ...]] = {}
+        pooling: dict[int, Pooling] = {}
+        for index, (sequence, count) in enumerate(plan.prompts.items(), start=len(plan.decodes)):
+            if found := sequence.take_queries(count):
+                queries[index] = found
+            wanted = sequence.request.pooling
+            if wanted is not None and (wanted == "mean" or count == sequence.num_remaining_tokens):
+                pooling[index] = wanted
+        columns = table.advance(rows, counts, np.concatenate((drafts, np.zeros(len(plan.prompts), np.int32))))
+        if cache.prefix_cache:  # a row of one token is looked at when the one sampled after it is known
+            are_new = cache.have_new_blocks(rows, table.num_known[rows], table.num_computed[rows])
+            for sequence in self._open.of_rows(rows[are_new & ((counts > 1) | ~columns.samples)]):
+                self._register(sequence)
+        return replace(columns, logprob_queries=queries, pooling=pooling) if queries or pooling else columns
+
+    def _update_rows(self, step: StepRows, output: StepOutput, now_s: float) -> list[TokenOutput]:
+        """Take in the results of a step's rows. What one row raises, or has for an error, ends its request alone."""
+        _check_rows(step, output)
+        table, in_rows, rows, is_open = self._table, self._open.in_rows, step.numbers, self._are_open(step)
+        failed: list[TokenOutput | None] = []
+        if output.others:
+            errors = {int(step.sequence_ids[at]): row.error for at, row in output.others.items() if is_open[at]}
+            failed = [self.fail(number, error) for number, error in errors.items() if error is not None]
+            is_open = self._are_open(step)
+        sampled = is_open & step.samples & (output.choices[:, 0] != NO_CHOICE)  # else held, or in a prompt
+        at = sampled.nonzero()[0]
+        numbers, token_ids = rows[at], output.choices[at]
+        added = table.append_tokens(numbers, token_ids)
+        if not step.only_decodes:
+            self._settle_drafts(step, at, output)
+        outputs = {
+            index: _output(owner, ids, now_s, output.logprobs.get(index, ()))
+            for index, row, ids in zip(at.tolist(), numbers.tolist(), _gained(token_ids, added), strict=True)
+            if (owner := in_rows[row]) is not None
+        }
+        need_care = added.stopped | added.full
+        if self._cache.prefix_cache:
+            need_care |= self._cache.have_new_blocks(numbers, table.num_known[numbers], table.num_computed[numbers])
+        care = {*at[need_care].tolist(), *[index for index in output.others if is_open[index]]}
+        reasons: dict[int, FinishReason] = dict.fromkeys(at[added.full].tolist(), "length")
+        reasons |= dict.fromkeys(at[added.stopped].tolist(), "stop")
+        if len(at) < len(rows):  # the last tokens of prompts after which nothing is wanted
+            are_read = is_open & ~table.samples[rows] & (step.num_context_tokens == table.most_tokens[rows] - 1)
+            reasons |= dict.fromkeys(are_read.nonzero()[0].tolist(), "length")
+        if not (care or reasons or failed):
+            return list(outputs.values())
+        for index in sorted(care | reasons.keys()):
+            if (owner := in_rows[rows[index]]) is not None:  # else its request failed with an earlier row
+                try:
+                    found = self._settle(owner, outputs.get(index), output.others.get(index), reasons.get(index), now_s)
+                    if found is not None:
+                        outputs[index] = found
+                except Exception as error:  # noqa: BLE001 - one request's tokens are not the others' trouble
+                    _LOG.exception("the tokens of %s could not be taken in", owner.request.request_id)
+                    failed.append(self.fail(owner.sequence_id, RowError.of(error, "tokens")))
+        last = [each for each in failed if each is not None]
+        lost = {each.request_id for each in last}
+        return [each for _, each in sorted(outputs.items()) if each.request_id not in lost] + last
+
+    def _settle_drafts(self, step: StepRows, at: NDArray[np.intp], output: StepOutput) -> None:
+        """Count the drafts of rows, named by their index, as verified; those that were wrong are computed no more."""
+        drafted = at[step.num_drafts[at] > 0]
+        if not len(drafted):
+            return
+        num_sampled = output.num_choices[drafted]
+        self._table.settle_drafts(step.numbers[drafted], step.num_computed_tokens[drafted] + num_sampled)
+        sequences = self._open.of_rows(step.numbers[drafted])
+        self._drafting.verified(sequences, step.num_drafts[drafted].tolist(), (num_sampled - 1).tolist())
+
+    def _settle(
+        self, sequence: Sequence, output: TokenOutput | None, result: RowOutput | None, reason: FinishReason | None,
+        now_s: float,
+    ) -> TokenOutput | None:  # fmt: skip
+        """Complete the output of one row, None where it has gained no token, and end its sequence if that is a reason.
+
+        Returns:
+            None for a chunk of a prompt of which nothing is wanted.
+        """
+        if output is not None:
+            self._register(sequence)
+        elif reason is None and (result is None or not result.queried):
+            return None
+        else:
+            output = _output(sequence, (), now_s)
+        if result is not None:
+            output.logprobs, output.prompt_logprobs = result.logprobs[: len(output.token_ids)], result.queried
+        if reason is not None:
+            output.finish_reason, output.stop_token_id = reason, output.token_ids[-1] if reason == "stop" else None
+            if result is not None and result.pooled is not None:
+                output.pooled = tuple(result.pooled.tolist())
+            self._remove(sequence)
+            self._ended_s.append(now_s)
+        return output
+
+    def _register(self, sequence: Sequence) -> None:
+        """Let the full blocks of a sequence be found."""
+        if sequence.running:
+            computed = sequence.num_computed_tokens
+            self._cache.register(sequence.own_row, sequence.keys, sequence.token_ids, computed)
+
+    def _are_open(self, step: StepRows) -> NDArray[np.bool_]:
+        """bool [rows], true where the sequence of a step's row has not ended, nor left the row."""
+        found: NDArray[np.bool_] = self._table.sequence_ids[step.numbers] == step.sequence_ids
+        return found
+
+    def _forget(self, steps: Collection[ScheduledBatch]) -> None:
+        """Steps in flight gave nothing: blocks and snapshots of theirs are not to be found."""
+        for step in steps:
+            self._finished(step)
+        self._cache.forget()
+        if self._pace is not None:
+            self._pace.lost()
+
+    def _finished(self, step: ScheduledBatch) -> None:
+        self._rows.finished(step.columns.numbers)
+        self._cache.finish_moves(step.state_moves)
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._cache.free(sequence.own_row)
-        sequence.num_computed_tokens, sequence.drafts = 0, ()
+        row = sequence.own_row
+        self._cache.free(row)
+        self._table.num_computed[row] = self._table.num_proposed[row] = 0
         self._open.stop(sequence)
         self._preemptions += 1
 
@@ -381,11 +569,6 @@ class Scheduler:
             self._rows.release(sequence.row)
             self._open.take_row(sequence)
 
-    def _end(self, sequence: Sequence, now_s: float) -> None:
-        """End a sequence that has all its tokens."""
-        self._remove(sequence)
-        self._end_times.note(now_s)
-
     def _remove(self, sequence: Sequence) -> None:
         if sequence.row is not None:
             self._cache.free(sequence.row)
@@ -393,8 +576,26 @@ class Scheduler:
         self._drafting.forget(sequence)
         self._open.remove(sequence)
 
-    def _sequences(self, batch: ScheduledBatch) -> Iterator[Sequence]:
-        """Those of the batch's sequences that have not ended."""
-        for number in batch.columns.sequence_ids.tolist():
-            if (found := self._open.get(number)) is not None:
-                yield found
+
+def _output(
+    sequence: Sequence, token_ids: tuple[int, ...], now_s: float, logprobs: ListOf[TokenLogprobs] = ()
+) -> TokenOutput:
+    """The output of a step that gave a sequence tokens, and maybe their log-probabilities."""
+    started_s = now_s if sequence.scheduled_s is None else sequence.scheduled_s
+    output = TokenOutput(sequence.request.request_id, sequence.choice, token_ids, started_s, now_s, logprobs)
+    output.num_cached_tokens, output.snapshots = sequence.num_cached_tokens, sequence.snapshots
+    return output
+
+
+def _gained(token_ids: NDArray[np.int32], added: Appended) -> list[tuple[int, ...]]:
+    """The tokens that rows keep of those that they sampled, int32 [rows, 1 + drafts]."""
+    if token_ids.shape[1] == 1:
+        return [(token_id,) for token_id in token_ids[:, 0].tolist()]
+    return [tuple(ids[:count]) for ids, count in zip(token_ids.tolist(), added.counts.tolist(), strict=True)]
+
+
+def _check_rows(rows: StepRows, output: StepOutput) -> None:
+    if not np.array_equal(rows.numbers, output.numbers):
+        pairs = itertools.zip_longest(rows.numbers.tolist(), output.numbers.tolist())
+        row, answered = next((row, answered) for row, answered in pairs if row != answered)
+        raise RuntimeError(f"the backend answered for row {answered} in place of row {row}")

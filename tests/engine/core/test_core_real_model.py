@@ -16,7 +16,7 @@ from realizar.engine.loading import find_checkpoint, load_core
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.pace import Policy
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=1.0, seed=3, top_p=0.9, repetition_penalty=1.1)

@@ -16,7 +16,7 @@ from realizar.errors import CapacityError, StepMemoryError
 from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
-from realizar.scheduler.step_limit import StepLimit
+from realizar.scheduler.plan import StepLimit
 from realizar.structured.grammar_tokens import GrammarTokens
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, ScriptedStep, expected_tokens, make_spec

@@ -24,7 +24,7 @@ from realizar.errors import CapacityError
 from realizar.outputs import TokenLogprobs, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
-from realizar.scheduler.policy import Policy
+from realizar.scheduler.pace import Policy
 from resolving import resolved
 from scripted_backend import VOCAB_SIZE
 from structured.grammar_engines import END

@@ -29,6 +29,7 @@ from realizar.outputs import RowError, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import DraftLookup
+from realizar.scheduler.scheduler import Scheduler
 from realizar.scheduler.sequence import Sequence as ScheduledSequence
 from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, expected_tokens, make_spec
@@ -141,17 +142,15 @@ def test_a_lost_device_is_everyones() -> None:
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_what_the_scheduler_makes_of_a_row_fails(in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = ScheduledSequence.take_in
+    honest = Scheduler._register
 
-    def take_in(self: ScheduledSequence, token_ids: Any) -> Any:
-        if BAD in self.token_ids.tolist() and len(self.token_ids) > 11:
+    def register(self: Scheduler, sequence: ScheduledSequence) -> None:
+        if BAD in sequence.token_ids.tolist() and len(sequence.token_ids) > 11:
             raise KeyError("a bug")
-        return honest(self, token_ids)
+        honest(self, sequence)
 
-    monkeypatch.setattr(ScheduledSequence, "take_in", take_in)
-    stops = tuple(range(97, 120))  # with fewer the row's choice is taken in with all others
-    sampling = SamplingParams(temperature=0.0, stop_token_ids=stops)
-    check(make_core(RowsFail(), in_flight), RowError("the request's tokens failed: KeyError"), sampling)
+    monkeypatch.setattr(Scheduler, "_register", register)
+    check(make_core(RowsFail(), in_flight), RowError("the request's tokens failed: KeyError"))
 
 
 def test_drafts_that_fail_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:

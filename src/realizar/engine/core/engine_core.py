@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from collections.abc import Sequence as ListOf
 from contextlib import suppress
 
-from realizar.backends.base import Backend, Capacity, CountsExperts, DeviceMemory, Step, Transfer
+import numpy as np
+
+from realizar.backends.base import (
+    Backend,
+    Capacity,
+    CountsExperts,
+    DeviceMemory,
+    ForwardInput,
+    Sleeps,
+    Step,
+    Transfer,
+)
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import NO_STEP, ScheduledBatch
-from realizar.engine.core.forward import build_forward_input
-from realizar.engine.core.grammar_drafts import GrammarDrafts
-from realizar.engine.core.new_cache import new_cache
 from realizar.engine.core.row_grammars import RowGrammars
-from realizar.engine.core.sleeper import Sleeper
-from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, RealizarError, StepError
+from realizar.errors import (
+    CapacityError,
+    DeviceLostError,
+    EngineDeadError,
+    EngineUnavailableError,
+    RealizarError,
+    StepError,
+    UnsupportedModelError,
+)
 from realizar.kv_cache.block_pool import BlockCounts
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.kv_cache.snapshot_tiers import SnapshotCounts
@@ -24,12 +40,10 @@ from realizar.models.spec import ModelSpec
 from realizar.outputs import PromptProgress, RowError, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.counts import SchedulerCounts
-from realizar.scheduler.drafting import Drafting
-from realizar.scheduler.drafts import Drafter, prompt_lookup
-from realizar.scheduler.pace import pace_of
-from realizar.scheduler.policy import Policy
-from realizar.scheduler.scheduler import Scheduler
+from realizar.scheduler.drafts import Drafter, Drafting, prompt_lookup
+from realizar.scheduler.pace import Policy, pace_of
+from realizar.scheduler.scheduler import Scheduler, SchedulerCounts
+from realizar.scheduler.sequence import Sequence
 from realizar.structured.workers.service import GrammarService
 
 _LOG = logging.getLogger(__name__)
@@ -66,14 +80,22 @@ class EngineCore:
         self._backend, self._spec, self._config, self._capacity = backend, spec, config, capacity
         self._in_flight: deque[tuple[ScheduledBatch, Step]] = deque()
         self._grammars = RowGrammars(new_grammars, max_running)
-        self._stuck: dict[int, RowError] = {}
-        self._unopened: dict[int, RowError] = {}  # sequences whose row could not be opened
+        self._failing: dict[int, RowError] = {}  # sequences that end once what was scheduled of them is submitted
         self._outputs: list[TokenOutput] = []  # not returned by `step` yet
         self._death: str | None = None
-        self._cache = new_cache(
-            spec, capacity, max_running=max_running, max_step_tokens=max_step_tokens, prefix_cache=config.prefix_cache
+        self._cache = KVCacheManager(
+            [group.kind for group in spec.block_groups()],
+            capacity.num_blocks,
+            block_size=capacity.block_size,
+            num_rows=max_running,
+            context_length=capacity.context_length,
+            max_step_tokens=max_step_tokens,
+            prefix_cache=config.prefix_cache,
+            has_state=bool(spec.state_layers()),
+            num_snapshots=capacity.num_snapshots,
+            num_host_snapshots=capacity.num_host_snapshots,
         )
-        self._sleeper = Sleeper(backend, self._cache)
+        self._is_asleep = False
         policy = policy or Policy()
         self._scheduler = Scheduler(
             self._cache,
@@ -252,14 +274,40 @@ class EngineCore:
         self._cache.forget()
 
     def sleep(self) -> Transfer:
-        """Give the device's memory back; the prefix cache loses what it holds. See `Sleeper` for errors."""
+        """Give the device's memory back; the prefix cache loses what it holds.
+
+        Raises:
+            UnsupportedModelError: the model can't sleep. EngineUnavailableError: a request is open, or it is asleep.
+            CapacityError, KernelError: the host's memory does not suffice. The model is awake as before.
+        """
         self._check_alive()
         self._close_rows()
-        return self._sleeper.sleep(has_work=self.has_work)
+        backend = self._sleeping()
+        if self.has_work:
+            raise EngineUnavailableError("the model can't sleep while a request is open", 1.0)
+        self._cache.forget()
+        done = backend.sleep()
+        self._is_asleep = True
+        return done
 
     def wake(self) -> Transfer:
-        """Take the device's memory again. See `Sleeper` for errors."""
-        return self._sleeper.wake()
+        """Take the device's memory again.
+
+        Raises:
+            UnsupportedModelError: the model can't sleep. EngineUnavailableError: it is not asleep.
+            CapacityError, KernelError: the device's memory does not suffice. The model is asleep as before.
+        """
+        backend = self._sleeping()
+        if not self._is_asleep:
+            raise EngineUnavailableError("the model is not asleep", 1.0)
+        done = backend.wake()
+        self._is_asleep = False
+        return done
+
+    def _sleeping(self) -> Sleeps:
+        if not isinstance(self._backend, Sleeps):
+            raise UnsupportedModelError("a model on the CPU can't sleep: its weights are in the host's memory already")
+        return self._backend
 
     def close(self) -> None:
         """Shut the backend down; idempotent. Open and later requests get EngineDeadError."""
@@ -269,65 +317,23 @@ class EngineCore:
         self._backend.shutdown()
 
     def _step(self) -> None:
+        """Schedule a step and submit it behind the one in flight, then take in those that the next one must wait for.
+
+        A submitted step waits for the masks of its grammars until the next is submitted, or its results are read.
+        """
         self._close_rows()
         batch = self._open_rows(self._scheduler.schedule())
         try:
-            self._run(batch)
-            return
-        except CapacityError as error:
-            _LOG.warning("a step does not fit into memory, smaller ones take its place: %s", error)
-            self._outputs += self._scheduler.try_smaller(self._give_up_steps(batch), RowError.of(error, "step"))
-        except StepError as error:
-            _LOG.error("a step was given up, and the requests in it: %s", error)
-            self._outputs += self._scheduler.lose(self._give_up_steps(batch), RowError.of(error, "step"))
-        self._close_rows()
-
-    def _run(self, batch: ScheduledBatch) -> None:
-        """Submit a step, then wait until no more are in flight than the next one may follow."""
-        if batch.num_rows:
-            self._submit(batch)
-        if not self._in_flight:
-            if self._scheduler.has_work:
+            if batch.num_rows:
+                self._submit(self._give_masks(batch))
+            elif not self._in_flight and self._scheduler.has_work:
                 raise RuntimeError("nothing can be scheduled and sequences are open")
-            return
-        most = self._config.steps_in_flight - 1
-        if not batch.num_rows:
-            most = len(self._in_flight) - 1  # nothing can be scheduled before the oldest is done
-        elif most and self._scheduler.awaits(batch):
-            most = 0
-        while len(self._in_flight) > most:
-            self._finish_oldest()
-
-    def _finish_oldest(self) -> None:
-        """Wait for the oldest step in flight and take in its results."""
-        self._give_masks(NO_STEP)
-        done, step = self._in_flight[0]
-        output = step.result()
-        self._in_flight.popleft()
-        self._grammars.advance(done.columns, output)
-        if self._in_flight:  # the sooner, the sooner its masks are there; rows that end now leave a moment later
-            self._grammars.start(self._in_flight[0][0].columns)
-        self._fail_stuck()
-        self._outputs += self._scheduler.update(done, output)
+            for _ in range(self._num_awaited(batch)):
+                self._give_masks(NO_STEP)
+                self._finish_oldest()
+        except (CapacityError, StepError) as error:
+            self._give_up(batch, error)
         self._close_rows()
-        if self._in_flight and self._grammars.give_all(self._in_flight[0][1]):
-            self._in_flight[0][1].sample()  # or the device would wait for it until the next step is submitted
-
-    def _give_up_steps(self, batch: ScheduledBatch) -> list[ScheduledBatch]:
-        """Drain and return the steps in flight, and `batch`: a later one may go on from results that are missing."""
-        lost = []
-        for each, step in self._in_flight:
-            lost.append(each)
-            with suppress(CapacityError, StepError):
-                step.result()  # no row is closed before the backend is done with it
-        # A step in flight may have been made anew of this one, with the same rows, as some of them were held.
-        if batch.num_rows and not any(each.columns.sequence_ids is batch.columns.sequence_ids for each in lost):
-            lost.append(batch)
-        self._in_flight.clear()
-        self._stuck.clear()
-        self._fail_unopened()
-        self._grammars.drop()
-        return lost
 
     def _open_rows(self, batch: ScheduledBatch) -> ScheduledBatch:
         """Open the step's new rows. Returns the step, which wants no results of rows that can't be opened.
@@ -344,15 +350,8 @@ class EngineCore:
             except Exception as error:  # noqa: BLE001 - what one row asks for is not the others' trouble
                 _LOG.warning("a row could not be opened", exc_info=error)
                 failed.add(opened.row)
-                self._unopened[opened.sequence_id] = RowError.of(error, "sampler")
+                self._failing[opened.sequence_id] = RowError.of(error, "sampler")
         return batch.without_results(failed) if failed else batch
-
-    def _submit(self, batch: ScheduledBatch) -> None:
-        batch = self._give_masks(batch)  # the backend samples the step before, at the latest now
-        if not self._in_flight:
-            self._grammars.start(batch.columns)  # else its rows' last choices are not known yet
-        self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self._cache))))
-        self._fail_unopened()
 
     def _give_masks(self, following: ScheduledBatch) -> ScheduledBatch:
         """Give the oldest step in flight its masks, unless it has them. Rows whose masks are late are held.
@@ -367,21 +366,64 @@ class EngineCore:
             return following
         batch, step = self._in_flight[0]
         given = self._grammars.give(step)
-        self._stuck.update(given.stuck)
-        return self._scheduler.holding.hold(batch, given.held, following) if given.held else following
+        self._failing.update(given.stuck)
+        return self._scheduler.hold(batch, given.held, following) if given.held else following
 
-    def _fail_unopened(self) -> None:
-        unopened, self._unopened = self._unopened, {}
-        self._fail(unopened)
+    def _submit(self, batch: ScheduledBatch) -> None:
+        """Submit a step; the backend samples the one before, at the latest now."""
+        if not self._in_flight:
+            self._grammars.start(batch.columns)  # else its rows' last tokens are not known yet
+        self._in_flight.append((batch, self._backend.submit(build_forward_input(batch, self._cache))))
+        self._end_failing()
 
-    def _fail_stuck(self) -> None:
-        """End requests whose grammar can't go on; the step's choices for them are dropped."""
-        stuck, self._stuck = self._stuck, {}
-        self._fail(stuck)
+    def _num_awaited(self, batch: ScheduledBatch) -> int:
+        """Steps in flight, the last one submitted among them, that must be done before the next is scheduled."""
+        if not batch.num_rows:
+            return min(len(self._in_flight), 1)  # nothing can be scheduled before the oldest is done
+        most = self._config.steps_in_flight - 1
+        return len(self._in_flight) - (0 if most and self._scheduler.awaits(batch) else most)
 
-    def _fail(self, errors: Mapping[int, RowError]) -> None:
-        """End the requests of sequences, by their numbers."""
-        failed = [self._scheduler.fail(sequence_id, error) for sequence_id, error in errors.items()]
+    def _finish_oldest(self) -> None:
+        """Wait for the oldest step in flight and take in its results."""
+        done, step = self._in_flight[0]
+        output = step.result()
+        self._in_flight.popleft()
+        self._grammars.advance(done.columns, output)
+        if self._in_flight:  # the sooner, the sooner its masks are there; rows that end now leave a moment later
+            self._grammars.start(self._in_flight[0][0].columns)
+        self._end_failing()
+        self._outputs += self._scheduler.update(done, output)
+        self._close_rows()
+        if self._in_flight and self._grammars.give_all(self._in_flight[0][1]):
+            self._in_flight[0][1].sample()  # or the device would wait for it until the next step is submitted
+
+    def _give_up(self, batch: ScheduledBatch, error: CapacityError | StepError) -> None:
+        """Give up all steps in flight, and `batch`: a later one may go on from results that are missing.
+
+        Smaller steps take the place of those that did not fit into memory.
+        """
+        lost = []
+        for each, step in self._in_flight:
+            lost.append(each)
+            with suppress(CapacityError, StepError):
+                step.result()  # no row is closed before the backend is done with it
+        # A step in flight may have been made anew of this one, with the same rows, as some of them were held.
+        if batch.num_rows and not any(each.columns.sequence_ids is batch.columns.sequence_ids for each in lost):
+            lost.append(batch)
+        self._in_flight.clear()
+        self._end_failing()
+        self._grammars.drop()
+        if isinstance(error, CapacityError):
+            _LOG.warning("a step does not fit into memory, smaller ones take its place: %s", error)
+            self._outputs += self._scheduler.try_smaller(lost, RowError.of(error, "step"))
+        else:
+            _LOG.error("a step was given up, and the requests in it: %s", error)
+            self._outputs += self._scheduler.lose(lost, RowError.of(error, "step"))
+
+    def _end_failing(self) -> None:
+        """End requests of which a row could not be opened, or can't go on; what steps give them is dropped."""
+        failing, self._failing = self._failing, {}
+        failed = [self._scheduler.fail(sequence_id, error) for sequence_id, error in failing.items()]
         self._outputs += [output for output in failed if output is not None]
 
     def _close_rows(self) -> None:
@@ -392,8 +434,54 @@ class EngineCore:
     def _check_alive(self) -> None:
         if self._death is not None:
             raise EngineDeadError(self._death)
-        self._sleeper.check_awake()
+        if self._is_asleep:
+            raise EngineUnavailableError("the model is asleep: its weights are in the host's memory", 1.0)
 
     def _die(self, reason: str) -> None:
         self._death = reason
         self._in_flight.clear()
+
+
+def build_forward_input(batch: ScheduledBatch, cache: KVCacheManager) -> ForwardInput:
+    """Arrays of one step, copied: the cache may go on changing while the step runs."""
+    columns = batch.columns
+    rows, positions = columns.numbers, columns.num_computed_tokens
+    if not columns.only_decodes:
+        rows = np.repeat(columns.numbers, columns.num_tokens)
+        firsts = columns.num_computed_tokens - columns.starts[:-1]
+        positions = np.arange(len(columns.token_ids), dtype=np.int32) + np.repeat(firsts, columns.num_tokens)
+    return ForwardInput(
+        columns=columns,
+        positions=positions,
+        slot_mapping=cache.slot_mapping(rows, positions),
+        block_tables=cache.block_tables(columns.numbers, int(columns.num_context_tokens.max())),
+        state_moves=batch.state_moves,
+    )
+
+
+class GrammarDrafts:
+    """A `Drafter` on top of another one. What a grammar forces is right in any case, and is verified all the same.
+
+    Args:
+        certain_ids: the next tokens of a row that its grammar forces, so many at the most.
+        drafter: asked for all other rows.
+    """
+
+    def __init__(self, certain_ids: Callable[[int, int], tuple[int, ...]], drafter: Drafter) -> None:
+        self._certain_ids, self._drafter = certain_ids, drafter
+        self.awaits_results = drafter.awaits_results
+        self._forced: set[int] = set()  # ids of sequences whose drafts the grammar has forced
+
+    def propose(self, sequences: ListOf[Sequence]) -> list[tuple[int, ...]]:
+        forced = [self._certain_ids(sequence.own_row, sequence.max_drafts) for sequence in sequences]
+        others = [sequence for sequence, drafts in zip(sequences, forced, strict=True) if not drafts]
+        self._forced = {one.sequence_id for one, drafts in zip(sequences, forced, strict=True) if drafts}
+        proposed = iter(self._drafter.propose(others) if others else ())
+        return [drafts or next(proposed) for drafts in forced]
+
+    def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        if sequence.sequence_id not in self._forced:
+            self._drafter.verified(sequence, num_drafts, num_accepted)
+
+    def forget(self, sequence_id: int) -> None:
+        self._drafter.forget(sequence_id)

@@ -1,57 +1,30 @@
-"""Decodes that are scheduled and taken in all at once: the same as one row after the other, bit for bit."""
+"""The columns of rows: what they say of each row, how tokens are appended to them, and how outputs come of them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from realizar.batch import FROM_PREVIOUS_STEP, RowOutput, ScheduledRow, StepOutput, StepRows
-from realizar.kv_cache.manager import KVCacheManager
 from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler import scheduler as scheduler_module
-from realizar.scheduler import steady
-from realizar.scheduler.plan import Plan
-from realizar.scheduler.row_table import MOST_STOP_IDS, RowTable
-from realizar.scheduler.scheduler import Scheduler
+from realizar.scheduler.row_table import FEW_STOP_IDS, RowTable
 from scheduler.random_traffic import Traffic
 from scheduler.scheduler_runs import answer, make_scheduler, request
 
 
-class OneByOne(RowTable):
-    """A table that has no plain row: every row is scheduled and taken in by itself."""
-
-    def open(self, row: int, *arguments: Any, **more: Any) -> None:
-        super().open(row, *arguments, **more)
-        self.is_plain[row] = False
-
-
-@pytest.mark.parametrize("first", range(0, 36, 6))
-def test_the_same_as_row_by_row(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random requests: the same rows, tokens, blocks, outputs and counts after every step."""
-    at_once = 0
-
-    def counted(rows: Any, plan: Plan, table: RowTable, cache: KVCacheManager) -> bool:
-        nonlocal at_once
-        found = steady.schedule_decodes(rows, plan, table, cache)
-        at_once += len(plan.decodes)
-        return found
-
-    def new_twin(*arguments: Any, **more: Any) -> Scheduler:
-        with monkeypatch.context() as patched:
-            patched.setattr(scheduler_module, "RowTable", OneByOne)
-            return Scheduler(*arguments, **more)
-
-    monkeypatch.setattr(scheduler_module, "schedule_decodes", counted)
-    twins = [Traffic(seed, new_twin).run(40) for seed in range(first, first + 6)]
-    assert not at_once
-    for seed, twin in zip(range(first, first + 6), twins, strict=True):
-        assert Traffic(seed).run(40) == twin
-    assert at_once > 500
+@pytest.mark.parametrize("first", range(0, 24, 6))
+def test_random_requests_go_by_the_rules(first: int) -> None:
+    """Rows name the tokens of their sequences, and outputs are what rows sampled up to the first that ends them."""
+    num_outputs = 0
+    for seed in range(first, first + 6):
+        traffic = Traffic(seed)
+        traffic.run(40)
+        num_outputs += traffic.num_outputs
+    assert num_outputs > 500
 
 
 def test_columns_and_rows_say_the_same() -> None:
@@ -82,31 +55,33 @@ def test_results_as_columns_and_by_row() -> None:
     assert StepOutput.of(rows[:2]).choices.tolist() == [[9], [-1]]
 
 
-def test_a_row_with_many_stop_ids_is_not_plain() -> None:
+def test_any_number_of_stop_ids() -> None:
     """Ids that no vocabulary has do not count; neither they nor the padding end a row."""
-    table, ids = RowTable(3, 10), np.array([1, 2], np.int32)
-    for row, count in enumerate((0, MOST_STOP_IDS, MOST_STOP_IDS + 1)):
-        stops = frozenset({-1, -7, 2**40, *range(5, 5 + count)})
-        table.open(row, row, ids, most_tokens=9, least_tokens=2**60 if row == 0 else 2, stop_ids=stops)
-    assert table.is_plain.tolist() == [True, True, False]
-    taken = table.take_in(np.array([0, 1]), np.array([5, 5], np.int32))
-    assert taken.stopped.tolist() == [False, True]
-    assert table.token_ids[:2, :3].tolist() == [[1, 2, 5]] * 2
+    table, ids = RowTable(4, 10), np.array([1, 2], np.int32)
+    for row, count in enumerate((0, FEW_STOP_IDS, FEW_STOP_IDS + 1, 40)):
+        stops = {-1, -7, 2**40, *range(5, 5 + count)}
+        least = 2**60 if row == 3 else 2
+        table.open(row, row, ids, most_tokens=9, least_tokens=least, stop_ids=stops, samples=True)
+    for token_id, stopped in ((5, [False, True, True, False]), (21, [False, False, True, False])):
+        added = table.append_tokens(np.arange(4), np.full((4, 1), token_id, np.int32))
+        assert added.stopped.tolist() == stopped
+    assert table.token_ids[:, :4].tolist() == [[1, 2, 5, 21]] * 4
+    table.close(2)
+    assert not table.append_tokens(np.array([0, 2]), np.full((2, 1), 5, np.int32)).stopped.any()
 
 
-def test_choices_of_drafts_are_taken_in_up_to_the_end() -> None:
-    """Rows that go on, stop at a stop id that comes late enough, and are full; wrong drafts give fewer choices."""
+def test_tokens_after_drafts_are_appended_up_to_the_end() -> None:
+    """Rows that go on, stop at a stop id that comes late enough, and are full; wrong drafts give fewer tokens."""
     table, ids = RowTable(4, 12), np.arange(3, dtype=np.int32)
     for row in range(4):
-        stops = frozenset({9, -1}) if row else None
-        table.open(row, row, ids, most_tokens=5 if row == 3 else 12, least_tokens=4, stop_ids=stops)
+        most, stops = 5 if row == 3 else 12, {9, -1} if row else ()
+        table.open(row, row, ids, most_tokens=most, least_tokens=4, stop_ids=stops, samples=True)
     table.num_pending[:] = 1
-    choices = np.array([[9, 9, 6], [5, -1, -1], [9, 9, 6], [5, 9, 6]], np.int32)
-    taken = table.take_in_several(np.array([2, 1, 3]), choices[[2, 1, 3]])
-    assert taken.counts is not None
-    assert taken.counts.tolist() == [2, 1, 2]
-    assert taken.stopped.tolist() == [True, False, True]
-    assert taken.full.tolist() == [False, False, True]
+    sampled = np.array([[9, 9, 6], [5, -1, -1], [9, 9, 6], [5, 9, 6]], np.int32)
+    added = table.append_tokens(np.array([2, 1, 3]), sampled[[2, 1, 3]])
+    assert added.counts.tolist() == [2, 1, 2]
+    assert added.stopped.tolist() == [True, False, True]
+    assert added.full.tolist() == [False, False, True]
     assert table.num_known.tolist() == [3, 4, 5, 5]
     assert table.token_ids[1:, 3:6].tolist() == [[5, 0, 0], [9, 9, 0], [5, 9, 0]]
     assert table.num_pending.tolist() == [1, 0, 0, 0]
