@@ -1,0 +1,158 @@
+"""What clients have of a step's rows and prompt tokens, on a machine whose step times are made up."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import statistics
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from realizar.batch import ScheduledBatch
+from realizar.request import Client
+from realizar.scheduler.pace import Pace
+from scheduler.timed_runs import Run, ids
+
+HONEST = tuple(Client(f"honest {number}") for number in range(4))
+OTHER = Client("other")
+WARM_S, SECONDS = 3.0, 4.0  # of the machine that is made up
+
+
+def processor_s(batch: ScheduledBatch) -> float:
+    """Steps whose time goes with their tokens."""
+    return 2.8e-3 + 5.5e-4 * batch.num_tokens
+
+
+def gpu_s(batch: ScheduledBatch) -> float:
+    """Steps whose time hardly grows with their tokens."""
+    return 1e-2 + 2e-5 * batch.num_tokens
+
+
+@dataclass
+class Load:
+    """Four clients who ask one thing after the other, beside a fifth.
+
+    Attributes:
+        first_s: from each request of the four to its first token.
+        num_tokens: that they got. num_rows: of the steps.
+    """
+
+    run: Run
+    kind: str
+    first_s: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+    num_rows: list[int] = field(default_factory=list)
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+    asked_s: dict[Client, tuple[str, float]] = field(default_factory=dict)
+
+    def add_other(self) -> None:
+        """Keep the fifth client as busy as it wants to be."""
+        wanted, n, prompt, answer = {
+            "honest": (1, 1, 100, 60),
+            "n": (1, 64, 100, 2000),
+            "streams": (60, 1, 100, 2000),
+            "prompts": (6, 1, 4000, 1),
+        }[self.kind]
+        has = len({each.request.request_id for each in self.run.scheduler._open._sequences.values()
+                   if each.request.client == OTHER})  # fmt: skip
+        for _ in range(wanted - has):
+            number = next(self.numbers)
+            self.run.add(f"other {number}", ids(prompt, 10_000 + number), answer, client=OTHER, n=n)
+
+    def step(self) -> None:
+        self.add_other()
+        for number, client in enumerate(HONEST):
+            name, _ = self.asked_s.get(client, ("", 0.0))
+            if not self.run.scheduler.is_open(name):
+                if name:
+                    times = self.run.tokens_s[name]
+                    self.first_s.append(times[0] - self.asked_s[client][1])
+                    self.num_tokens += len(times)
+                name = f"{client.name} {next(self.numbers)}"
+                self.asked_s[client] = name, self.run.now_s
+                self.run.add(name, ids(100, 100_000 + 1000 * number + next(self.numbers)), 60, client=client)
+        self.num_rows.append(len(self.run.step()))
+        self.run.scheduler.audit()
+
+
+@functools.cache
+def measured(kind: str, seconds: object) -> Load:
+    load = Load(Run(Pace(2.5, 12), seconds, rows=64), kind)  # type: ignore[arg-type]
+    while load.run.now_s < WARM_S:
+        load.step()
+    load.first_s, load.num_tokens, load.num_rows = [], 0, []
+    while load.run.now_s < WARM_S + SECONDS:
+        load.step()
+    return load
+
+
+@pytest.mark.parametrize("seconds", [processor_s, gpu_s])
+@pytest.mark.parametrize("kind", ["n", "streams", "prompts"])
+def test_four_clients_keep_their_speed_beside_one_who_wants_everything(kind: str, seconds: object) -> None:
+    """Three fifths of what they have beside one more of their kind, and first tokens within three times."""
+    least, found = measured("honest", seconds), measured(kind, seconds)
+    assert found.num_tokens > 0.6 * least.num_tokens
+    assert statistics.mean(found.first_s) < 3 * statistics.mean(least.first_s)
+    if kind != "prompts" and seconds is gpu_s:  # where rows cost nothing, nobody has fewer
+        assert statistics.median(found.num_rows) > 55
+
+
+def test_a_lone_client_has_every_row() -> None:
+    load = Load(Run(Pace(2.5, 12), processor_s, rows=64), "n")
+    for _ in range(100):
+        load.add_other()
+        load.num_rows.append(len(load.run.step()))
+    assert load.num_rows[-1] == 64
+
+
+def test_rows_that_take_turns_all_go_on() -> None:
+    run = Run(Pace(2.5, 12), processor_s, rows=32)
+    run.add("alone", ids(5, 1000), client=HONEST[0])
+    for number in range(30):
+        run.add(f"other {number}", ids(5, number), client=OTHER)
+    while len(run.scheduler._open.running) < 31:
+        run.step()
+    before = {name: len(times) for name, times in run.tokens_s.items()}
+    num_rows = [len(run.step()) for _ in range(400)]
+    gained = {name: len(times) - before[name] for name, times in run.tokens_s.items()}
+    assert gained.pop("alone") == 400
+    assert statistics.median(num_rows) < 8
+    assert max(gained.values()) - min(gained.values()) <= 2
+    assert min(gained.values()) > 30
+
+
+def test_prompt_tokens_of_a_step_are_shared_by_client() -> None:
+    """Many prompts of one and one of another: as many tokens of each; what one does not need goes to the other."""
+    run = Run(None)
+    a, b = Client("a"), Client("b", weight=3)
+    for number in range(6):
+        run.add(f"a {number}", ids(2000, number), 1, client=a)
+    run.step()
+    run.add("b", ids(600, 100), 1, client=b)
+    found: list[Counter[str]] = []
+    for _ in range(3):
+        owners = {each.sequence_id: each.request.client.name for each in run.scheduler._open._sequences.values()}
+        tokens: Counter[str] = Counter()
+        for row in run.step():
+            tokens[owners[row.sequence_id]] += row.num_tokens
+        found.append(tokens)
+    assert found == [{"a": 128, "b": 384}, {"a": 296, "b": 216}, {"a": 512}]
+
+
+def test_a_client_takes_rows_back_up_to_its_share() -> None:
+    run = Run(None, rows=8)
+    for number in range(12):
+        run.add(f"a {number}", ids(10, number), 400, client=Client("a"))
+    for _ in range(5):
+        run.step()
+    for number in range(6):
+        run.add(f"b {number}", ids(10, 100 + number), 400, client=Client("b"))
+    for _ in range(5):
+        run.step()
+        run.scheduler.audit()
+    assert {name: client.num_rows for name, client in run.scheduler._open.clients.items()} == {"a": 4, "b": 4}
+    while run.scheduler.has_work:
+        run.step()
+    assert {name: len(times) for name, times in run.tokens_s.items()} == dict.fromkeys(run.tokens_s, 400)
