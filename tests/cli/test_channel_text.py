@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,29 +10,45 @@ import pytest
 
 from realizar.cli.channel_text import ChannelText
 from realizar.cli.chat_session import ChatSession
+from realizar.outputs import ChoiceDelta
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.parsers.choose import find_format
 
 FORM = find_format("<|start|><|channel|><|message|>")
+MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>")
 ANSWER = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi there"
+
+
+def delta(text: str) -> ChoiceDelta:
+    """Its marks are tokens, but for one that follows a backslash."""
+    marks = tuple(found.start() for found in re.finditer("|".join(map(re.escape, MARKS)), text))
+    return ChoiceDelta("id", 0, text, (), marks=tuple(at for at in marks if text[at - 1 : at] != "\\"))
 
 
 @pytest.mark.parametrize("size", [1, 9, 1000])
 def test_thoughts_and_content(size: int) -> None:
-    channels = ChannelText(FORM)
-    deltas = [ANSWER[at : at + size] for at in range(0, len(ANSWER), size)]
+    channels = ChannelText(FORM, ())
+    deltas = [ChoiceDelta("id", 0, ANSWER[at : at + size], ()) for at in range(0, len(ANSWER), size)]
     for _ in range(2):
         assert "".join(channels.texts(deltas)) == "<think>\nHm.\n</think>\n\nHi there"
         assert channels.content == "Hi there"
-    assert "".join(channels.texts(["<|channel|>analysis<|message|>Hm"])) == "<think>\nHm"
+    assert "".join(channels.texts([delta("<|channel|>analysis<|message|>Hm")])) == "<think>\nHm"
     assert channels.content == ""
 
 
+def test_a_mark_that_is_no_token_is_a_quotation() -> None:
+    channels = ChannelText(FORM, MARKS)
+    quoting = "<|channel|>analysis<|message|>It writes \\<|end|> then.<|end|><|start|>assistant"
+    parts = [delta(quoting), delta("<|channel|>final<|message|>An end is \\<|end|>, a start \\<|start|>.")]
+    shown = "".join(channels.texts(parts))
+    assert shown == "<think>\nIt writes \\<|end|> then.\n</think>\n\nAn end is \\<|end|>, a start \\<|start|>."
+
+
 def test_conversation_remembers_content() -> None:
-    channels = ChannelText(FORM)
+    channels = ChannelText(FORM, ())
 
     def answer(_messages: list[Any], _params: SamplingParams) -> Iterator[str]:
-        return channels.texts([ANSWER])
+        return channels.texts([delta(ANSWER)])
 
     session = ChatSession(answer, SamplingParams(), remembered=lambda: channels.content)
     assert "Hm." in "".join(session.handle("Hello"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta
 
 if TYPE_CHECKING:
+    from realizar.outputs import ChoiceDelta
     from realizar.tokenizer.parsers.choose import AnswerFormat
 
 _THOUGHT, _THOUGHT_END = "<think>\n", "\n</think>\n\n"
@@ -18,10 +19,11 @@ class ChannelText:
 
     Args:
         form: format of the answers.
+        marks: those that the vocabulary has as tokens; spelled otherwise, they are text.
     """
 
-    def __init__(self, form: AnswerFormat) -> None:
-        self._form = form
+    def __init__(self, form: AnswerFormat, marks: Collection[str]) -> None:
+        self._form, self._marks = form, frozenset(marks)
         self._said: list[str] = []
         self._thinks = False
 
@@ -30,15 +32,15 @@ class ChannelText:
         """The last answer without its thoughts, which the template does not show to the model again."""
         return "".join(self._said)
 
-    def texts(self, deltas: Iterable[str]) -> Iterator[str]:
+    def texts(self, deltas: Iterable[ChoiceDelta]) -> Iterator[str]:
         """The texts to show of an answer, as it arrives."""
         from realizar.tokenizer.parsers.choose import choose_parser  # which a command's help does not need
 
-        parser = choose_parser(self._form, None)
+        parser = choose_parser(self._form, None, tokens=self._marks)
         self._said.clear()
         self._thinks = False
         for delta in deltas:
-            yield from map(self._shown, parser.feed(delta))
+            yield from map(self._shown, parser.feed(delta.text, delta.marks))
         yield from map(self._shown, parser.finish())
 
     def _shown(self, delta: ParsedDelta) -> str:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from realizar.errors import EngineUnavailableError, HubError, QueueFullError, RealizarError, UnknownModelError
+from realizar.request import NO_CLIENT, Client
 from realizar.server.app import create_app_of
 from realizar.server.models.pulls import MOST_PULLS, PullEvent, Pulls, Report
 from realizar.server.settings import ServerSettings
@@ -63,8 +64,8 @@ async def pull(client: httpx.AsyncClient, name: str, **fields: Any) -> tuple[int
     return response.status_code, [json.loads(line) for line in response.text.splitlines()]
 
 
-async def last(pulls: Pulls, name: str) -> PullEvent:
-    return [event async for event in pulls.events(name)][-1]
+async def last(pulls: Pulls, name: str, client: Client = NO_CLIENT) -> PullEvent:
+    return [event async for event in pulls.events(name, client)][-1]
 
 
 def test_a_pulled_model_is_listed_and_answers() -> None:
@@ -201,6 +202,28 @@ def test_pulls_take_turns_and_only_some_wait() -> None:
         assert await asyncio.gather(*waiting) == [PullEvent("writing manifest")] * MOST_PULLS
         names = ["user/0", *names[2:], "user/one-more"]
         assert fetch.log == [f"{sign}{name}" for name in names for sign in "+-"]
+
+    run(main)
+
+
+def test_clients_share_the_places_and_take_turns() -> None:
+    """One that has them all keeps no other out, and waits for a turn of the other's after each of its own."""
+
+    async def main(case: Case) -> None:
+        fetch = ScriptedFetch("many/0")
+        pulls = pulling(case, fetch)
+        many, few = Client("many"), Client("few")
+        waiting = [asyncio.create_task(last(pulls, f"many/{number}", many)) for number in range(MOST_PULLS)]
+        await until(lambda: fetch.log == ["+many/0"])
+        waiting += [asyncio.create_task(last(pulls, f"few/{number}", few)) for number in range(2)]
+        await case.settled()
+        with pytest.raises(QueueFullError):
+            await last(pulls, "many/more", many)
+        await leave(waiting.pop(1))
+        fetch.held["many/0"].set()
+        await asyncio.gather(*waiting)
+        begun = [each[1:] for each in fetch.log if each.startswith("+")]
+        assert begun[:5] == ["many/0", "few/0", "many/2", "few/1", "many/3"]
 
     run(main)
 

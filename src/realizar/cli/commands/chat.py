@@ -56,7 +56,8 @@ def chat_command(
     with load_model(model, engine or EngineOptions(), chat=chat) as llm:
         if llm.device.kind == "cuda" and not quiet:
             _report(f"device: {llm.device.label}")
-        channels = ChannelText(llm.answer_format) if llm.answer_format.in_channels else None
+        form = llm.answer_format
+        channels = ChannelText(form, llm.tokenizer.answer_marks) if form.in_channels else None
         speaker = _Speaker(llm, channels)
         window = ContextWindow(llm.max_request_tokens, lambda messages: len(llm.chat_tokens(messages)), _report)
         session = ChatSession(speaker.answer, sampling.apply(llm.default_sampling), system, window=window)
@@ -106,8 +107,7 @@ class _Speaker:
 
     def answer(self, messages: list[Message], params: SamplingParams) -> Iterator[str]:
         with self._llm.chat_stream(messages, params) as stream:
-            texts = (delta.text for delta in stream)
-            yield from texts if self._channels is None else self._channels.texts(texts)
+            yield from (delta.text for delta in stream) if self._channels is None else self._channels.texts(stream)
             self.last = stream.result()
 
 

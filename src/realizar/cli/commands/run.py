@@ -76,9 +76,10 @@ def run_command(
         params = replace(sampling.apply(llm.default_sampling), structured=grammar)
         with _start(llm, text, params, system=system, raw=raw) as stream:
             if not as_json:
-                texts = (delta.text for delta in stream)
-                in_channels = not raw and llm.answer_format.in_channels
-                show(ChannelText(llm.answer_format).texts(texts) if in_channels else texts, wrap=not raw)
+                texts: Iterator[str] = (delta.text for delta in stream)
+                if not raw and llm.answer_format.in_channels:
+                    texts = ChannelText(llm.answer_format, llm.tokenizer.answer_marks).texts(stream)
+                show(texts, wrap=not raw)
             output = stream.result()
         if as_json:
             print(json_line(record(output)))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from realizar.engine.clients.places import Places
 from realizar.errors import HubError, QueueFullError, RealizarError
+from realizar.request import Client
 from realizar.server.models.names import shutting_down
 
 _LOG = logging.getLogger(__name__)
 MOST_PULLS = 8
-"""Pulls that run or wait, over all clients."""
+"""Pulls that run or wait, over all clients, who share these places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,46 @@ class _Pull:
         return sorted((each for each in self._events.values() if each[0] > number), key=lambda each: each[0])
 
 
+class _Turns:
+    """Lets one pull go on at a time: of the clients who wait, that of the one whose last turn is longest ago."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+        self._numbers = itertools.count(1)
+        self._last: dict[str, int] = {}  # the number of a client's last turn
+        self._taken = False
+
+    @asynccontextmanager
+    async def of(self, client: str) -> AsyncGenerator[None]:
+        """A client's turn, once it has come."""
+        if self._taken:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append((client, waiter))
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if (client, waiter) in self._waiting:
+                    self._waiting.remove((client, waiter))
+                else:
+                    self._pass_on()
+                raise
+        self._taken = True
+        self._last[client] = next(self._numbers)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._taken = bool(self._waiting)
+        if not self._waiting:
+            self._last.clear()
+            return
+        chosen = min(self._waiting, key=lambda each: self._last.get(each[0], 0))
+        self._waiting.remove(chosen)
+        chosen[1].set_result(None)
+
+
 class Pulls:
     """Pulls by name. Those who ask for one name share a pull, which is given up when the last of them has gone.
 
@@ -80,19 +124,20 @@ class Pulls:
 
     def __init__(self, fetch: Fetch, add: Callable[[str, Path], Awaitable[None]]) -> None:
         self._fetch, self._add = fetch, add
-        self._turn = asyncio.Lock()
+        self._turns, self._places = _Turns(), Places()
         self._pulls: dict[str, _Pull] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def events(self, name: str) -> AsyncGenerator[PullEvent]:
-        """Pull a model, which is served at the end.
+    async def events(self, name: str, client: Client) -> AsyncGenerator[PullEvent]:
+        """Pull a model for a client, which is served at the end.
 
         Raises:
-            QueueFullError: too many pulls run and wait. EngineUnavailableError: the server shuts down.
+            QueueFullError: too many pulls run and wait, and the client has its share of them.
+            EngineUnavailableError: the server shuts down.
             HubError: the model can't be fetched or served.
         """
-        pull = self._pulls.get(name) or self._begin(name)
+        pull = self._pulls.get(name) or self._begin(name, client)
         pull.num_followers += 1
         shown = 0
         try:
@@ -120,17 +165,19 @@ class Pulls:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _begin(self, name: str) -> _Pull:
+    def _begin(self, name: str, client: Client) -> _Pull:
         if self._closed:
             raise shutting_down()
-        if len(self._tasks) >= MOST_PULLS:
+        if not self._places.has_room(client, 1, MOST_PULLS):
             raise QueueFullError(f"{MOST_PULLS} pulls run or wait already; try again later", 30.0)
         pull = self._pulls[name] = _Pull()
-        pull.task = asyncio.create_task(self._run(name, pull))
+        pull.task = asyncio.create_task(self._run(name, pull, client))
+        self._places.take(client)
         self._tasks.add(pull.task)
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
+            self._places.give(client)
             if self._pulls.get(name) is pull:
                 del self._pulls[name]
             if not task.cancelled():
@@ -140,9 +187,9 @@ class Pulls:
         pull.task.add_done_callback(ended)
         return pull
 
-    async def _run(self, name: str, pull: _Pull) -> None:
+    async def _run(self, name: str, pull: _Pull, client: Client) -> None:
         pull.report(PullEvent("pulling manifest"))
-        async with self._turn:
+        async with self._turns.of(client.name):
             _LOG.info("%s: being pulled for a client", name)
             try:
                 path = await self._fetch(name, pull.report)

@@ -15,10 +15,12 @@ from starlette.responses import Response
 
 from realizar.errors import HubError, UnknownModelError
 from realizar.hub.pull import network_name
+from realizar.request import Client
 from realizar.server.api import settings_of
 from realizar.server.errors import ApiError, cleaned, refused
 from realizar.server.http.body import read_record
 from realizar.server.http.disconnects import unless_disconnected
+from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.models.models import models_of
 from realizar.server.models.pulls import PullEvent, Pulls
@@ -43,7 +45,7 @@ async def pull(request: Request) -> Response:
             raise refused(
                 f"{error.message}, and no request can pull another without --allow-pull: {_CHOSEN}", "model"
             ) from None
-        lines = _lines(models.pulls, _checked(name))
+        lines = _lines(models.pulls, _checked(name), lease_of(request).client)
     else:
         lines = _no_lines()
     if record.stream is not False:
@@ -64,14 +66,14 @@ def _checked(name: str) -> str:
         raise refused(str(error), "model", "invalid_value") from None
 
 
-async def _lines(pulls: Pulls, name: str) -> AsyncGenerator[bytes]:
+async def _lines(pulls: Pulls, name: str, client: Client) -> AsyncGenerator[bytes]:
     """The lines of a stream.
 
     Raises:
         ApiError: 404; no model has the name. 502; the model can't be fetched or served.
     """
     try:
-        async with aclosing(pulls.events(name)) as events:
+        async with aclosing(pulls.events(name, client)) as events:
             async for event in events:
                 yield _line(event)
     except UnknownModelError as error:
