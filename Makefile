@@ -49,10 +49,10 @@ format: .venv/.dev  ## rewrite the sources to style
 	$(BIN)/ruff format .
 
 test: lint  ## lint, then the test suite; tests that need torch or Chromium skip where it is absent
-	$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-full: lint  ## the wider matrices too
-	$(BIN)/pytest -n $(WORKERS) --full $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --full $(PYTEST_ARGS)
 
 parity: .venv/.dev  ## install torch and transformers (1 GB), compare every architecture with transformers, write docs/parity.md
 	$(BIN)/python -m pip install --quiet --editable '.[dev,parity]'

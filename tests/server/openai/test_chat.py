@@ -10,6 +10,8 @@ import httpx
 import openai
 import pytest
 
+from wider import wider
+
 MODEL = "org/smollm2"
 HELLO = [{"role": "user", "content": "Say hello."}]
 STORY = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -75,8 +77,9 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS.keys())
-def test_deltas_concatenate_to_the_whole(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", wider(FIELDS, "greedy", "n", "one stop", "logprobs", "json_object"))
+def test_deltas_concatenate_to_the_whole(client: openai.OpenAI, name: str) -> None:
+    fields = FIELDS[name]
     whole = chat(client, **fields)
     texts, chunks = streamed(client, **fields)
     assert texts == [choice.message.content for choice in whole.choices]

@@ -31,6 +31,7 @@ from realizar.tokenizer.parsers.styles import (
 from realizar.tokenizer.parsers.tagged_styles import GLM, GLM_DENSE, MINIMAX, QWEN3_CODER, SEED_OSS
 from tokenizer.parsers.grammar_walk import ByteVocabulary, allows, matcher, walk
 from tokenizer.parsers.parsed_answers import parse
+from wider import diagonal
 
 STYLES = {
     "hermes": HERMES,
@@ -239,8 +240,9 @@ def test_nothing_but_the_answer_keeps_its_own_grammar() -> None:
     assert call_grammar(replace(plain, reasoning=THINK), [], structured=FORM, prompt_end="</think>\n\n") is FORM
 
 
-@pytest.mark.parametrize("name", STYLES)
-@pytest.mark.parametrize("more", [{}, {"parameters": None}, {"parameters": {}}, {"strict": True}])
+@pytest.mark.parametrize(
+    ("name", "more"), diagonal(STYLES, [{}, {"parameters": None}, {"parameters": {}}, {"strict": True}])
+)
 def test_a_tool_without_parameters_gets_no_arguments(
     name: str, more: dict[str, Any], vocabulary: ByteVocabulary
 ) -> None:
