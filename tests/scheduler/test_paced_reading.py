@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable
 
 import pytest
 
-from realizar.batch import RowOutput, ScheduledBatch, ScheduledRow, StepOutput, StepRows
-from realizar.cache_kinds import FullCache
-from realizar.kv_cache.manager import KVCacheManager
-from realizar.request import Request
-from realizar.sampling_params import SamplingParams
+from realizar.batch import ScheduledBatch, ScheduledRow, StepRows
 from realizar.scheduler.pace import Pace
-from realizar.scheduler.scheduler import Scheduler
-
-GREEDY = SamplingParams(temperature=0.0)
-
+from scheduler.timed_runs import Run, ids
 
 SIZES = (16, 32, *range(64, 513, 64))
 PADDED_TOKEN_S = 1e-4
@@ -28,64 +20,6 @@ def padded_step_s(batch: ScheduledBatch) -> float:
     if batch.num_tokens == batch.num_decode_tokens:
         return 2e-3
     return 2e-3 + PADDED_TOKEN_S * next(size for size in SIZES if size >= batch.num_tokens)
-
-
-def step_s(batch: ScheduledBatch) -> float:
-    """The seconds of a step of SmolLM2: a share for the step, and one for each token that grows with its position."""
-    return 2.8e-3 + sum(row.num_tokens * (5.5e-4 + 7e-7 * row.num_computed_tokens) for row in batch.rows)
-
-
-class Run:
-    """A scheduler whose clock is moved by its steps, and when which request got tokens."""
-
-    def __init__(self, pace: Pace | None, seconds: Callable[[ScheduledBatch], float] = step_s) -> None:
-        self._seconds = seconds
-        cache = KVCacheManager(
-            (FullCache(),),
-            [2000],
-            block_size=16,
-            num_rows=96,
-            context_length=6144,
-            max_step_tokens=512,
-            prefix_cache=True,
-        )
-        self.now_s = 0.0
-        self.scheduler = Scheduler(
-            cache,
-            max_running=96,
-            max_step_tokens=512,
-            context_length=6144,
-            pace=pace,
-            clock=lambda: self.now_s,
-        )
-        self.tokens_s: dict[str, list[float]] = {}
-
-    def add(self, name: str, prompt: tuple[int, ...], max_tokens: int = 5000) -> None:
-        self.tokens_s[name] = []
-        self.scheduler.add(Request(name, prompt, GREEDY, min(max_tokens, 6144 - len(prompt)), arrival_s=0.0))
-
-    def step(self) -> tuple[ScheduledRow, ...]:
-        batch = self.scheduler.schedule()
-        self.now_s += self._seconds(batch)
-        for output in self.scheduler.update(
-            batch, StepOutput.of([RowOutput(row.row, (7,) if row.sample else ()) for row in batch.rows])
-        ):
-            self.tokens_s[output.request_id].append(self.now_s)
-        self.scheduler.take_closed_rows()
-        return batch.rows
-
-    def started(self, streams: int) -> Run:
-        """Start `streams` streams and run them until each has 30 tokens."""
-        for number in range(streams):
-            self.add(f"stream {number}", ids(40, number))
-        while len(self.tokens_s[f"stream {streams - 1}"]) < 30:
-            self.step()
-        return self
-
-
-def ids(count: int, number: int) -> tuple[int, ...]:
-    """A prompt that begins as no other does."""
-    return (number, *range(100, 99 + count))
 
 
 def first_tokens_s(run: Run, count: int, length: int) -> list[float]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +15,12 @@ from numpy.typing import NDArray
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.outputs import PromptProgress
 from realizar.request import Client, Request
-from realizar.scheduler.row_table import RowTable
+from realizar.scheduler.row_table import Rows, RowTable
 from realizar.scheduler.sequence import Sequence
 
 _FEW = 64  # clients that are remembered in any case
+_MOST_READ = 64.0  # steps that a client may read prompts beside decodes of others, beyond its share
+_PAID_BACK = 1 / 3  # of a step, with every step
 
 TURNS_PER_PRIORITY = 64
 """Later turns that a sequence lets pass for every step of priority between them."""
@@ -96,10 +100,50 @@ class Turns:
         self._most_known = 2 * len(self._next) + _FEW
 
 
+class ReadSteps:
+    """How much longer each client has read prompts beside decodes of others than is its share, in steps.
+
+    A step counts by the client's share of its prompt tokens. Every step takes back a third: a client whose prompts make
+    steps two and a half times as long for ever is held to half as long again, and nobody is who reads now and then.
+    """
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._read: dict[str, tuple[float, int]] = {}  # by client, after so many steps
+
+    def note(self, prompts: Mapping[Sequence, int], *, is_much: bool) -> None:
+        """Take in a step, with the tokens of its prompts. Args: is_much: it was held to half as long again."""
+        self._num_steps += 1
+        total = sum(prompts.values())
+        for sequence, count in prompts.items():
+            name = sequence.request.client.name
+            self._read[name] = self._now(name) + count / total * (_PAID_BACK if is_much else 1.0), self._num_steps
+        if len(self._read) > _FEW:
+            self._read = {name: read for name, read in self._read.items() if self._now(name)}
+
+    def is_much(self, clients: Iterable[str]) -> bool:
+        """True if all of these clients have read for long."""
+        return all(self._now(name) >= _MOST_READ for name in clients)
+
+    def _now(self, name: str) -> float:
+        steps, then = self._read.get(name, (0.0, 0))
+        return max(steps - _PAID_BACK * (self._num_steps - then), 0.0)
+
+
+@dataclass(slots=True)
+class ClientRows:
+    """What a client has in the scheduler: open sequences, those of them that have a row, and the size of its share."""
+
+    weight: int
+    num_open: int = 0
+    num_rows: int = 0
+
+
 class OpenSequences:
     """Owns the lists; the scheduler decides which sequences move between them.
 
     Attributes:
+        clients: those who have an open sequence, by name.
         waiting, running: sorted by `order`; a preempted sequence waits.
         preempted: those that wait and have a row.
         requests: by request id and choice.
@@ -115,11 +159,13 @@ class OpenSequences:
         self._ids: Iterator[int] = itertools.count()
         self._turns = Turns()
         self._sequences: dict[int, Sequence] = {}
+        self.clients: dict[str, ClientRows] = {}
         self.requests: dict[str, dict[int, Sequence]] = {}
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preempted: set[Sequence] = set()
         self.in_rows: list[Sequence | None] = [None] * len(table.sequence_ids)
+        self._num_chosen = 0
         self._running_rows: NDArray[np.intp] | None = None
 
     def __len__(self) -> int:
@@ -162,6 +208,8 @@ class OpenSequences:
         """Queue every choice of a request, or none if one of them can't be made."""
         choices = {choice: self._sequence(request, choice) for choice in range(request.sampling.n)}
         self.requests[request.request_id] = choices
+        client = self.clients.setdefault(request.client.name, ClientRows(request.client.weight))
+        client.num_open += len(choices)
         for sequence in choices.values():
             sequence.turn = self._turns.take(request.client)
             self._sequences[sequence.sequence_id] = sequence
@@ -191,11 +239,13 @@ class OpenSequences:
         """Start a waiting sequence in a row."""
         if sequence.scheduled_s is None:
             self._turns.start(sequence.request.client, sequence.turn)
+        self.clients[sequence.request.client.name].num_rows += 1
         self.in_rows[row] = sequence
         sequence.take_row(row)
 
     def take_row(self, sequence: Sequence) -> None:
         """Let a waiting sequence start again in another row."""
+        self.clients[sequence.request.client.name].num_rows -= 1
         self.in_rows[sequence.own_row] = None
         sequence.leave_row()
         self.preempted.discard(sequence)
@@ -207,14 +257,80 @@ class OpenSequences:
         self.preempted.discard(sequence)
         if sequence.scheduled_s is None:
             self._turns.give_up(sequence.request.client)
+        name = sequence.request.client.name
+        client = self.clients[name]
+        client.num_open -= 1
         if sequence.row is not None:
+            client.num_rows -= 1
             self.in_rows[sequence.row] = None
             self._table.close(sequence.row)
+        if not client.num_open:
+            del self.clients[name]
         del self._sequences[sequence.sequence_id]
         choices = self.requests[sequence.request.request_id]
         del choices[sequence.choice]
         if not choices:
             del self.requests[sequence.request.request_id]
+
+    def share(self, client: str) -> float:
+        """The rows that a client may have for good, while all who have an open sequence want as many."""
+        return len(self.in_rows) * self.clients[client].weight / sum(each.weight for each in self.clients.values())
+
+    def has_share(self, client: str) -> bool:
+        """True if a client has its share of the rows already; others come first then."""
+        return len(self.clients) > 1 and self.clients[client].num_rows >= self.share(client)
+
+    def waiting_in_turn(self) -> list[Sequence]:
+        """Those that wait, in their order, the ones of clients who have their share of rows behind all others."""
+        have_share = {name for name in self.clients if self.has_share(name)}
+        if not have_share:
+            return list(self.waiting)
+        return sorted(self.waiting, key=lambda sequence: sequence.request.client.name in have_share)
+
+    def last_of_most(self, *, above_share: bool = False) -> Sequence | None:
+        """The running sequence that gives way: the last one of the client that has most rows beyond its share.
+
+        Args:
+            above_share: None, in place of the last of all, where nobody has a row more than its share, or none of these
+                can start again: a sampler's state, prompt log-probabilities or a mean would be lost.
+        """
+        beyond = {name: each.num_rows - self.share(name) for name, each in self.clients.items()}
+        most = max(beyond, key=beyond.__getitem__, default="")
+        if beyond.get(most, 0.0) < 1.0 or len(beyond) < 2:
+            return None if above_share else self.running[-1]
+        for sequence in reversed(self.running):
+            request = sequence.request
+            sampling = request.sampling
+            keeps_nothing = not sampling.mirostat and sampling.prompt_logprobs is None and request.pooling is None
+            if request.client.name == most and (keeps_nothing or not above_share):
+                return sequence
+        return None if above_share else self.running[-1]
+
+    @property
+    def num_equal_rows(self) -> int:
+        """Rows that clients would have if none had more than one in their middle, by weight."""
+        clients = [each for each in self.clients.values() if each.num_rows]
+        each_has = sorted(client.num_rows / client.weight for client in clients)
+        middle = each_has[(len(each_has) - 1) // 2] if each_has else 0.0
+        return sum(min(client.num_rows, math.ceil(middle * client.weight)) for client in clients)
+
+    def in_turn(self, rows: Rows, most: int) -> Rows:
+        """So many of the rows, intp [rows], in their order: as many of each client as it has and all others may have.
+
+        Those of a client take turns.
+        """
+        taken: Counter[str] = Counter()
+        places = np.zeros(len(rows))
+        oldest = np.argsort(self._table.chosen[rows], kind="stable")
+        for index in oldest.tolist():
+            if (sequence := self.in_rows[rows[index]]) is not None:
+                client = sequence.request.client
+                taken[client.name] += 1
+                places[index] = taken[client.name] / client.weight
+        chosen = oldest[np.argsort(places[oldest], kind="stable")[:most]]
+        self._table.chosen[rows[chosen]] = self._num_chosen + np.arange(len(chosen))
+        self._num_chosen += len(chosen)
+        return rows[np.sort(chosen)]
 
     def audit(self) -> list[int]:
         """Prove that every sequence is in the list where it belongs.
@@ -240,6 +356,9 @@ class OpenSequences:
             raise RuntimeError("a sequence is lost or listed twice")
         if len(self._turns) != sum(sequence.scheduled_s is None for sequence in self.waiting):
             raise RuntimeError("a sequence has used its turn and waits, or has started without one")
+        held = Counter(sequence.request.client.name for sequence in self._sequences.values())
+        if held != Counter({name: client.num_open for name, client in self.clients.items()}):
+            raise RuntimeError("clients and open sequences disagree")
         self._audit_rows()
         return [sequence.row for sequence in self._sequences.values() if sequence.row is not None]
 
@@ -250,5 +369,8 @@ class OpenSequences:
             number = -1 if sequence is None else sequence.sequence_id
             if self._table.sequence_ids[row] != number or (sequence is not None and sequence.row != row):
                 raise RuntimeError(f"row {row} is not that of sequence {number}")
-        if sum(sequence is not None for sequence in self.in_rows) != len(self.running) + len(self.preempted):
+        held = Counter(sequence.request.client.name for sequence in self.in_rows if sequence is not None)
+        if held.total() != len(self.running) + len(self.preempted):
             raise RuntimeError("a sequence has a row and is not known by it")
+        if held != Counter({name: client.num_rows for name, client in self.clients.items()}):
+            raise RuntimeError("clients and rows disagree")

@@ -26,6 +26,8 @@ _DECODE_UP, _DECODE_DOWN = 0.4, 0.4  # seldom measured; the middle one of three,
 _TOKEN_UP, _TOKEN_DOWN = 0.6, 0.4  # too long a step is felt, too short a one is not
 _MOST_GROWTH = 1.25  # beside one tile: the first tokens of a chunk can be free, where decodes left a tile half empty
 _FIRST_CHUNK_FACTOR = 1.5  # small chunks cost more a token than the whole steps that the first estimate comes from
+_SHARED_STRETCH = 1.5  # of a step in which a client has more than the others, over one in which it has not
+_SHARED_STEPS = 64  # of those, after which one without is measured again
 _NEAR_TOKENS = 512  # positions before this are measured together, those after it by powers of two
 _FARTHER_FACTOR = 1.5  # a token twice as far, until it is measured: 1.2 to 1.9 in a model small enough to feel it
 
@@ -84,18 +86,25 @@ class Pace:
         self._num_probes = 0
         self._last_chunk = tile_tokens
         self._decode: dict[int, _Estimate] = {}
+        self._decode_sizes: dict[int, int] = {}  # the number of decodes measured last of each group
+        self._num_shared_steps = 0
         self._submitted_s: deque[float] = deque()  # of steps in flight
         self._ended_s = -math.inf
         self._token_alone: _Estimate | None = None
         self._token_beside: dict[int, _Estimate] = {}
 
-    def prompt_tokens(self, num_decode_tokens: int, position: int = 0) -> int | None:
+    def prompt_tokens(
+        self, num_decode_tokens: int, position: int = 0, equal: int | None = None, *, is_much: bool = False
+    ) -> int | None:
         """Prompt tokens that the next step may read beside `num_decode_tokens` of decodes; None is no limit.
 
         A step without decodes may have 2,048, and more where that takes no more than 50 ms.
 
         Args:
             position: tokens before them; of the prompt that is farthest, where there are several.
+            equal: the decodes of a step of which all clients have as many each, where some have more: the step is
+                measured by that one. is_much: the tokens are of clients who have read more than their share, beside
+                decodes of others; they make such a step half as long again.
         """
         if num_decode_tokens == 0:
             alone = self._token_alone
@@ -104,7 +113,11 @@ class Pace:
         if token_s is None:
             return None
         decode = self._decode.get(_bucket(num_decode_tokens))
-        spare_s = 0.0 if decode is None else max((self._stretch - 1.0) * decode.seconds, self._least_s - decode.seconds)
+        stretch, least_s = (_SHARED_STRETCH, 0.0) if is_much else (self._stretch, self._least_s)
+        spare_s = 0.0
+        if decode is not None:
+            alone = decode if equal is None else self._decode.get(_bucket(equal), decode)
+            spare_s = max(min(stretch, self._stretch) * alone.seconds, least_s) - decode.seconds
         chunk = min(spare_s / max(token_s, 1e-9), _MOST_GROWTH * self._last_chunk + self._tile_tokens)
         stale_steps = _STALE_STEPS if chunk >= 2 * _LEAST_TOKENS else _STALE_STEPS_OF_LEAST
         if (decode is None or self._num_steps - decode.step > stale_steps) and self._num_probes < _MOST_PROBES:
@@ -122,6 +135,28 @@ class Pace:
         around = [size - num_decode_tokens for size in self._sizes[max(place - 1, 0) : place + 1]]
         least = min(tokens, _LEAST_TOKENS)
         return min((count for count in around if count >= least), key=lambda count: abs(count - tokens), default=tokens)
+
+    def most_decodes(self, equal: int, wanted: int, *, leaves_room: bool) -> int:
+        """Decodes of those wanted that a step may have, where clients with as many each would have `equal`.
+
+        It is to take at most half as long again as a step of those, or a quarter, if it is to leave room for prompts.
+        One of them alone is measured now and then.
+        """
+        if wanted <= equal:
+            return wanted
+        self._num_shared_steps += 1
+        alone = self._decode.get(_bucket(equal))
+        if alone is None or self._num_shared_steps % _SHARED_STEPS == 0:
+            return equal
+        stretch = (1.0 + _SHARED_STRETCH) / 2 if leaves_room else _SHARED_STRETCH
+        count, count_s, most_s = 0, 0.0, stretch * alone.seconds
+        for bucket, size in sorted(self._decode_sizes.items()):
+            seconds = self._decode[bucket].seconds
+            if seconds > most_s:
+                share = (most_s - count_s) / (seconds - count_s)
+                return min(max(int(count + share * (size - count)), equal), wanted)
+            count, count_s = size, max(seconds, count_s)
+        return min(max(int(count * most_s / max(count_s, 1e-9)), equal), wanted)
 
     def submitted(self, now_s: float) -> None:
         """Note that a step was submitted."""
@@ -146,6 +181,7 @@ class Pace:
         self._num_probes = 0
         if num_prompt_tokens == 0:
             bucket = _bucket(num_decode_tokens)
+            self._decode_sizes[bucket] = num_decode_tokens
             known = self._decode.setdefault(bucket, _Estimate(seconds, self._num_steps))
             known.take_in_middle(seconds, self._num_steps, _DECODE_UP, _DECODE_DOWN)
         elif num_decode_tokens == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from realizar.batch import OpenedRow
@@ -34,6 +36,9 @@ class Plan:
         self._max_rows = max_rows
         self._pace = pace
         self._num_decode_tokens: int | None = None
+        self._equal: int | None = None
+        self._is_much = False
+        self._left: dict[str, int] | None = None  # tokens of each client's prompts, while they are shared out
         self.decodes: Rows = np.zeros(0, np.intp)
         self.num_drafts: Column | None = None
         self.prompts: dict[Sequence, int] = {}
@@ -64,17 +69,28 @@ class Plan:
         self.decodes, self.num_drafts = rows, num_drafts
         self.budget -= len(rows) + (0 if num_drafts is None else int(num_drafts.sum()))
 
-    def most_of(self, sequence: Sequence) -> int:
-        """Tokens that a prompt may take while others wait: half of the remaining budget, so that none waits long."""
-        return min(sequence.num_chunk_tokens, -(-self.budget // 2))
+    def share(self, weights: Mapping[str, int] | None) -> None:
+        """Share the budget out among the prompts of clients, by weight; None lets any prompt have what remains."""
+        total = sum(weights.values()) if weights else 1
+        shares = {name: -(-self.budget * weight // total) for name, weight in (weights or {}).items()}
+        self._left = shares or None
 
-    def start_prompts(self, position: int) -> None:
+    def room_for(self, sequence: Sequence) -> int:
+        """Tokens that a prompt may have beside those that it has."""
+        left = self.budget if self._left is None else self._left.get(sequence.request.client.name, 0)
+        return max(min(self.budget, left), 0)
+
+    def most_of(self, sequence: Sequence) -> int:
+        """Tokens that a prompt may take while others wait: half of what there is for it, so that none waits long."""
+        return min(sequence.num_chunk_tokens, -(-self.room_for(sequence) // 2))
+
+    def start_prompts(self, position: int, equal: int | None = None, *, is_much: bool = False) -> None:
         """Limit the budget for prompts, now that all decodes are in, to what keeps the decodes' pace.
 
         Args:
-            position: computed tokens of the prompt that is farthest.
+            position: computed tokens of the prompt that is farthest. equal, is_much: as of `Pace.prompt_tokens`.
         """
-        self._num_decode_tokens = self.num_tokens
+        self._num_decode_tokens, self._equal, self._is_much = self.num_tokens, equal, is_much
         self._limit(position, 0)
 
     def start_at(self, position: int) -> None:
@@ -85,13 +101,16 @@ class Plan:
     def _limit(self, position: int, least: int) -> None:
         if self._pace is None or self._num_decode_tokens is None:
             return
-        most = self._pace.prompt_tokens(self._num_decode_tokens, position)
+        most = self._pace.prompt_tokens(self._num_decode_tokens, position, self._equal, is_much=self._is_much)
         if most is not None:
             self.budget = min(self.budget, max(most - (self.num_tokens - self._num_decode_tokens), least))
 
     def add(self, sequence: Sequence, count: int) -> None:
         """Schedule `count` tokens of a prompt in all."""
-        self.budget += self.prompts.get(sequence, 0) - count
+        more = count - self.prompts.get(sequence, 0)
+        self.budget -= more
+        if self._left is not None:
+            self._left[sequence.request.client.name] -= more
         self.prompts[sequence] = count
 
     def remove(self, sequence: Sequence) -> None:

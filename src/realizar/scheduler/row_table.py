@@ -54,6 +54,7 @@ class RowTable:
         least_tokens: int32 [rows], the number of tokens up to which stop ids do not end the row.
         samples: bool [rows], tokens are wanted after the prompt.
         is_running: bool [rows], the row holds blocks.
+        chosen: int64 [rows], greater the later the row was chosen last to decode before others.
         may_repeat: int32 [rows], 1 where the token before a sampled one may be computed again and the model has a
             state.
 
@@ -74,6 +75,7 @@ class RowTable:
         self.least_tokens = np.zeros(num_rows, np.int32)
         self.samples = np.zeros(num_rows, np.bool_)
         self.is_running = np.zeros(num_rows, np.bool_)
+        self.chosen = np.zeros(num_rows, np.int64)
         self.may_repeat = np.zeros(num_rows, np.int32)
         self._stop_ids = np.full((num_rows, FEW_STOP_IDS), _NO_ID, np.int32)
         self._many_stop_ids: dict[int, Column] = {}  # of rows that have more
@@ -229,6 +231,11 @@ class RowPool:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def num_closing(self) -> int:
+        """Rows that will be free when steps are done, or the backend has closed them."""
+        return len(self._draining) + len(self._closed)
 
     def take(self) -> int:
         """Take a free row; the caller has checked `num_free`."""

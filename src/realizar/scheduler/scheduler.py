@@ -30,7 +30,7 @@ from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.outputs import FinishReason, PromptProgress, RowError, TokenLogprobs, TokenOutput
 from realizar.request import Pooling, Request
 from realizar.scheduler.drafts import Drafting
-from realizar.scheduler.open_sequences import OpenSequences
+from realizar.scheduler.open_sequences import OpenSequences, ReadSteps
 from realizar.scheduler.pace import Pace, Policy
 from realizar.scheduler.plan import Plan, StepLimit
 from realizar.scheduler.row_table import Appended, RowPool, Rows, RowTable
@@ -101,6 +101,8 @@ class Scheduler:
         self._open = OpenSequences(cache.block_size, self._table)
         self._ended_s: deque[float] = deque(maxlen=32)  # when the last sequences ended
         self._drafting = drafting or Drafting(None, 0, 0)
+        self._read_steps = ReadSteps()
+        self._take_turns = False  # rows that decode do, in this step
         self._copies = StateCopies(cache, self._open, context_length, max_step_tokens, pace)
         self._preemptions = self._queries = self._hits = 0
 
@@ -235,6 +237,7 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Decide the next step, to be submitted; without rows when nothing can run before a submitted step is done."""
         plan = Plan(self._limit.tokens, self._pace, self._limit.rows)
+        self._take_rows_back(plan)
         running = self._open.running_rows
         remaining = self._table.num_remaining(running)  # 0 where a row's last token is on its way
         are_decodes = (remaining == 1) & self._table.samples[running]
@@ -242,14 +245,19 @@ class Scheduler:
         if np.count_nonzero(are_decodes) < len(running):
             decoding = running[are_decodes]
             prompts = self._open.of_rows(running[(remaining > 0) & ~are_decodes])
+        equal = self._open.num_equal_rows if self._is_shared else None
+        is_much = self._is_much(prompts)
         if self._policy.first == "prefill":
             self._schedule_prompts(prompts, plan)
             if not plan.num_rows:
                 self._schedule_decodes(decoding, plan)
         else:
-            self._schedule_decodes(decoding, plan)
-            plan.start_prompts(max((sequence.num_computed_tokens for sequence in prompts), default=0))
+            self._schedule_decodes(self._share_decodes(decoding, equal, leaves_room=is_much), plan)
+            farthest = max((sequence.num_computed_tokens for sequence in prompts), default=0)
+            plan.start_prompts(farthest, equal, is_much=is_much)
             self._schedule_prompts(prompts, plan)
+        if self._is_shared and len(plan.decodes):
+            self._read_steps.note(plan.prompts, is_much=is_much)
         columns = self._advance(plan)
         self._rows.submitted(columns.numbers)
         if len(columns) and self._pace is not None:
@@ -317,6 +325,32 @@ class Scheduler:
             min(max(wait_s, _LEAST_WAIT_S), _MOST_WAIT_S),
         )
 
+    @property
+    def _is_shared(self) -> bool:
+        """True while several clients have open sequences."""
+        return len(self._open.clients) > 1
+
+    def _is_much(self, prompts: ListOf[Sequence]) -> bool:
+        """True if all clients whose prompts are read have read for long beside others."""
+        if not self._is_shared:
+            return False
+        readers = {each.request.client.name for each in (*prompts, *self._open.waiting)}
+        return bool(readers) and self._read_steps.is_much(readers)
+
+    def _share_decodes(self, rows: Rows, equal: int | None, *, leaves_room: bool) -> Rows:
+        """The rows that decode in this step, of those that can.
+
+        All of them, unless some clients have more than others and steps take much longer for it: these rows take turns.
+        """
+        self._take_turns = False
+        if self._pace is None or equal is None:
+            return rows
+        most = self._pace.most_decodes(equal, len(rows), leaves_room=leaves_room)
+        if most >= len(rows):
+            return rows
+        self._take_turns = True
+        return self._open.in_turn(rows, most)
+
     def _schedule_decodes(self, rows: Rows, plan: Plan) -> None:
         """Schedule the last token of each row, and drafts after it as far as all rows have their token."""
         if len(rows) > plan.most_decodes:
@@ -338,17 +372,30 @@ class Scheduler:
         plan.add_decodes(rows, num_drafts)
 
     def _schedule_prompts(self, prompts: ListOf[Sequence], plan: Plan) -> None:
-        """Schedule chunks of running prompts, then those of waiting sequences, and then what remains of the budget."""
+        """Schedule chunks of running prompts, then those of waiting sequences, and then what remains of the budget.
+
+        Where several clients have prompts, each has its share first, and then whoever has more to read.
+        """
+        if self._is_shared:
+            clients = {each.request.client for each in (*prompts, *self._open.waiting)}
+            if len(clients) > 1:
+                plan.share({client.name: client.weight for client in clients})
+                self._read_prompts(prompts, plan)
+                plan.share(None)
+        self._read_prompts(prompts, plan)
+
+    def _read_prompts(self, prompts: ListOf[Sequence], plan: Plan) -> None:
         for sequence in prompts:
             if plan.is_full:
                 break
-            if sequence.running:
+            if sequence.running and sequence not in plan.prompts:
                 self._take_chunk(sequence, plan)
         self._admit(plan)
         self._fill_up(plan)
 
     def _take_chunk(self, sequence: Sequence, plan: Plan) -> None:
-        if count := self._allocate(sequence.own_row, plan.most_of(sequence), plan):
+        wanted = plan.most_of(sequence)
+        if wanted and (count := self._allocate(sequence.own_row, wanted, plan)):
             plan.add(sequence, count)
 
     def _allocate(self, row: int, wanted: int, plan: Plan) -> int:
@@ -360,7 +407,7 @@ class Scheduler:
         while self._table.is_running[row]:
             if count := self._cache.allocate(row, self._table.num_computed.item(row), wanted):
                 return min(count, wanted)
-            victim = self._open.running[-1]
+            victim = self._open.last_of_most() or self._open.running[-1]
             plan.remove(victim)
             self._preempt(victim)
         return 0
@@ -370,18 +417,22 @@ class Scheduler:
 
         No sequence overtakes one that waits for blocks. A sequence that waits for a row is overtaken by preempted ones:
         they keep their rows, and may hold what it waits for. A sequence whose next block is being computed by another
-        one waits for that block.
+        one waits for that block. A client who has less than its share takes blocks back from one who has more, and
+        one who has its share starts no more while its rows take turns.
         """
-        for sequence in list(self._open.waiting):
+        for sequence in self._open.waiting_in_turn():
             if plan.is_full or sequence.num_pending or not (self._rows.num_free or self._open.preempted):
                 return
             if sequence.row is None and not self._rows.num_free:
                 continue
+            if not plan.room_for(sequence) or (self._take_turns and self._open.has_share(sequence.request.client.name)):
+                continue
             prefix = self._cache.find_prefix(sequence.keys, sequence.token_ids, sequence.most_cached_tokens)
             if self._waits_for_blocks(sequence, prefix):
                 continue
-            if self._open.running and not self._cache.can_allocate(sequence.num_tokens, prefix):
-                return  # alone, it always fits
+            while self._open.running and not self._cache.can_allocate(sequence.num_tokens, prefix):
+                if not self._take_back(sequence, plan):
+                    return  # alone, it always fits
             plan.start_at(prefix.num_tokens)
             row = self._row_for(sequence, prefix.num_tokens, plan)
             self._cache.adopt(row, prefix)
@@ -389,6 +440,28 @@ class Scheduler:
             self._open.start(sequence)
             self._copies.start(sequence, prefix, plan)
             self._take_chunk(sequence, plan)
+
+    def _take_rows_back(self, plan: Plan) -> None:
+        """Free rows of clients who have more than their share, for those who wait and have less."""
+        if not self._is_shared or self._rows.num_free:
+            return
+        lacking = (each for each in self._open.waiting_in_turn() if each.row is None)
+        for index, sequence in enumerate(lacking):
+            if index >= self._rows.num_closing and not self._take_back(sequence, plan):
+                return
+
+    def _take_back(self, sequence: Sequence, plan: Plan) -> bool:
+        """Let a sequence of another client, who has more than its share, start again later. False if there is none."""
+        name = sequence.request.client.name
+        if not self._is_shared or self._open.has_share(name):
+            return False
+        share = self._open.share(name) / len(self._open.in_rows)
+        victim = self._open.last_of_most(above_share=True)
+        if victim is None or sequence.num_tokens > max(share * self._cache.max_tokens, 1):
+            return False
+        plan.remove(victim)
+        self._restart(victim)
+        return True
 
     def _waits_for_blocks(self, sequence: Sequence, prefix: Prefix) -> bool:
         """True if a running sequence is about to compute the block after this sequence's cached prefix.
@@ -412,7 +485,7 @@ class Scheduler:
         """Give the remaining budget to the step's prompts, the shortest rest first, as far as free blocks go."""
         rests = {each: each.num_chunk_tokens - count for each, count in plan.prompts.items()} if plan.budget else {}
         for sequence in sorted(rests, key=rests.__getitem__):
-            wanted = plan.prompts[sequence] + min(rests[sequence], plan.budget)
+            wanted = plan.prompts[sequence] + min(rests[sequence], plan.room_for(sequence))
             if wanted > plan.prompts[sequence]:
                 allocated = self._cache.allocate(sequence.own_row, sequence.num_computed_tokens, wanted)
                 plan.add(sequence, min(allocated, wanted))

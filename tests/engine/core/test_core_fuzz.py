@@ -17,7 +17,7 @@ from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import QueueFullError
 from realizar.outputs import TokenLogprobs, TokenOutput
-from realizar.request import Pooling, Request
+from realizar.request import Client, Pooling, Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.drafts import prompt_lookup
 from resolving import new_core
@@ -44,6 +44,9 @@ class Received:
         self.prompt_logprobs.extend(output.prompt_logprobs)
         if output.finish_reason is not None:
             self.last = output
+
+
+CLIENTS = (*(Client("busy"),) * 4, Client("a"), Client("b", weight=2))
 
 
 class Arrivals:
@@ -76,6 +79,7 @@ class Arrivals:
         return Request(
             str(self.number), prompt, sampling, max_tokens,
             priority=rng.choice((0, 0, 0, -1, 5)), cache_salt=rng.choice((None, None, None, "a")), pooling=pooling,
+            client=rng.choice(CLIENTS),
         )  # fmt: skip
 
     def remember(self, text: tuple[int, ...]) -> None:
@@ -178,12 +182,12 @@ def run(
 def test_everyone_gets_what_its_history_gives(
     windows: tuple[int | None, ...], steps_in_flight: int, drafts: int, num_blocks: int
 ) -> None:
-    core = run(2500, windows, steps_in_flight, drafts, num_blocks, seed=num_blocks)
+    core = run(500, windows, steps_in_flight, drafts, num_blocks, seed=num_blocks)
     counts = core.counts
-    assert counts.preemptions > 50
+    assert counts.preemptions > 10
     assert counts.prefix_cache_hits > 0.1 * counts.prefix_cache_queries
-    assert (counts.draft_tokens > 200) is (drafts > 0)
-    assert (counts.accepted_tokens > 30) is (drafts > 0)
+    assert (counts.draft_tokens > 40) is (drafts > 0)
+    assert (counts.accepted_tokens > 6) is (drafts > 0)
 
 
 @pytest.mark.full
