@@ -57,7 +57,7 @@ def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-@pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
+@pytest.mark.parametrize(("arch", "tiles"), wider(KERNELS, KERNELS[2]), ids=lambda value: getattr(value, "kind", value))
 def test_families_of_weights_compile(arch: str, tiles: Tiles) -> None:
     check([matmul_source([form_of(ggml_type)], tiles) for ggml_type in FAMILIES], arch)
 
@@ -85,12 +85,14 @@ def test_all_weights_compile(arch: str, tiles: Tiles) -> None:
     check([matmul_source([form], tiles) for form in dict.fromkeys(form_of(t) for t in QUANTIZED_TYPES)], arch)
 
 
-@pytest.mark.parametrize(("arch", "tiles"), KERNELS, ids=lambda value: getattr(value, "kind", value))
+@pytest.mark.parametrize(("arch", "tiles"), wider(KERNELS, KERNELS[0]), ids=lambda value: getattr(value, "kind", value))
 def test_matrices_of_two_formats_compile(arch: str, tiles: Tiles) -> None:
     check([matmul_source([form_of(GGMLType.Q4_K), form_of(GGMLType.Q6_K)], tiles)], arch)
 
 
-@pytest.mark.parametrize(("arch", "tiles"), KERNELS[1:], ids=lambda value: getattr(value, "kind", value))
+@pytest.mark.parametrize(
+    ("arch", "tiles"), wider(KERNELS[1:], KERNELS[1]), ids=lambda value: getattr(value, "kind", value)
+)
 def test_floats_compile_alone_and_beside_codes(arch: str, tiles: Tiles) -> None:
     check([matmul_source([FLOATS], tiles), matmul_source([form_of(GGMLType.Q4_K), FLOATS], tiles)], arch)
 
