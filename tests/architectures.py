@@ -214,15 +214,18 @@ def rows_run_by(backend: DeviceKind) -> list[tuple[str, Form]]:
 
 
 def rows_by_turns(turn: int) -> list[Any]:
-    """Rows as parameters, one form of each architecture each time: 0 for the CPU backend, 1 for the reference model.
+    """Rows as parameters, one form of each case each time: 0 for the CPU backend, 1 for the reference model.
 
-    The other turn takes the other form, and where there is but one the CPU backend's does; `--full` runs all in both.
+    The other turn takes the other form of each family's first case; `--full` runs all rows in both.
     """
-    chosen = set()
+    chosen, families = set(), set()
     for number, (name, case) in enumerate(CASES.items()):
         on_cpu = case.forms[number % len(case.forms)] if "cpu" in case.run_by else None
-        mine = [on_cpu] if turn == 0 else [form for form in case.forms if form != on_cpu]
-        chosen |= {(name, form) for form in mine if form is not None}
+        if turn == 0:
+            chosen.add((name, on_cpu))
+        elif on_cpu is None or case.family not in families:
+            chosen |= {(name, form) for form in case.forms if form != on_cpu}
+        families.add(case.family)
     rows = rows_run_by("cpu") if turn == 0 else ROWS
     return wider(rows, *(row for row in rows if row in chosen))
 
