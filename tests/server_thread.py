@@ -85,7 +85,7 @@ class ServerElsewhere(RunningServer):
 class ServerThread:
     """Runs an engine and the application over it on a thread with a loop of its own.
 
-    `backend` stands in for that of the device, and need not load the weights.
+    `backend` stands in for that of the device, and need not load the weights. `model` has more of `make_served_model`.
     """
 
     def __init__(
@@ -97,8 +97,10 @@ class ServerThread:
         num_replicas: int = 1,
         backend: Backend | None = None,
         names: Sequence[str] = NAMES,
+        **model: Any,
     ) -> None:
         self._context, self._num_replicas, self._backend, self._names = context, num_replicas, backend, names
+        self._model = model
         self._checkpoint, self._settings, self._config = find_checkpoint(checkpoint), settings, config
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._started = threading.Event()
@@ -134,7 +136,7 @@ class ServerThread:
         return core
 
     async def _run(self) -> None:
-        model = make_served_model(self._checkpoint, self._names, self._context)
+        model = make_served_model(self._checkpoint, self._names, self._context, **self._model)
 
         def new_text(sampling: SamplingParams) -> StopChecker:
             return StopChecker(model.tokenizer, sampling)
