@@ -97,7 +97,7 @@ def test_pairs_are_up_to_half_as_many_as_experts(experts: int, per_token: int, t
     assert most_pair_tokens(experts, per_token) == tokens
 
 
-@pytest.mark.parametrize("name", wider(CASES, "gpt-oss", "shared, gate, one stack", "beside dense"))
+@pytest.mark.parametrize("name", wider(CASES, "gpt-oss", "beside dense"))
 def test_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk of more than 16 tokens, a token beside a chunk of fewer, a token of each row, and one alone, whose pairs
     are no more than half the experts."""
