@@ -204,10 +204,15 @@ class RowTable:
 
     def _are_stop_ids(self, rows: Rows, token_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
         """bool [rows, tokens], true for the rows' stop ids among int32 [rows, tokens]."""
-        found: NDArray[np.bool_] = (self._stop_ids.take(rows, axis=0)[:, None] == token_ids[:, :, None]).any(axis=2)
-        for row, stop_ids in self._many_stop_ids.items():
+        found: NDArray[np.bool_]
+        stop_ids = self._stop_ids.take(rows, axis=0)
+        if token_ids.shape[1] == 1:
+            found = (stop_ids == token_ids).any(axis=1)[:, None]
+        else:
+            found = (stop_ids[:, None] == token_ids[:, :, None]).any(axis=2)
+        for row, many in self._many_stop_ids.items():
             at = rows == row
-            found[at] = np.isin(token_ids[at], stop_ids)
+            found[at] = np.isin(token_ids[at], many)
         return found
 
     def settle_drafts(self, rows: Rows, num_computed: NDArray[np.integer]) -> None:

@@ -548,14 +548,14 @@ class Scheduler:
         need_care = added.stopped | added.full
         if self._cache.prefix_cache:
             need_care |= self._cache.have_new_blocks(numbers, table.num_known[numbers], table.num_computed[numbers])
+        if len(at) == len(rows) and not output.others and not np.count_nonzero(need_care):
+            return list(outputs.values())  # nearly every step
         care = {*at[need_care].tolist(), *[index for index in output.others if is_open[index]]}
         reasons: dict[int, FinishReason] = dict.fromkeys(at[added.full].tolist(), "length")
         reasons |= dict.fromkeys(at[added.stopped].tolist(), "stop")
         if len(at) < len(rows):  # the last tokens of prompts after which nothing is wanted
             are_read = is_open & ~table.samples[rows] & (step.num_context_tokens == table.most_tokens[rows] - 1)
             reasons |= dict.fromkeys(are_read.nonzero()[0].tolist(), "length")
-        if not (care or reasons or failed):
-            return list(outputs.values())
         for index in sorted(care | reasons.keys()):
             if (owner := in_rows[rows[index]]) is not None:  # else its request failed with an earlier row
                 try:
