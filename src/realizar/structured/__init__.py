@@ -10,9 +10,7 @@ Read in this order:
    enforced of the schemas of tools that are not strict.
 5. `state_masks.py`: masks that rows of one grammar share where they are in the same state. `regex_masks.py` has those
    of an expression, whose states `regex_parse.py` and `regex_states.py` find; `known_states.py` finds all states of a
-   small one, by the tokens in `token_columns.py`. `json_masks.py` has those of a schema, by the places of
-   `json_places.py`, from which tokens lead by `json_steps.py`; `string_masks.py` computes masks within strings
-   beforehand.
+   small one, by the tokens in `token_columns.py`.
 6. `schema_refusal.py`, `kind_names.py`: the errors of refused schemas and grammars.
 7. `workers/`: the processes in which the engine compiles and follows grammars.
 """

@@ -18,8 +18,6 @@ from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_text import grammar_text, parts_of
 from realizar.structured.grammar_tokens import GrammarTokens
-from realizar.structured.json_masks import JsonMasks
-from realizar.structured.json_steps import TokenUnits, json_steps
 from realizar.structured.kind_names import refusal
 from realizar.structured.lark_schemas import schema_error
 from realizar.structured.regex_masks import regex_masks
@@ -28,7 +26,6 @@ from realizar.structured.token_columns import TokenColumns
 from realizar.structured.vocabulary import GrammarVocabulary
 
 _LOG = logging.getLogger(__name__)
-_LETTER = b"a"
 _QUOTED = re.compile(r"\n *\d+ \|")  # a numbered line of the grammar in an error, which shows those near the fault
 
 # llguidance's bounds of time and memory: a grammar compiles within a second, and a mask takes tens of milliseconds.
@@ -131,7 +128,6 @@ class GrammarFactory:
         num_words: of a mask.
         end_ids: ids that end an output. end_mask: uint32 [words], these alone.
         token_columns: the bytes of all ids.
-        letter_id: id of a letter that is allowed in all strings which are counted, or None.
     """
 
     def __init__(self, tokens: GrammarTokens) -> None:
@@ -139,8 +135,6 @@ class GrammarFactory:
         self._vocabulary = GrammarVocabulary(tokens)
         self.num_words = tokens.num_words
         self.token_columns = TokenColumns(self._vocabulary.tokens)
-        self._units = TokenUnits(self._vocabulary.tokens)
-        self.letter_id = self._vocabulary.tokens.index(_LETTER) if _LETTER in self._vocabulary.tokens else None
         self.end_mask = np.zeros(self.num_words, np.uint32)
         for index in self.end_ids:
             self.end_mask[index // 32] |= np.uint32(1 << (index % 32))
@@ -196,10 +190,7 @@ class GrammarFactory:
         """The masks that rows of the grammar share; None where states can't be told apart."""
         if structured.kind == "regex":
             return regex_masks(structured.value, self._vocabulary.tokens)
-        if structured.kind != "json_schema":
-            return None
-        steps = json_steps(structured.value, self._units)
-        return None if steps is None else JsonMasks(steps)
+        return None
 
     def masks(self, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[NDArray[np.uint32]]:
         """Compute the allowed ids of rows and of their drafts: uint32 [drafts + 1, words] for each row. See `fill`."""

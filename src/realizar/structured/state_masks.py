@@ -25,17 +25,9 @@ class StateMasks(Generic[State]):
         self.start = start
         self._masks: OrderedDict[State, NDArray[np.uint32]] = OrderedDict()
 
-    def has_room(self, size_bytes: int) -> bool:
-        """True if a mask of that size can be kept without another being dropped."""
-        return (len(self._masks) + 1) * size_bytes <= _MOST_BYTES
-
     def after(self, state: State | None, token_id: int) -> State | None:
         """The state after one more token, which the grammar allows; None if it is not known."""
         raise NotImplementedError
-
-    def can_keep(self, state: State) -> bool:
-        """False for a state in which rows may have different masks."""
-        return True
 
     def find(self, state: State | None) -> NDArray[np.uint32] | None:
         """The mask of a state, uint32 [words]; None if it has not been computed yet."""
@@ -46,7 +38,7 @@ class StateMasks(Generic[State]):
 
     def keep(self, state: State | None, mask: NDArray[np.uint32]) -> None:
         """Keep a state's mask for other rows."""
-        if state is not None and self.can_keep(state):
+        if state is not None:
             self._masks[state] = mask.copy()
             if len(self._masks) * mask.nbytes > _MOST_BYTES:
                 self._masks.popitem(last=False)

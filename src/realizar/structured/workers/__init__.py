@@ -7,6 +7,5 @@ and their masks, lie in memory that all processes share (`mask_memory`), and one
 engine's process, `service` owns all of this: `compile_queue` shares the compiler among clients, `server_handle` and
 `worker` are the handles of the processes, `masks` asks them for masks and takes these in, `chosen` has what rows chose
 since, `foreseen` the masks of rows that need no question: from known states in lines that `state_lines` gives to
-grammars, and from places of schemas, whose texts `schema_texts` follows, in `kept_masks`. `repair` follows rows anew
-whose process has died.
+grammars. `repair` follows rows anew whose process has died.
 """

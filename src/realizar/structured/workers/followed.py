@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.json_steps import JsonSteps
 from realizar.structured.workers.worker import GrammarWorker
-
-NewSteps = Callable[[StructuredOutput], JsonSteps | None]
 
 
 @dataclass(eq=False, slots=True)
@@ -25,8 +21,6 @@ class FollowedGrammar:
         retired: True if no new row may follow it; it is dropped with its last row.
         waiting: rows that are asked about once a dead process is replaced; None while none is being replaced.
         is_growing: True while a process is being added.
-        num_begun: rows that have begun.
-        steps: the places of its texts, once a second row has begun; None where it has none.
     """
 
     structured: StructuredOutput
@@ -37,15 +31,6 @@ class FollowedGrammar:
     waiting: list[FollowedRow] | None = None
     more: list[GrammarWorker] = field(default_factory=list)
     is_growing: bool = False
-    num_begun: int = 0
-    steps: JsonSteps | None = None
-
-    def begin_text(self, new_steps: NewSteps) -> JsonSteps | None:
-        """The places of its texts for one more row; None where there are none, or it is the only row."""
-        self.num_begun += 1
-        if self.num_begun == 2:
-            self.steps = new_steps(self.structured)
-        return self.steps
 
     @property
     def workers(self) -> list[GrammarWorker]:

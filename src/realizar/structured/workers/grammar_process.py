@@ -21,18 +21,15 @@ from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher, only_id
 from realizar.structured.grammar_tokens import Encode as TokenizerEncode
 from realizar.structured.grammar_tokens import EncodeSource
-from realizar.structured.json_masks import JsonMasks
 from realizar.structured.known_states import UNKNOWN, KnownStates
 from realizar.structured.regex_masks import RegexMasks
 from realizar.structured.regex_states import MOST_STATES
-from realizar.structured.string_masks import StringMasks
 from realizar.structured.workers.bell import Listener
 from realizar.structured.workers.channel import Channel, ChannelError
 from realizar.structured.workers.mask_memory import (
     ENDED,
     GOES_ON,
     MOST_TOKENS,
-    ONLY_TOKENS,
     STUCK,
     MaskMemory,
     entries_of,
@@ -57,7 +54,6 @@ from realizar.structured.workers.process_limits import limit_process, within
 
 _ENCODED_TEXTS = 1024
 _FEW_ANSWERS = 200  # before more is found out than is asked, which takes as long as some hundred of them
-_NOT_AWAITED_S = float("inf")  # in place of the time of an answer that no step waits for
 _NEWS_BYTES = 1 << 20  # of memory, which the engine's process is told
 
 
@@ -169,7 +165,6 @@ class GrammarProcess:
         self._rows: dict[int, _Row] = {}
         self._states: KnownStates | None = None
         self._search: Iterator[None] = iter(())
-        self._strings: StringMasks | None = None
         self._num_answers = self._first_line = 0
         self._next_wish = _FEW_ANSWERS
         self._num_slow = self._reported_bytes = 0
@@ -232,15 +227,14 @@ class GrammarProcess:
         """Answer the questions of all rows that have one; returns how many."""
         memory, started_s, num_answers = self._memory, time.perf_counter(), 0
         asking = [
-            (_NOT_AWAITED_S if memory.num_drafts[row.slot] == ONLY_TOKENS else row.last_s, key, row)
+            (row.last_s, key, row)
             for key, row in self._rows.items()
             if memory.asked[row.slot] != memory.answered[row.slot] and memory.keys[row.slot] == key
         ]
-        for last_s, key, row in sorted(asking, key=itemgetter(0)):  # what took long takes long again: others wait
+        for _, key, row in sorted(asking, key=itemgetter(0)):  # what took long takes long again: others wait
             before_s = time.perf_counter()
             self._answer(key, row)
-            if last_s != _NOT_AWAITED_S:
-                row.last_s = time.perf_counter() - before_s
+            row.last_s = time.perf_counter() - before_s
             num_answers += 1
         self._num_answers += num_answers
         if num_answers > 1 and time.perf_counter() - started_s >= command.slow_s:
@@ -267,7 +261,7 @@ class GrammarProcess:
             masks = np.empty((num_drafts + 1, self._factory.num_words), np.uint32)
             self._factory.fill(matcher, memory.drafts[slot, :num_drafts].tolist(), masks)
             memory.masks[slot], memory.masks_after_drafts[slot, :num_drafts] = masks[0], masks[1:]
-        elif num_drafts != ONLY_TOKENS:
+        else:
             self._write_mask(row)
         row.is_certain = memory.most_drafts > 0 and only_id(memory.masks[slot]) is not None
         state = GOES_ON
@@ -276,8 +270,6 @@ class GrammarProcess:
         if state == STUCK:
             self._channel.send(Stuck(key, str(matcher.error)))
         memory.states[slot] = state
-        if self._strings is not None:
-            self._strings.note(matcher)
         known = UNKNOWN if self._states is None or row.ahead else self._states.find(matcher)
         memory.known[slot] = 0 if known == UNKNOWN else entries_of(row.number, self._first_line + known)
         fence()
@@ -345,13 +337,9 @@ class GrammarProcess:
         """Find out, one part of the work, what rows will need; true if there may be more."""
         if self._states is not None:
             return next(self._search, self) is not self
-        if self._strings is not None:
-            return self._strings.compute_one()
         if self._num_answers >= self._next_wish:
             self._next_wish = self._num_answers + _FEW_ANSWERS  # all lines may be others' now, and free later
-            if isinstance(grammar.shared, JsonMasks):
-                self._strings = StringMasks(self._factory, grammar.shared)
-            elif isinstance(grammar.shared, RegexMasks) and len(self._memory.after):
+            if isinstance(grammar.shared, RegexMasks) and len(self._memory.after):
                 self._channel.send(WantLines())
         return False
 

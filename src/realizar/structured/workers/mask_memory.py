@@ -19,8 +19,6 @@ GOES_ON, ENDED, STUCK = 0, 1, 2
 """States of a row: its output goes on, is complete, or can't go on; of the last, a message has told the reason."""
 
 MOST_TOKENS = 32  # of a question; a row with more is followed anew
-ONLY_TOKENS = -1
-"""In place of a number of drafts: tokens are to be taken in, and no mask is asked for."""
 
 _ID_BITS, _NUMBERS, _WRITTEN = 32, (1 << 30) - 1, 1 << 30  # memory that nobody has written is 0
 _VALUES = (1 << _ID_BITS) - 1
@@ -49,15 +47,15 @@ class MaskMemory:
         asked: int64 [slots], the number of the last question, written last by the engine.
         answered: int64 [slots], the number of the last answer, written last by the process.
         states: int32 [slots], GOES_ON, ENDED or STUCK, with the last answer.
-        num_tokens, num_drafts: int32 [slots], of the last question; see ONLY_TOKENS.
+        num_tokens, num_drafts: int32 [slots], of the last question.
         tokens: int32 [slots, MOST_TOKENS], ids chosen since the question before.
         drafts: int32 [slots, most_drafts], proposed next tokens.
         forced: int64 [slots, MOST_TOKENS], tokens from an answer on that are certain, as the grammar allows no others;
             see `entries_of`. The process finds more of them meanwhile, and may write them when the slot is another
             row's.
         known: int64 [slots], the line of the row's state after the last answer, as an entry like those of `forced`.
-        masks: uint32 [slots + lines + kept, words], of each slot the mask of the next choice, empty if the row is
-            stuck; then of each line that of a known state; then those that are kept.
+        masks: uint32 [slots + lines, words], of each slot the mask of the next choice, empty if the row is
+            stuck; then of each line that of a known state.
         after: int16 [lines, 32 * words], of a line of a known state the state after each token, by its place among the
             MOST_STATES lines of its grammar; below 0 where that is not known.
         places: intp [slots], this process's own: where in `masks` the mask of each slot's next choice is.
@@ -67,14 +65,12 @@ class MaskMemory:
         num_words: uint32 words of a mask.
         most_drafts: of a row.
         num_lines: of known states.
-        num_kept: masks that are kept, where rows have no drafts. A process that is not told of them maps none.
         descriptor: descriptor of an existing file; None makes one.
     """
 
     def __init__(
-        self, num_words: int, num_slots: int, most_drafts: int, descriptor: int | None = None, *, num_lines: int = 0,
-        num_kept: int = 0,
-    ) -> None:  # fmt: skip
+        self, num_words: int, num_slots: int, most_drafts: int, descriptor: int | None = None, *, num_lines: int = 0
+    ) -> None:
         self.descriptor = _unnamed_file() if descriptor is None else descriptor
         columns: list[tuple[str, type[np.generic], tuple[int, ...]]] = [
             *((name, np.int64, (num_slots,)) for name in ("keys", "asked", "answered", "known")),
@@ -83,7 +79,7 @@ class MaskMemory:
             ("forced", np.int64, (num_slots, MOST_TOKENS)),
             ("drafts", np.int32, (num_slots, most_drafts)),
             ("after", np.int16, (num_lines, 32 * num_words)),
-            ("masks", np.uint32, (num_slots + num_lines + num_kept, num_words)),
+            ("masks", np.uint32, (num_slots + num_lines, num_words)),
             ("masks_after_drafts", np.uint32, (num_slots, most_drafts, num_words)),
         ]
         ends, end = [], 0

@@ -16,9 +16,9 @@ from realizar.errors import RequestFailedError
 from realizar.outputs import ErrorCause
 from realizar.structured.workers.cells import Cells
 from realizar.structured.workers.chosen import ChosenTokens
-from realizar.structured.workers.followed import FollowedGrammar, FollowedRow, NewSteps
+from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
 from realizar.structured.workers.foreseen import ForeseenMasks
-from realizar.structured.workers.mask_memory import GOES_ON, ONLY_TOKENS, STUCK, fence
+from realizar.structured.workers.mask_memory import GOES_ON, STUCK, fence
 from realizar.structured.workers.messages import Slow, Stuck
 from realizar.structured.workers.questions import Questions
 from realizar.structured.workers.repair import Repair
@@ -29,7 +29,6 @@ from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError
 _LOG = logging.getLogger(__name__)
 _NAP_S, _LONGEST_NAP_S = 2e-5, 1e-3
 _LOOKS = 100  # at the clock, in the time in which a process must answer
-_MOST_BEHIND = 4  # tokens that the process of a row lacks which needs no answer of it
 
 Slots = NDArray[np.intp]
 
@@ -39,9 +38,8 @@ class StepMasks:
 
     A step's questions are a few writes to the shared memory and one ring of a bell, its answers two numbers to compare.
     What is known beforehand costs no question (`ForeseenMasks`): where the grammar leaves no choice its process goes
-    ahead of what is chosen, and of small expressions the process knows all states; rows of a schema are followed here
-    by their places, whose masks are kept. A process that dies or does not answer in time is replaced on another thread,
-    while the rows of others go on.
+    ahead of what is chosen, and of small expressions the process knows all states. A process that dies or does not
+    answer in time is replaced on another thread, while the rows of others go on.
 
     Attributes:
         wanted: bool [slots], masks of the row's next choice are asked for.
@@ -50,15 +48,13 @@ class StepMasks:
         questions: puts rows before processes.
         repair: follows rows anew whose process has died, and adds processes.
         most_more: processes that grammars may have beyond one each, of all together.
-        new_steps: follows the texts of a grammar by their places; None where it has none.
         clock: seconds, monotonic.
     """
 
     def __init__(
-        self, questions: Questions, repair: Repair, most_more: int, new_steps: NewSteps, *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        self._questions, self._repair, self._new_steps, self._clock = questions, repair, new_steps, clock
+        self, questions: Questions, repair: Repair, most_more: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._questions, self._repair, self._clock = questions, repair, clock
         self.memory = memory = questions.memory
         count = memory.num_slots
         self._free = list(range(count))
@@ -103,11 +99,7 @@ class StepMasks:
 
     def _begin(self, row: FollowedRow) -> None:
         """A row without output may be where others have been."""
-        grammar = row.grammar
-        if (steps := grammar.begin_text(self._new_steps)) is not None:
-            self._foreseen.begin_text(row.slot, steps)
-            return
-        others = [each.slot for each in self._rows if each is not None and each.grammar is grammar]
+        others = [each.slot for each in self._rows if each is not None and each.grammar is row.grammar]
         self._foreseen.begin(row.slot, others)
 
     def close(self, row: FollowedRow) -> None:
@@ -131,11 +123,8 @@ class StepMasks:
         together, alone = list[int](), list[int]()
         for slot in slots.tolist():
             if foreseen.is_known(slot):
-                if cells.num_new[slot] < _MOST_BEHIND or not foreseen.has_place(slot) or not cells.is_answered(slot):
-                    continue
-                cells.num_drafts[slot] = ONLY_TOKENS
-                (alone if cells.need_care[slot] else together).append(slot)
-            elif cells.need_care[slot] or cells.failed[slot] or not cells.is_answered(slot) or slot in drafts:
+                continue
+            if cells.need_care[slot] or cells.failed[slot] or not cells.is_answered(slot) or slot in drafts:
                 alone.append(slot)
             elif not foreseen.write_certain(slot, cells.num_new[slot]):
                 cells.num_drafts[slot] = 0

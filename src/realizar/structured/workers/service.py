@@ -26,7 +26,6 @@ from realizar.structured.workers.masks import StepMasks
 from realizar.structured.workers.messages import Vocabulary
 from realizar.structured.workers.questions import Questions
 from realizar.structured.workers.repair import Repair
-from realizar.structured.workers.schema_texts import SchemaTexts
 from realizar.structured.workers.server_handle import SERVER_COMMAND, ServerError, ServerHandle
 from realizar.structured.workers.state_lines import StateLines
 from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError, WorkerLimits
@@ -34,7 +33,6 @@ from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError, W
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 5.0
 _KNOWN_GRAMMARS = 16  # processes whose grammar's states are all known
-_MOST_KEPT, _KEPT_BYTES = 2048, 32 << 20  # masks of schemas
 
 
 class GrammarService:
@@ -68,12 +66,10 @@ class GrammarService:
         self._command = tuple(server_command)
         self.num_words = tokens.num_words
         self._bell = Bell()
-        num_kept = 0 if drafts else min(_MOST_KEPT, _KEPT_BYTES // (4 * tokens.num_words))
-        self._memory = MaskMemory(tokens.num_words, slots, drafts, num_lines=num_lines, num_kept=num_kept)
+        self._memory = MaskMemory(tokens.num_words, slots, drafts, num_lines=num_lines)
         questions = Questions(self._memory, self._bell, self._limits.step_s)
         repair = Repair(questions.follow_alone, self._revive, self._condemn)
-        new_steps = SchemaTexts(tokens).steps if num_kept else _no_steps
-        self.rows = StepMasks(questions, repair, self._limits.most_more_processes, new_steps)
+        self.rows = StepMasks(questions, repair, self._limits.most_more_processes)
         self._server: ServerHandle | None = None
         self._starting: ServerHandle | None = None  # it reads the vocabulary, while `_server_lock` is held
         self._server_lock = threading.Lock()
@@ -345,7 +341,3 @@ class GrammarService:
         finally:
             self._starting = None
         return server
-
-
-def _no_steps(_structured: StructuredOutput) -> None:
-    """Rows with drafts are asked about each time."""
