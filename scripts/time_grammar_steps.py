@@ -248,7 +248,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256, help="of each request")
     parser.add_argument(
-        "--kinds", default="plain,json-schema,regex", help="json-schema+24: with so many more processes"
+        "--kinds", default="plain,json-schema,regex", help="json-schema+4: with so many workers that grammars share"
     )
     parser.add_argument("--grammars", type=int, default=0, help="different ones; 0 takes those of bench-serve's mix")
     parser.add_argument("--step-ms", type=float, default=1.3)
@@ -274,7 +274,7 @@ def time_kinds(given: argparse.Namespace, checkpoint: Checkpoint) -> None:
     more: int | None = None
 
     def new_grammars() -> GrammarService:
-        limits = WorkerLimits(slots=2 * given.rows, drafts=0, more_processes=more)
+        limits = WorkerLimits(slots=2 * given.rows, drafts=0, workers=more)
         services.append(GrammarService(tokens, limits=limits))
         return services[-1]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +16,7 @@ from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import WorkerLimits
 from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids
-from waits import HANG_S
+from waits import HANG_S, wait_until
 
 VOCAB_SIZE = len(TOKENS) + 7
 GRAMMAR_TOKENS = GrammarTokens(TOKENS, (CONTROL,), (END,), VOCAB_SIZE)
@@ -26,11 +28,22 @@ _WIDE = json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(
 _RULES = "".join(f"r{i}: %json {_WIDE}\n" for i in range(12))
 ENDLESS = StructuredOutput("lark", f"start: {' '.join(f'r{i}' for i in range(12))}\n{_RULES}")
 BYTES = {token: index for index, token in enumerate(TOKENS) if len(token) == 1 and index > 1}
-PATIENT = WorkerLimits(compile_cpu_s=600, compile_s=600, step_s=600)
+PATIENT = WorkerLimits(compile_cpu_s=600, compile_s=600, step_s=600, stall_s=600)
 
 
-def make_service(limits: WorkerLimits | None = None) -> GrammarService:
-    return GrammarService(GRAMMAR_TOKENS, limits=limits)
+def make_service(limits: WorkerLimits | None = None, **options: Any) -> GrammarService:
+    return GrammarService(GRAMMAR_TOKENS, limits=limits, **options)
+
+
+def end_workers(service: GrammarService, number: signal.Signals = signal.SIGKILL) -> list[int]:
+    """Send all workers with rows a signal; returns their pids."""
+    pids = list[int]()
+    for worker in [worker for worker in service._pool.workers if worker.slots]:
+        wait_until(lambda worker=worker: worker.pid is not None)  # type: ignore[misc]
+        assert worker.pid is not None
+        pids.append(worker.pid)
+        os.kill(worker.pid, number)
+    return pids
 
 
 class Follower:

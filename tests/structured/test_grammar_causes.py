@@ -6,19 +6,22 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from realizar.errors import InvalidRequestError, QueueFullError, RequestFailedError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
-from realizar.structured.workers.channel import ChannelError, ChannelTimeoutError
-from realizar.structured.workers.followed import FollowedRow
+from realizar.structured.workers.followed_rows import FollowedRow
+from realizar.structured.workers.messages import FromWorker
 from realizar.structured.workers.server_handle import ServerError
 from realizar.structured.workers.service import GrammarService
-from realizar.structured.workers.worker import GrammarWorker
+from realizar.structured.workers.worker import Worker, WorkerLimits
+from realizar.structured.workers.worker_pool import WorkerFactory
+from structured.deadly_server import COMMAND, DEADLY
 from structured.grammar_walks import CONTROL, END, TOKENS
+from waits import wait_until
 
 LETTERS = StructuredOutput("regex", "[a-f]{3,40}x")
 MINUTES_S = 600.0
@@ -40,19 +43,17 @@ def clock() -> Clock:
 
 @pytest.fixture
 def service(clock: Clock) -> Iterator[GrammarService]:
-    made = GrammarService(GrammarTokens(TOKENS, (CONTROL,), (END,), len(TOKENS)), clock=clock)
+    limits = WorkerLimits(step_s=0.5, stall_s=0.5)
+    tokens = GrammarTokens(TOKENS, (CONTROL,), (END,), len(TOKENS))
+    made = GrammarService(tokens, limits=limits, clock=clock, server_command=COMMAND)
     yield made
     made.close()
 
 
-def never(*_: object) -> NoReturn:
-    raise ChannelTimeoutError("it does not answer")
-
-
-def start(service: GrammarService) -> FollowedRow:
+def start(service: GrammarService, structured: StructuredOutput = LETTERS) -> FollowedRow:
     """A row after its first mask."""
-    service.prepare(LETTERS)
-    row = service.open_row(LETTERS, ())
+    service.prepare(structured)
+    row = service.open_row(structured, ())
     assert service.masks([(row, ())])[0].any()
     assert row.error is None
     return row
@@ -63,11 +64,11 @@ def test_a_compile_that_the_clock_ends_is_forgotten(
 ) -> None:
     """Its processor time was not used up: the machine may have been too busy for it."""
     with monkeypatch.context() as patch:
-        patch.setattr(GrammarWorker, "_answer", never)
-        with pytest.raises(RequestFailedError, match="compiling it took longer than 60 s"):
+        patch.setattr(Worker, "compile", _stopped)
+        with pytest.raises(RequestFailedError, match=r"compiling it took longer than 0\.1 s"):
             service.prepare(LETTERS)
     clock.now_s += MINUTES_S - 1
-    with pytest.raises(RequestFailedError, match="compiling it took longer than 60 s"):
+    with pytest.raises(RequestFailedError, match=r"compiling it took longer than 0\.1 s"):
         service.prepare(LETTERS)
     with pytest.raises(RequestFailedError):
         service.hold("a", LETTERS, lambda _id: True)
@@ -84,13 +85,14 @@ def test_a_grammar_that_is_at_fault_stays_refused(
 ) -> None:
     """One that uses up its processor time, or crashes twice."""
 
-    def ends(worker: GrammarWorker, *_: object) -> NoReturn:
-        os.kill(worker.pid, -status)
-        raise ChannelError("it has ended")
+    compile_it = Worker.compile
+
+    def ends(worker: Worker, *arguments: Any) -> FromWorker:
+        _signal(worker, -status)
+        return compile_it(worker, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(GrammarWorker, "_answer", ends)
-        patch.setattr(GrammarWorker, "kill", _reap_only)
+        patch.setattr(Worker, "compile", ends)
         with pytest.raises(InvalidRequestError, match="can't be honoured: compiling it"):
             service.prepare(LETTERS)
     clock.now_s += 1e9
@@ -98,68 +100,54 @@ def test_a_grammar_that_is_at_fault_stays_refused(
         service.prepare(LETTERS)
 
 
-def _reap_only(worker: GrammarWorker) -> int | None:
-    """`GrammarWorker.kill` of a process that is ending by itself: no other signal may come first."""
-    with worker._lock:
-        worker._reaped = True
-        return worker._server.reap(worker.pid)
+def _signal(worker: Worker, number: int) -> None:
+    wait_until(lambda: worker.pid is not None)
+    assert worker.pid is not None
+    os.kill(worker.pid, number)
 
 
-def test_a_row_that_the_clock_ends_is_not_the_requests_fault(
-    service: GrammarService, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = start(service)
-    assert row.worker is not None
-    os.kill(row.worker.pid, signal.SIGKILL)
-    with monkeypatch.context() as patch:
-        patch.setattr(GrammarWorker, "follow", _late)
-        service.masks([(row, ())])
-    assert row.error is not None
-    assert "took longer" in row.error
-    assert row.cause == "engine"
+_compile = Worker.compile
+
+
+def _stopped(worker: Worker, number: int, structured: StructuredOutput, cpu_s: int, _limit_s: float) -> FromWorker:
+    """A process that gets no time of the processor."""
+    _signal(worker, signal.SIGSTOP)
+    return _compile(worker, number, structured, cpu_s, 0.1)
+
+
+def test_a_row_that_the_clock_ends_is_not_the_requests_fault(service: GrammarService, clock: Clock) -> None:
+    hangs = StructuredOutput("regex", "[a-f]{3,40}x|hang")
+    row = start(service, hangs)
+    service.advance(row, (DEADLY,))
+    service.masks([(row, ())])
+    assert (row.error, row.cause) == ("following it took longer than 0.5 s", "engine")
     with pytest.raises(RequestFailedError, match="following it took longer"):
-        service.prepare(LETTERS)
+        service.prepare(hangs)
     clock.now_s += MINUTES_S
-    start(service)
+    start(service, hangs)
 
 
-def _late(worker: GrammarWorker, *_: object) -> NoReturn:
-    raise worker.late(10.0)
-
-
-def test_a_row_that_crashes_its_process_twice_is_the_requests_fault(
-    service: GrammarService, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = start(service)
-    assert row.worker is not None
-    os.kill(row.worker.pid, signal.SIGKILL)
-    with monkeypatch.context() as patch:
-        patch.setattr(GrammarWorker, "follow", _crashed)
-        service.masks([(row, ())])
-    assert (row.error, row.cause) == ("following it crashed (SIGKILL)", "request")
+def test_a_row_that_crashes_its_worker_twice_is_the_requests_fault(service: GrammarService, clock: Clock) -> None:
+    crashes = StructuredOutput("regex", "[a-f]{3,40}x|crash")
+    row = start(service, crashes)
+    service.advance(row, (DEADLY,))
+    service.masks([(row, ())])
+    assert (row.error, row.cause) == ("following it crashed (SIGSEGV)", "request")
     clock.now_s += 1e9
     with pytest.raises(InvalidRequestError, match="following it crashed"):
-        service.prepare(LETTERS)
+        service.prepare(crashes)
 
 
-def _crashed(worker: GrammarWorker, *_: object) -> NoReturn:
-    os.kill(worker.pid, signal.SIGKILL)
-    raise worker._death(ChannelError("it has ended"), 10.0)
-
-
-def test_one_crash_is_no_proof_against_a_grammar(
-    service: GrammarService, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its grammar was forgotten, so that there was no process before: what is short of memory ends any process."""
-    service.prepare(LETTERS)
-    service.forget(LETTERS)
-    row = service.open_row(LETTERS, ())
-    with monkeypatch.context() as patch:
-        patch.setattr(GrammarWorker, "follow", _crashed)
-        service.masks([(row, ())])
-    assert (row.error, row.cause) == ("following it crashed (SIGKILL)", "engine")
+def test_one_crash_is_no_proof_against_a_grammar(service: GrammarService, clock: Clock) -> None:
+    """One of the two deaths had another cause: what is short of time or memory ends any process."""
+    crashes = StructuredOutput("regex", "[a-f]{3,40}x|crash")
+    row = start(service, crashes)
+    service.advance(row, (DEADLY,))
+    row.died_at, row.died_of = len(row.output), "engine"
+    service.masks([(row, ())])
+    assert (row.error, row.cause) == ("following it crashed (SIGSEGV)", "engine")
     clock.now_s += MINUTES_S
-    start(service)
+    start(service, crashes)
 
 
 def test_a_fork_that_is_refused_is_not_the_requests_fault(
@@ -168,13 +156,15 @@ def test_a_fork_that_is_refused_is_not_the_requests_fault(
     """Nothing is remembered against the grammar either."""
     row = start(service)
     assert row.worker is not None
-    os.kill(row.worker.pid, signal.SIGKILL)
+    _signal(row.worker, signal.SIGKILL)
+    while service._pool.workers:
+        service.rows.wait(0.01)
 
-    def refuses(*_: object) -> NoReturn:
+    def refuses(*_: object, **_may_wait: bool) -> NoReturn:
         raise ServerError("no more processes")
 
     with monkeypatch.context() as patch:
-        patch.setattr(GrammarService, "_new_worker", refuses)
+        patch.setattr(WorkerFactory, "new", refuses)
         service.masks([(row, ())])
     assert (row.error, row.cause) == ("it can't be compiled again: no more processes", "engine")
     service.close_row(row)
@@ -205,7 +195,7 @@ def test_a_fault_of_the_program_is_not_the_requests(service: GrammarService, mon
         raise KeyError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(GrammarWorker, "compile", fails)
+        patch.setattr(Worker, "compile", fails)
         with pytest.raises(RequestFailedError, match="can't be compiled: KeyError"):
             service.prepare(LETTERS)
     start(service)

@@ -11,7 +11,7 @@ import pytest
 
 from realizar.errors import QueueFullError, RealizarError
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
+from realizar.structured.workers.worker import Worker, WorkerLimits
 from structured.grammar_followers import (
     DIGITS,
     ENDLESS,
@@ -32,11 +32,13 @@ def test_grammars_of_closed_requests_are_ended() -> None:
     job = service._queue._jobs[ENDLESS]
     wait_until(lambda: job.stop is not None)
     worker = getattr(job.stop, "__self__", None)
-    assert isinstance(worker, GrammarWorker)
+    assert isinstance(worker, Worker)
+    wait_until(lambda: worker.pid is not None)
+    assert worker.pid is not None
     os.kill(worker.pid, signal.SIGSTOP)  # it won't come to an end by itself
     service.cancel(ticket)
     service.prepare(LETTERS, "b")
-    assert not is_alive(worker.pid)
+    wait_until(lambda: not is_alive(worker.pid))
     assert not heard
     assert not service._known.has(ENDLESS)
     service.close()
@@ -68,7 +70,7 @@ def test_a_client_with_many_grammars_does_not_hold_up_another() -> None:
 
 
 def test_open_requests_bound_the_processes() -> None:
-    service = make_service(WorkerLimits(processes=2, idle=1))
+    service = make_service(WorkerLimits(grammars=2, idle=1))
     open_ids = {"a", "b"}
     for name, structured in (("a", LETTERS), ("b", DIGITS)):
         service.prepare(structured)
@@ -92,7 +94,7 @@ def test_open_requests_bound_the_processes() -> None:
 
 def test_a_client_has_a_share_of_the_processes() -> None:
     """It may have as many as others leave it then: one that holds half of all is refused, and others are not."""
-    service = make_service(WorkerLimits(processes=4, idle=1))
+    service = make_service(WorkerLimits(grammars=4, idle=1))
     open_ids: set[str] = set()
 
     def ask(client: str, text: str) -> None:

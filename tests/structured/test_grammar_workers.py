@@ -10,6 +10,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,10 @@ from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from realizar.sampling_params import StructuredKind, StructuredOutput
 from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.structured.workers import server_handle
-from realizar.structured.workers.followed import FollowedRow
+from realizar.structured.workers.followed_rows import FollowedRow
+from realizar.structured.workers.messages import FromWorker
 from realizar.structured.workers.service import GrammarService
-from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
+from realizar.structured.workers.worker import Worker, WorkerLimits
 from structured.grammar_followers import (
     BYTES,
     DIGITS,
@@ -87,15 +89,17 @@ def test_a_grammar_that_takes_too_much_memory_is_refused() -> None:
 def _kill_first(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
     """Kill the first processes that are to compile something; their pids."""
     killed: list[int] = []
-    compile_it = GrammarWorker.compile
+    compile_it = Worker.compile
 
-    def compile_killed(self: GrammarWorker, structured: StructuredOutput, limits: WorkerLimits) -> None:
+    def compile_killed(self: Worker, *arguments: Any) -> FromWorker:
         if len(killed) < times:
+            wait_until(lambda: self.pid is not None)
+            assert self.pid is not None
             killed.append(self.pid)
             os.kill(self.pid, signal.SIGKILL)
-        compile_it(self, structured, limits)
+        return compile_it(self, *arguments)
 
-    monkeypatch.setattr(GrammarWorker, "compile", compile_killed)
+    monkeypatch.setattr(Worker, "compile", compile_killed)
     return killed
 
 
@@ -124,9 +128,10 @@ def test_the_fork_server_is_replaced() -> None:
     service = make_service()
     row = Follower(service, LETTERS)
     step(service, row)
-    assert service._server is not None
-    service._server._process.kill()
-    service._server._process.wait()
+    server = service._servers.current
+    assert server is not None
+    server._process.kill()
+    server._process.wait()
     service.prepare(DIGITS)
     for _ in range(2):
         step(service, row)
@@ -147,8 +152,8 @@ def test_a_service_that_closes_does_not_wait_for_the_vocabulary(monkeypatch: pyt
     command = (sys.executable, "-c", "import time; time.sleep(10**6)")
     service = GrammarService(GrammarTokens(TOKENS, (), (END,), VOCAB_SIZE), server_command=command)
     service.start()
-    wait_until(lambda: service._starting is not None)
-    server = service._starting
+    wait_until(lambda: service._servers.starting is not None)
+    server = service._servers.starting
     assert server is not None
     closing = threading.Thread(target=service.close, daemon=True)
     closing.start()
@@ -234,9 +239,11 @@ def test_closing_ends_all_processes() -> None:
     step(service, row)
     heard: list[RealizarError | None] = []
     service.prepare_later(ENDLESS, "", heard.append)
-    assert service._server is not None
+    server = service._servers.current
+    assert server is not None
     assert row.row.worker is not None
-    pids = [service._server._process.pid, row.row.worker.pid]
+    assert row.row.worker.pid is not None
+    pids = [server._process.pid, row.row.worker.pid]
     assert all(map(is_alive, pids))
     service.close()
     service.close()
@@ -253,7 +260,7 @@ from test_grammar_workers import LETTERS, Follower, make_service, step
 service = make_service()
 row = Follower(service, LETTERS)
 step(service, row)
-print(service._server._process.pid, row.row.worker.pid, flush=True)
+print(service._servers.current._process.pid, row.row.worker.pid, flush=True)
 time.sleep(1000)
 """
 

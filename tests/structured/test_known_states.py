@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +16,19 @@ from realizar.structured.grammar_text import grammar_text
 from realizar.structured.known_states import UNKNOWN, KnownStates
 from realizar.structured.regex_states import MOST_STATES
 from realizar.structured.workers.service import GrammarService
-from realizar.structured.workers.state_lines import NO_LINES, StateLines
-from structured.grammar_followers import BYTES, FACTORY, LETTERS, PATIENT, Follower, make_service, step
+from structured.grammar_followers import (
+    BYTES,
+    DIGITS,
+    FACTORY,
+    LETTERS,
+    PATIENT,
+    Follower,
+    end_workers,
+    make_service,
+    step,
+)
 from structured.grammar_walks import END, TOKENS, allowed_ids
-from waits import wait_until
+from waits import is_alive, wait_until
 
 NO_DRAFTS = replace(PATIENT, drafts=0)
 KNOWN = [
@@ -166,29 +173,23 @@ def test_a_row_begins_in_the_first_state_unasked() -> None:
     service.close()
 
 
-@pytest.mark.parametrize("begins", [False, True])
-def test_rows_in_known_states_go_on_when_their_process_dies(begins: bool) -> None:
-    """Its lines may be another process's from then on, so that all rows in them are followed anew."""
+def test_rows_in_known_states_go_on_when_their_worker_dies() -> None:
+    """Their masks are known without it; then another one follows them, from where it is needed."""
     service = make_service(NO_DRAFTS)
-    row = followed = follow_until_known(service, LETTERS)
-    assert followed.row.worker is not None
-    if begins:  # a row that no process follows
-        row = Follower(service, LETTERS, 3)
-        assert known(service, row)
-    os.kill(followed.row.worker.pid, signal.SIGKILL)
-    slots = np.array([row.row.slot])
-
-    def is_asked() -> bool:
-        service.rows.ask(slots, {})
-        service.rows.wait(0.01)
-        return not known(service, row)
-
-    wait_until(is_asked)
+    structured = StructuredOutput("regex", r".{1,9}end")
+    first = follow_until_known(service, structured)
+    row = Follower(service, structured, 3)  # which no worker follows
+    assert known(service, first, row)
+    pids = end_workers(service)
+    wait_until(lambda: (service.rows.wait(0.01), not any(map(is_alive, pids)))[1])
+    asked = service.rows.memory.asked.sum()
+    step(service, row)
+    assert service.rows.memory.asked.sum() == asked
+    for each in (first, row):
+        if not each.ended and TOKENS.index("é".encode()) in allowed_ids(each.expected()[0]):
+            each.choose(TOKENS.index("é".encode()))
     for _ in range(60):
-        step(service, row)
-        if row.ended:
-            break
-    assert row.ended
+        step(service, first, row)
     service.close()
 
 
@@ -224,25 +225,14 @@ def test_grammars_that_are_hardly_used_take_no_lines() -> None:
     service.close()
 
 
-def test_lines_are_free_again_when_their_process_has_ended() -> None:
-    """Processes of one grammar share them."""
-    lines = StateLines(2 * MOST_STATES)
-    first, second = lines.take("a"), lines.take("b")
-    assert {first, second} == {0, MOST_STATES}
-    assert lines.take("c") == NO_LINES
-    assert lines.take("a") == first
-    lines.give_back("a")
-    assert lines.take("c") == NO_LINES
-    lines.give_back("a")
-    assert lines.take("c") == first
-    assert lines.take("a") == NO_LINES
-
-
-def test_a_process_waits_for_lines_until_some_are_free() -> None:
-    service = make_service(NO_DRAFTS)
-    number = 0
-    while service._lines.take(number) != NO_LINES:
-        number += 1
+def test_a_grammar_waits_for_lines_until_some_are_free() -> None:
+    """As those of a grammar that is dropped are."""
+    limits = replace(NO_DRAFTS, idle=0)
+    service = make_service(limits)
+    lines = service._pool._free_lines
+    del lines[1:]
+    first = follow_until_known(service, DIGITS)
+    assert not lines
     for seed in range(20):  # 200 answers and more, twice
         row = Follower(service, LETTERS, seed)
         for _ in range(40):
@@ -251,9 +241,11 @@ def test_a_process_waits_for_lines_until_some_are_free() -> None:
                 break
         assert not known(service, row)
         service.close_row(row.row)
-    service._lines.give_back(0)
+    service.close_row(first.row)
+    service.prepare(StructuredOutput("regex", "another"))  # drops idle ones, the letters too
+    wait_until(lambda: (service.rows.wait(0.01), bool(lines))[1])
     follow_until_known(service, LETTERS)
-    assert service._lines.take("another") == NO_LINES
+    assert not lines
     service.close()
 
 

@@ -1,4 +1,4 @@
-"""A process that learns late that a row has ended, whose slot is another row's by then, does that row no harm."""
+"""A worker that learns late that a row has ended, whose slot is another row's by then, does that row no harm."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import pytest
 
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import only_id
-from realizar.structured.workers import grammar_process
-from realizar.structured.workers.bell import NO_BELL
+from realizar.structured.workers import worker_process
 from realizar.structured.workers.channel import Channel
-from realizar.structured.workers.grammar_process import GrammarProcess, TextEncoder
 from realizar.structured.workers.mask_memory import MaskMemory
-from realizar.structured.workers.messages import Compile, ToWorker
+from realizar.structured.workers.messages import Leave, ToWorker
+from realizar.structured.workers.worker_process import TextEncoder, WorkerProcess
 from structured.grammar_followers import FACTORY
 
 _FORCED = "abracadabra name value name value"
-_COMMAND = Compile("regex", _FORCED, 600, 600.0, 1)
 _SLOT, _OLD, _NEW = 0, 7, 8
 
 
-class _Process(GrammarProcess):
-    """A grammar's process as an object of this one, with steps that a test may put in any order."""
+class _Process(WorkerProcess):
+    """A worker as an object of this process, with steps that a test may put in any order."""
 
     def __init__(self, memory: MaskMemory, pattern: str, key: int) -> None:
         ours, self._theirs = socket.socketpair()
         channel: Channel[ToWorker] = Channel(ours, ToWorker)
-        super().__init__(channel, NO_BELL, FACTORY, TextEncoder(None), memory, 1 << 30)
-        self._rows[key] = grammar_process._Row(_SLOT, FACTORY.compile(StructuredOutput("regex", pattern)).start())
+        super().__init__(channel, FACTORY, TextEncoder(None), memory, 0, 1 << 30)
+        grammar = FACTORY.compile(StructuredOutput("regex", pattern))
+        loaded = worker_process._Loaded(1, grammar)
+        self._rows[_SLOT] = worker_process._Row(key, _SLOT, loaded, grammar.start())
 
     def answer(self) -> None:
         """Answer the question of its row."""
-        assert self._answer_all(_COMMAND) == 1
+        assert self._answer_all() == 1
 
     def go_ahead(self) -> None:
         """Take in one more token that is certain."""
@@ -42,7 +42,7 @@ class _Process(GrammarProcess):
 
     def leave(self, key: int) -> None:
         """Forget a row, as a message says."""
-        self._leave(key)
+        self._leave(Leave(key, _SLOT))
 
     def close(self) -> None:
         """Close the sockets."""
@@ -59,7 +59,7 @@ def _ask(memory: MaskMemory, key: int, tokens: Sequence[int] = ()) -> None:
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[MaskMemory]:
-    monkeypatch.setattr(grammar_process, "limit_process", lambda _bytes: None)
+    monkeypatch.setattr(worker_process, "limit_process", lambda _bytes: None)
     made = MaskMemory(FACTORY.num_words, 1, 0)
     yield made
     made.close()

@@ -12,11 +12,11 @@ import resource
 hard = 1 << 33
 resource.setrlimit(resource.RLIMIT_CPU, (1000, 1000))
 resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-from realizar.structured.workers import grammar_process as process
+from realizar.structured.workers import worker_process as process
 said = []
-process._limit_cpu(3)
+process.limit_cpu(3)
 said.append(resource.getrlimit(resource.RLIMIT_CPU)[0] < 1000)
-process._limit_cpu(None)
+process.limit_cpu(None)
 said.append(resource.getrlimit(resource.RLIMIT_CPU) == (1000, 1000))
 process.os.dup2 = lambda *_: None  # what is said here is read
 process.limit_process(1 << 40)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,16 +13,19 @@ import pytest
 from realizar.errors import InvalidRequestError, RequestFailedError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import only_id
-from realizar.structured.workers.followed import FollowedGrammar
+from realizar.structured.workers import server_handle
 from realizar.structured.workers.mask_memory import MOST_TOKENS
 from realizar.structured.workers.service import GrammarService
-from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
+from realizar.structured.workers.worker import WorkerLimits
+from realizar.structured.workers.worker_pool import WorkerFactory
+from structured.deadly_server import COMMAND, DEADLY
 from structured.grammar_followers import (
     DIGITS,
     FACTORY,
     LETTERS,
     Follower,
     ask,
+    end_workers,
     finish,
     make_service,
     slots_of,
@@ -33,54 +34,65 @@ from structured.grammar_followers import (
 from structured.grammar_walks import TOKENS
 from waits import HANG_S, is_alive, wait_until
 
+CRASHES = StructuredOutput("regex", "[a-f]{3,40}x|crash")
 
-def test_a_killed_process_costs_nothing(service: GrammarService) -> None:
-    """Its rows go on with the same masks; those of other grammars stay where they are."""
-    killed = [Follower(service, LETTERS, seed) for seed in range(3)]
-    other = Follower(service, DIGITS)
+
+def test_a_killed_worker_costs_nothing(service: GrammarService) -> None:
+    """Its rows go on with the same masks, in another one."""
+    rows = [Follower(service, structured, seed) for structured in (LETTERS, DIGITS) for seed in range(3)]
     for _ in range(3):
-        step(service, killed[0], other, *killed[1:])
-    worker, beside = killed[0].row.worker, other.row.worker
+        step(service, *rows)
+    worker = rows[0].row.worker
+    end_workers(service)
+    for _ in range(3):
+        step(service, *rows)
     assert worker is not None
-    os.kill(worker.pid, signal.SIGKILL)
-    for _ in range(3):
-        step(service, killed[0], other, *killed[1:])
-    assert killed[0].row.worker is killed[2].row.worker is not worker
-    assert other.row.worker is beside
-    for each in (*killed, other):
+    assert rows[0].row.worker is not worker
+    for each in rows:
         service.close_row(each.row)
 
 
-def test_stopped_processes_delay_nobody_and_are_replaced(
-    service: GrammarService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The masks of others come at once; when their time is over, all that hang are replaced together."""
-    stopped = [Follower(service, StructuredOutput("regex", f"[a-f]{{3,4{number}}}x")) for number in range(3)]
-    other = Follower(service, DIGITS)
-    step(service, *stopped, other)
-    workers = [each.row.worker for each in stopped]
-    beside = other.row.worker
+def test_rows_are_spread_over_the_workers() -> None:
+    """Few of one grammar stay together; when a worker ends, those of others stay where they are."""
+    service = make_service(WorkerLimits(workers=3))
+    rows = [Follower(service, LETTERS, seed) for seed in range(3)]
+    step(service, *rows)
+    assert len({id(each.row.worker) for each in rows}) == 1
+    rows += [Follower(service, (LETTERS, DIGITS)[seed % 2], seed) for seed in range(9)]
+    step(service, *rows)
+    counts = sorted(len(worker.slots) for worker in service._pool.workers)
+    assert len(counts) == 3
+    assert sum(counts) == 12
+    assert counts[2] - counts[0] <= 3
+    ended = rows[0].row.worker
+    assert ended is not None
+    assert ended.pid is not None
+    beside = [(each, each.row.worker) for each in rows if each.row.worker is not ended]
+    os.kill(ended.pid, signal.SIGKILL)
+    for _ in range(2):
+        step(service, *rows)
+    assert all(each.row.worker is worker for each, worker in beside)
+    service.close()
+
+
+def test_stopped_workers_are_replaced(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for them meanwhile."""
+    rows = [Follower(service, StructuredOutput("regex", f"[a-f]{{3,4{number}}}x")) for number in range(3)]
+    step(service, *rows)
     skipped_s = 0.0
-    monkeypatch.setattr(service.rows, "_clock", lambda: time.monotonic() + skipped_s)
-    for worker in workers:
-        assert worker is not None
-        os.kill(worker.pid, signal.SIGSTOP)
-    asked = ask(service, *stopped, other)
-    finish(service, asked[3:])
-    assert not service.rows.are_done(asked[:3]).any()
-    other.check(service.rows.memory.of(asked[3], 0))
-    skipped_s = WorkerLimits().step_s
+    monkeypatch.setattr(service._pool, "clock", lambda: time.monotonic() + skipped_s)
+    pids = end_workers(service, signal.SIGSTOP)
+    slots = ask(service, *rows)
     service.rows.wait(0)
-    for worker in workers:
-        assert worker is not None
-        assert not is_alive(worker.pid)
-    finish(service, asked)
-    for each, slot, worker in zip(stopped, asked, workers, strict=False):
+    assert not service.rows.are_done(slots).any()
+    while any(map(is_alive, pids)):
+        skipped_s += 0.25
+        service.rows.wait(0)
+    finish(service, slots)
+    for each, slot in zip(rows, slots, strict=True):
         each.check(service.rows.memory.of(slot, 0))
-        assert each.row.worker is not worker
-    assert other.row.worker is beside
-    step(service, other, *stopped)
-    for each in (*stopped, other):
+    step(service, *rows)
+    for each in rows:
         service.close_row(each.row)
 
 
@@ -131,17 +143,16 @@ def test_many_choices_at_once_are_taken_in(service: GrammarService) -> None:
 
 
 def test_a_row_that_is_closed_while_its_masks_are_due_is_forgotten(service: GrammarService) -> None:
-    """Its slot stays its own until then; also if its process ends meanwhile. Others of the same grammar go on."""
+    """Its slot stays its own until then; also if its worker ends meanwhile. Others of the same grammar go on."""
     closed, staying = Follower(service, LETTERS, 1), Follower(service, LETTERS, 2)
     step(service, closed, staying)
-    assert closed.row.worker is not None
-    os.kill(closed.row.worker.pid, signal.SIGSTOP)
+    (pid,) = end_workers(service, signal.SIGSTOP)
     slots = ask(service, closed, staying)
     service.close_row(closed.row)
     other = Follower(service, DIGITS)
     assert other.row.slot != closed.row.slot
+    os.kill(pid, signal.SIGKILL)
     step(service, other)
-    os.kill(closed.row.worker.pid, signal.SIGKILL)
     finish(service, slots[1:])
     staying.check(service.rows.memory.of(staying.row.slot, 0))
     service.rows.wanted[slots] = False
@@ -175,7 +186,7 @@ def test_tokens_without_a_choice_need_no_question() -> None:
     os.kill(worker.pid, signal.SIGCONT)
     step(service, *rows)
     assert memory.asked[slots].tolist() == [each + 1 for each in asked]
-    end_process(rows[0])
+    end_workers(service)
     while not all(each.ended for each in rows):
         step(service, *rows)
     assert int(memory.asked[slots].sum() - sum(asked)) < sum(len(each.row.output) for each in rows)
@@ -211,141 +222,162 @@ def test_rows_beyond_all_slots_are_refused() -> None:
     service.close()
 
 
-def test_without_a_bell_processes_get_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on systems that have no eventfd."""
-    monkeypatch.delattr(os, "eventfd")
-    service = make_service()
-    rows = [Follower(service, structured, seed) for structured in (LETTERS, DIGITS) for seed in range(3)]
-    for _ in range(3):
-        step(service, *rows)
-    assert rows[0].row.worker is not None
-    os.kill(rows[0].row.worker.pid, signal.SIGKILL)
-    for _ in range(3):
-        step(service, *rows)
-    service.close()
-
-
-def deadly_follow(monkeypatch: pytest.MonkeyPatch, bad: Follower, may_go_on: threading.Event) -> None:
-    """A process that is to follow this row from now on is killed; other rows wait."""
-    follow = GrammarWorker.follow
-
-    def deadly(self: GrammarWorker, key: int, slot: int, token_ids: Sequence[int]) -> None:
-        if slot == bad.row.slot:
-            os.kill(self.pid, signal.SIGKILL)
-        else:
-            may_go_on.wait(HANG_S)
-        follow(self, key, slot, token_ids)
-
-    monkeypatch.setattr(GrammarWorker, "follow", deadly)
-
-
-def end_process(follower: Follower) -> None:
-    assert follower.row.worker is not None
-    os.kill(follower.row.worker.pid, signal.SIGKILL)
-
-
-def test_slots_of_rows_in_error_are_free_once(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_of_rows_in_error_are_free_once() -> None:
     """Also if the row ends while others are still followed anew."""
-    poisonous = StructuredOutput("regex", "[a-f]{3,43}x")
-    bad, *good = rows = [Follower(service, poisonous, seed) for seed in range(3)]
+    service = make_service(server_command=COMMAND)
+    bad, *good = rows = [Follower(service, CRASHES, seed) for seed in range(3)]
     step(service, *rows)
-    may_go_on = threading.Event()
-    deadly_follow(monkeypatch, bad, may_go_on)
     num_free = len(service.rows._free)
-    end_process(bad)
+    bad.choose(DEADLY)
     slots = ask(service, *rows)
     while bad.row.error is None:
         service.rows.wait(0.01)
     service.close_row(bad.row)
-    may_go_on.set()
     finish(service, slots[1:])
     for each in good:
         service.close_row(each.row)
-    service.rows.wait(0)
-    assert len(service.rows._free) == len(set(service.rows._free)) == num_free + 3
-
-
-def test_the_row_that_ends_its_process_is_in_error(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other rows are unharmed, though they share the process; no row may follow the grammar from then on."""
-    poisonous = StructuredOutput("regex", "[a-f]{3,41}x")
-    rows = [Follower(service, poisonous, seed) for seed in range(4)]
-    bad, good = rows[1], [rows[0], *rows[2:]]
-    for _ in range(3):
-        step(service, *rows)
-    may_go_on = threading.Event()
-    may_go_on.set()
-    deadly_follow(monkeypatch, bad, may_go_on)
-    end_process(bad)
-    masks = service.masks([(each.row, ()) for each in rows])
-    assert bad.row.error == "following it crashed (SIGKILL)"
-    assert not masks[1].any()
-    for follower, mask in zip(good, (masks[0], *masks[2:]), strict=True):
-        follower.check(mask)
-    for _ in range(2):
-        step(service, *good)
-    (mask,) = service.masks([(bad.row, ())])
-    assert not mask.any()
-    with pytest.raises(InvalidRequestError, match="following it crashed"):
-        service.prepare(poisonous)
-    late = service.open_row(poisonous, ())
-    assert late.error is not None
-    for row in (late, *(each.row for each in rows)):
-        service.close_row(row)
-
-
-def test_many_rows_of_a_slow_grammar_get_more_processes() -> None:
-    """Rows move to them from their histories, and back when one dies; texts stay the same."""
-    service = make_service(WorkerLimits(more_processes=2, slow_s=0.0, slow_answers=2))
-    rows = [Follower(service, LETTERS, seed) for seed in range(9)]
-    grammar = rows[0].row.grammar
-    deadline_s = time.monotonic() + HANG_S
-    while len(grammar.more) < 2 and time.monotonic() < deadline_s:
-        step(service, *rows)
+    while service.rows._closed:
         service.rows.wait(0.01)
-    assert len(grammar.workers) == 3
-    step(service, *rows)
-    counts = [sum(each.row.worker is worker for each in rows) for worker in grammar.workers]
-    assert sum(counts) == 9
-    assert counts == [worker.num_rows for worker in grammar.workers]
-    assert min(counts) > 0
-    others = grammar.workers[:2]
-    os.kill(grammar.more[1].pid, signal.SIGKILL)
-    for _ in range(3):
-        step(service, *rows)
-    assert grammar.workers[:2] == others
-    pids = [worker.pid for worker in grammar.workers]
-    for each in rows:
-        service.close_row(each.row)
-    while service.rows.num_repairs:  # a process in place of the dead one may be on its way
-        service.rows.wait(HANG_S)
-    service.prepare(StructuredOutput("regex", "another"))
-    wait_until(lambda: sum(map(is_alive, pids)) == 1)
-    assert len(grammar.workers) == 1
+    assert len(service.rows._free) == len(set(service.rows._free)) == num_free + 3
     service.close()
 
 
-def test_a_process_that_comes_after_the_rows_have_ended_ends_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = WorkerLimits(more_processes=1, idle=0, slow_s=0.0, slow_answers=1)
-    service, may_come, pids = make_service(limits), threading.Event(), list[int]()
-    rows = [Follower(service, LETTERS, seed) for seed in range(2)]
-    compiled = service.rows._repair._revive
+@pytest.mark.parametrize("does", ["crash", "quit", "hang"])
+def test_the_row_that_ends_its_worker_again_is_in_error(does: str) -> None:
+    """Rows beside it are unharmed, in the same worker and of the same grammar; no row may follow that from then on."""
+    service = make_service(WorkerLimits(step_s=1.0, stall_s=0.5), server_command=COMMAND)
+    poisonous = StructuredOutput("regex", f"[a-f]{{3,41}}x|{does}")
+    rows = [Follower(service, poisonous, seed) for seed in range(4)]
+    beside = Follower(service, DIGITS)
+    step(service, *rows, beside)
+    bad, good = rows[1], [rows[0], *rows[2:]]
+    for each in good:
+        each.choose(TOKENS.index(b"a"))
+    bad.choose(DEADLY)
+    masks = service.masks([(each.row, ()) for each in (*rows, beside)])
+    assert bad.row.error is not None
+    assert bad.row.error.startswith("following it ")
+    assert bad.row.cause == ("engine" if does == "hang" else "request")
+    assert not masks[1].any()
+    for follower, mask in zip((*good, beside), (masks[0], *masks[2:]), strict=True):
+        follower.check(mask)
+    assert (bad.row.grammar.is_alone, beside.row.grammar.is_alone) == (True, False)
+    (mask,) = service.masks([(bad.row, ())])
+    assert not mask.any()
+    with pytest.raises((InvalidRequestError, RequestFailedError), match="following it"):
+        service.prepare(poisonous)
+    late = service.open_row(poisonous, ())
+    assert late.error is not None
+    service.close()
 
-    def late(given: FollowedGrammar) -> GrammarWorker:
-        worker = compiled(given)
-        pids.append(worker.pid)
-        may_come.wait(HANG_S)
-        return worker
 
-    monkeypatch.setattr(service.rows._repair, "_revive", late)
-    while not pids:
+def test_the_same_death_of_one_worker_is_no_proof() -> None:
+    """The second one is: a row whose worker was ended from outside, whatever it worked on, goes on."""
+    service = make_service(server_command=COMMAND)
+    row = Follower(service, CRASHES)
+    step(service, row)
+    grammar = row.row.grammar
+    row.row.died_at = len(row.row.output) - 1  # as if that had happened a token before
+    row.choose(TOKENS.index(b"a"))
+    end_workers(service)
+    step(service, row)
+    assert row.row.error is None
+    assert not grammar.is_condemned
+    service.close()
+
+
+def test_a_grammar_that_ends_a_worker_when_it_is_compiled_again_has_its_own() -> None:
+    service = make_service(server_command=COMMAND)
+    beside, bad = Follower(service, DIGITS), Follower(service, StructuredOutput("regex", "[a-f]{3,41}x|load-crash"))
+    masks = service.masks([(each.row, ()) for each in (bad, beside)])
+    beside.check(masks[1])
+    bad.check(masks[0])  # its own worker compiles it, as this crashes where grammars share one
+    assert (bad.row.grammar.is_alone, beside.row.grammar.is_alone) == (True, False)
+    service.close()
+
+
+def test_a_grammar_that_ends_its_own_worker_when_it_is_compiled_is_refused() -> None:
+    service = make_service(server_command=COMMAND)
+    bad = Follower(service, StructuredOutput("regex", "[a-f]{3,41}x|load-crash"))
+    bad.row.grammar.num_failed_loads = 1  # as if the next crash, where grammars share a worker, were the second
+    (mask,) = service.masks([(bad.row, ())])
+    assert not mask.any()
+    assert (bad.row.error, bad.row.cause) == ("compiling it crashed (SIGSEGV)", "request")
+    with pytest.raises(InvalidRequestError, match="compiling it crashed"):
+        service.prepare(bad.row.grammar.structured)
+    service.close()
+
+
+def test_a_slow_grammar_gets_a_worker_of_its_own() -> None:
+    service = make_service(server_command=COMMAND)
+    slow, beside = Follower(service, StructuredOutput("regex", "[a-f]{3,41}x|slow")), Follower(service, DIGITS)
+    for _ in range(40):
+        step(service, slow, beside)
+        if slow.ended:
+            service.close_row(slow.row)
+            slow = Follower(service, StructuredOutput("regex", "[a-f]{3,41}x|slow"))
+        if slow.row.grammar.is_alone:
+            break
+    step(service, slow, beside)
+    assert slow.row.grammar.is_alone
+    assert slow.row.worker is not beside.row.worker
+    service.close()
+
+
+def test_a_grammar_that_compiles_slowly_gets_a_worker_of_its_own() -> None:
+    """The one that has compiled it; it ends with the grammar."""
+    service = make_service(WorkerLimits(heavy_s=0.0, idle=0))
+    rows = [Follower(service, structured) for structured in (LETTERS, DIGITS)]
+    for _ in range(3):
         step(service, *rows)
-        service.rows.wait(0.01)
+    workers = [each.row.worker for each in rows]
+    assert len(set(map(id, workers))) == 2
     for each in rows:
         service.close_row(each.row)
+    pids = [worker.pid for worker in workers if worker is not None and worker.pid is not None]
     service.prepare(StructuredOutput("regex", "another"))
-    may_come.set()
-    while service.rows.num_repairs:
-        service.rows.wait(HANG_S)
-    service.prepare(StructuredOutput("regex", "yet another"))
-    wait_until(lambda: not is_alive(pids[0]))
+    wait_until(lambda: (service.rows.wait(0), not any(map(is_alive, pids)))[1])
+    service.close()
+
+
+def test_a_server_that_stands_still_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all its workers: nothing is waited for but the times in which they must answer."""
+    monkeypatch.setattr(server_handle, "_ANSWER_LIMIT_S", 0.5)
+    service = make_service(WorkerLimits(stall_s=0.5))
+    row = Follower(service, LETTERS)
+    step(service, row)
+    assert service._servers.current is not None
+    os.kill(service._servers.current._process.pid, signal.SIGSTOP)
+    end_workers(service, signal.SIGSTOP)
+    step(service, row)
+    step(service, row)
+    service.close()
+
+
+def test_workers_that_end_one_after_the_other_are_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that find no memory at all."""
+    service = make_service()
+    row = Follower(service, LETTERS)
+    step(service, row)
+    new = WorkerFactory.new
+    monkeypatch.setattr(WorkerFactory, "new", lambda self, _bytes, *, may_wait: new(self, 1, may_wait=may_wait))
+    end_workers(service)
+    service.rows.wait(HANG_S)
+    service.masks([(row.row, ())])
+    assert row.row.error is not None
+    assert row.row.cause == "engine" or "compiling it" in row.row.error
+    service.close()
+
+
+def test_slots_of_rows_that_ended_with_their_grammar_are_free() -> None:
+    """Also if its own worker still owes an answer when nobody needs it any more."""
+    service = make_service(WorkerLimits(heavy_s=0.0, idle=0, step_s=10 * HANG_S))
+    row = Follower(service, LETTERS)
+    step(service, row)
+    num_free = len(service.rows._free)
+    end_workers(service, signal.SIGSTOP)
+    ask(service, row)
+    service.close_row(row.row)
+    service.prepare(DIGITS)
+    wait_until(lambda: (service.rows.wait(0), len(service.rows._free) == num_free + 1)[1])
     service.close()

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from grammar_services import LastingService
-from realizar.structured.workers.followed import FollowedRow
+from realizar.structured.workers.followed_rows import FollowedRow
 from structured.grammar_engines import GRAMMAR_TOKENS
 
 

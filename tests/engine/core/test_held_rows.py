@@ -33,7 +33,8 @@ from structured.grammar_engines import (
     structured_request,
     tokens_of,
 )
-from waits import HANG_S, wait_until
+from structured.grammar_followers import end_workers
+from waits import HANG_S
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +204,7 @@ def test_prompt_logprobs_of_a_held_row_come_once(late: LateService, monkeypatch:
 def test_a_crash_while_masks_are_due_delays_nobody(
     service: LateService, monkeypatch: pytest.MonkeyPatch, steps_in_flight: int
 ) -> None:
-    """The process is replaced, and its row followed anew, while other rows go on."""
+    """The worker is replaced, and its rows followed anew, while other rows go on."""
     monkeypatch.setattr(Patience, "left_s", lambda *_: 0.0)
     real = LastingService(GRAMMAR_TOKENS)
     core = new_engine(ScriptedBackend(), lambda: real, steps_in_flight=steps_in_flight)
@@ -218,9 +219,7 @@ def test_a_crash_while_masks_are_due_delays_nobody(
 
     def disturb(step: int) -> None:
         if step in (3, 6):
-            for grammar in real._known._grammars.values():
-                if grammar.num_rows and grammar.worker is not None:
-                    os.kill(grammar.worker.pid, signal.SIGKILL)
+            end_workers(real)
 
     outputs = run_out(core, disturb)
     for request in requests:
@@ -330,7 +329,7 @@ def test_requests_come_and_leave_while_all_masks_are_due(
 ) -> None:
     """A grammar's process that stands still keeps neither a new request waiting nor one from leaving."""
     monkeypatch.setattr(Patience, "left_s", lambda *_: 0.0)
-    stopped = GrammarService(GRAMMAR_TOKENS, limits=WorkerLimits(step_s=10 * HANG_S))
+    stopped = GrammarService(GRAMMAR_TOKENS, limits=WorkerLimits(step_s=10 * HANG_S, stall_s=10 * HANG_S))
     core = new_engine(ScriptedBackend((window,)), lambda: stopped, steps_in_flight=steps_in_flight)
     sampling = SamplingParams(temperature=0.0, structured=GRAMMARS["regex"][0])
     staying = structured_request("staying", [1], sampling)
@@ -339,9 +338,8 @@ def test_requests_come_and_leave_while_all_masks_are_due(
     outputs: list[TokenOutput] = []
     for _ in range(3):
         outputs += core.step()
-    (grammar,) = stopped._known._grammars.values()
-    assert grammar.worker is not None
-    os.kill(grammar.worker.pid, signal.SIGSTOP)
+    pids = end_workers(stopped, signal.SIGSTOP)
+    assert pids
     for _ in range(5):
         outputs += core.step()
     held.clear()
@@ -358,16 +356,17 @@ def test_requests_come_and_leave_while_all_masks_are_due(
     held.clear()
     outputs += core.step()
     assert held == [1]
-    os.kill(grammar.worker.pid, signal.SIGCONT)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
     monkeypatch.undo()  # else steps without choices are run as fast as can be
     outputs += run_out(core)["staying"]
     assert tokens_of([each for each in outputs if each.request_id == "staying"]) == alone(staying, (window,))
     core.close()
 
 
-def test_the_process_of_a_row_that_ended_while_it_was_held_makes_room() -> None:
+def test_a_row_that_ended_while_it_was_held_makes_room() -> None:
     """Nobody waits for its last answer; a request with another grammar takes it in."""
-    limited = GrammarService(GRAMMAR_TOKENS, limits=WorkerLimits(processes=1))
+    limited = GrammarService(GRAMMAR_TOKENS, limits=WorkerLimits(grammars=1, stall_s=10 * HANG_S))
     core = new_engine(ScriptedBackend(), lambda: limited, steps_in_flight=2)
     (first, _), (second, _) = GRAMMARS["regex"], GRAMMARS["choice"]
     core.add(structured_request("held", (1, 2), SamplingParams(structured=first)))
@@ -375,17 +374,15 @@ def test_the_process_of_a_row_that_ended_while_it_was_held_makes_room() -> None:
     for _ in range(4):
         core.step()
     (grammar,) = limited._known._grammars.values()
-    assert grammar.worker is not None
-    os.kill(grammar.worker.pid, signal.SIGSTOP)
+    pids = end_workers(limited, signal.SIGSTOP)
     core.step()
     memory = limited.rows.memory
     assert (memory.asked != memory.answered).any()
     core.abort("held")
     run_out(core)
     assert not grammar.num_rows
-    os.kill(grammar.worker.pid, signal.SIGCONT)
-    wait_until(lambda: not (memory.asked != memory.answered).any())
-    assert grammar.is_busy
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
     core.add(structured_request("next", (5, 6), SamplingParams(structured=second)))
     assert tokens_of(run_out(core)["next"])[-1] == END
     core.close()

@@ -19,8 +19,8 @@ from realizar.errors import InvalidRequestError, RealizarError
 from realizar.outputs import RowError
 from realizar.request import Request
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.workers.followed import FollowedRow
-from realizar.structured.workers.masks import StepMasks
+from realizar.structured.workers.followed_rows import FollowedRow
+from realizar.structured.workers.mask_requests import MaskRequests
 from realizar.structured.workers.service import GrammarService
 
 _LOG = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class RowGrammars:
         except Exception as error:  # noqa: BLE001 - the rows with grammars end, and nobody else
             self._fail(asking.numbers[new].tolist(), error)
 
-    def _new_drafts(self, asking: _Asking, masks: StepMasks) -> dict[int, tuple[int, ...]]:
+    def _new_drafts(self, asking: _Asking, masks: MaskRequests) -> dict[int, tuple[int, ...]]:
         """The drafts of rows whose masks are to be asked for, by slot; masks after other drafts are wanted no more."""
         new: dict[int, tuple[int, ...]] = {}
         for at in asking.num_drafts.nonzero()[0].tolist():
@@ -240,7 +240,7 @@ class RowGrammars:
             self._made_service().forget(row.grammar.structured)
         return stuck
 
-    def _late(self, asking: _Asking, masks: StepMasks) -> NDArray[np.bool_]:
+    def _late(self, asking: _Asking, masks: MaskRequests) -> NDArray[np.bool_]:
         """Wait for the masks of rows; bool [rows], those whose masks are not awaited any longer."""
         try:
             late = self._wait(asking, masks)
@@ -260,7 +260,7 @@ class RowGrammars:
             reason = f"masks could not be computed: {type(error).__name__}"
             self._made_service().rows.fail(self._rows[number], reason, "engine")
 
-    def _wait(self, asking: _Asking, masks: StepMasks) -> NDArray[np.bool_]:
+    def _wait(self, asking: _Asking, masks: MaskRequests) -> NDArray[np.bool_]:
         started_s = time.monotonic()
         masks.wait(0)
         while True:
@@ -276,7 +276,7 @@ class RowGrammars:
     def certain_ids(self, row: int, most: int) -> tuple[int, ...]:
         """The next tokens of a row that its grammar forces, `most` at the most, as far as they are known by now.
 
-        With drafts alone: without them, masks of such tokens need no question (`ForeseenMasks`), and no step is
+        With drafts alone: without them, masks of such tokens need no question (`PrefetchedMasks`), and no step is
         awaited.
         """
         slot = int(self._slots[row])

@@ -41,6 +41,7 @@ class Channel(Generic[_Record]):
         self._socket, self._takes_descriptors = connection, takes_descriptors
         self._decoder: msgspec.msgpack.Decoder[_Record] = msgspec.msgpack.Decoder(received_type)
         self._read = bytearray()  # what has come and was not returned yet
+        self._unsent = bytearray()  # what was posted and the other end has not read yet
 
     def fileno(self) -> int:
         """The socket's descriptor, for waiting on several channels."""
@@ -51,17 +52,30 @@ class Channel(Generic[_Record]):
         """True if the next record has come whole, so that it is not waited for on the descriptor."""
         return len(self._read) >= _LENGTH.size and len(self._read) >= _LENGTH.size + self._size()
 
+    def post(self, record: Any) -> None:
+        """Send a record without waiting; what the other end has no room for is sent by `flush`. Raises ChannelError."""
+        self._unsent += _framed(record)
+        self.flush()
+
+    def flush(self) -> bool:
+        """Send what was posted, as far as the other end has room; True if none is left. Raises ChannelError."""
+        while self._unsent:
+            try:
+                del self._unsent[: self._socket.send(self._unsent)]
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise ChannelError(str(error)) from error
+        return True
+
     def send(self, record: Any, timeout_s: float | None = None) -> None:
-        """Send a record.
+        """Send a record, and wait for room.
 
         Raises:
             ChannelError: the other end is gone, or the record is too large. ChannelTimeoutError: the other end does
                 not read.
         """
-        body = _ENCODER.encode(record)
-        if len(body) > MAX_RECORD_BYTES:
-            raise ChannelError(f"a record of {len(body)} bytes exceeds the limit of {MAX_RECORD_BYTES} bytes")
-        data = memoryview(_LENGTH.pack(len(body)) + body)
+        data = memoryview(_framed(record))
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while data:
             try:
@@ -96,6 +110,11 @@ class Channel(Generic[_Record]):
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, ValueError) as error:
             raise ChannelError(f"a record is malformed: {error}") from error
+
+    def wait(self) -> None:
+        """Wait until something comes, or the other end is gone."""
+        if not self.has_record:
+            self._wait(select.POLLIN, None)
 
     def receive_now(self) -> _Record | None:
         """The next record if it has come whole; None if it has not. Raises ChannelError."""
@@ -156,3 +175,10 @@ class Channel(Generic[_Record]):
         poll.register(self._socket, event)
         left_ms = None if deadline_s is None else max(0.0, 1e3 * (deadline_s - time.monotonic()))
         return bool(poll.poll(left_ms))
+
+
+def _framed(record: Any) -> bytes:
+    body = _ENCODER.encode(record)
+    if len(body) > MAX_RECORD_BYTES:
+        raise ChannelError(f"a record of {len(body)} bytes exceeds the limit of {MAX_RECORD_BYTES} bytes")
+    return _LENGTH.pack(len(body)) + body

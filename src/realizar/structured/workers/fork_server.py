@@ -1,11 +1,10 @@
-"""The fork server: `python -m realizar.structured.workers.fork_server SOCKET MASKS BELL`, started by `server_handle`.
+"""The fork server: `python -m realizar.structured.workers.fork_server SOCKET MASKS`, started by `server_handle`.
 
-It reads the vocabulary and forks a process for each grammar, which takes milliseconds and shares the vocabulary's
-memory. It has one thread and runs no grammar itself, so forking is safe. It ends when the other end of its socket
-closes. Its children end with it (on Linux), and when their own sockets close.
+It reads the vocabulary and forks workers, which takes milliseconds and shares the vocabulary's memory. It has one
+thread and runs no grammar itself, so forking is safe. It ends when the other end of its socket closes. Its children end
+with it (on Linux), and when their own sockets close.
 
-SOCKET is the descriptor of its end of a pair of sockets, MASKS that of the shared memory for masks, and BELL that of
-the bell that wakes the processes, or -1.
+SOCKET is the descriptor of its end of a pair of sockets, and MASKS that of the shared memory for masks.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import sys
 from realizar.errors import RealizarError
 from realizar.structured.grammar import GrammarFactory
 from realizar.structured.workers.channel import Channel, ChannelError
-from realizar.structured.workers.grammar_process import GrammarProcess, TextEncoder
 from realizar.structured.workers.mask_memory import MaskMemory
 from realizar.structured.workers.messages import (
     Done,
@@ -33,6 +31,7 @@ from realizar.structured.workers.messages import (
     ToWorker,
     Vocabulary,
 )
+from realizar.structured.workers.worker_process import TextEncoder, WorkerProcess
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -41,8 +40,10 @@ _PR_SET_DUMPABLE = 4
 class ForkServer:
     """Serves one engine. It has a single thread."""
 
-    def __init__(self, channel: Channel[ToServer], masks: int, bell: int) -> None:
-        self._channel, self._masks, self._bell = channel, masks, bell
+    new_worker = WorkerProcess
+
+    def __init__(self, channel: Channel[ToServer], masks: int) -> None:
+        self._channel, self._masks = channel, masks
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def run(self) -> None:
@@ -58,7 +59,6 @@ class ForkServer:
             return
         sizes = vocabulary.num_slots, vocabulary.most_drafts
         memory = MaskMemory(factory.num_words, *sizes, self._masks, num_lines=vocabulary.num_lines)
-        memory_bytes = vocabulary.memory_bytes
         del vocabulary
         gc.collect()
         gc.freeze()  # a collection in a child would copy the pages that it walks
@@ -71,14 +71,14 @@ class ForkServer:
             elif isinstance(command, Fork):
                 descriptor = self._channel.receive_descriptor()
                 try:
-                    self._channel.send(Forked(self._fork(descriptor, factory, encoder, memory, memory_bytes)))
+                    self._channel.send(Forked(self._fork(command, descriptor, factory, encoder, memory)))
                 except OSError as error:
                     self._channel.send(Refused(str(error.strerror)))
                 finally:
                     os.close(descriptor)
 
     def _fork(
-        self, descriptor: int, factory: GrammarFactory, encoder: TextEncoder, memory: MaskMemory, memory_bytes: int
+        self, command: Fork, descriptor: int, factory: GrammarFactory, encoder: TextEncoder, memory: MaskMemory
     ) -> int:
         server = os.getpid()
         pid = os.fork()
@@ -93,19 +93,19 @@ class ForkServer:
             self._channel.close()
             channel: Channel[ToWorker] = Channel(socket.socket(fileno=os.dup(descriptor)), ToWorker)
             os.close(descriptor)
-            GrammarProcess(channel, self._bell, factory, encoder, memory, memory_bytes).run()
+            self.new_worker(channel, factory, encoder, memory, command.place, command.memory_bytes).run()
         finally:
             os._exit(1)
 
 
-def main() -> int:
+def main(new_server: type[ForkServer] = ForkServer) -> int:
     """Run a fork server; returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))
     try:
         channel: Channel[ToServer] = Channel(connection, ToServer, takes_descriptors=True)
-        ForkServer(channel, int(sys.argv[2]), int(sys.argv[3])).run()
+        new_server(channel, int(sys.argv[2])).run()
     except ChannelError:
         return 0  # the engine is gone
     return 1

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from realizar.errors import InvalidRequestError, RequestFailedError
 from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.workers.followed import FollowedGrammar
-from realizar.structured.workers.worker import GrammarWorker, WorkerLimits
+from realizar.structured.workers.followed_rows import FollowedGrammar
+from realizar.structured.workers.worker import WorkerLimits
 
 _MOST_REFUSALS = 1024
 _MOST_REFUSED_CHARACTERS = 16 << 20
@@ -36,14 +36,17 @@ class Refusal:
 
 
 class KnownGrammars:
-    """The known grammars. Thread-safe; only `close` waits for processes.
+    """The known grammars. Thread-safe.
 
     Args:
+        drop: called with a grammar that no row will follow any more.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, limits: WorkerLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits, self._clock = limits, clock
+    def __init__(
+        self, limits: WorkerLimits, drop: Callable[[FollowedGrammar], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limits, self._drop, self._clock = limits, drop, clock
         self._lock = threading.Lock()
         self._grammars: OrderedDict[StructuredOutput, FollowedGrammar] = (
             OrderedDict()
@@ -77,10 +80,10 @@ class KnownGrammars:
             self._grammars.move_to_end(structured)
             return True
 
-    def add(self, structured: StructuredOutput, worker: GrammarWorker) -> None:
-        """Add a grammar that a process has compiled."""
+    def add(self, grammar: FollowedGrammar) -> None:
+        """Add a grammar that was compiled."""
         with self._lock:
-            self._grammars[structured] = FollowedGrammar(structured, worker)
+            self._grammars[grammar.structured] = grammar
 
     def refuse(self, structured: StructuredOutput, reason: str, cause: ErrorCause) -> None:
         """Remember a refusal, as long as there is room, or for some minutes if the machine may have caused it."""
@@ -103,10 +106,7 @@ class KnownGrammars:
             self._retire(structured)
 
     def follow(self, structured: StructuredOutput) -> tuple[FollowedGrammar, Refusal | None]:
-        """The grammar of a new row, and its refusal or None.
-
-        A grammar that was forgotten while the request waited has no process yet.
-        """
+        """The grammar of a new row, and its refusal or None. One that was forgotten is known again."""
         with self._lock:
             found = self._grammars.get(structured)
             refusal = self._refusal(structured)
@@ -121,65 +121,53 @@ class KnownGrammars:
         with self._lock:
             grammar.num_rows -= 1
 
-    def take_surplus(self) -> list[GrammarWorker]:
-        """Remove the processes to be ended: those of retired grammars, and idle ones above the limits.
-
-        An idle grammar keeps one process at the most.
-        """
+    def drop_surplus(self) -> None:
+        """Drop retired grammars, and idle ones above the limits."""
         with self._lock:
-            surplus = [grammar for grammar in self._retired if not grammar.num_rows and not grammar.is_busy]
-            self._retired = [grammar for grammar in self._retired if grammar.num_rows or grammar.is_busy]
-            idle = [grammar for grammar in self._grammars.values() if grammar.idle and not grammar.is_busy]
-            workers = []
-            for grammar in (*surplus, *idle):
-                workers += grammar.more
-                grammar.more = []
+            surplus = [grammar for grammar in self._retired if not grammar.num_rows]
+            self._retired = [grammar for grammar in self._retired if grammar.num_rows]
+            idle = [grammar for grammar in self._grammars.values() if grammar.idle]
             count, size_bytes = self._usage()
             while idle and (
                 len(idle) > self._limits.idle
-                or count >= self._limits.processes
+                or count >= self._limits.grammars
                 or size_bytes >= self._limits.total_bytes
             ):
                 grammar = idle.pop(0)
                 del self._grammars[grammar.structured]
                 surplus.append(grammar)
-                if grammar.worker is not None:
-                    count, size_bytes = count - 1, size_bytes - grammar.worker.memory_bytes
-            for grammar in surplus:
-                workers += grammar.workers
-                grammar.worker = None
-            return workers
+                count, size_bytes = count - 1, size_bytes - grammar.size_bytes
+        for grammar in surplus:
+            self._drop(grammar)
 
     def usage(self) -> tuple[int, int]:
-        """The number of processes and the memory that they use together, in bytes."""
+        """The number of grammars and the memory that they use together, in bytes."""
         with self._lock:
             return self._usage()
 
     def has_share(self, client: str) -> bool:
-        """True if a client may have one more process. A client may use as much as is left free, so one alone gets half.
+        """True if a client may have one more grammar. A client may use as much as is left free, so one alone gets half.
 
         The client "" is the process's own user, which has no bound.
         """
         with self._lock:
-            used = [each for each in (*self._grammars.values(), *self._retired) if each.worker and not each.idle]
+            used = [each for each in (*self._grammars.values(), *self._retired) if not each.idle]
             held = [each for each in used if client in each.holders.values()]
-            most, most_bytes = self._limits.processes - len(used), self._limits.total_bytes - _size_bytes(used)
+            most, most_bytes = self._limits.grammars - len(used), self._limits.total_bytes - _size_bytes(used)
             return not client or (len(held) < most and _size_bytes(held) < most_bytes)
 
     def close(self) -> None:
-        """End all processes."""
+        """Drop all grammars."""
         with self._lock:
             grammars = [*self._grammars.values(), *self._retired]
             self._grammars.clear()
             self._retired.clear()
         for grammar in grammars:
-            for worker in grammar.workers:
-                worker.close()
-            grammar.worker, grammar.more = None, []
+            self._drop(grammar)
 
     def _usage(self) -> tuple[int, int]:
         grammars = (*self._grammars.values(), *self._retired)
-        return sum(grammar.worker is not None for grammar in grammars), _size_bytes(grammars)
+        return len(grammars), _size_bytes(grammars)
 
     def _check(self, structured: StructuredOutput) -> None:
         refusal = self._refusal(structured)
@@ -204,4 +192,4 @@ class KnownGrammars:
 
 
 def _size_bytes(grammars: Iterable[FollowedGrammar]) -> int:
-    return sum(worker.memory_bytes for grammar in grammars for worker in grammar.workers)
+    return sum(grammar.size_bytes for grammar in grammars)

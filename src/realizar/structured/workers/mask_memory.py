@@ -1,7 +1,7 @@
-"""`MaskMemory`: memory that the engine's process shares with the grammars' processes: questions of rows, and masks.
+"""`MaskMemory`: memory that the engine's process shares with the workers: requests for masks of rows, and masks.
 
-Each row has a slot, and each fact of a slot a column. The engine writes what it asks and then the question's number;
-the process that follows the row writes the masks and then the same number as answered. So a question costs no message.
+Each row has a slot, and each fact of a slot a column. The engine writes what it asks and then the request's number; the
+worker that follows the row writes the masks and then the same number as answered. So a request costs no message.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MOST_WORKERS = 512
+
 GOES_ON, ENDED, STUCK = 0, 1, 2
 """States of a row: its output goes on, is complete, or can't go on; of the last, a message has told the reason."""
 
-MOST_TOKENS = 32  # of a question; a row with more is followed anew
+MOST_TOKENS = 32  # of a request; a row with more is followed anew
 
 _ID_BITS, _NUMBERS, _WRITTEN = 32, (1 << 30) - 1, 1 << 30  # memory that nobody has written is 0
 _VALUES = (1 << _ID_BITS) - 1
@@ -43,15 +45,18 @@ class MaskMemory:
     """An unnamed file that all these processes map. Memory is used as it is written.
 
     Attributes:
-        keys: int64 [slots], the key of the row that a question is about; see `messages.Follow`.
-        asked: int64 [slots], the number of the last question, written last by the engine.
-        answered: int64 [slots], the number of the last answer, written last by the process.
+        working: int64 [workers], what each works on: the key of a row, below 0 the number of a grammar, or 0.
+        progress: int64 [workers], how many things each has worked on.
+        sleeping: int64 [workers], 1 while a worker waits for a message.
+        keys: int64 [slots], the key of the row that a request is about; see `messages.Follow`.
+        asked: int64 [slots], the number of the last request, written last by the engine.
+        answered: int64 [slots], the number of the last answer, written last by the worker.
         states: int32 [slots], GOES_ON, ENDED or STUCK, with the last answer.
-        num_tokens, num_drafts: int32 [slots], of the last question.
-        tokens: int32 [slots, MOST_TOKENS], ids chosen since the question before.
+        num_tokens, num_drafts: int32 [slots], of the last request.
+        tokens: int32 [slots, MOST_TOKENS], ids chosen since the request before.
         drafts: int32 [slots, most_drafts], proposed next tokens.
         forced: int64 [slots, MOST_TOKENS], tokens from an answer on that are certain, as the grammar allows no others;
-            see `entries_of`. The process finds more of them meanwhile, and may write them when the slot is another
+            see `entries_of`. The worker finds more of them meanwhile, and may write them when the slot is another
             row's.
         known: int64 [slots], the line of the row's state after the last answer, as an entry like those of `forced`.
         masks: uint32 [slots + lines, words], of each slot the mask of the next choice, empty if the row is
@@ -73,6 +78,7 @@ class MaskMemory:
     ) -> None:
         self.descriptor = _unnamed_file() if descriptor is None else descriptor
         columns: list[tuple[str, type[np.generic], tuple[int, ...]]] = [
+            *((name, np.int64, (MOST_WORKERS,)) for name in ("working", "progress", "sleeping")),
             *((name, np.int64, (num_slots,)) for name in ("keys", "asked", "answered", "known")),
             *((name, np.int32, (num_slots,)) for name in ("states", "num_tokens", "num_drafts")),
             ("tokens", np.int32, (num_slots, MOST_TOKENS)),
@@ -93,6 +99,9 @@ class MaskMemory:
         for (name, dtype, shape), start in zip(columns, [0, *ends], strict=False):
             count = int(np.prod(shape))
             views[name] = np.frombuffer(self._map, dtype, count, start if count else 0).reshape(shape)
+        self.working: NDArray[np.int64] = views["working"]
+        self.progress: NDArray[np.int64] = views["progress"]
+        self.sleeping: NDArray[np.int64] = views["sleeping"]
         self.keys: NDArray[np.int64] = views["keys"]
         self.asked: NDArray[np.int64] = views["asked"]
         self.answered: NDArray[np.int64] = views["answered"]

@@ -1,7 +1,7 @@
-"""Messages between the engine's process, the fork server and the grammars' processes. msgspec.
+"""Messages between the engine's process, the fork server and the workers. msgspec.
 
-The fork server answers each command in order. A grammar's process answers `Compile`; from then on its rows' questions
-and answers are in the shared memory (`mask_memory`), and each side sends the other what there is to tell beside them.
+The fork server answers each command in order. A worker answers `Load` and `Drop`; requests for masks of its rows and
+their answers are in the shared memory (`mask_memory`), and each side sends the other what there is to tell beside them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
         token_bytes, special_ids, end_ids, vocab_size: fields of `GrammarTokens`.
         can_encode: True if `Encode` is answered.
         encode_source: makes what `Encode` asks for, in the fork server; None where it can't be made there.
-        memory_bytes: memory that a grammar's process may use beyond the fork server's.
         num_slots, most_drafts, num_lines: of the shared memory.
     """
 
@@ -31,13 +30,12 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
     vocab_size: int
     can_encode: bool
     encode_source: EncodeSource | None
-    memory_bytes: int
     num_slots: int
     most_drafts: int
     num_lines: int
 
     @classmethod
-    def of(cls, tokens: GrammarTokens, memory_bytes: int, num_slots: int, most_drafts: int, num_lines: int) -> Self:
+    def of(cls, tokens: GrammarTokens, num_slots: int, most_drafts: int, num_lines: int) -> Self:
         """The record of some tokens; ids without a logit are left out."""
         return cls(
             tuple(tokens.token_bytes[: tokens.vocab_size]),
@@ -46,7 +44,6 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
             tokens.vocab_size,
             tokens.encode is not None,
             tokens.encode_source,
-            memory_bytes,
             num_slots,
             most_drafts,
             num_lines,
@@ -63,29 +60,35 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
 
 
 class Fork(msgspec.Struct, frozen=True, tag="fork"):
-    """Start a grammar's process; a byte with its end of a pair of sockets follows. The answer is `Forked`."""
+    """Start a worker; a byte with its end of a pair of sockets follows. The answer is `Forked` or `Refused`.
+
+    `place`: its index in the columns of the workers in the shared memory. `memory_bytes`: memory that it may use beyond
+    the fork server's.
+    """
+
+    place: int
+    memory_bytes: int
 
 
 class Reap(msgspec.Struct, frozen=True, tag="reap"):
-    """Wait for a grammar's process, which has ended or been killed; the answer is `Reaped`."""
+    """Wait for a worker, which has ended or been killed; the answer is `Reaped`."""
 
     pid: int
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """The command is done. `memory_bytes`: memory that a grammar's process has used for it."""
-
-    memory_bytes: int = 0
+    """The vocabulary is read."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The command is refused; `reason` is one line for the user."""
+    """The command is refused, of a worker that to load a grammar; `reason` is one line for the user."""
 
     reason: str
+    grammar: int = 0
 
 
 class Forked(msgspec.Struct, frozen=True, tag="forked"):
-    """The pid of the forked process, which stays valid until `Reap`."""
+    """The pid of the worker, which stays valid until `Reap`."""
 
     pid: int
 
@@ -96,69 +99,90 @@ class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
     status: int
 
 
-class Compile(msgspec.Struct, frozen=True, tag="compile"):
-    """The first record to a grammar's process: the fields of a `StructuredOutput`. The answer: `Done` or `Refused`.
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """Compile a grammar, named by a number above 0, of a kind and value. The answer: `Loaded` or `Refused`.
 
-    `cpu_s`: seconds of processor time after which the kernel ends the process. `slow_s`, `slow_answers`: `Slow` is sent
-    when so many answers, each for several rows, took so many seconds.
+    `cpu_s`: seconds of processor time for it, after which the kernel ends the worker.
     """
 
+    grammar: int
     kind: str
     value: str
     cpu_s: int
-    slow_s: float
-    slow_answers: int
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """A grammar is compiled. `memory_bytes`, `cpu_s`: memory and seconds of processor time that this took."""
+
+    grammar: int
+    memory_bytes: int
+    cpu_s: float
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    """No row will follow a grammar any more; the answer is `Dropped`."""
+
+    grammar: int
+
+
+class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
+    """A grammar is forgotten; nothing more is written to its lines."""
+
+    grammar: int
+
+
+class Explore(msgspec.Struct, frozen=True, tag="explore"):
+    """A grammar has MOST_STATES of the shared memory's lines from `first` on for its known states, until `Dropped`."""
+
+    grammar: int
+    first: int
 
 
 class Follow(msgspec.Struct, frozen=True, tag="follow"):
-    """Follow a row from now on, whose questions and masks are in the shared memory.
+    """Follow a row from now on, whose requests and masks are in the shared memory.
 
     Attributes:
-        key: a number that is never used again; questions of its slot are about this row while the slot has it.
+        key: a number above 0 that is never used again; requests of its slot are about this row while the slot has it.
         slot: the row's slot in `MaskMemory`.
+        grammar: the number of its grammar, which has been loaded.
         token_ids: its whole output so far.
     """
 
     key: int
     slot: int
+    grammar: int
     token_ids: tuple[int, ...]
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
-    """A row has ended, or follows the grammar elsewhere."""
+    """The row of a slot has ended, or is followed elsewhere."""
 
     key: int
-
-
-class Lines(msgspec.Struct, frozen=True, tag="lines"):
-    """The process has MOST_STATES of the shared memory's lines from `first` on, for its known states, to its end."""
-
-    first: int
+    slot: int
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):
-    """Rows have questions; sent where no bell rings."""
+    """Rows have requests; sent to a worker that sleeps."""
 
 
 class Stuck(msgspec.Struct, frozen=True, tag="stuck"):
-    """A row can't go on, for a reason in one line. Sent before its question counts as answered."""
+    """A row can't go on, for a reason in one line. Sent before its request counts as answered."""
 
     key: int
     reason: str
 
 
-class Slow(msgspec.Struct, frozen=True, tag="slow"):
-    """Many answers for several rows at once have taken long."""
+class Heavy(msgspec.Struct, frozen=True, tag="heavy"):
+    """A grammar should have a worker of its own: its masks take long, or it has used much memory."""
+
+    grammar: int
+    memory_bytes: int
 
 
 class WantLines(msgspec.Struct, frozen=True, tag="want_lines"):
-    """The process would look for all states of its grammar; `Lines` follows if some are free."""
+    """The worker would look for all states of a grammar; `Explore` follows if lines are free."""
 
-
-class Used(msgspec.Struct, frozen=True, tag="used"):
-    """The process has used so much memory, noticeably more than it said before."""
-
-    memory_bytes: int
+    grammar: int
 
 
 class Encode(msgspec.Struct, frozen=True, tag="encode"):
@@ -175,5 +199,5 @@ class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
 
 ToServer: TypeAlias = Vocabulary | Fork | Reap
 FromServer: TypeAlias = Done | Refused | Forked | Reaped
-ToWorker: TypeAlias = Compile | Follow | Leave | Lines | Look | Encoded
-FromWorker: TypeAlias = Done | Refused | Stuck | Slow | WantLines | Used | Encode
+ToWorker: TypeAlias = Load | Drop | Explore | Follow | Leave | Look | Encoded
+FromWorker: TypeAlias = Loaded | Refused | Dropped | Stuck | Heavy | WantLines | Encode

@@ -17,26 +17,26 @@ from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.kind_names import refusal
 from realizar.structured.regex_states import MOST_STATES
-from realizar.structured.workers.bell import Bell
 from realizar.structured.workers.compile_queue import CompileJob, CompileQueue, Report, Ticket
-from realizar.structured.workers.followed import FollowedGrammar, FollowedRow
+from realizar.structured.workers.followed_rows import FollowedGrammar, FollowedRow
 from realizar.structured.workers.known_grammars import KnownGrammars
 from realizar.structured.workers.mask_memory import MaskMemory
-from realizar.structured.workers.masks import StepMasks
-from realizar.structured.workers.messages import Vocabulary
-from realizar.structured.workers.questions import Questions
-from realizar.structured.workers.repair import Repair
-from realizar.structured.workers.server_handle import SERVER_COMMAND, ServerError, ServerHandle
-from realizar.structured.workers.state_lines import StateLines
-from realizar.structured.workers.worker import GrammarWorker, WorkerDiedError, WorkerLimits
+from realizar.structured.workers.mask_requests import MaskRequests
+from realizar.structured.workers.messages import Loaded, Refused, Vocabulary
+from realizar.structured.workers.server_handle import SERVER_COMMAND, ServerError, ServerHandle, Servers
+from realizar.structured.workers.worker import WorkerDiedError, WorkerLimits
+from realizar.structured.workers.worker_pool import WorkerFactory, WorkerPool
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 5.0
-_KNOWN_GRAMMARS = 16  # processes whose grammar's states are all known
+_KNOWN_GRAMMARS = 16  # grammars whose states are all known
 
 
 class GrammarService:
     """Compiles grammars on a thread of its own, with a share for each client, and computes masks of rows.
+
+    A new grammar is compiled in a process of its own first. If that takes long, it follows the grammar's rows too; else
+    workers that grammars share do, and compile it again.
 
     The engine calls the methods of `rows`, `masks`, `advance`, `open_row` and `close_row` from one thread; the other
     methods are thread-safe. The first process starts with the first grammar, or with `start`.
@@ -60,21 +60,15 @@ class GrammarService:
         self._limits = limits or WorkerLimits()
         slots, drafts = self._limits.slots, self._limits.drafts
         num_lines = 0 if drafts else _KNOWN_GRAMMARS * MOST_STATES  # a row with drafts is asked about each time
-        self._lines = StateLines(num_lines)
-        self._vocabulary = Vocabulary.of(tokens, self._limits.memory_bytes, slots, drafts, num_lines)
-        self._encode = tokens.encode
-        self._command = tuple(server_command)
+        vocabulary = Vocabulary.of(tokens, slots, drafts, num_lines)
         self.num_words = tokens.num_words
-        self._bell = Bell()
         self._memory = MaskMemory(tokens.num_words, slots, drafts, num_lines=num_lines)
-        questions = Questions(self._memory, self._bell, self._limits.step_s)
-        repair = Repair(questions.follow_alone, self._revive, self._condemn)
-        self.rows = StepMasks(questions, repair, self._limits.most_more_processes)
-        self._server: ServerHandle | None = None
-        self._starting: ServerHandle | None = None  # it reads the vocabulary, while `_server_lock` is held
-        self._server_lock = threading.Lock()
+        self._servers = Servers(lambda: ServerHandle(self._memory.descriptor, server_command), vocabulary)
+        self._factory = WorkerFactory(self._servers, self._memory, tokens.encode)
+        self._pool = WorkerPool(self._factory, self._limits)
+        self.rows = MaskRequests(self._memory, self._pool, self._condemn)
         self._closed = False
-        self._known = KnownGrammars(self._limits, clock)
+        self._known = KnownGrammars(self._limits, self._pool.drop, clock)
         self._queue = CompileQueue(self._limits.queued_per_client)
         self._thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()
@@ -158,7 +152,6 @@ class GrammarService:
 
     def close_row(self, row: FollowedRow) -> None:
         """End a row."""
-        row.place(None)
         self._known.unfollow(row.grammar)
         self.rows.close(row)
 
@@ -188,24 +181,18 @@ class GrammarService:
     def close(self) -> None:
         """End all processes; waiting requests get an error. Idempotent."""
         self._queue.close()
-        self._closed = True  # before the look at `_starting`: a server that is noted later finds this
-        if (starting := self._starting) is not None:
-            starting.kill()
-        with self._server_lock:
-            server, self._server = self._server, None
-        if server is not None:
-            server.close()
+        self._closed = True
+        self._servers.close()
         if self._thread is not None:
             self._thread.join()
-        self.rows.close_all()
         self._known.close()
+        self._pool.close()
         self._memory.close()
-        self._bell.close()
 
     def _compile_all(self) -> None:
         """Compile all queued grammars; runs on the compiler's thread."""
         try:
-            self._running_server()
+            self._servers.running()
         except ServerError as error:
             if not self._closed:
                 _LOG.warning("structured output is not available now: %s", error)
@@ -232,10 +219,9 @@ class GrammarService:
         """
         if self._known.has(job.structured):
             return
-        for surplus in self._known.take_surplus():
-            surplus.close()
+        self._known.drop_surplus()
         count, size_bytes = self._known.usage()
-        if count >= self._limits.processes:
+        if count >= self._limits.grammars:
             raise QueueFullError(
                 f"open requests have {count} different grammars, which is the limit; try again later", _RETRY_S
             )
@@ -247,7 +233,7 @@ class GrammarService:
                 "the grammars of this client's open requests use all of its share; try again later", _RETRY_S
             )
         try:
-            worker = self._compile(job.structured, job)
+            grammar = self._compile(job)
         except (InvalidRequestError, RequestFailedError) as error:
             cause: ErrorCause = "request" if isinstance(error, InvalidRequestError) else "engine"
             self._known.refuse(job.structured, str(error), cause)
@@ -256,11 +242,11 @@ class GrammarService:
             if error.lasting:
                 raise InvalidRequestError(f"structured output is not possible with this model: {error}") from error
             raise QueueFullError(f"structured output is not possible now: {error}", _RETRY_S) from error
-        if worker is not None:
-            self._known.add(job.structured, worker)
+        if grammar is not None:
+            self._known.add(grammar)
 
-    def _compile(self, structured: StructuredOutput, job: CompileJob | None = None) -> GrammarWorker | None:
-        """Compile a grammar in a new process; None if nobody waits for the job any more.
+    def _compile(self, job: CompileJob) -> FollowedGrammar | None:
+        """Compile a grammar in a new process; None if nobody waits for it any more.
 
         After a crash the compilation is tried once more, in case the process was ended from outside.
 
@@ -271,73 +257,44 @@ class GrammarService:
         tries = 2
         cause: ErrorCause = "request"  # unless a death has another cause
         while True:
-            worker = self._new_worker()
-            if job is not None:
-                job.stop = worker.kill
             try:
-                if job is not None and not job.wanted:
-                    worker.close()
-                    return None
-                worker.compile(structured, self._limits)
-                return worker
+                return self._compile_once(FollowedGrammar(job.structured), job)
             except WorkerDiedError as death:
-                if job is not None and not job.wanted:
+                if not job.wanted:
                     return None
                 tries -= 1
                 cause = "engine" if death.cause == "engine" else cause
                 if death.out_of_time or not tries:
                     _LOG.warning("compiling a grammar %s; its request is refused", death)
-                    error = refusal(structured, f"compiling it {death}")
+                    error = refusal(job.structured, f"compiling it {death}")
                     raise (error if cause == "request" else RequestFailedError(str(error))) from death
-            except BaseException:  # a refusal, or a bug: the process must be ended here
-                worker.close()
-                raise
-            finally:
-                if job is not None:
-                    job.stop = None
 
-    def _revive(self, grammar: FollowedGrammar) -> GrammarWorker:
-        """Make a new process for a grammar that rows follow."""
-        worker = self._compile(grammar.structured)
-        if worker is None:
-            raise ServerError("its request was closed")
-        return worker
+    def _compile_once(self, grammar: FollowedGrammar, job: CompileJob) -> FollowedGrammar | None:
+        """Compile a grammar; raises also WorkerDiedError."""
+        limits, worker = self._limits, self._factory.new(self._limits.memory_bytes, may_wait=True)
+        assert worker is not None
+        job.stop = worker.kill
+        is_kept = False
+        try:
+            if not job.wanted:
+                return None
+            answer = worker.compile(grammar.number, grammar.structured, limits.compile_cpu_s, limits.compile_s)
+            if isinstance(answer, Refused):
+                raise InvalidRequestError(answer.reason, "structured")
+            assert isinstance(answer, Loaded)
+            grammar.memory_bytes = answer.memory_bytes
+            if answer.cpu_s > limits.heavy_s:
+                is_kept = grammar.is_alone = True
+                grammar.compiled_in, worker.owner, worker.grammars = worker, grammar.number, {grammar.number}
+                grammar.copies = 1
+            return grammar
+        finally:
+            job.stop = None
+            if not is_kept:
+                self._factory.end(worker)
 
     def _condemn(self, grammar: FollowedGrammar, reason: str, cause: ErrorCause) -> None:
-        """Refuse a grammar from now on, after one row has ended its process by itself."""
+        """Refuse a grammar from now on, after one row has ended its worker by itself."""
         error = refusal(grammar.structured, reason)
         _LOG.warning("%s", error)
         self._known.refuse(grammar.structured, str(error), cause)
-
-    def _new_worker(self) -> GrammarWorker:
-        """Make a process for a grammar. A dead server is replaced once. Raises ServerError."""
-        try:
-            return GrammarWorker(self._running_server(), self._encode, self._lines)
-        except ServerError as error:
-            if error.lasting or (self._server is not None and self._server.alive):
-                raise
-        return GrammarWorker(self._running_server(), self._encode, self._lines)
-
-    def _running_server(self) -> ServerHandle:
-        """The fork server, which is started if none is alive. Raises ServerError."""
-        with self._server_lock:
-            if self._closed:
-                raise ServerError("the engine is being closed")
-            if self._server is not None and not self._server.alive:
-                self._server.close()
-                self._server = None
-            if self._server is None:
-                self._server = self._new_server()
-            return self._server
-
-    def _new_server(self) -> ServerHandle:
-        """Start a fork server and wait until it has read the vocabulary. Raises ServerError."""
-        server = ServerHandle(self._memory.descriptor, self._bell.descriptor, self._command)
-        self._starting = server
-        try:
-            if self._closed:
-                server.kill()
-            server.read(self._vocabulary)
-        finally:
-            self._starting = None
-        return server

@@ -1,4 +1,4 @@
-"""`GrammarProcess` runs in the process of one grammar: it compiles the grammar, then follows its rows."""
+"""`WorkerProcess` runs in a worker's process: it compiles grammars, and follows the rows that it is given."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,6 @@ from realizar.structured.grammar_tokens import EncodeSource
 from realizar.structured.known_states import UNKNOWN, KnownStates
 from realizar.structured.regex_masks import RegexMasks
 from realizar.structured.regex_states import MOST_STATES
-from realizar.structured.workers.bell import Listener
 from realizar.structured.workers.channel import Channel, ChannelError
 from realizar.structured.workers.mask_memory import (
     ENDED,
@@ -36,25 +34,27 @@ from realizar.structured.workers.mask_memory import (
     fence,
 )
 from realizar.structured.workers.messages import (
-    Compile,
-    Done,
+    Drop,
+    Dropped,
     Encode,
     Encoded,
+    Explore,
     Follow,
+    Heavy,
     Leave,
-    Lines,
+    Load,
+    Loaded,
     Refused,
-    Slow,
     Stuck,
     ToWorker,
-    Used,
     WantLines,
 )
 from realizar.structured.workers.process_limits import limit_process, within
 
 _ENCODED_TEXTS = 1024
-_FEW_ANSWERS = 200  # before more is found out than is asked, which takes as long as some hundred of them
-_NEWS_BYTES = 1 << 20  # of memory, which the engine's process is told
+_FEW_ANSWERS = 200  # before all states of a grammar are looked for, which takes as long as some hundred answers
+_HEAVY_S, _HEAVY_ANSWERS = 5e-3, 16  # so many answers of a grammar that take longer than that delay other grammars
+_HEAVY_BYTES = 64 << 20  # of a grammar, beyond what compiling it took
 
 
 class TextEncoder:
@@ -108,21 +108,45 @@ def _loaded(source: EncodeSource) -> TokenizerEncode | None:
 
 
 @dataclass(eq=False, slots=True)
-class _Row:
-    """A row that is followed here.
+class _Loaded:
+    """A grammar of this worker.
 
     Attributes:
-        slot: its slot in the shared memory.
-        matcher: its state in the grammar, after `ahead`.
-        ahead: tokens that were taken in before they were chosen, as the grammar allows no others.
-        mask: the mask after those, uint32 [words]; None where it was not computed yet.
-        next_id: the only id that it allows; None where there are several.
-        number: of its last question.
-        last_s: seconds that its last answer took.
-        is_certain: its last answer left one token, and those after it have not been looked for.
+        number: its name in messages.
+        num_answers: masks that its rows were given. next_wish: so many, and lines for its states are asked for.
+        num_heavy: answers that took long. used_bytes: memory that answers took. is_reported: `Heavy` was sent.
+        states: its known states; None where they have not been looked for. first_line: of the shared memory.
+        search: looks for the states.
     """
 
+    number: int
+    grammar: Grammar
+    num_answers: int = 0
+    next_wish: int = _FEW_ANSWERS
+    num_heavy: int = 0
+    used_bytes: int = 0
+    is_reported: bool = False
+    states: KnownStates | None = None
+    first_line: int = 0
+    search: Iterator[None] = field(default_factory=lambda: iter(()))
+
+
+@dataclass(eq=False, slots=True)
+class _Row:
+    """A row that is followed.
+
+    Attributes:
+        ahead: certain tokens that the matcher has taken in and that were not chosen yet.
+        mask: of the choice after those; None where it has not been computed.
+        next_id: the only token of that mask, or None.
+        number: of the last request.
+        last_s: seconds of the last answer.
+        is_certain: the last mask has one token, and those after it have not been looked for.
+    """
+
+    key: int
     slot: int
+    loaded: _Loaded
     matcher: GrammarMatcher
     ahead: deque[int] = field(default_factory=deque)
     mask: NDArray[np.uint32] | None = None
@@ -143,116 +167,141 @@ class _Row:
             self.mask = self.next_id = None
 
 
-class GrammarProcess:
-    """One grammar and its rows. The process ends when the engine closes the channel.
+class WorkerProcess:
+    """Some grammars and rows of them. The process ends when the engine closes the channel.
+
+    What it works on stands in the shared memory, so that a grammar that ends the process is known.
 
     Args:
         channel: channel to the engine's process.
-        bell: its bell's descriptor; see `Listener`.
         factory, encoder: made by the fork server.
         memory: the shared memory.
+        place: the worker's, in the columns of the workers.
         memory_bytes: memory that may be allocated in addition to the memory at the start.
     """
 
     def __init__(
-        self, channel: Channel[ToWorker], bell: int, factory: GrammarFactory, encoder: TextEncoder, memory: MaskMemory,
+        self, channel: Channel[ToWorker], factory: GrammarFactory, encoder: TextEncoder, memory: MaskMemory, place: int,
         memory_bytes: int,
     ) -> None:  # fmt: skip
-        self._channel, self._factory, self._memory = channel, factory, memory
-        self._listener = Listener(bell, channel.fileno())
+        self._channel, self._factory, self._memory, self._place = channel, factory, memory, place
         self._inbox: deque[ToWorker] = deque()
         encoder.connect(channel, self._inbox)
-        self._rows: dict[int, _Row] = {}
-        self._states: KnownStates | None = None
-        self._search: Iterator[None] = iter(())
-        self._num_answers = self._first_line = 0
-        self._next_wish = _FEW_ANSWERS
-        self._num_slow = self._reported_bytes = 0
-        self._first_bytes = _most_resident_bytes()
+        self._grammars: dict[int, _Loaded] = {}
+        self._rows: dict[int, _Row] = {}  # by slot
         limit_process(memory_bytes)
 
     def run(self) -> None:
-        """Compile the grammar of the first command, and follow its rows."""
+        """Do what messages say and answer requests, until the engine closes its end."""
         try:
-            command = self._channel.receive()
-            if not isinstance(command, Compile):
-                return
-            grammar = self._compile(command)
-            while grammar is not None:
-                self._listener.wait()
-                self._take_in(grammar)
-                while self._answer_all(command) or self._go_ahead() or self._explore(grammar):
-                    self._take_in(grammar)
+            while True:
+                self._take_in()
+                if not (self._answer_all() or self._go_ahead() or self._explore()):
+                    self._sleep()
         except ChannelError:
-            pass  # the engine has closed its end
+            pass
 
-    def _compile(self, command: Compile) -> Grammar | None:
-        _limit_cpu(command.cpu_s)
-        try:
-            grammar = self._factory.compile(StructuredOutput(command.kind, command.value))  # type: ignore[arg-type]
-        except RealizarError as error:
-            self._channel.send(Refused(str(error)))
-            return None
-        _limit_cpu(None)
-        self._reported_bytes = self._taken_bytes()
-        self._channel.send(Done(self._reported_bytes))
-        return grammar
+    def _sleep(self) -> None:
+        """Wait for a message. For a request, one is sent to a worker that sleeps."""
+        self._memory.sleeping[self._place] = 1
+        fence()
+        if not self._asking():
+            self._channel.wait()
+        self._memory.sleeping[self._place] = 0
 
-    def _take_in(self, grammar: Grammar) -> None:
-        """Take in the messages that have come."""
+    def _work_on(self, what: int) -> None:
+        """Let the engine know; see `MaskMemory.working`."""
+        self._memory.working[self._place] = what
+        self._memory.progress[self._place] += 1
+
+    def _take_in(self) -> None:
+        """Do what the messages say that have come."""
         while (record := self._channel.receive_now()) is not None:
             self._inbox.append(record)
         while self._inbox:
             record = self._inbox.popleft()
-            if isinstance(record, Follow):
-                row = self._rows[record.key] = _Row(record.slot, grammar.start())
-                _advance(row.matcher, record.token_ids)
+            if isinstance(record, Load):
+                self._load(record)
+            elif isinstance(record, Drop):
+                self._grammars.pop(record.grammar, None)
+                self._channel.send(Dropped(record.grammar))
+            elif isinstance(record, Explore):
+                self._begin_search(record)
+            elif isinstance(record, Follow):
+                self._follow(record)
             elif isinstance(record, Leave):
-                self._leave(record.key)
-            elif isinstance(record, Lines):
-                self._begin_search(grammar, record.first)
-        self._listener.listen(bool(self._rows))
+                self._leave(record)
 
-    def _leave(self, key: int) -> None:
-        """Forget a row. If it has a question, that is answered with what is there: nobody reads it."""
-        row, memory = self._rows.pop(key, None), self._memory
-        if row is None:
+    def _load(self, command: Load) -> None:
+        self._work_on(-command.grammar)
+        before_s, before_bytes = time.process_time(), _most_resident_bytes()
+        limit_cpu(command.cpu_s)
+        try:
+            grammar = self._factory.compile(StructuredOutput(command.kind, command.value))  # type: ignore[arg-type]
+        except RealizarError as error:
+            self._channel.send(Refused(str(error), command.grammar))
+        else:
+            self._grammars[command.grammar] = _Loaded(command.grammar, grammar)
+            used_bytes, used_s = _most_resident_bytes() - before_bytes, time.process_time() - before_s
+            self._channel.send(Loaded(command.grammar, used_bytes, used_s))
+        limit_cpu(None)
+        self._work_on(0)
+
+    def _follow(self, command: Follow) -> None:
+        loaded = self._grammars.get(command.grammar)
+        if loaded is None:
+            return  # it was refused, which the engine hears
+        self._work_on(command.key)
+        row = self._rows[command.slot] = _Row(command.key, command.slot, loaded, loaded.grammar.start())
+        _advance(row.matcher, command.token_ids)
+        self._work_on(0)
+
+    def _leave(self, command: Leave) -> None:
+        """Forget a row. If it has a request, that is answered with what is there: nobody reads it."""
+        row, memory, slot = self._rows.get(command.slot), self._memory, command.slot
+        if row is None or row.key != command.key:
             return
-        asked, answered = memory.asked[row.slot], memory.answered[row.slot]
+        del self._rows[slot]
+        asked, answered = memory.asked[slot], memory.answered[slot]
         fence()
-        if memory.keys[row.slot] == key and asked != answered:  # else the slot may be another row's at any time
-            memory.answered[row.slot] = asked
+        if memory.keys[slot] == command.key and asked != answered:  # else the slot may be another row's at any time
+            memory.answered[slot] = asked
 
-    def _answer_all(self, command: Compile) -> int:
-        """Answer the questions of all rows that have one; returns how many."""
-        memory, started_s, num_answers = self._memory, time.perf_counter(), 0
-        asking = [
-            (row.last_s, key, row)
-            for key, row in self._rows.items()
-            if memory.asked[row.slot] != memory.answered[row.slot] and memory.keys[row.slot] == key
-        ]
-        for _, key, row in sorted(asking, key=itemgetter(0)):  # what took long takes long again: others wait
-            before_s = time.perf_counter()
-            self._answer(key, row)
+    def _asking(self) -> list[_Row]:
+        """Rows with a request."""
+        memory = self._memory
+        slots = (memory.asked != memory.answered).nonzero()[0].tolist()
+        fence()
+        rows = [self._rows[slot] for slot in slots if slot in self._rows]
+        return [row for row in rows if memory.keys[row.slot] == row.key]
+
+    def _answer_all(self) -> int:
+        """Answer the requests of all rows that have one; returns how many."""
+        asking = self._asking()
+        for row in sorted(asking, key=lambda row: row.last_s):  # what took long takes long again: others wait
+            before_s, before_bytes = time.perf_counter(), _most_resident_bytes()
+            self._work_on(row.key)
+            self._answer(row)
             row.last_s = time.perf_counter() - before_s
-            num_answers += 1
-        self._num_answers += num_answers
-        if num_answers > 1 and time.perf_counter() - started_s >= command.slow_s:
-            self._num_slow += 1
-            if self._num_slow == command.slow_answers:
-                self._num_slow = 0
-                self._channel.send(Slow())
-        if num_answers and (taken := self._taken_bytes()) >= self._reported_bytes + _NEWS_BYTES:
-            self._reported_bytes = taken
-            self._channel.send(Used(taken))
-        return num_answers
+            self._note(row.loaded, row.last_s, _most_resident_bytes() - before_bytes)
+        return len(asking)
 
-    def _answer(self, key: int, row: _Row) -> None:
+    def _note(self, loaded: _Loaded, answer_s: float, used_bytes: int) -> None:
+        """Count what an answer took, and report a grammar that is a burden to others."""
+        loaded.num_answers += 1
+        loaded.num_heavy += answer_s > _HEAVY_S
+        loaded.used_bytes += used_bytes
+        if (loaded.num_heavy >= _HEAVY_ANSWERS or loaded.used_bytes > _HEAVY_BYTES) and not loaded.is_reported:
+            loaded.is_reported = True
+            self._channel.send(Heavy(loaded.number, loaded.used_bytes))
+
+    def _answer(self, row: _Row) -> None:
         """Compute the masks that a row is asked for."""
-        memory, slot, matcher = self._memory, row.slot, row.matcher
+        memory, slot, matcher, states = self._memory, row.slot, row.matcher, row.loaded.states
         number = memory.asked[slot]
         fence()
-        if memory.keys[slot] != key:
+        if memory.keys[slot] != row.key:
+            memory.working[self._place] = 0
             return  # the slot is another row's
         row.number = int(number)
         if (num_tokens := int(memory.num_tokens[slot])) > 0:
@@ -268,10 +317,11 @@ class GrammarProcess:
         if not row.ahead:
             state = STUCK if matcher.error is not None else ENDED if matcher.ended else GOES_ON
         if state == STUCK:
-            self._channel.send(Stuck(key, str(matcher.error)))
+            self._channel.send(Stuck(row.key, str(matcher.error)))
         memory.states[slot] = state
-        known = UNKNOWN if self._states is None or row.ahead else self._states.find(matcher)
-        memory.known[slot] = 0 if known == UNKNOWN else entries_of(row.number, self._first_line + known)
+        known = UNKNOWN if states is None or row.ahead else states.find(matcher)
+        memory.known[slot] = 0 if known == UNKNOWN else entries_of(row.number, row.loaded.first_line + known)
+        memory.working[self._place] = 0
         fence()
         memory.answered[slot] = number
 
@@ -296,15 +346,14 @@ class GrammarProcess:
         return only_id(mask)
 
     def _go_ahead(self) -> int:
-        """Take in one more token of each row that has no choice, up to the end of its output; returns how many."""
+        """Take in one more token of a row that has no choice, up to the end of its output; returns how many rows."""
         if self._memory.most_drafts:
             return self._look_ahead()
-        memory, num_taken = self._memory, 0
         for row in self._rows.values():
             token_id = row.next_id
             if token_id is None or token_id in self._factory.end_ids or len(row.ahead) >= MOST_TOKENS - 2:
                 continue
-            num_taken += 1
+            self._work_on(row.key)
             row.matcher.advance((token_id,))
             row.ahead.append(token_id)
             if row.mask is None:
@@ -312,8 +361,10 @@ class GrammarProcess:
             self._factory.fill(row.matcher, (), row.mask.reshape(1, -1))
             row.next_id = self._certain(row, row.mask)
             if row.next_id is not None:
-                memory.forced[row.slot, len(row.ahead)] = entries_of(row.number, row.next_id)
-        return num_taken
+                self._memory.forced[row.slot, len(row.ahead)] = entries_of(row.number, row.next_id)
+            self._work_on(0)
+            return 1
+        return 0
 
     def _look_ahead(self) -> int:
         """Write the certain tokens of one row, which takes none in, as drafts may be others; returns how many rows."""
@@ -321,30 +372,35 @@ class GrammarProcess:
         if row is None:
             return 0
         row.is_certain = False
+        self._work_on(row.key)
         found = self._factory.certain_ids(row.matcher, min(self._memory.most_drafts + 1, MOST_TOKENS))
         self._memory.forced[row.slot, : len(found)] = entries_of(row.number, np.array(found, np.int64))
+        self._work_on(0)
         return 1
 
-    def _begin_search(self, grammar: Grammar, first_line: int) -> None:
-        """Look for the grammar's states from now on, which have these lines of the shared memory."""
-        if self._states is None:
-            lines, memory = slice(first_line, first_line + MOST_STATES), self._memory
+    def _begin_search(self, command: Explore) -> None:
+        """Look for a grammar's states from now on, which have lines of the shared memory."""
+        loaded = self._grammars.get(command.grammar)
+        if loaded is not None and loaded.states is None:
+            lines, memory = slice(command.first, command.first + MOST_STATES), self._memory
             masks = memory.masks[memory.num_slots :][lines]
-            self._states = KnownStates(grammar, self._factory, masks, memory.after[lines])
-            self._first_line, self._search = first_line, self._states.explore()
+            loaded.states = KnownStates(loaded.grammar, self._factory, masks, memory.after[lines])
+            loaded.first_line, loaded.search = command.first, loaded.states.explore()
 
-    def _explore(self, grammar: Grammar) -> bool:
+    def _explore(self) -> bool:
         """Find out, one part of the work, what rows will need; true if there may be more."""
-        if self._states is not None:
-            return next(self._search, self) is not self
-        if self._num_answers >= self._next_wish:
-            self._next_wish = self._num_answers + _FEW_ANSWERS  # all lines may be others' now, and free later
-            if isinstance(grammar.shared, RegexMasks) and len(self._memory.after):
-                self._channel.send(WantLines())
+        for loaded in self._grammars.values():
+            if loaded.states is not None:
+                self._work_on(-loaded.number)
+                if next(loaded.search, self) is not self:
+                    self._work_on(0)
+                    return True
+            elif loaded.num_answers >= loaded.next_wish and isinstance(loaded.grammar.shared, RegexMasks):
+                loaded.next_wish = loaded.num_answers + _FEW_ANSWERS  # all lines may be others' now, and free later
+                if len(self._memory.after):
+                    self._channel.send(WantLines(loaded.number))
+        self._work_on(0)
         return False
-
-    def _taken_bytes(self) -> int:
-        return _most_resident_bytes() - self._first_bytes
 
 
 def _advance(matcher: GrammarMatcher, token_ids: Sequence[int]) -> None:
@@ -359,7 +415,7 @@ def _most_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _limit_cpu(cpu_s: int | None) -> None:
+def limit_cpu(cpu_s: int | None) -> None:
     """Have the kernel end this process after `cpu_s` more seconds of processor time; None removes the limit."""
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     soft = hard

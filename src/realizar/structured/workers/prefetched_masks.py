@@ -1,4 +1,4 @@
-"""`ForeseenMasks`: the masks of rows that need no question, as what may follow is known already. numpy only."""
+"""`PrefetchedMasks`: the masks of rows that need no request, as what may follow is known already. numpy only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from realizar.structured.workers.mask_memory import MaskMemory
 NO_LINE = -1
 
 
-class ForeseenMasks:
+class PrefetchedMasks:
     """Rows whose next token is certain, and rows in a known state of their grammar.
 
-    What a grammar's process has written is only looked up within the bounds of the memory: a wrong state can spoil its
+    What a worker has written is only looked up within the bounds of the memory: a wrong state can spoil its
     own rows alone. Rows are looked at one by one, by their slot: an operation of numpy costs more than a few of them.
     """
 

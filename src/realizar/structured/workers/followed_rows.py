@@ -1,0 +1,94 @@
+"""`FollowedGrammar`, `FollowedRow`: the engine process's records of a grammar and its rows."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from realizar.outputs import ErrorCause
+from realizar.sampling_params import StructuredOutput
+from realizar.structured.workers.worker import Worker
+
+NO_LINES = -1
+"""In place of a first line."""
+
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(eq=False, slots=True)
+class FollowedGrammar:
+    """A grammar that has been compiled once.
+
+    Attributes:
+        memory_bytes: memory that compiling it and its masks have taken, in one worker.
+        number: its name in messages.
+        holders: clients of the requests that use it or will use it, by request id.
+        num_rows: number of rows that follow it.
+        retired: True if no new row may follow it. is_dropped: True once none does and none will.
+        compiled_in: a worker that has compiled it and that nobody uses yet.
+        copies: workers that have it.
+        is_alone: True if it has a worker of its own: it takes long, or has ended another one.
+        num_failed_loads: workers that have ended one after the other while they compiled it.
+        num_late: workers of its own that took too long.
+        is_condemned: True once one of its rows has ended its worker twice.
+        refusal: the reason and cause for which no row may follow it any more.
+        first_line: of its known states in the shared memory, or NO_LINES.
+    """
+
+    structured: StructuredOutput
+    memory_bytes: int = 0
+    number: int = field(default_factory=lambda: next(_NUMBERS))
+    holders: dict[str, str] = field(default_factory=dict)
+    num_rows: int = 0
+    retired: bool = False
+    is_dropped: bool = False
+    compiled_in: Worker | None = None
+    copies: int = 0
+    is_alone: bool = False
+    num_failed_loads: int = 0
+    num_late: int = 0
+    is_condemned: bool = False
+    refusal: tuple[str, ErrorCause] | None = None
+    first_line: int = NO_LINES
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it uses, in all workers."""
+        return self.memory_bytes * max(self.copies, 1)
+
+    @property
+    def idle(self) -> bool:
+        """True if no request needs it."""
+        return not self.holders and not self.num_rows
+
+
+@dataclass(eq=False, slots=True)
+class FollowedRow:
+    """The state of one row in its grammar.
+
+    Attributes:
+        slot: its slot in the shared memory.
+        output: all chosen ids, after `num_begun` ids that were there before the first choice.
+        worker: the worker that follows it, under the name `key`.
+        drafts: proposed next tokens that its last request names.
+        error: the reason why the row can't go on, or None.
+        cause: cause of the error: `request` is the grammar, `engine` the machine or the program.
+        closed: True once it has ended; its slot may be in use still.
+        died_at: its length when its worker died of it, or -1. died_of: the cause of that.
+        waited_at: its length when its worker died last while it was asked. num_waits: so often at that length.
+    """
+
+    slot: int
+    grammar: FollowedGrammar
+    output: list[int]
+    num_begun: int = 0
+    worker: Worker | None = None
+    key: int = 0
+    drafts: tuple[int, ...] = ()
+    error: str | None = None
+    cause: ErrorCause = "request"
+    closed: bool = False
+    died_at: int = -1
+    died_of: ErrorCause = "request"
+    waited_at: int = -1
+    num_waits: int = 0

@@ -1,0 +1,298 @@
+"""`WorkerPool`: the workers that follow rows, which grammar is loaded where, and which worker gets a row."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+
+from realizar.structured.grammar_tokens import Encode as Encoder
+from realizar.structured.regex_states import MOST_STATES
+from realizar.structured.workers.channel import ChannelError
+from realizar.structured.workers.followed_rows import NO_LINES, FollowedGrammar, FollowedRow
+from realizar.structured.workers.mask_memory import MOST_WORKERS, MaskMemory
+from realizar.structured.workers.messages import (
+    Drop,
+    Dropped,
+    Encode,
+    Explore,
+    FromWorker,
+    Heavy,
+    Load,
+    Loaded,
+    Look,
+    Refused,
+    Stuck,
+    WantLines,
+)
+from realizar.structured.workers.server_handle import ServerError, ServerHandle, Servers
+from realizar.structured.workers.worker import Worker, WorkerDiedError, WorkerLimits
+
+_LOOKS = 20  # at the clock, in the time in which a worker must get on
+_SLACK = 2  # more rows that a worker has which has the grammar already
+
+Event = tuple[Worker, "Stuck | Refused | Heavy | WorkerDiedError"]
+
+
+class WorkerFactory:
+    """Makes workers. Thread-safe.
+
+    Args:
+        servers: has the fork server that starts them.
+        encode: see `Worker`.
+    """
+
+    def __init__(self, servers: Servers, memory: MaskMemory, encode: Encoder | None) -> None:
+        self.servers, self.memory, self._encode = servers, memory, encode
+        self._free = deque(range(MOST_WORKERS))  # a place is used again as late as can be
+
+    def new(self, memory_bytes: int, *, may_wait: bool) -> Worker | None:
+        """Make a worker; None while the fork server is being started, unless that may be waited for.
+
+        Raises:
+            ServerError: that can't be.
+        """
+        server = self.servers.running() if may_wait else self.servers.now()
+        if server is None:
+            return None
+        try:
+            return self._forked(server, memory_bytes)
+        except ServerError:
+            if server.alive:
+                raise
+        return self._forked(self.servers.running(), memory_bytes) if may_wait else None
+
+    def _forked(self, server: ServerHandle, memory_bytes: int) -> Worker:
+        try:
+            place = self._free.popleft()
+        except IndexError:
+            raise ServerError(f"there are {MOST_WORKERS} processes") from None
+        memory = self.memory
+        memory.working[place] = memory.progress[place] = memory.sleeping[place] = 0
+        try:
+            return Worker(server, place, memory_bytes, self._encode)
+        except ServerError:
+            self._free.append(place)
+            raise
+
+    def end(self, worker: Worker) -> None:
+        """End a worker without waiting."""
+        worker.close()
+        self._free.append(worker.place)
+
+
+class WorkerPool:
+    """Workers that grammars share, as many as the limits say, and those of grammars that have one of their own.
+
+    A grammar is compiled once in every worker that follows its rows. Not thread-safe, but for `drop`.
+
+    Attributes:
+        grammars: those that workers have, by number.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, factory: WorkerFactory, limits: WorkerLimits) -> None:
+        self._factory, self._limits = factory, limits
+        self.clock: Callable[[], float] = time.monotonic
+        self._memory = factory.memory
+        self._workers: dict[int, Worker] = {}  # by descriptor
+        self._ended: list[Worker] = []  # whose channel has ended, and whose end is not explained yet
+        self.grammars: dict[int, FollowedGrammar] = {}
+        self._poll = select.poll()
+        self._free_lines = list(range(0, len(self._memory.after), MOST_STATES))
+        self._dropped: deque[FollowedGrammar] = deque()
+        self._looked_s = self.clock()
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Those that are alive, or were a moment ago."""
+        return list(self._workers.values())
+
+    def place(self, row: FollowedRow) -> Worker | None:
+        """The worker that is to follow a row, with its grammar; None while there is none.
+
+        Raises:
+            ServerError: there can't be one.
+        """
+        worker, grammar = row.worker, row.grammar
+        if grammar.compiled_in is not None:
+            self.grammars[grammar.number] = grammar
+            worker_of_it, grammar.compiled_in = grammar.compiled_in, None
+            self._watch(worker_of_it)
+        fitting, most = self._fitting(grammar), 1 if grammar.is_alone else self._limits.most_workers
+        best = min(fitting, key=lambda each: _cost(each, grammar), default=None)
+        if best is None or (len(fitting) < most and _cost(best, grammar) > _SLACK):
+            try:
+                best = self._new(grammar) or best
+            except ServerError:
+                if best is None:
+                    raise
+        if best is None:
+            return None
+        if worker in fitting and len(worker.slots) <= len(best.slots) + _SLACK:
+            return worker
+        if grammar.number not in best.grammars:
+            self.grammars[grammar.number] = grammar
+            best.grammars.add(grammar.number)
+            grammar.copies += 1
+            best.num_loading += 1
+            structured = grammar.structured
+            best.post(Load(grammar.number, structured.kind, structured.value, self._limits.compile_cpu_s))
+        return best
+
+    def wake(self, workers: set[Worker]) -> None:
+        """Wake those that sleep."""
+        for worker in workers:
+            if self._memory.sleeping[worker.place]:
+                worker.post(Look())
+
+    def drop(self, grammar: FollowedGrammar) -> None:
+        """No row will follow a grammar any more. Any thread may call this."""
+        self._dropped.append(grammar)
+
+    def poll(self) -> tuple[list[Event], bool]:
+        """What workers tell and how they end, and whether there was anything. Waits for nothing."""
+        events = list[Event]()
+        ready = self._poll.poll(0)
+        for descriptor, _ in ready:
+            events += self._receive(self._workers[descriptor])
+        for worker in self._ended[:]:
+            if (death := worker.death()) is not None:
+                self._ended.remove(worker)
+                self._forget(worker)
+                events.append((worker, death))
+        while self._dropped:
+            self._unload(self._dropped.popleft())
+        now_s = self.clock()
+        if now_s >= self._looked_s + min(self._limits.stall_s, self._limits.step_s) / _LOOKS:
+            self._look(now_s - self._looked_s)
+            self._looked_s = now_s
+        return events, bool(ready or events)
+
+    def close(self) -> None:
+        """End all workers. Idempotent."""
+        while self._dropped:
+            self._unload(self._dropped.popleft())
+        for worker in (*self._workers.values(), *self._ended):
+            self._factory.end(worker)
+        self._workers.clear()
+        self._ended.clear()
+
+    def _fitting(self, grammar: FollowedGrammar) -> list[Worker]:
+        """Workers that may follow rows of a grammar."""
+        owner = grammar.number if grammar.is_alone else 0
+        return [each for each in self._workers.values() if each.owner == owner and not each.is_doomed]
+
+    def _new(self, grammar: FollowedGrammar) -> Worker | None:
+        """One more worker for a grammar; None while the fork server is being started. Raises ServerError."""
+        memory_bytes = self._limits.memory_bytes + (0 if grammar.is_alone else self._limits.total_bytes)
+        worker = self._factory.new(memory_bytes, may_wait=False)
+        if worker is not None:
+            worker.owner = grammar.number if grammar.is_alone else 0
+            self._watch(worker)
+        return worker
+
+    def _watch(self, worker: Worker) -> None:
+        self._workers[worker.fileno()] = worker
+        self._poll.register(worker.fileno(), select.POLLIN)
+
+    def _receive(self, worker: Worker) -> list[Event]:
+        """Take in what a worker has sent."""
+        events = list[Event]()
+        try:
+            while (record := worker.receive_now()) is not None:
+                events += self._note(worker, record)
+        except ChannelError:
+            del self._workers[worker.fileno()]
+            self._poll.unregister(worker.fileno())
+            worker.is_doomed = True
+            self._ended.append(worker)
+        return events
+
+    def _note(self, worker: Worker, record: FromWorker) -> list[Event]:
+        if isinstance(record, Stuck):
+            return [(worker, record)]
+        grammar = None if isinstance(record, Encode) else self.grammars.get(record.grammar)
+        if grammar is None:
+            return []
+        if isinstance(record, Heavy):
+            grammar.memory_bytes += record.memory_bytes
+            return [(worker, record)]
+        if isinstance(record, Loaded):
+            worker.num_loading -= 1
+            grammar.num_failed_loads = 0
+        elif isinstance(record, Refused):
+            worker.num_loading -= 1
+            worker.grammars.discard(record.grammar)
+            self._release(worker, grammar)
+            return [(worker, record)]
+        elif isinstance(record, Dropped):
+            worker.grammars.discard(record.grammar)
+            self._release(worker, grammar)
+        elif isinstance(record, WantLines):
+            self._give_lines(worker, grammar)
+        return []
+
+    def _give_lines(self, worker: Worker, grammar: FollowedGrammar) -> None:
+        """Give a grammar lines for its known states, if some are free. All its workers share them."""
+        if grammar.first_line == NO_LINES and self._free_lines and not grammar.is_dropped:
+            grammar.first_line = self._free_lines.pop()
+        if grammar.first_line != NO_LINES:
+            worker.post(Explore(grammar.number, grammar.first_line))
+
+    def _unload(self, grammar: FollowedGrammar) -> None:
+        """Forget a grammar that no row will follow."""
+        grammar.is_dropped = True
+        if grammar.compiled_in is not None:
+            self._factory.end(grammar.compiled_in)
+        for worker in self._workers.values():
+            if worker.owner == grammar.number:
+                worker.is_doomed = worker.is_dismissed = True
+                worker.kill()
+            elif grammar.number in worker.grammars:
+                worker.post(Drop(grammar.number))
+        self._forget_dropped(grammar)
+
+    def _release(self, worker: Worker, grammar: FollowedGrammar) -> None:
+        """A worker has a grammar no more."""
+        grammar.copies -= 1
+        self._forget_dropped(grammar)
+
+    def _forget_dropped(self, grammar: FollowedGrammar) -> None:
+        """Forget a grammar that is dropped once no worker has it, or writes to its lines."""
+        if not grammar.is_dropped or grammar.copies:
+            return
+        self.grammars.pop(grammar.number, None)
+        if grammar.first_line != NO_LINES:
+            self._free_lines.append(grammar.first_line)
+            grammar.first_line = NO_LINES
+
+    def _forget(self, worker: Worker) -> None:
+        """A worker has ended."""
+        for number in worker.grammars:
+            self._release(worker, self.grammars[number])
+        self._factory.end(worker)
+
+    def _look(self, elapsed_s: float) -> None:
+        """End the workers that have not got on with anything in time."""
+        memory, limits = self._memory, self._limits
+        for worker in self._workers.values():
+            worker.flush()
+            worker.take_answers()
+            progress = int(memory.progress[worker.place])
+            slots = list(worker.slots)
+            has_work = worker.num_loading > 0 or bool((memory.asked[slots] != memory.answered[slots]).any())
+            if progress != worker.progress or not has_work or worker.is_doomed:
+                worker.progress, worker.stalled_s = progress, 0.0
+                continue
+            limit_s = limits.stall_s
+            if worker.owner:
+                limit_s = limits.compile_s if worker.num_loading else limits.step_s
+            worker.stalled_s += min(elapsed_s, limit_s / 4)  # this thread may have been away for some time
+            if worker.stalled_s >= limit_s:
+                worker.end_late(limit_s)
+
+
+def _cost(worker: Worker, grammar: FollowedGrammar) -> int:
+    return len(worker.slots) + (0 if grammar.number in worker.grammars else _SLACK)
