@@ -14,6 +14,7 @@ RealizarError
 ├── KernelError             a device kernel that can't be compiled, loaded or launched
 ├── StepError               a kernel failed in a step: its requests ended, and others may run
 ├── DeviceLostError         the device's context is unusable: a new process is needed
+│   └── CaptureLostError    it became so while graphs were captured: the new process can go without them
 ├── RequestFailedError      the model or the program failed on one request; others go on
 ├── QueueFullError          the queue is full; try again after `retry_after_s`
 └── EngineDeadError         the engine stopped; every open request gets this one
@@ -104,6 +105,10 @@ class StepError(RealizarError):
 
 class DeviceLostError(RealizarError):
     """The device's context is unusable: a new process is needed."""
+
+
+class CaptureLostError(DeviceLostError):
+    """The device's context was lost while graphs were captured: a new process can go without them."""
 
 
 class RequestFailedError(RealizarError):

@@ -17,7 +17,7 @@ from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.core.fetching import measure_fetching
 from realizar.engine.fetch_speed import keep_speed
-from realizar.errors import CapacityError, DeviceLostError, KernelError
+from realizar.errors import CapacityError, CaptureLostError, DeviceLostError, KernelError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.hub.pull import resolve
 from realizar.models.spec import ModelSpec
@@ -50,6 +50,7 @@ def load_core(
     progress: LoadProgress | None = None,
     tokenizer: Tokenizer | None = None,
     may_sleep: bool = False,
+    may_restart: bool = False,
 ) -> EngineCore:
     """Load a checkpoint's weights into a backend and make an engine for it. Only grammars need the vocabulary.
 
@@ -59,6 +60,8 @@ def load_core(
         tokenizer: the model's; None reads it from the checkpoint for the first grammar.
         progress: callback with the name of the running stage and the share that is done, 0 to 1.
         may_sleep: True to load it so that `EngineCore.sleep` can give a GPU's memory back.
+        may_restart: True where another process, without graphs, follows one whose device is lost while they are
+            captured: the CPU then does not take its place.
 
     Raises:
         UnsupportedModelError: the model can't run here.
@@ -66,7 +69,7 @@ def load_core(
         CapacityError: the model does not fit into memory.
         KernelError, DeviceLostError: the GPU's kernels fail, and nothing takes their place.
     """
-    backend, spec, resolved = _load_backend(checkpoint, config, progress, may_sleep=may_sleep)
+    backend, spec, resolved = _load_backend(checkpoint, config, progress, may_sleep=may_sleep, may_restart=may_restart)
     try:
         new_grammars = partial(_new_grammars, checkpoint, spec.vocab_size, tokenizer, resolved)
         core = EngineCore(backend, spec, resolved, policy=policy, new_grammars=new_grammars)
@@ -80,7 +83,7 @@ def load_core(
 
 
 def _load_backend(
-    checkpoint: Checkpoint, config: EngineConfig, progress: LoadProgress | None, *, may_sleep: bool
+    checkpoint: Checkpoint, config: EngineConfig, progress: LoadProgress | None, *, may_sleep: bool, may_restart: bool
 ) -> tuple[Backend, ModelSpec, ResolvedConfig]:
     """A backend with the model on it; that of the CPU where the device is `auto` and a GPU's kernels fail."""
     spec, resolved = resolve_model(checkpoint, config)
@@ -92,8 +95,10 @@ def _load_backend(
         backend.shutdown()
         if config.device != "auto" or not isinstance(error, KernelError | DeviceLostError) or not runs_on_cpu(spec):
             raise
+        if may_restart and config.graphs and isinstance(error, CaptureLostError):
+            raise
         _LOG.warning("the model runs on the CPU, as its kernels fail on %s: %s", resolved.chosen.label, error)
-    return _load_backend(checkpoint, replace(config, device="cpu"), progress, may_sleep=False)
+    return _load_backend(checkpoint, replace(config, device="cpu"), progress, may_sleep=False, may_restart=False)
 
 
 def _new_grammars(
@@ -109,7 +114,7 @@ def _new_grammars(
 
 
 def load_fitting_core(
-    checkpoint: Checkpoint, config: EngineConfig, *, progress: LoadProgress | None = None
+    checkpoint: Checkpoint, config: EngineConfig, *, progress: LoadProgress | None = None, may_restart: bool = False
 ) -> EngineCore:
     """Load with the model's own context, or the largest half, quarter and so on of it that fits into memory.
 
@@ -120,13 +125,14 @@ def load_fitting_core(
     """
     length = fitting_context(checkpoint, config)
     try:
-        return load_core(checkpoint, replace(config, context_length=length), progress=progress)
+        return load_core(checkpoint, replace(config, context_length=length), progress=progress, may_restart=may_restart)
     except CapacityError as error:
         if length // 2 < _SHORTEST_CONTEXT:
             raise
         reason = str(error)  # the error itself would keep what was loaded
     _LOG.warning("the planned context of %d tokens does not fit; %d tokens are tried: %s", length, length // 2, reason)
-    return load_core(checkpoint, replace(config, context_length=length // 2), progress=progress)
+    shorter = replace(config, context_length=length // 2)
+    return load_core(checkpoint, shorter, progress=progress, may_restart=may_restart)
 
 
 def fitting_context(checkpoint: Checkpoint, config: EngineConfig) -> int:

@@ -160,6 +160,18 @@ def test_deaths_while_nothing_is_open_end_the_server() -> None:
     run(main())
 
 
+def test_an_engine_without_graphs_follows_one_that_captures_lost(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with running(dies="capture") as engine:
+            await answers(engine, [1, 2, 3])
+            assert engine.num_restarts == 0
+
+    run(main())
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "the GPU's context is lost; another engine is started without graphs"
+    ]
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the state of a process is read from /proc")
 def test_a_stopped_engine_differs_from_a_slow_one() -> None:
     """Long before the questions that a slow one may leave open are used up."""

@@ -16,6 +16,7 @@ from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_experts import ExpertsBinder
 from realizar.backends.cuda.bind_shared import SharedBinder, shared_floats
 from realizar.backends.cuda.device import DeviceProfile, free_bytes
+from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
@@ -48,6 +49,7 @@ from realizar.backends.loaded_capacity import loaded_capacity
 from realizar.backends.program import Program, build_program
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.errors import CaptureLostError, DeviceLostError
 from realizar.models.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
@@ -320,15 +322,22 @@ def _capture(
     space: Workspace, graphs: GraphRunner, finisher: StepFinisher, decodes: Sequence[StepShape], capture: bool,
     progress: LoadProgress,
 ) -> None:  # fmt: skip
-    """Capture the graphs, which are freed again where that fails; without `capture` their steps are compiled alone."""
+    """Capture the graphs, which are freed again where that fails; without `capture` their steps are compiled alone.
+
+    Raises:
+        CaptureLostError: the context is lost meanwhile.
+    """
     stage = "capturing graphs" if capture else "compiling steps"
     shapes = [*decodes, *chunk_shapes(space.arrays.sizes)]
     try:
         graphs.prepare(shapes, lambda share: progress(stage, share), capture=capture)
         if capture:
             finisher.capture()
-    except BaseException:
+    except BaseException as error:
         graphs.close()
+        ours = translate(error) or error if isinstance(error, Exception) else error
+        if capture and isinstance(ours, DeviceLostError):
+            raise CaptureLostError(f"{ours} (while graphs were captured: --no-graphs does without)") from error
         raise
 
 

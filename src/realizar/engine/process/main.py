@@ -37,9 +37,9 @@ def load_model(load: Load, progress: LoadProgress) -> EngineCore:
     """Load a model's core on this machine's backend; raises the same errors as `load_core`."""
     checkpoint, config = find_checkpoint(load.model), load.config
     if load.fit_context and config.context_length is None:
-        core = load_fitting_core(checkpoint, config, progress=progress)
+        core = load_fitting_core(checkpoint, config, progress=progress, may_restart=True)
     else:
-        core = load_core(checkpoint, config, progress=progress, may_sleep=load.may_sleep)
+        core = load_core(checkpoint, config, progress=progress, may_sleep=load.may_sleep, may_restart=True)
     progress("reading the vocabulary", 1.0)
     core.read_vocabulary()  # at the first grammar this would delay all requests by a second or more
     gc.collect()

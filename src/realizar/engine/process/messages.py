@@ -286,6 +286,7 @@ _PLAIN: dict[str, type[errors.RealizarError]] = {
         errors.HubError,
         errors.UnknownModelError,
         errors.CapacityError,
+        errors.CaptureLostError,
         errors.EngineDeadError,
         errors.StepError,
         errors.RequestFailedError,

@@ -8,13 +8,16 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+
+import msgspec
 
 from realizar.checkpoint.model_files import ModelFiles
 from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.process.child import ChildEnd, EngineChild, LivenessPolicy
 from realizar.engine.process.messages import Command, Event, Load, Ready, Sleep, Wake
 from realizar.engine.process.transport import FrameError
-from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
+from realizar.errors import CaptureLostError, EngineDeadError, InvalidRequestError, RealizarError
 
 _LOG = logging.getLogger(__name__)
 ENGINE_COMMAND = (sys.executable, "-m", "realizar.engine.process.main")
@@ -27,7 +30,8 @@ class ProcessLink:
     After an engine was once ready, such a report is a fault of the model's files: another engine is started when they
     change, or after a delay. Every other end is a crash. Crashes while requests are open, or were just aborted, are
     attributed to these requests and never end the server. Several other crashes in a row end it. An engine that ends
-    asleep is not replaced: another one would take memory that others have by now.
+    asleep is not replaced: another one would take memory that others have by now. One whose device is lost while graphs
+    are captured is followed by one without graphs.
 
     Args:
         load: the model and its configuration.
@@ -88,6 +92,8 @@ class ProcessLink:
         while True:
             before = None if self._files is None else self._files.signature()
             end = await self._run_one(listener)
+            if await self._goes_without_graphs(end):
+                continue
             touched = self._files is not None and self._files.signature() != before
             fault = await self._fault(end) if self._was_ready else None
             if end.ready_s is not None and end.ready_s >= self._liveness.steady_s:
@@ -113,6 +119,17 @@ class ProcessLink:
                 fault = await self._file_fault()
             if fault is not None:
                 await self._wait_for_files(listener, fault, delay_s)
+
+    async def _goes_without_graphs(self, end: ChildEnd) -> bool:
+        """True if an engine was lost in capturing graphs: the next one, and all after it, have none."""
+        config = self._load.config
+        if not isinstance(end.error, CaptureLostError) or not config.graphs:
+            return False
+        _LOG.warning("%s%s; another engine is started without graphs", self._prefix, end.error)
+        self._load = msgspec.structs.replace(self._load, config=replace(config, graphs=False))
+        if self._child is not None:
+            await self._child.reap()
+        return True
 
     async def _file_fault(self) -> str | None:
         """A visible fault of the model's files, or None. The check runs on a thread, as file systems may be slow."""
