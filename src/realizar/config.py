@@ -57,6 +57,8 @@ class EngineConfig:
             matmul, far more than all else here. It can't be combined with batch_invariant.
         graphs: on a GPU, true captures the steps of fixed shapes as graphs at load. Otherwise the host launches each
             kernel of a step, and small steps wait for the host.
+        device_check: true compares a GPU with the CPU on small models, where no verdict on its card, driver and kernels
+            is kept, and goes without the kernels that it gets wrong. False trusts it.
         threads: CPU threads, at most 1,024: they wait for each other in loops, and a mistyped number would stop the
             machine. None takes the physical cores, or fewer if a control group limits the processor's time.
         kv_cache_dtype: element type of the KV cache; `auto` is f16 on the CPU and bf16 on CUDA, and f32 on the CPU for
@@ -110,6 +112,7 @@ class EngineConfig:
     batch_invariant: bool = False
     fp8_copies: bool = False
     graphs: bool = True
+    device_check: bool = True
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

@@ -3,7 +3,8 @@
 Read `base.py` first: `Backend` is the whole seam between the engine and a device. Then `program.py`, which turns a
 `ModelSpec` into blocks, the form in which both backends bind a model to their kernels. `select.py` chooses the backend
 and the device (`devices.py`); `resolved_config.py` fills in what a configuration leaves open. `cpu/` and `cuda/` are
-the two backends, and `supported.py` has each refuse the kinds of layers that it does not run.
+the two backends, and `supported.py` has each refuse the kinds of layers that it does not run. `verdict/` finds out
+whether a GPU computes what the CPU does.
 
 Both share the other modules. `memory_plan.py` and `kv_blocks.py` compute memory from a file's header, within the
 limits that `machine.py` and `cgroup.py` find. `parts.py`, `inspection.py`, `step_values.py` and `bandwidth.py` serve

@@ -9,6 +9,10 @@ LoadProgress: TypeAlias = Callable[[str, float], None]
 """Called with the stage of a load, such as `loading weights`, and the share of it that is done, 0 to 1."""
 
 
+def no_progress(_what: str, _share: float) -> None:
+    """For those that nobody watches."""
+
+
 def report_weights(total_bytes: int, progress: LoadProgress) -> Callable[[int], None]:
     """A function to call with the bytes of each matrix that is loaded; it reports the share of all."""
     done_bytes = 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from realizar.backends.base import Backend
 from realizar.backends.devices import THE_CPU, ChosenDevice
 from realizar.backends.inspection import InspectedBackend
-from realizar.backends.load_progress import LoadProgress
+from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import ResolvedConfig, resolve_config
 from realizar.backends.supported import Supported
@@ -27,6 +27,7 @@ from realizar.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from realizar.backends.cuda.cards import Card
+    from realizar.backends.cuda.device import DeviceProfile
 
 _LOG = logging.getLogger(__name__)
 
@@ -139,22 +140,27 @@ def resolve_model(
     return spec, resolve_config(spec, config, chosen, float32_weights=float32_weights)
 
 
-def make_backend(device: ChosenDevice, progress: LoadProgress | None = None, *, may_sleep: bool = False) -> Backend:
+def make_backend(
+    device: ChosenDevice, progress: LoadProgress | None = None, *, may_sleep: bool = False,
+    compared_for: tuple[ModelSpec, Checkpoint] | None = None,
+) -> Backend:  # fmt: skip
     """A backend, not loaded yet; compilers are imported here and not before.
 
     Args:
         progress: called with what loading does, and the share done, 0 to 1.
         may_sleep: True if the backend is to be a `Sleeps`; only a GPU has memory of its own to give back.
+        compared_for: a model with whose kinds of layers a GPU must compute what the CPU does: it is compared where no
+            verdict is kept, and goes without the kernels that it gets wrong. None trusts the GPU.
 
     Raises:
         CapacityError: the GPU can't be opened.
         UnsupportedModelError: the CPU is to sleep.
+        KernelError, DeviceLostError: as of `verdict.apply.trusted`.
     """
     if device.kind == "cuda":
-        from realizar.backends.cuda.device import open_device
         from realizar.backends.cuda.runner import CUDABackend
 
-        return CUDABackend(progress, open_device(device.index), may_sleep=may_sleep)
+        return CUDABackend(progress, _open_gpu(device, progress, compared_for), may_sleep=may_sleep)
     if may_sleep:
         raise UnsupportedModelError("a model on the CPU can't sleep: its weights are in the host's memory already")
     with _reporting_compilation(progress):
@@ -163,17 +169,48 @@ def make_backend(device: ChosenDevice, progress: LoadProgress | None = None, *, 
     return CPUBackend(progress)
 
 
-def make_inspected_backend(device: ChosenDevice, progress: LoadProgress | None = None) -> InspectedBackend:
+def make_inspected_backend(
+    device: ChosenDevice, progress: LoadProgress | None = None,
+    compared_for: tuple[ModelSpec, Checkpoint] | None = None,
+) -> InspectedBackend:  # fmt: skip
     """A backend as of `make_backend` whose steps can be taken apart."""
     if device.kind == "cuda":
-        from realizar.backends.cuda.device import open_device
         from realizar.backends.cuda.inspection.backend import InspectedCUDABackend
 
-        return InspectedCUDABackend(progress, open_device(device.index))
+        return InspectedCUDABackend(progress, _open_gpu(device, progress, compared_for))
     with _reporting_compilation(progress):
         from realizar.backends.cpu.inspection.backend import InspectedCPUBackend
 
     return InspectedCPUBackend(progress)
+
+
+def _open_gpu(
+    device: ChosenDevice, progress: LoadProgress | None, compared_for: tuple[ModelSpec, Checkpoint] | None
+) -> DeviceProfile:
+    from realizar.backends.cuda.device import open_device
+
+    opened = open_device(device.index)
+    if compared_for is None:
+        return opened
+    from realizar.backends.verdict.apply import trusted
+    from realizar.backends.verdict.small_models import small_models_like
+
+    return trusted(opened, device.label, small_models_like(*compared_for), progress or no_progress)
+
+
+def compare_with_cpu(device: ChosenDevice) -> str | None:
+    """Compare a GPU with the CPU by a small model of each kind, and keep the verdicts.
+
+    Returns:
+        None; or where it differs, and what runs in the place of kernels that it gets wrong.
+
+    Raises:
+        KernelError, DeviceLostError, CapacityError: as of `verdict.apply.trusted`.
+    """
+    from realizar.backends.cuda.device import open_device
+    from realizar.backends.verdict.apply import compared_anew
+
+    return compared_anew(open_device(device.index), device.label)
 
 
 def _reporting_compilation(progress: LoadProgress | None) -> AbstractContextManager[None]:

@@ -104,7 +104,8 @@ def profile_step(
     most = work.batch * work.tokens
     needed = replace(config, context_length=length, max_running=work.batch, max_step_tokens=most)
     spec, resolved = resolve_model(checkpoint, needed)
-    backend = make_inspected_backend(resolved.chosen, progress)
+    compared_for = (spec, checkpoint) if config.device_check else None
+    backend = make_inspected_backend(resolved.chosen, progress, compared_for)
     try:
         backend.load(spec, checkpoint, resolved)
         step = one_step(backend.capacity(), work)

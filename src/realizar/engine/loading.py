@@ -67,7 +67,8 @@ def load_core(
         UnsupportedModelError: the model can't run here.
         CheckpointError: a tensor is missing, unknown or of the wrong shape.
         CapacityError: the model does not fit into memory.
-        KernelError, DeviceLostError: the GPU's kernels fail, and nothing takes their place.
+        KernelError, DeviceLostError: the GPU's kernels fail or compute something else than the CPU, and nothing takes
+            their place.
     """
     backend, spec, resolved = _load_backend(checkpoint, config, progress, may_sleep=may_sleep, may_restart=may_restart)
     try:
@@ -87,12 +88,15 @@ def _load_backend(
 ) -> tuple[Backend, ModelSpec, ResolvedConfig]:
     """A backend with the model on it; that of the CPU where the device is `auto` and a GPU's kernels fail."""
     spec, resolved = resolve_model(checkpoint, config)
-    backend = make_backend(resolved.chosen, progress, may_sleep=may_sleep)
+    backend: Backend | None = None
+    compared_for = (spec, checkpoint) if config.device_check else None
     try:
+        backend = make_backend(resolved.chosen, progress, may_sleep=may_sleep, compared_for=compared_for)
         backend.load(spec, checkpoint, resolved)
         return backend, spec, resolved
     except BaseException as error:
-        backend.shutdown()
+        if backend is not None:
+            backend.shutdown()
         if config.device != "auto" or not isinstance(error, KernelError | DeviceLostError) or not runs_on_cpu(spec):
             raise
         if may_restart and config.graphs and isinstance(error, CaptureLostError):

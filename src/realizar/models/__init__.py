@@ -12,5 +12,5 @@ Read in this order:
    the names, `multimodal.py` finds the text model inside a larger one, and `next_token.py` the blocks that are not run.
 5. `check_tensors.py`: the tensors of a spec are exactly those of its checkpoint. `shard.py` cuts a spec for ranks.
 6. `parameters.py` counts parameters, `pooling.py` is the pooling of an embedding model, and `ranking.py`
-   the head of a reranker.
+   the head of a reranker. `generated/` has models of random weights.
 """

@@ -17,8 +17,8 @@ from realizar.config import DEFAULT_ROWS, DEFAULT_STEP_TOKENS, QUEUED_PER_ROW, E
 from realizar.errors import InvalidRequestError
 
 ENGINE = [
-    "device", "batch-invariant", "fp8-copies", "threads", "no-graphs", "kv-cache-dtype", "expert-used-count",
-    "instruction-set",
+    "device", "batch-invariant", "fp8-copies", "threads", "no-graphs", "no-device-check", "kv-cache-dtype",
+    "expert-used-count", "instruction-set",
 ]  # fmt: skip
 BATCHING = ["max-running", "max-queued", "max-step-tokens", "kv-cache-bytes", "no-prefix-cache", "speculative-tokens"]
 COMMANDS = {
@@ -58,7 +58,8 @@ def test_every_command_has_the_options_with_the_help_of_serve(command: str, help
 def test_every_field_of_the_options_reaches_the_configuration() -> None:
     """Every option gets a value that is not the default; an option's name may differ from its field's."""
     given: dict[str, Any] = {
-        "device": "cuda:1", "batch_invariant": True, "threads": 3, "no_graphs": True, "kv_cache_dtype": "int8",
+        "device": "cuda:1", "batch_invariant": True, "threads": 3, "no_graphs": True, "no_device_check": True,
+        "kv_cache_dtype": "int8",
         "instruction_set": "portable", "context_length": 77, "expert_used_count": 3,
     }  # fmt: skip
     batching: dict[str, Any] = {
@@ -69,7 +70,7 @@ def test_every_field_of_the_options_reaches_the_configuration() -> None:
     assert {field.name for field in fields(BatchingOptions)} == {*batching}
     config = BatchingOptions(**batching).config(EngineOptions(**given).config())
     assert config == EngineConfig(
-        device="cuda:1", batch_invariant=True, threads=3, graphs=False, kv_cache_dtype="int8",
+        device="cuda:1", batch_invariant=True, threads=3, graphs=False, device_check=False, kv_cache_dtype="int8",
         instruction_set="portable", context_length=77, expert_used_count=3, max_running=5, max_step_tokens=40,
         kv_cache_bytes=9, prefix_cache=False, speculative_tokens=2, host_snapshot_bytes=8,
     )  # fmt: skip

@@ -2,10 +2,11 @@
 
 `dies`: `loading` exits, `silent` never says a word, `refuses` says it can't load, `capture` loses its device while it
 captures graphs, `step` fails at the tenth step, `frame` sends bytes that are no frame, `hangs` never ends its tenth
-step, `poison` is killed by a request whose prompt holds 77. `holds`: a file that is written when a step has `rows` rows (8 by default), which then waits until the file
-is gone. `slow`: a file; while it is there a step takes longer. `loads`: a file that is written when the engine begins
-to load, which then waits until the file is gone. `model`: a file that must be whole to be loaded. `spawns`: a file
-whose lines are the engines started; with `mends`, only the first one dies or holds.
+step, `poison` is killed by a request whose prompt holds 77. `holds`: a file that is written when a step has `rows` rows
+(8 by default), which then waits until the file is gone. `slow`: a file; while it is there a step takes longer. `loads`:
+a file that is written when the engine begins to load, which then waits until the file is gone. `model`: a file that
+must be whole to be loaded. `spawns`: a file whose lines are the engines started; with `mends`, only the first one dies
+or holds.
 """
 
 from __future__ import annotations

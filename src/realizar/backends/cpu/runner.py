@@ -26,7 +26,7 @@ from realizar.backends.cpu.mean_pool import MeanPool
 from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.sampling.step_sampler import Pooled, StepSampler
 from realizar.backends.cpu.supported import SUPPORTED
-from realizar.backends.load_progress import LoadProgress
+from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
 from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, ScheduledRow, StepOutput, StepRows
@@ -79,7 +79,7 @@ class CPUBackend:
     """
 
     def __init__(self, progress: LoadProgress | None = None) -> None:
-        self._progress = progress or (lambda _what, _share: None)
+        self._progress = progress or no_progress
         self._pools: dict[int, MeanPool] = {}
         self._last: NDArray[np.int32] = np.zeros(0, np.int32)  # by row: its last choice, 0 where it has none
         self._pending: CPUStep | None = None

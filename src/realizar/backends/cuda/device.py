@@ -20,12 +20,12 @@ SLOWER: Mapping[Family, str] = {
     "epilogues": "activations and residual adds are kernels of their own",
     "wgmma": "mma.sync multiplies",
     "mat-vec": "tensor cores multiply few tokens, too",
-    "matmuls": "Triton multiplies, and slowly",
     "repack": "the host packs the weights",
     "attention": "Triton attends",
     "sampling": "the host samples, and slowly",
+    "matmuls": "Triton multiplies, and slowly",
 }
-"""What runs in the place of a family's kernels."""
+"""What runs in the place of a family's kernels; the least loss comes first, and the matmuls, which are many, last."""
 
 _EPILOGUE = re.compile(r"(matvec|wgmma)_.*_(residual|silu|gelu|gelu_tanh|clamped|relu_squared)_tokens\d+")
 _NAMES: tuple[tuple[Family, re.Pattern[str]], ...] = (

@@ -22,7 +22,7 @@ from realizar.backends.cuda.sleep.load_memory import LoadMemory, SleepingMemory
 from realizar.backends.cuda.step import CUDAStep, WantedTokens, wanted_tokens
 from realizar.backends.cuda.step_arrays import StepShape, count_decodes, tiles_of
 from realizar.backends.cuda.supported import SUPPORTED
-from realizar.backends.load_progress import LoadProgress
+from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.parts import cached_tokens_read
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import OpenedRow
@@ -51,7 +51,7 @@ class CUDABackend:
         *,
         may_sleep: bool = False,
     ) -> None:
-        self._progress = progress or (lambda _what, _share: None)
+        self._progress = progress or no_progress
         self._device = device
         self._may_sleep = may_sleep
         self._memory = LoadMemory()

@@ -51,8 +51,8 @@ def doctor_command(*, replicas: _Replicas = None, verbose: Verbose = False, as_j
         _check("a random model runs", partial(_run_random_model, "cpu")),
     ]
     for device in [gpu["device"] for gpu in facts["gpus"] if gpu["fault"] is None]:
-        checks.append(_check(f"a random model runs on {device}", partial(_run_random_model, device)))
         checks.append(_check(f"{device} computes what the CPU does", partial(_compare_with_cpu, device)))
+        checks.append(_check(f"a random model runs on {device}", partial(_run_random_model, device)))
     if as_json:
         print(json.dumps({**facts, "checks": checks}))
     else:
@@ -167,9 +167,11 @@ def _run_random_model(device: str) -> None:
 
 
 def _compare_with_cpu(device: str) -> None:
-    from realizar.bench.step_values import compare_with_cpu
+    from realizar.backends.select import choose_device, compare_with_cpu
 
-    compare_with_cpu(device)
+    difference = compare_with_cpu(choose_device(device))
+    if difference is not None:
+        raise DoctorError(difference)
 
 
 def _gpu_lines(facts: dict[str, Any], packages: str) -> list[str]:

@@ -34,6 +34,7 @@ class BackendOptions:
         fp8_copies: on a GPU, use FP8 from 128 tokens a step on: about 3.7 % error a matmul, and a byte more a weight.
         threads: CPU threads; default the physical cores, or fewer where a control group limits the processor's time.
         no_graphs: on a GPU, launch every kernel by itself instead of capturing steps as graphs.
+        no_device_check: trust a GPU without comparing it with the CPU at its first load, and whatever came of that.
         kv_cache_dtype: element type of the KV cache.
         expert_used_count: experts that a token goes through in each layer, which changes answers; default the model's.
         instruction_set: CPU instruction set to force; `realizar doctor` lists them.
@@ -44,6 +45,7 @@ class BackendOptions:
     fp8_copies: bool = False
     threads: Annotated[MaybeInteger, Parameter(name=("--threads", "-t"))] = None
     no_graphs: bool = False
+    no_device_check: bool = False
     kv_cache_dtype: Annotated[KVCacheDType, Parameter(name="--kv-cache-dtype")] = _DEFAULTS.kv_cache_dtype
     expert_used_count: MaybeInteger = None
     instruction_set: str | None = None
@@ -59,6 +61,7 @@ class BackendOptions:
             batch_invariant=self.batch_invariant,
             fp8_copies=self.fp8_copies,
             graphs=not self.no_graphs,
+            device_check=not self.no_device_check,
             threads=self.threads,
             kv_cache_dtype=self.kv_cache_dtype,
             expert_used_count=self.expert_used_count,

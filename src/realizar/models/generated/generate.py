@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,14 @@ _OF_SMALL_BLOCKS = {GGMLType.Q4_K: GGMLType.Q5_0, GGMLType.Q5_K: GGMLType.Q5_1, 
 _WHOLE_FILE: dict[FileType, GGMLType] = {"q8_0": GGMLType.Q8_0, "f16": GGMLType.F16, "bf16": GGMLType.BF16}
 
 _HYBRIDS = (*QWEN, *CONVOLUTIONS)
-_GPT_OSS_KEYS: dict[str, Any] = {
-    "attention.sliding_window": 128,
-    "rope.scaling.type": "yarn",
-    "rope.scaling.factor": 32.0,
-    "rope.scaling.original_context_length": 4096,
+_KEYS: dict[str, dict[str, Any]] = {
+    "gpt-oss": {
+        "attention.sliding_window": 128,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 32.0,
+        "rope.scaling.original_context_length": 4096,
+    },
+    "gemma3": {"attention.sliding_window": 40},
 }
 
 
@@ -71,13 +74,33 @@ def generated_header(shape_name: str) -> Checkpoint:
         shape_name: a key of `SHAPES`.
     """
     shape, file_type = SHAPES[shape_name], file_type_of(shape_name)
-    path, nothing = Path(f"{shape_name}-{file_type}.gguf"), np.zeros(0, np.uint8)
-    tensors = _tensors(shape, file_type, 0)
-    stored = {}
-    for each in tensors:
-        data = nothing if callable(each.data) else np.asarray(each.data).view(np.uint8)
-        stored[each.name] = StoredTensor(each.name, each.ggml_type, each.shape, data, path, 0)
-    return Checkpoint(path, "gguf", _metadata(shape, shape_name, file_type), stored)
+    nothing = np.zeros(0, np.uint8)
+    data = ((each, nothing if callable(each.data) else each.data) for each in _tensors(shape, file_type, 0))
+    return _checkpoint(shape_name, file_type, data)
+
+
+def generated_checkpoint(shape_name: str, file_type: FileType | GGMLType, embedding_std: float) -> Checkpoint:
+    """The file that `generate_gguf` writes, in memory.
+
+    Args:
+        shape_name: a key of `SHAPES`.
+        embedding_std: standard deviation of the embedding's weights.
+    """
+    tensors = _tensors(SHAPES[shape_name], file_type, 0, embedding_std=embedding_std)
+    return _checkpoint(
+        shape_name, file_type, ((each, each.data() if callable(each.data) else each.data) for each in tensors)
+    )
+
+
+def _checkpoint(
+    shape_name: str, file_type: FileType | GGMLType, tensors: Iterable[tuple[NewTensor, NDArray[np.generic]]]
+) -> Checkpoint:
+    path = Path(f"{shape_name}-{file_type}.gguf")
+    stored = {
+        each.name: StoredTensor(each.name, each.ggml_type, each.shape, data.reshape(-1).view(np.uint8), path, 0)
+        for each, data in tensors
+    }
+    return Checkpoint(path, "gguf", _metadata(SHAPES[shape_name], shape_name, file_type), stored)
 
 
 def file_type_of(shape_name: str) -> FileType:
@@ -126,16 +149,24 @@ def _metadata(shape: Shape, name: str, file_type: FileType | GGMLType) -> dict[s
         metadata |= {f"{arch}.expert_count": shape.num_experts, f"{arch}.expert_used_count": shape.experts_per_token}
     if arch in ("qwen3moe", "gpt-oss", "qwen35moe", "lfm2moe"):
         metadata[f"{arch}.expert_feed_forward_length"] = shape.expert_size
-    own = _GPT_OSS_KEYS if arch == "gpt-oss" else gemma4_keys(shape) if arch == "gemma4" else {}
-    if arch in _HYBRIDS:
-        own = hybrid_keys(shape)
-    metadata |= {f"{arch}.{key}": value for key, value in own.items()}
+    metadata |= {f"{arch}.{key}": value for key, value in _own_keys(shape).items()}
     if not isinstance(file_type, GGMLType):
         metadata["general.file_type"] = _FILE_TYPE_IDS[file_type]
     return metadata
 
 
-def _tensors(shape: Shape, file_type: FileType | GGMLType, seed: int, skew: float = 0.0) -> Iterator[NewTensor]:
+def _own_keys(shape: Shape) -> Mapping[str, Any]:
+    """An architecture's keys beside those of every shape, without its name."""
+    if shape.architecture in _HYBRIDS:
+        return hybrid_keys(shape)
+    if shape.architecture == "gemma4":
+        return gemma4_keys(shape)
+    return _KEYS.get(shape.architecture, {})
+
+
+def _tensors(
+    shape: Shape, file_type: FileType | GGMLType, seed: int, skew: float = 0.0, *, embedding_std: float | None = None
+) -> Iterator[NewTensor]:
     """All tensors of the file, in llama.cpp's order."""
 
     def matrix(
@@ -162,9 +193,9 @@ def _tensors(shape: Shape, file_type: FileType | GGMLType, seed: int, skew: floa
         return NewTensor(name, GGMLType.F32, (shape.num_experts, hidden), make)
 
     hidden = shape.hidden_size
-    embedding_std = _MIXTURE_EMBEDDING_STD if shape.num_experts else None
+    if embedding_std is None and shape.num_experts:
+        embedding_std = EMBEDDING_STD if shape.architecture == "gemma4" else _MIXTURE_EMBEDDING_STD
     if shape.architecture == "gemma4":
-        embedding_std = EMBEDDING_STD
         yield gemma4_rope_divisors(shape)
     yield matrix("token_embd.weight", shape.vocab_size, hidden, six_bits=shape.tied, std=embedding_std)
     for index in range(shape.num_layers):
@@ -201,7 +232,7 @@ def _layer(
         yield vector(prefix + "attn_q.bias", query_size, 0.0)
         yield vector(prefix + "attn_k.bias", kv_size, 0.0)
         yield vector(prefix + "attn_v.bias", kv_size, 0.0)
-    if shape.architecture in ("qwen3", "qwen3moe", "olmoe"):
+    if shape.architecture in ("qwen3", "qwen3moe", "olmoe", "gemma3"):
         per_head = shape.architecture != "olmoe"
         yield vector(prefix + "attn_q_norm.weight", shape.head_size if per_head else query_size, 1.0)
         yield vector(prefix + "attn_k_norm.weight", shape.head_size if per_head else kv_size, 1.0)
@@ -209,6 +240,9 @@ def _layer(
     if is_gpt_oss:
         yield vector(prefix + "attn_output.bias", hidden, 0.0)
         yield vector(prefix + "attn_sinks.weight", shape.num_heads, 1.0)
+    if shape.architecture == "gemma3":
+        yield vector(prefix + "post_attention_norm.weight", hidden, 1.0)
+        yield vector(prefix + "post_ffw_norm.weight", hidden, 1.0)
     yield vector(prefix + ("post_attention_norm.weight" if is_gpt_oss else "ffn_norm.weight"), hidden, 1.0)
     if shape.num_experts:
         count, wide = shape.num_experts, shape.expert_size

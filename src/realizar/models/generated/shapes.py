@@ -23,7 +23,18 @@ class Shape:
     """
 
     architecture: Literal[
-        "llama", "qwen2", "qwen3", "qwen3moe", "olmoe", "gpt-oss", "gemma4", "qwen35", "qwen35moe", "lfm2", "lfm2moe"
+        "llama",
+        "qwen2",
+        "qwen3",
+        "qwen3moe",
+        "olmoe",
+        "gpt-oss",
+        "gemma3",
+        "gemma4",
+        "qwen35",
+        "qwen35moe",
+        "lfm2",
+        "lfm2moe",
     ]
     num_layers: int
     hidden_size: int
@@ -75,9 +86,11 @@ SHAPES: dict[str, Shape] = {
         attention_layers=(2, 6, 10, 14, 18, 21), dense_layers=2,
     ),
     "tiny": Shape("llama", 2, 256, 512, 4, 2, 64, 512, False, 1e4, 1e-5, 2048),
+    "small": Shape("llama", 2, 2048, 2048, 8, 2, 64, 512, False, 1e4, 1e-5, 2048),
+    "tiny-window": Shape("gemma3", 2, 256, 512, 4, 2, 64, 512, True, 1e6, 1e-6, 2048),
     "tiny-moe": Shape("qwen3moe", 2, 256, 512, 4, 2, 64, 512, False, 1e6, 1e-6, 2048, 8, 2, 256),
     "tiny-delta": Shape("qwen35", 4, 256, 512, 2, 1, 128, 512, False, 1e7, 1e-6, 2048, key_heads=1, value_heads=2),
     "tiny-convolution": Shape("lfm2", 3, 256, 512, 4, 2, 64, 512, True, 1e6, 1e-5, 2048, attention_layers=(1,)),
 }  # fmt: skip
 """Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-1.5B, Qwen3-0.6B, Qwen3-30B-A3B, OLMoE-1B-7B, gpt-oss-20b and -120b, Gemma 4
-26B-A4B, Qwen3.5-0.8B, Qwen3.6-27B and 35B-A3B, LFM2-1.2B and 8B-A1B, and four for tests."""
+26B-A4B, Qwen3.5-0.8B, Qwen3.6-27B and 35B-A3B, LFM2-1.2B and 8B-A1B, and six small ones to try a device out."""

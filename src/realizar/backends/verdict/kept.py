@@ -1,0 +1,98 @@
+"""Verdicts in the user's cache: a file for each card, driver and set of kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from realizar.backends.cuda.device import SLOWER, DeviceProfile
+from realizar.backends.verdict.judge import Verdict
+from realizar.errors import HubError
+from realizar.hub.folders import user_cache
+
+_LOG = logging.getLogger(__name__)
+_PACKAGES = ("torch", "triton", "cuda-bindings", "nvidia-cuda-nvrtc")
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def known_verdicts(device: DeviceProfile) -> dict[str, Verdict]:
+    """Verdicts on a card, by the small model; none of a file that can't be read, or is not whole."""
+    try:
+        found: dict[str, dict[str, Any]] = json.loads(_file(device).read_text(encoding="utf-8"))
+        return {model: _read(kept) for model, kept in found.items()}
+    except (OSError, HubError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def keep_verdicts(device: DeviceProfile, verdicts: Mapping[str, Verdict]) -> None:
+    """Keep verdicts on a card, where there is a cache that can be written."""
+    kept = {
+        model: {"fault": each.fault, "without": sorted(each.without), "hopeless": each.hopeless}
+        for model, each in verdicts.items()
+    }
+    try:
+        file = _file(device)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written = file.with_suffix(f".{os.getpid()}")
+        written.write_text(json.dumps(kept), encoding="utf-8")
+        written.replace(file)
+    except (OSError, HubError) as error:
+        _LOG.warning("verdicts on %s are not kept: %s", device.name, error)
+
+
+def _read(kept: Mapping[str, Any]) -> Verdict:
+    """Raises KeyError, TypeError or ValueError where it is none."""
+    fault, without, hopeless = kept["fault"], frozenset(kept["without"]), kept["hopeless"]
+    if not (fault is None or isinstance(fault, str)) or not without <= set(SLOWER) or not isinstance(hopeless, bool):
+        raise ValueError("no verdict")
+    return Verdict(fault, without, hopeless)
+
+
+def _file(device: DeviceProfile) -> Path:
+    card = f"{device.name} {device.capability} {device.processors} {device.shared_bytes}"
+    name = hashlib.sha256(f"{card}\n{_driver()}\n{_kernels()}".encode()).hexdigest()[:32]
+    return user_cache() / "verdicts" / f"{name}.json"
+
+
+@cache
+def _driver() -> str:
+    """What is known of the driver."""
+    try:
+        return _DRIVER.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    except OSError:
+        return ""
+
+
+@cache
+def _kernels() -> str:
+    """A hash of the GPU backend's sources, and the versions of what compiles them."""
+    made = hashlib.sha256(" ".join(map(_version, _PACKAGES)).encode())
+    for text in _sources(resources.files("realizar.backends.cuda")):
+        made.update(text)
+    return made.hexdigest()
+
+
+def _sources(folder: Traversable) -> list[bytes]:
+    found = []
+    for each in sorted(folder.iterdir(), key=lambda each: each.name):
+        if each.is_dir():
+            found += _sources(each)
+        elif each.name.endswith((".py", ".cu", ".json")):
+            found.append(each.read_bytes())
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return package

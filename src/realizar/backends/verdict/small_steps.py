@@ -1,0 +1,125 @@
+"""The steps that a small model is taken through: prompts in chunks, decodes of several rows and of one. numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.backends.base import Backend, ForwardInput
+from realizar.batch import LogprobQuery, OpenedRow, RowOutput, ScheduledRow, StepRows
+from realizar.config import EngineConfig
+from realizar.errors import RequestFailedError
+from realizar.outputs import TokenLogprobs
+from realizar.sampling_params import SamplingParams
+
+_ROWS, _GREEDY_ROWS, _ROW_TOKENS = 8, 3, 128
+_DECODES = tuple((row, 1) for row in range(_ROWS))
+STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
+    ((0, 70), (1, 9)),
+    ((0, 40), (1, 1), (2, 33), *((row, 17) for row in range(_GREEDY_ROWS, _ROWS))),
+    *(_DECODES,) * 3,
+    *(_DECODES[:1],) * 2,
+)
+"""Of each step its rows, and how many tokens each takes."""
+CONFIG = EngineConfig(
+    context_length=_ROW_TOKENS, max_running=_ROWS, max_step_tokens=192, kv_cache_bytes=64 << 20, host_snapshot_bytes=0,
+    graphs=False,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a backend gave.
+
+    Attributes:
+        logprobs: float64 [tokens, vocab], after each token of each step.
+        greedy: of rows that take the most probable id, index in `logprobs` and choice: int64 [choices, 2].
+        drawn: choices of the other rows: int64 [choices].
+    """
+
+    logprobs: NDArray[np.float64]
+    greedy: NDArray[np.int64]
+    drawn: NDArray[np.int64]
+
+
+def run_small_steps(backend: Backend, vocab: int) -> Seen:
+    """Take a backend that a small model is loaded in through `STEPS`. Tokens are given, whatever is chosen.
+
+    Raises:
+        RequestFailedError: a row failed. Others as of `Backend.submit`.
+    """
+    tokens = row_tokens(vocab)
+    computed = [0] * _ROWS
+    lines: list[NDArray[np.float64]] = []
+    greedy: list[tuple[int, int]] = []
+    drawn: list[int] = []
+    for parts in STEPS:
+        rows = []
+        for row, count in parts:
+            first = computed[row]
+            if not first:
+                history = tuple(tokens[row, :count].tolist())
+                backend.open(OpenedRow(row, row, _sampling(row, vocab), history, count, 0))
+            computed[row] += count
+            queries = tuple(LogprobQuery(index, None, vocab) for index in range(count)) if count > 1 else ()
+            ids = tuple(tokens[row, first : computed[row]].tolist())
+            rows.append(ScheduledRow(row, row, ids, first, True, queries))
+        found = backend.submit(_step(backend, rows)).result()
+        for (row, _), output in zip(parts, found.rows, strict=True):
+            lines.extend(_distribution(each, vocab) for each in _logprobs(output))
+            if row < _GREEDY_ROWS:
+                greedy.append((len(lines) - 1, output.token_ids[0]))
+            else:
+                drawn.append(output.token_ids[0])
+    for row in range(_ROWS):
+        backend.close(row)
+    return Seen(np.stack(lines), np.array(greedy, np.int64), np.array(drawn, np.int64))
+
+
+def row_tokens(vocab: int) -> NDArray[np.int64]:
+    """Ids of each row's tokens, all that it could have: int64 [rows, tokens]."""
+    numbers = np.arange(_ROWS * _ROW_TOKENS, dtype=np.int64).reshape(_ROWS, _ROW_TOKENS)
+    return (numbers * 40503 + 1) * 2654435761 % (1 << 32) * vocab >> 32
+
+
+def _sampling(row: int, vocab: int) -> SamplingParams:
+    """The first rows take the most probable id; the others draw, each in another way."""
+    if row < _GREEDY_ROWS:
+        return SamplingParams(temperature=0.0, logprobs=vocab)
+    odd = row % 2
+    return SamplingParams(
+        temperature=0.8, seed=row, logprobs=vocab, top_k=40 if odd else 0, top_p=0.9 if row % 3 else 1.0,
+        min_p=0.0 if odd else 0.1,
+    )  # fmt: skip
+
+
+def _logprobs(output: RowOutput) -> Sequence[TokenLogprobs]:
+    """Those after each of a row's tokens."""
+    if output.error is not None:
+        raise RequestFailedError(output.error.message)
+    return output.queried or output.logprobs
+
+
+def _distribution(found: TokenLogprobs, vocab: int) -> NDArray[np.float64]:
+    values = np.full(vocab, np.nan)
+    ids, logprobs = zip(*found.top, strict=True)
+    values[list(ids)] = logprobs
+    return values
+
+
+def _step(backend: Backend, rows: Sequence[ScheduledRow]) -> ForwardInput:
+    """A step whose rows have blocks of their own in each cache group."""
+    capacity = backend.capacity()
+    size, per_row = capacity.block_size, -(-_ROW_TOKENS // capacity.block_size)
+    if min(capacity.num_blocks) < _ROWS * per_row:
+        raise RuntimeError(f"{min(capacity.num_blocks)} blocks for {_ROWS} rows of {per_row}")
+    table = np.array([[row.row * per_row + place for place in range(per_row)] for row in rows], np.int32)
+    places = [np.arange(row.num_computed_tokens, row.num_context_tokens, dtype=np.int32) for row in rows]
+    slots = np.concatenate(
+        [blocks[each // size] * size + each % size for blocks, each in zip(table, places, strict=True)]
+    ).astype(np.int32)
+    groups = len(capacity.num_blocks)
+    return ForwardInput(StepRows.of(rows), np.concatenate(places), (slots,) * groups, (table,) * groups)
