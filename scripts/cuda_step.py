@@ -30,10 +30,10 @@ def step_ms(backend: CUDABackend, rows: int, context: int) -> float:
     for row in range(rows):
         backend.open(OpenedRow(row, row, SamplingParams(temperature=0.0), (1,), 1, 0))
     backend.submit(step).result()
-    shape = backend._shape(step)
-    if not backend.model.graphs.replay(shape):
+    kind = backend._kind(step)
+    if not backend.model.graphs.replay(kind):
         raise SystemExit(f"{rows} rows have no graph")
-    ms = median_ms(lambda: [backend.model.graphs.replay(shape) for _ in range(REPLAYS)], ROUNDS) / REPLAYS
+    ms = median_ms(lambda: [backend.model.graphs.replay(kind) for _ in range(REPLAYS)], ROUNDS) / REPLAYS
     for row in range(rows):
         backend.close(row)
     return ms

@@ -25,13 +25,14 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.device import interpreter_device
+from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.sampling.ends import OutputEnds
 from realizar.backends.cuda.sampling.logprobs import PendingLogprobs
 from realizar.backends.cuda.sampling.results import NOT_REACHED, PendingResult, TakeIn
 from realizar.backends.cuda.sampling.step_sampler import RowLogprobs
 from realizar.backends.cuda.shapes import padded_rows, step_sizes
 from realizar.backends.cuda.step import CUDAStep, wanted_tokens
-from realizar.backends.cuda.step_arrays import StepArrays, StepShape, count_decodes, tiles_of
+from realizar.backends.cuda.step_arrays import StepArrays, count_decodes, tiles_of
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import resolve_model
@@ -107,11 +108,11 @@ class AtOnce:
             self._pending.start_choices()
         wanted, tiles = wanted_tokens(step), len(tiles_of(step, TILE))
         decodes = padded_rows(count_decodes(step), self._sizes.rows)
-        shape = StepShape(len(step.token_ids) if tiles else decodes, decodes, tiles)
+        kind = StepKind(len(step.token_ids) if tiles else decodes, decodes, tiles)
         if step.columns.only_decodes:
-            self._arrays.send(step, shape, step.columns.starts[:-1], step.columns.numbers)
+            self._arrays.send(step, kind, step.columns.starts[:-1], step.columns.numbers)
         else:
-            self._arrays.send(step, shape, wanted.tokens, step.columns.numbers[wanted.rows])
+            self._arrays.send(step, kind, wanted.tokens, step.columns.numbers[wanted.rows])
         answer = partial(_answer, logprobs=self._logprobs, take_in=self._take_in)
         self._pending = CUDAStep(step, wanted, answer, torch.device("cpu"))
         return self._pending

@@ -15,13 +15,14 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
+from realizar.backends.cuda.launch import StepKind  # noqa: E402
 from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers  # noqa: E402
 from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import ActivationFormat, MatmulConfig  # noqa: E402
 from realizar.backends.cuda.presence import gpu_listed  # noqa: E402
 from realizar.backends.cuda.shapes import padded_rows, padded_tokens, row_counts, token_counts  # noqa: E402
-from realizar.backends.cuda.step_arrays import StepArrays, StepShape, StepSizes, tiles_of  # noqa: E402
+from realizar.backends.cuda.step_arrays import StepArrays, StepSizes, tiles_of  # noqa: E402
 from realizar.backends.cuda.weights.pack import PackedMatrix  # noqa: E402
 from realizar.batch import FROM_PREVIOUS_STEP  # noqa: E402
 from realizar.quantization.ggml_layouts import Q8_0  # noqa: E402
@@ -58,21 +59,21 @@ def packed(rows: int, cols: int) -> PackedMatrix:
 def test_packed_matrices_run_in_one_grid(rows: int, kind: str) -> None:
     matmuls, buffers = ScriptedMatmuls(), ActivationBuffers(16, CPU)
     linear = MergedLinear([packed(64, 128), packed(32, 128)], None, interpreter_device(), matmuls)  # type: ignore[arg-type]
-    partials = torch.zeros(linear.splits(rows), rows, linear.width)
-    linear.launch(rows, lambda form: buffers.get(form, 128), partials)
+    partials = torch.zeros(linear.splits(StepKind(rows)), rows, linear.width)
+    linear.launch(StepKind(rows), lambda form: buffers.get(form, 128), partials)
     assert matmuls.launched == [(2, kind, (2, rows, 96), rows)]
-    assert len(linear.input_formats(rows)) == 1
+    assert len(linear.input_formats(StepKind(rows))) == 1
 
 
 def test_floats_beside_packed_matrices_fill_the_first_split() -> None:
     matmuls, buffers = ScriptedMatmuls(), ActivationBuffers(4, CPU)
     weights = torch.randn(24, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
     linear = MergedLinear([packed(8, 128), weights], None, interpreter_device(), matmuls)  # type: ignore[arg-type]
-    assert [form.kind for form in linear.input_formats(2)] == ["int8", "bf16"]
-    x = buffers.get(linear.input_formats(2)[1], 128)
+    assert [form.kind for form in linear.input_formats(StepKind(2))] == ["int8", "bf16"]
+    x = buffers.get(linear.input_formats(StepKind(2))[1], 128)
     x.values.copy_(torch.randn(x.values.shape, generator=torch.Generator().manual_seed(2)))
-    partials = torch.full((linear.splits(2), 2, 32), float("nan"))
-    linear.launch(2, lambda form: buffers.get(form, 128), partials)
+    partials = torch.full((linear.splits(StepKind(2)), 2, 32), float("nan"))
+    linear.launch(StepKind(2), lambda form: buffers.get(form, 128), partials)
     assert matmuls.launched == [(8, 0, 2)]
     expected = x.values[:2].float() @ weights.float().T
     assert torch.equal(partials.sum(dim=0)[:, 8:], expected)
@@ -104,7 +105,7 @@ def test_arrays_of_a_step() -> None:
     tiles = tiles_of(step, 8)
     assert tiles == [(3, 16), (3, 8), (3, 0)]
     arrays.clear()
-    arrays.send(step, StepShape(32, 4, len(tiles)), [0, 1, 21], [3, 2, 1])
+    arrays.send(step, StepKind(32, 4, len(tiles)), [0, 1, 21], [3, 2, 1])
     assert arrays["ids"][:32].tolist() == [*ids.tolist(), *[0] * 10]
     assert arrays["token_rows"][:3].tolist() == [3, 0, 0]
     assert arrays.slots(1)[:32].tolist() == [*slots[1].tolist(), *[-1] * 10]
@@ -132,24 +133,24 @@ def test_a_size_whose_capture_fails_runs_eagerly(
         is_gpu, torch_device = True, CPU
 
     runner = GraphRunner([], [], Space(), Device())  # type: ignore[arg-type]
-    decodes = [StepShape(rows, rows, 0) for rows in (1, 2, 4)]
-    chunks = [StepShape(16, 0, 8), StepShape(32, 8, 9), StepShape(64, 8, 10)]
-    captured: list[StepShape] = []
-    replayed: list[StepShape] = []
+    decodes = [StepKind(rows, rows, 0) for rows in (1, 2, 4)]
+    chunks = [StepKind(16, 0, 8), StepKind(32, 8, 9), StepKind(64, 8, 10)]
+    captured: list[StepKind] = []
+    replayed: list[StepKind] = []
 
-    def capture(shape: StepShape) -> Any:
-        captured.append(shape)
-        if shape in (decodes[1], chunks[1]):
+    def capture(kind: StepKind) -> Any:
+        captured.append(kind)
+        if kind in (decodes[1], chunks[1]):
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCUDA kernel errors")
-        return type("Graph", (), {"replay": lambda _self: replayed.append(shape)})()
+        return type("Graph", (), {"replay": lambda _self: replayed.append(kind)})()
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     monkeypatch.setattr(runner, "_capture", capture)
     epilogue_square_sums: list[float] = []
     runner.prepare(chunks + decodes, epilogue_square_sums.append)
     assert captured == decodes[::-1] + chunks[::-1]
-    assert [runner.replay(shape) for shape in decodes + chunks] == [True, False, True] * 2
-    assert not runner.replay(StepShape(8, 8, 0))
+    assert [runner.replay(kind) for kind in decodes + chunks] == [True, False, True] * 2
+    assert not runner.replay(StepKind(8, 8, 0))
     assert replayed == [decodes[0], decodes[2], chunks[0], chunks[2]]
     assert len(epilogue_square_sums) == 6
     assert epilogue_square_sums[-1] == 1.0

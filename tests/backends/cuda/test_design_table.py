@@ -25,7 +25,7 @@ from realizar.backends.cuda.device_errors import device_errors  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
 from realizar.backends.cuda.inspection.launch_times import time_launches  # noqa: E402
 from realizar.backends.cuda.kernel_sizes import decode_parts, fixed_parts, part_keys  # noqa: E402
-from realizar.backends.cuda.launch import Launch  # noqa: E402
+from realizar.backends.cuda.launch import Launch, StepKind  # noqa: E402
 from realizar.backends.cuda.layouts.fragments import fragment_format  # noqa: E402
 from realizar.backends.cuda.matmul.fp8_copies import FP8Copy  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers  # noqa: E402
@@ -33,7 +33,6 @@ from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import load_tuning  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
-from realizar.backends.cuda.step_arrays import StepShape  # noqa: E402
 from realizar.backends.cuda.weights.load import matrix_bytes  # noqa: E402
 from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
 from realizar.bench.profile import StepWork, one_step, open_rows  # noqa: E402
@@ -75,19 +74,19 @@ def all_is_run_before_it_is_captured(_runner: GPURunner) -> None:
 
     arrays = SimpleNamespace(clear=lambda: happened.append("clear"))
     device = DeviceProfile(torch.device("cuda", 0), "none", (9, 0), 1, 1)
-    launch = Launch("norm", lambda shape: happened.append(f"run {shape.tokens}"))
+    launch = Launch("norm", lambda kind: happened.append(f"run {kind.tokens}"))
     graphs = GraphRunner([launch], [], SimpleNamespace(arrays=arrays), device)  # type: ignore[arg-type]
 
-    def capture(shape: Any) -> Any:
-        happened.append(f"capture {shape.tokens}")
+    def capture(kind: Any) -> Any:
+        happened.append(f"capture {kind.tokens}")
         raise ValueError("no capture here")
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch.cuda, "synchronize", lambda _device: happened.append("wait"))
         patched.setattr(graphs, "_capture", capture)
-        graphs.prepare([StepShape(1, 1, 0), StepShape(2, 2, 0)], lambda _share: None)
+        graphs.prepare([StepKind(1, 1, 0), StepKind(2, 2, 0)], lambda _share: None)
     assert happened == ["clear", "run 2", "wait", "capture 2", "run 1", "wait", "capture 1"]
-    assert not graphs.replay(StepShape(1, 1, 0))
+    assert not graphs.replay(StepKind(1, 1, 0))
 
 
 def weights_are_packed_once_with_totals_and_errors_by_name(runner: GPURunner) -> None:
@@ -109,12 +108,13 @@ def one_matmul_takes_all_types_side_by_side(_runner: GPURunner) -> None:
     sources = [block_source(each, raw, rows, cols) for each, raw in zip(types, data, strict=True)]
     matrices = [pack_plain(source, DEVICE.torch_device) for source in sources]
     linear, buffers = MergedLinear(matrices, None, DEVICE, None), ActivationBuffers(tokens, DEVICE.torch_device)
-    (form,) = linear.input_formats(tokens)
+    kind = StepKind(tokens)
+    (form,) = linear.input_formats(kind)
     x = buffers.get(form, cols)
     x.values.copy_(torch.from_numpy(rng.standard_normal((tokens, cols)).astype(np.float32)))
     x.scales.fill_(1.0)
-    partials = torch.full((linear.splits(tokens), tokens, linear.width), float("nan"), device=DEVICE.torch_device)
-    linear.launch(tokens, lambda wanted: buffers.get(wanted, cols), partials)
+    partials = torch.full((linear.splits(kind), tokens, linear.width), float("nan"), device=DEVICE.torch_device)
+    linear.launch(kind, lambda wanted: buffers.get(wanted, cols), partials)
     weights = np.concatenate([source.dequantize() for source in sources])
     expected = x.values.double().cpu().numpy() @ weights.T.astype(np.float64)
     assert np.abs(partials.sum(dim=0).cpu().numpy() - expected).max() <= 2e-3 * np.abs(expected).max()
@@ -153,10 +153,10 @@ def one_packed_copy_serves_every_number_of_rows(_runner: GPURunner) -> None:
 def copies_in_fp8_serve_many_rows_where_asked_for(_runner: GPURunner) -> None:
     assert not EngineConfig().fp8_copies
     linear = MergedLinear([torch.zeros((16, 32), device=DEVICE.torch_device)], None, DEVICE, None)
-    (plain,) = linear.input_formats(128)
+    (plain,) = linear.input_formats(StepKind(128))
     codes = torch.zeros((16, 32)).to(torch.float8_e4m3fn)
     linear.copy = FP8Copy(codes, torch.ones(16), torch.float32)
-    assert [linear.input_formats(rows)[0].kind for rows in (1, 127, 128, 4096)] == [
+    assert [linear.input_formats(StepKind(rows))[0].kind for rows in (1, 127, 128, 4096)] == [
         plain.kind,
         plain.kind,
         "fp8",

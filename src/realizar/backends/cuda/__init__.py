@@ -4,9 +4,10 @@ A model is loaded once and stepped many times. Read in this order:
 
 1. `runner.py`: `CUDABackend` submits steps to a model, which `load.py` puts on the device as one `LoadedModel`.
 2. `step_arrays.py`: a step's integers at fixed addresses. `StepSizes` has the sizes of the largest step, for memory;
-   `StepShape` those of one step, for grids. `shapes.py` pads them to the few shapes that steps run in.
+   `StepKind` (`launch.py`) has those of one step, by which kernels, epilogues and graphs are chosen. `shapes.py`
+   pads them to few kinds.
 3. `bind.py`, `bind_experts.py`, `bind_shared.py`, `bind_beside.py`, `norms.py`: the program's blocks become a
-   list of launches (`launch.py`) over the buffers of `workspace.py`. `kernel_sizes.py` has the tiles, warps and splits
+   list of launches over the buffers of `workspace.py`. `kernel_sizes.py` has the tiles, warps and splits
    of the Triton kernels.
    `inputs/` has what comes before the blocks.
 4. `matmul/`, `attention/`: the two kinds of operations that take nearly all of a step's time.

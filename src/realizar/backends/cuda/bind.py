@@ -13,13 +13,12 @@ from realizar.backends.cuda.inputs.bind import InputsBinder
 from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks, whole_width
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
-from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.merging import Merger
 from realizar.backends.cuda.norms import Branch, Consumer, Folded, NormBinder, ResidualAdd
 from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
-from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import LOGIT_BLOCK, Workspace
 from realizar.backends.parts import block_name, inputs_part, join_part
@@ -75,7 +74,7 @@ class Binder:
         return launches
 
     def bind_tail(self, tail: Tail) -> list[Launch]:
-        """The launches of final norm, logits and choices, over the selected tokens; `shape.tokens` counts them."""
+        """The launches of final norm, logits and choices, over the selected tokens; `kind.tokens` counts them."""
         head = self._merger.merge((tail.head,))
         return [
             Launch("final norm", self._norms.bind_selected(tail.norm, head)),
@@ -159,7 +158,7 @@ class Binder:
         folded: Folded | None = None,
         consumer: MergedLinear | None = None,
         residual: ResidualAdd | None = None,
-    ) -> Callable[[StepShape], None]:
+    ) -> Callable[[StepKind], None]:
         """Return a function that starts a matmul, with the epilogue that it has for a number of tokens.
 
         Args:
@@ -175,62 +174,62 @@ class Binder:
         def inputs(input_format: InputFormat) -> ActivationBuffer:
             return buffers.normed(input_format, cols) if normed else buffers.get(input_format, cols, few)
 
-        def run(shape: StepShape) -> None:
-            tokens, norm = shape.tokens, folded(shape.tokens) if folded else None
-            if consumer is not None and linear.is_gated(tokens):
-                (input_format,) = consumer.input_formats(tokens)
-                linear.launch_gated(tokens, inputs, buffers.get(input_format, consumer.cols), norm)
-            elif residual is not None and linear.adds_residual(tokens):
-                linear.launch_residual(tokens, inputs, residual(tokens))
+        def run(kind: StepKind) -> None:
+            tokens, norm = kind.tokens, folded(kind) if folded else None
+            if consumer is not None and linear.is_gated(kind):
+                (input_format,) = consumer.input_formats(kind)
+                linear.launch_gated(kind, inputs, buffers.get(input_format, consumer.cols), norm)
+            elif residual is not None and linear.adds_residual(kind):
+                linear.launch_residual(kind, inputs, residual(kind))
             else:
-                partials = self._space.partials(linear.splits(tokens), tokens, linear.width)
-                linear.launch(tokens, inputs, partials, norm)
+                partials = self._space.partials(linear.splits(kind), tokens, linear.width)
+                linear.launch(kind, inputs, partials, norm)
 
         return run
 
     def _activate(
         self, feed_forward: FeedForward, up: MergedLinear, consumer: MergedLinear
-    ) -> Callable[[StepShape], None]:
+    ) -> Callable[[StepKind], None]:
         space = self._space
         width = feed_forward.up.out_features
         gated = feed_forward.gate is not None
         up_at = 64 if up.interleaved else width if gated else 0
 
-        def run(shape: StepShape) -> None:
-            if up.is_gated(shape.tokens):  # the matmul has activated already
+        def run(kind: StepKind) -> None:
+            if up.is_gated(kind):  # the matmul has activated already
                 return
-            splits = up.splits(shape.tokens)
-            partials = space.partials(splits, shape.tokens, up.width)
-            for input_format in consumer.input_formats(shape.tokens):
+            splits = up.splits(kind)
+            partials = space.partials(splits, kind.tokens, up.width)
+            for input_format in consumer.input_formats(kind):
                 target = space.activations.get(input_format, width)
-                cut = whole_width(width) if input_format.kind == "fp8" else activation_blocks(width, shape.tokens)
-                activate[(shape.tokens, cut.blocks)](
+                cut = whole_width(width) if input_format.kind == "fp8" else activation_blocks(width, kind.tokens)
+                activate[(kind.tokens, cut.blocks)](
                     partials, partials.stride(0), partials.stride(1), self._none if up.bias is None else up.bias,
                     up_at, width, *target.pointers(), *space.token_state, SPLITS=splits,
                     BIAS=up.bias is not None,
                     KIND=ACTIVATIONS[feed_forward.activation], GATED=gated, INTERLEAVED=up.interleaved,
-                    BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(shape.tokens),
+                    BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(kind),
                 )  # fmt: skip
 
         return run
 
-    def _choose(self, head: MergedLinear) -> Callable[[StepShape], None]:
+    def _choose(self, head: MergedLinear) -> Callable[[StepKind], None]:
         space, spec = self._space, self._spec
         blocks = space.block_tops.shape[1]
         padded_blocks = 1 << (blocks - 1).bit_length()
 
-        def run(shape: StepShape) -> None:
-            splits = head.splits(shape.tokens)
-            partials = space.partials(splits, shape.tokens, head.width)
-            finish_logits[(shape.tokens, blocks)](
+        def run(kind: StepKind) -> None:
+            splits = head.splits(kind)
+            partials = space.partials(splits, kind.tokens, head.width)
+            finish_logits[(kind.tokens, blocks)](
                 partials, partials.stride(0), partials.stride(1), self._none if head.bias is None else head.bias,
                 space.logits, spec.vocab_size, float(spec.logit_scale), float(spec.logit_soft_cap or 1.0),
                 space.block_tops, space.block_ids, blocks, spec.vocab_size, SPLITS=splits, BIAS=head.bias is not None,
-                SOFT_CAP=spec.logit_soft_cap is not None, BLOCK=LOGIT_BLOCK, **space.launching(shape.tokens),
+                SOFT_CAP=spec.logit_soft_cap is not None, BLOCK=LOGIT_BLOCK, **space.launching(kind),
             )  # fmt: skip
-            choose[(shape.tokens,)](
+            choose[(kind.tokens,)](
                 space.block_tops, space.block_ids, blocks, space.choices, space.arrays["selected_rows"], space.last,
-                BLOCKS=padded_blocks, **space.launching(shape.tokens),
+                BLOCKS=padded_blocks, **space.launching(kind),
             )  # fmt: skip
 
         return run

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from realizar.backends.cuda.bind_experts import ExpertsBinder
-from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.experts import ExpertsInput
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.norms import BesideOutput, Branch, NormBinder, Run
-from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.program import ExpertsBlock
 from realizar.models.spec import Experts
 
@@ -59,8 +58,8 @@ class BesideBinder:
     def _unless_routed(self, consumer: ExpertsInput, normalize: Run) -> Run:
         """The norm that the router's matmul reads: with few tokens its kernel reads the stream."""
 
-        def run(shape: StepShape) -> None:
-            if not consumer.is_routed(shape.tokens):
-                normalize(shape)
+        def run(kind: StepKind) -> None:
+            if not consumer.is_routed(kind):
+                normalize(kind)
 
         return run

@@ -12,7 +12,7 @@ from realizar.backends.cuda.bind_shared import SharedBinder
 from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.experts import choose_experts
-from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.experts import (
     FLOATS,
     ExpertMatmuls,
@@ -27,7 +27,6 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.routing import Router, RouterKernels
 from realizar.backends.cuda.norms import Folded, ResidualAdd, Run
-from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts, Stack, stack_bytes
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
@@ -178,13 +177,13 @@ class ExpertsBinder:
         """Scores: with few tokens, choices too."""
         space, router = self._space, consumer.router
 
-        def run(shape: StepShape) -> None:
-            if router is None or self._routers is None or not consumer.is_routed(shape.tokens):
-                score(shape)
+        def run(kind: StepKind) -> None:
+            if router is None or self._routers is None or not consumer.is_routed(kind):
+                score(kind)
                 return
-            scores = space.partials(1, shape.tokens, len(router.weights))
+            scores = space.partials(1, kind.tokens, len(router.weights))
             self._routers.launch(
-                router, space.hidden, space.arrays["header"], scores, space.chosen, space.expert_weights, shape.tokens
+                router, space.hidden, space.arrays["header"], scores, space.chosen, space.expert_weights, kind.tokens
             )
 
         return run
@@ -207,11 +206,11 @@ class ExpertsBinder:
         if shared == 2 and experts.shared_gate is not None:
             gate, gate_bias = self.shared.gate(experts.shared_gate)
 
-        def run(shape: StepShape) -> None:
-            if consumer.is_routed(shape.tokens):
+        def run(kind: StepKind) -> None:
+            if consumer.is_routed(kind):
                 return
-            scores = space.partials(router.splits(shape.tokens), shape.tokens, router.width)
-            choose_experts[(shape.tokens,)](
+            scores = space.partials(router.splits(kind), kind.tokens, router.width)
+            choose_experts[(kind.tokens,)](
                 scores, scores.stride(1), bias, selection, scales, space.arrays["header"], space.chosen,
                 space.expert_weights, float(experts.scale), count,
                 space.activations.normed(FLOATS, width).values if shared == 2 else self._none, gate,
@@ -221,7 +220,7 @@ class ExpertsBinder:
                 SIGMOID=experts.scoring == "sigmoid", SELECTION=selects is not None,
                 SCALED=experts.expert_scales is not None, NORMALIZED=experts.normalized,
                 SLOTS=triton.next_power_of_2(slots), BLOCK=triton.next_power_of_2(count), num_warps=1,
-                **space.launching(shape.tokens),
+                **space.launching(kind),
             )  # fmt: skip
 
         return run
@@ -233,16 +232,16 @@ class ExpertsBinder:
         assert isinstance(stack, PackedExperts)
         inputs = self._inputs_of(consumer)
 
-        def run(shape: StepShape) -> None:
-            if self._grouped is not None and consumer.is_grouped(shape.tokens):
-                source = inputs(self._grouped.input_format(shape.tokens), stack.in_features)
-                self._grouped.launch_gate_up(experts, matrices, source, pairs, shape.tokens)
+        def run(kind: StepKind) -> None:
+            if self._grouped is not None and consumer.is_grouped(kind):
+                source = inputs(self._grouped.input_format(kind.tokens), stack.in_features)
+                self._grouped.launch_gate_up(experts, matrices, source, pairs, kind.tokens)
                 return
             source = inputs(input_format(stack), stack.in_features)
             target = self._activated(experts)
-            norm = folded(shape.tokens) if folded else None
+            norm = folded(kind) if folded else None
             activation = gated_activation(experts)
-            self._matmuls.activate(stack, bias, activation, source, pairs, target, shape.tokens, norm)
+            self._matmuls.activate(stack, bias, activation, source, pairs, target, kind.tokens, norm)
 
         return run
 
@@ -257,10 +256,10 @@ class ExpertsBinder:
         inputs, space, parts = self._inputs_of(consumer), self._space, len(matrices.gate_up)
         width, stack, bias = 2 * experts.up.out_features // parts, matrices.gate_up[part], matrices.gate_up_biases[part]
 
-        def run(shape: StepShape) -> None:
+        def run(kind: StepKind) -> None:
             source = inputs(input_format(stack), experts.up.in_features)
-            out = space.partials(parts, shape.tokens * pairs.per_token, width)[part]
-            self._matmuls.multiply(stack, bias, source, pairs, out, shape.tokens)
+            out = space.partials(parts, kind.tokens * pairs.per_token, width)[part]
+            self._matmuls.multiply(stack, bias, source, pairs, out, kind.tokens)
 
         return run
 
@@ -269,14 +268,14 @@ class ExpertsBinder:
         interleaved = len(matrices.gate_up) == 1
         stride = 2 * width if interleaved else width
 
-        def run(shape: StepShape) -> None:
-            pairs = shape.tokens * experts.experts_per_token  # of stacks without a shared expert
-            target, cut = self._activated(experts), activation_blocks(width, shape.tokens)
+        def run(kind: StepKind) -> None:
+            pairs = kind.tokens * experts.experts_per_token  # of stacks without a shared expert
+            target, cut = self._activated(experts), activation_blocks(width, kind.tokens)
             activate[(pairs, cut.blocks)](
                 space.partial_sums, 0, stride, self._none, 64 if interleaved else pairs * width, width,
                 *target.pointers(), *space.token_state, SPLITS=1, BIAS=False,
                 KIND=ACTIVATIONS[gated_activation(experts)], GATED=True, INTERLEAVED=interleaved, BLOCK=cut.block,
-                num_warps=cut.warps, **target.constants(), **space.launching(shape.tokens),
+                num_warps=cut.warps, **target.constants(), **space.launching(kind),
             )  # fmt: skip
 
         return run
@@ -286,18 +285,18 @@ class ExpertsBinder:
     ) -> Run:  # fmt: skip
         space, stack, bias = self._space, matrices.down, matrices.down_bias
 
-        def run(shape: StepShape) -> None:
-            if added is not None and added.output.adds_residual(shape.tokens):
+        def run(kind: StepKind) -> None:
+            if added is not None and added.output.adds_residual(kind):
                 assert isinstance(stack, PackedExperts)
-                residual = added.residual(shape.tokens)
-                self._matmuls.add(stack, bias, self._activated(experts), pairs, residual, shape.tokens)
+                residual = added.residual(kind)
+                self._matmuls.add(stack, bias, self._activated(experts), pairs, residual, kind.tokens)
                 return
-            out = space.partials(1, shape.tokens * pairs.per_token, experts.down.out_features)[0]
-            if self._grouped is not None and consumer.is_grouped(shape.tokens):
-                self._grouped.launch_down(experts, matrices, pairs, out, shape.tokens)
+            out = space.partials(1, kind.tokens * pairs.per_token, experts.down.out_features)[0]
+            if self._grouped is not None and consumer.is_grouped(kind):
+                self._grouped.launch_down(experts, matrices, pairs, out, kind.tokens)
                 return
             source = self._activated(experts)
-            self._matmuls.multiply(stack, bias, source, pairs, out, shape.tokens, of_pairs=True)
+            self._matmuls.multiply(stack, bias, source, pairs, out, kind.tokens, of_pairs=True)
 
         return run
 

@@ -12,12 +12,11 @@ import torch
 from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, activation_blocks, whole_width
 from realizar.backends.cuda.kernels.activate import activate
 from realizar.backends.cuda.kernels.shared_expert import add_shared
-from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear, partial_floats
 from realizar.backends.cuda.matmul.merging import Merger
 from realizar.backends.cuda.norms import NORM_KINDS, Folded, Run
-from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.parts import SHARED_PART
@@ -99,13 +98,13 @@ class SharedBinder:
         def inputs(input_format: InputFormat) -> ActivationBuffer:
             return buffers.normed(input_format, first.cols)
 
-        def run(shape: StepShape) -> None:
-            tokens, norm = shape.tokens, folded(shape.tokens) if folded else None
-            if first.is_gated(tokens):
-                (input_format,) = last.input_formats(tokens)
-                first.launch_gated(tokens, inputs, buffers.shared(input_format, last.cols), norm)
+        def run(kind: StepKind) -> None:
+            tokens, norm = kind.tokens, folded(kind) if folded else None
+            if first.is_gated(kind):
+                (input_format,) = last.input_formats(kind)
+                first.launch_gated(kind, inputs, buffers.shared(input_format, last.cols), norm)
             else:
-                first.launch(tokens, inputs, space.partials(first.splits(tokens), tokens, first.width), norm)
+                first.launch(kind, inputs, space.partials(first.splits(kind), tokens, first.width), norm)
 
         return run
 
@@ -113,38 +112,39 @@ class SharedBinder:
         space, width, gated = self._space, part.up.out_features, part.gate is not None
         up_at = 64 if first.interleaved else width if gated else 0
 
-        def run(shape: StepShape) -> None:
-            tokens = shape.tokens
-            if first.is_gated(tokens):  # the matmul has activated already
+        def run(kind: StepKind) -> None:
+            tokens = kind.tokens
+            if first.is_gated(kind):  # the matmul has activated already
                 return
-            splits = first.splits(tokens)
+            splits = first.splits(kind)
             partials = space.partials(splits, tokens, first.width)
-            for input_format in last.input_formats(tokens):
+            for input_format in last.input_formats(kind):
                 target = space.activations.shared(input_format, width)
                 cut = whole_width(width) if input_format.kind == "fp8" else activation_blocks(width, tokens)
                 activate[(tokens, cut.blocks)](
                     partials, partials.stride(0), partials.stride(1), self._none if first.bias is None else first.bias,
                     up_at, width, *target.pointers(), *space.token_state, SPLITS=splits, BIAS=first.bias is not None,
                     KIND=ACTIVATIONS[part.activation], GATED=gated, INTERLEAVED=first.interleaved, BLOCK=cut.block,
-                    num_warps=cut.warps, **target.constants(), **space.launching(tokens),
+                    num_warps=cut.warps, **target.constants(), **space.launching(kind),
                 )  # fmt: skip
 
         return run
 
-    def partials(self, experts: Experts, tokens: int) -> torch.Tensor:
+    def partials(self, experts: Experts, kind: StepKind) -> torch.Tensor:
         """Sums of the last matmul: float32 [splits, tokens, width], behind the outputs of the step's pairs."""
         assert experts.shared is not None
         last = self.last(experts.shared)
-        first, splits = tokens * experts.experts_per_token * last.width, last.splits(tokens)
+        tokens, splits = kind.tokens, last.splits(kind)
+        first = tokens * experts.experts_per_token * last.width
         end = first + splits * tokens * last.width
         return self._space.partial_sums[first:end].view(splits, tokens, last.width)
 
     def _project(self, experts: Experts, last: MergedLinear) -> Run:
         shared = self._space.activations.shared
 
-        def run(shape: StepShape) -> None:
-            partials = self.partials(experts, shape.tokens)
-            last.launch(shape.tokens, lambda input_format: shared(input_format, last.cols), partials)
+        def run(kind: StepKind) -> None:
+            partials = self.partials(experts, kind)
+            last.launch(kind, lambda input_format: shared(input_format, last.cols), partials)
 
         return run
 
@@ -155,16 +155,16 @@ class SharedBinder:
         norm_bias = none if norm is None or norm.bias is None else self._weights.vector(norm.bias)
         rows, gate_bias = (none, None) if gate is None else self.gate(gate)
 
-        def run(shape: StepShape) -> None:
-            partials = self.partials(experts, shape.tokens)
-            add_shared[(shape.tokens,)](
+        def run(kind: StepKind) -> None:
+            partials = self.partials(experts, kind)
+            add_shared[(kind.tokens,)](
                 partials, partials.stride(0), partials.stride(1), none if last.bias is None else last.bias,
                 space.partial_sums[(per_token - 1) * width :], per_token * width, space.hidden, width, weight,
                 norm_bias, float(norm.eps) if norm else 0.0, rows, none if gate_bias is None else gate_bias, width,
                 SPLITS=partials.shape[0], BIAS=last.bias is not None, GATED=gate is not None,
                 GATE_BIAS=gate_bias is not None, NORM=NORM_KINDS[norm.kind] if norm else 0,
                 NORM_BIAS=bool(norm and norm.bias), BLOCK=cut.block, num_warps=cut.warps,
-                **space.launching(shape.tokens),
+                **space.launching(kind),
             )  # fmt: skip
 
         return run

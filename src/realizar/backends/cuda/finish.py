@@ -8,11 +8,10 @@ import torch
 
 from realizar.backends.cuda.device_errors import row_error
 from realizar.backends.cuda.graphs import GraphRunner
-from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.shapes import padded_rows, row_counts
 from realizar.backends.cuda.step import CUDAStep, Finished
-from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.workspace import Workspace
 from realizar.batch import ScheduledRow
 from realizar.outputs import RowError
@@ -51,7 +50,7 @@ class StepFinisher:
         """Compile what pooled rows start, for every number of them."""
         for rows in row_counts(self._space.arrays.sizes.selected):
             for launch in self._pool:
-                launch.run(StepShape(rows, 0, 0))
+                launch.run(StepKind(rows))
 
     def capture(self) -> None:
         """Capture the sampler's graphs, while the step's arrays name no row."""
@@ -60,7 +59,7 @@ class StepFinisher:
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """float32 [tokens, vocab] of some of the last step's tokens, at most `sizes.selected`; its choices are lost."""
         self._select(tokens)
-        self._graphs.run_eagerly(StepShape(0, 0, 0), padded_rows(len(tokens), self._space.arrays.sizes.selected))
+        self._graphs.run_eagerly(StepKind(0), padded_rows(len(tokens), self._space.arrays.sizes.selected))
         return self._space.logits[: len(tokens)]
 
     def _select(self, tokens: Sequence[int]) -> None:
@@ -106,7 +105,7 @@ class StepFinisher:
     def _hidden(self, tokens: range) -> torch.Tensor:
         """Final hidden states float32 [tokens, hidden_size], until the next use of `pooled`."""
         self._select(tokens)
-        shape = StepShape(padded_rows(len(tokens), self._space.arrays.sizes.selected), 0, 0)
+        kind = StepKind(padded_rows(len(tokens), self._space.arrays.sizes.selected))
         for launch in self._pool:
-            launch.run(shape)
+            launch.run(kind)
         return self._space.pooled[: len(tokens)]

@@ -1,13 +1,32 @@
-"""`Launch`: one operation of a step, ready to start."""
+"""`StepKind`, what a step's kernels, epilogues and graph are chosen by; `Launch`, one operation of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from realizar.backends.cuda.step_arrays import StepShape
 from realizar.models.mixers import SharedAttention
 from realizar.models.spec import Attention
+
+
+@dataclass(frozen=True, slots=True)
+class StepKind:
+    """All that decides which kernels a step runs, and on which grids: steps of one kind have one graph.
+
+    Matmuls and norms ask `MergedLinear`, `ExpertsInput` and `ExpertsOutput` for formats, splits and epilogues of a
+    kind: whatever else comes to decide is a field here, and is asked for there.
+
+    Attributes:
+        tokens: padded.
+        decodes: rows of one token that go through `attend_decode`, padded.
+        tiles: of `attend_chunk`, padded where the step has a graph; 0 for a step of decodes alone.
+        long: whether few decodes have long contexts, which other kernels suit than short ones.
+    """
+
+    tokens: int
+    decodes: int = 0
+    tiles: int = 0
+    long: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +41,7 @@ class Launch:
     """
 
     name: str
-    run: Callable[[StepShape], None]
+    run: Callable[[StepKind], None]
     weight_bytes: int = 0
     share_of_token: float = 1.0
     attention: Attention | SharedAttention | None = None

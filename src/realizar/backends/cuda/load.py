@@ -20,6 +20,7 @@ from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
+from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.load_report import describe_card, describe_refused, describe_routes
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
 from realizar.backends.cuda.matmul.experts_read import ExpertsRead
@@ -38,9 +39,9 @@ from realizar.backends.cuda.sampling.host_choices import HostChoiceMaker
 from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
-from realizar.backends.cuda.shapes import chunk_shapes, mixed_shapes, row_counts, step_sizes, token_counts
+from realizar.backends.cuda.shapes import chunk_kinds, mixed_kinds, row_counts, step_sizes, token_counts
 from realizar.backends.cuda.sleep.load_memory import LoadMemory
-from realizar.backends.cuda.step_arrays import StepShape, StepSizes
+from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.host_sampler import HostSampler
@@ -67,7 +68,7 @@ class LoadedModel:
         space: buffers and arrays of a step.
         kv: the KV cache. states: of layers that keep one. recurring: how far each row's state is.
         sampler: the rows' parameters and states.
-        attention: chooses the launches of attention by the shape of a step.
+        attention: chooses the launches of attention by the kind of a step.
         graphs: launches of a step, captured or one by one.
         finisher: choices, log-probabilities and pooled vectors at the end of a step.
         experts_read: counts of the experts that steps read.
@@ -201,8 +202,8 @@ def load_model(
         binder = Binder(spec, weights, space, attention, parts.merger, experts, recurrences)
         program = parts.program
         graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), space, device)
-        decodes = _decode_shapes(space, attention, config.context_length)
-        attention.prepare([*decodes, *mixed_shapes(space.arrays.sizes)])
+        decodes = _decode_kinds(space, attention, config.context_length)
+        attention.prepare([*decodes, *mixed_kinds(space.arrays.sizes)])
         finisher = StepFinisher(space, graphs, binder.bind_pool(program.tail), parts.sampler)
         _log_decisions(device, space, kv, matmuls)
         if device.is_gpu:
@@ -287,15 +288,16 @@ def _compile(matmuls: _Matmuls, progress: LoadProgress) -> None:
     if matmuls.kernels is None:
         return
     parts = (matmuls.layers, matmuls.counts), (matmuls.head, matmuls.head_counts)
-    wanted = [kernel for linears, counts in parts for linear in linears for n in counts for kernel in linear.kernels(n)]
+    kinds = [(linear, StepKind(count)) for linears, counts in parts for linear in linears for count in counts]
+    wanted = [kernel for linear, kind in kinds for kernel in linear.kernels(kind)]
     matmuls.kernels.prepare(wanted, lambda done, total: progress("compiling matmul kernels", done / max(1, total)))
 
 
-def _decode_shapes(space: Workspace, attention: AttentionBinder, context_length: int) -> list[StepShape]:
-    """Shapes of all steps of decodes alone."""
+def _decode_kinds(space: Workspace, attention: AttentionBinder, context_length: int) -> list[StepKind]:
+    """Kinds of all steps of decodes alone."""
     counts = row_counts(space.arrays.sizes.rows)
-    long = [StepShape(rows, rows, 0, True) for rows in counts if attention.is_long(rows, context_length)]
-    return [StepShape(rows, rows, 0) for rows in counts] + long
+    long = [StepKind(rows, rows, 0, True) for rows in counts if attention.is_long(rows, context_length)]
+    return [StepKind(rows, rows, 0) for rows in counts] + long
 
 
 def _log_decisions(device: DeviceProfile, space: Workspace, kv: KVMemory, matmuls: _Matmuls) -> None:
@@ -314,12 +316,12 @@ def _warm_up(
     space.arrays.clear()
     _warm_chunks(space, attention, graphs, layers, progress)
     for rows in row_counts(space.arrays.sizes.selected):
-        graphs.run_eagerly(StepShape(0, 0, 0), rows)
+        graphs.run_eagerly(StepKind(0), rows)
     finisher.warm()
 
 
 def _capture(
-    space: Workspace, graphs: GraphRunner, finisher: StepFinisher, decodes: Sequence[StepShape], capture: bool,
+    space: Workspace, graphs: GraphRunner, finisher: StepFinisher, decodes: Sequence[StepKind], capture: bool,
     progress: LoadProgress,
 ) -> None:  # fmt: skip
     """Capture the graphs, which are freed again where that fails; without `capture` their steps are compiled alone.
@@ -328,9 +330,9 @@ def _capture(
         CaptureLostError: the context is lost meanwhile.
     """
     stage = "capturing graphs" if capture else "compiling steps"
-    shapes = [*decodes, *chunk_shapes(space.arrays.sizes)]
+    kinds = [*decodes, *chunk_kinds(space.arrays.sizes)]
     try:
-        graphs.prepare(shapes, lambda share: progress(stage, share), capture=capture)
+        graphs.prepare(kinds, lambda share: progress(stage, share), capture=capture)
         if capture:
             finisher.capture()
     except BaseException as error:
@@ -345,17 +347,17 @@ def _warm_chunks(
     space: Workspace, attention: AttentionBinder, graphs: GraphRunner, layers: Sequence[MergedLinear],
     progress: LoadProgress,
 ) -> None:  # fmt: skip
-    """Run one step of each kind: of those that start the same kernels, compiled for the same constants."""
+    """Run one step of those kinds that start the same kernels, compiled for the same constants."""
     seen: set[object] = set()
     of_tokens: dict[int, object] = {}
-    shapes = mixed_shapes(space.arrays.sizes)
-    for done, shape in enumerate(shapes):
-        tokens = shape.tokens
+    kinds = mixed_kinds(space.arrays.sizes)
+    for done, kind in enumerate(kinds):
+        tokens = kind.tokens
         if tokens not in of_tokens:
-            matmuls = tuple((one.input_formats(tokens), one.splits(tokens), one.is_gated(tokens)) for one in layers)
-            of_tokens[tokens] = matmuls, tuple(space.launching(tokens).items())
-        kind = of_tokens[tokens], attention.kind(shape)
-        if kind not in seen:
-            seen.add(kind)
-            graphs.run_eagerly(shape, 0)
-        progress("compiling chunks", (done + 1) / len(shapes))
+            matmuls = tuple((one.input_formats(kind), one.splits(kind), one.is_gated(kind)) for one in layers)
+            of_tokens[tokens] = matmuls, tuple(space.launching(kind).items())
+        kernels = of_tokens[tokens], attention.kernels_of(kind)
+        if kernels not in seen:
+            seen.add(kernels)
+            graphs.run_eagerly(kind, 0)
+        progress("compiling chunks", (done + 1) / len(kinds))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from realizar.backends.cuda.device import SLOWER, DeviceProfile
+from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.sizes import format_bytes
 
@@ -32,7 +33,7 @@ def describe_routes(linears: Iterable[MergedLinear], counts: Iterable[int]) -> I
     """A line for each kind of matmul: by numbers of tokens, the format of its input, its kernel and its splits."""
     numbers, seen = sorted(counts), set()
     for linear in linears:
-        ways = [(count, _way(linear, count)) for count in numbers]
+        ways = [(count, _way(linear, StepKind(count))) for count in numbers]
         parts = []
         for way, same in groupby(ways, key=lambda pair: pair[1]):
             of = [count for count, _ in same]
@@ -43,13 +44,13 @@ def describe_routes(linears: Iterable[MergedLinear], counts: Iterable[int]) -> I
             yield line
 
 
-def _way(linear: MergedLinear, tokens: int) -> str:
-    """The kernel, splits and epilogue of a matmul of `tokens` tokens."""
-    input_kinds = "+".join(input_format.kind for input_format in linear.input_formats(tokens))
-    kernels = "+".join(dict.fromkeys(str(config.tiles) for _, config in linear.routes(tokens))) or "Triton or cuBLAS"
+def _way(linear: MergedLinear, kind: StepKind) -> str:
+    """The kernel, splits and epilogue of a matmul in a step of this kind."""
+    input_kinds = "+".join(input_format.kind for input_format in linear.input_formats(kind))
+    kernels = "+".join(dict.fromkeys(str(config.tiles) for _, config in linear.routes(kind))) or "Triton or cuBLAS"
     epilogue = ""
-    if linear.is_gated(tokens):
+    if linear.is_gated(kind):
         epilogue = " with the activation epilogue"
-    elif linear.adds_residual(tokens):
+    elif linear.adds_residual(kind):
         epilogue = " with the residual-add epilogue"
-    return f"{input_kinds} by {kernels}, {linear.splits(tokens)} splits{epilogue}"
+    return f"{input_kinds} by {kernels}, {linear.splits(kind)} splits{epilogue}"

@@ -13,13 +13,13 @@ from realizar.backends.cuda.kernel_sizes import norm_blocks, norm_square_parts, 
 from realizar.backends.cuda.kernels import store_inputs as formats
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block
 from realizar.backends.cuda.kernels.normalize_beside import normalize_beside, normalize_twice
+from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.experts import ExpertsInput, ExpertsOutput
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.quantized import Int8Activations
 from realizar.backends.cuda.matmul.residual import Residual
-from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import Join
@@ -29,13 +29,13 @@ from realizar.models.spec import ModelSpec
 
 NORM_KINDS = {"rms": 1, "layer": 2}
 
-Run = Callable[[StepShape], None]
+Run = Callable[[StepKind], None]
 Consumer: TypeAlias = MergedLinear | ExpertsInput
 """A reader of a norm."""
-Folded = Callable[[int], FoldedNorm | None]
-"""The norm scale that the consuming matmul must still apply, by number of tokens; None when nothing is left."""
-ResidualAdd = Callable[[int], Residual]
-"""The operands of a residual-add epilogue, by number of tokens."""
+Folded = Callable[[StepKind], FoldedNorm | None]
+"""The norm scale that the consuming matmul must still apply, by kind of step; None when nothing is left."""
+ResidualAdd = Callable[[StepKind], Residual]
+"""The operands of a residual-add epilogue, by kind of step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,15 @@ class BesideOutput:
 
     Attributes:
         experts: their outputs. shared: the last matmul of the feed-forward.
-        sums: of that, by number of tokens: float32 [splits, tokens, width].
+        sums: of that, by kind of step: float32 [splits, tokens, width].
     """
 
     experts: ExpertsOutput
     shared: MergedLinear
-    sums: Callable[[int], torch.Tensor]
+    sums: Callable[[StepKind], torch.Tensor]
     norms: ExpertNorms
 
-    def adds_residual(self, tokens: int) -> bool:
+    def adds_residual(self, kind: StepKind) -> bool:
         """False: no matmul's epilogue has it."""
         return False
 
@@ -70,11 +70,11 @@ def _is_folded(branch: Branch, consumer: Consumer) -> bool:
     return branch.join.folds_next_norm and consumer.all_packed and not isinstance(branch.linear, BesideOutput)
 
 
-def _applies_scale(branch: Branch, consumer: Consumer, tokens: int) -> bool:
-    """True if the consumer applies it in a step of `tokens`: a residual-add epilogue begins norms in integers alone."""
-    if not consumer.applies_norm_scale(tokens):
+def _applies_scale(branch: Branch, consumer: Consumer, kind: StepKind) -> bool:
+    """True if the consumer applies it: a residual-add epilogue begins norms in integers alone."""
+    if not consumer.applies_norm_scale(kind):
         return False
-    return not branch.linear.adds_residual(tokens) or consumer.input_formats(tokens)[0].kind == "int8"
+    return not branch.linear.adds_residual(kind) or consumer.input_formats(kind)[0].kind == "int8"
 
 
 class NormBinder:
@@ -105,17 +105,17 @@ class NormBinder:
             return whole, None
         blocks = self._blocks(branch, norm, consumer, square_sums, before)
 
-        def run(shape: StepShape) -> None:
-            (blocks if _applies_scale(branch, consumer, shape.tokens) else whole)(shape)
+        def run(kind: StepKind) -> None:
+            (blocks if _applies_scale(branch, consumer, kind) else whole)(kind)
 
         by_kernel, by_matmul = (
             FoldedNorm(kept, self._cols, float(norm.eps)) for kept in (square_sums, self._space.epilogue_square_sums)
         )
 
-        def folded(tokens: int) -> FoldedNorm | None:
-            if not _applies_scale(branch, consumer, tokens):
+        def folded(kind: StepKind) -> FoldedNorm | None:
+            if not _applies_scale(branch, consumer, kind):
                 return None
-            return by_matmul if branch.linear.adds_residual(tokens) else by_kernel
+            return by_matmul if branch.linear.adds_residual(kind) else by_kernel
 
         return run, folded
 
@@ -127,7 +127,7 @@ class NormBinder:
         return self._blocks(branch, None, None, self._none, self._none)
 
     def bind_residual_add(self, branch: Branch, consumer: Consumer | None) -> ResidualAdd:
-        """The operands of a branch's residual-add epilogue, by number of tokens; it begins the norm where it can."""
+        """The operands of a branch's residual-add epilogue, by kind of step; it begins the norm where it can."""
         space, linear = self._space, branch.linear
         assert not isinstance(linear, BesideOutput)  # no matmul's epilogue adds it
         following = branch.join.next
@@ -135,10 +135,10 @@ class NormBinder:
         norm_weight = self._arguments(following.norm)[0] if following is not None and begins else None
         adds = Residual(space.hidden, linear.bias, float(branch.join.scale), None, None, space.epilogue_square_sums)
 
-        def residual(tokens: int) -> Residual:
-            if consumer is None or norm_weight is None or not _applies_scale(branch, consumer, tokens):
+        def residual(kind: StepKind) -> Residual:
+            if consumer is None or norm_weight is None or not _applies_scale(branch, consumer, kind):
                 return adds
-            target = space.activations.normed(consumer.input_formats(tokens)[0], self._cols)
+            target = space.activations.normed(consumer.input_formats(kind)[0], self._cols)
             return replace(adds, norm_weight=norm_weight, target=Int8Activations(target.codes, target.terms))
 
         return residual
@@ -160,20 +160,20 @@ class NormBinder:
         own, added_as = self._arguments(norm), self._added(branch)
         selected, sums_of = space.arrays["selected"], self._none if square_sums is None else square_sums
 
-        def start(shape: StepShape, added: Branch | None, target: ActivationBuffer | None) -> None:
-            tokens = shape.tokens
+        def start(kind: StepKind, added: Branch | None, target: ActivationBuffer | None) -> None:
+            tokens = kind.tokens
             pointers, stored = self._target(target, space.pooled if gather else None)
             ends = *added_as, space.hidden, *own, *pointers, cols, sums_of
             constants = {
                 **_norm_constants("", norm), **_norm_constants("BRANCH_", added.join.norm if added else None),
                 **stored, "PARTS": 0 if square_sums is None else norm_square_parts(cols), "BLOCK": cut.block,
-                "num_warps": cut.warps, **space.launching(tokens),
+                "num_warps": cut.warps, **space.launching(kind),
             }  # fmt: skip
             if added is not None and isinstance(added.linear, BesideOutput):
-                sums, sum_constants = self._both_sums(added.linear, tokens)
+                sums, sum_constants = self._both_sums(added.linear, kind)
                 normalize_beside[(tokens,)](*sums, *ends, **sum_constants, **constants)
             else:
-                sums, sum_constants = self._sums(added, tokens)
+                sums, sum_constants = self._sums(added, kind)
                 normalize[(tokens,)](*sums, selected, *ends, GATHER=gather, **sum_constants, **constants)
 
         def inputs(input_format: InputFormat) -> ActivationBuffer:
@@ -184,13 +184,13 @@ class NormBinder:
                 else buffers.normed(input_format, cols)
             )
 
-        def run(shape: StepShape) -> None:
-            added = None if branch is None or branch.linear.adds_residual(shape.tokens) else branch
-            for input_format in consumer.input_formats(shape.tokens) if consumer else ():
-                start(shape, added, inputs(input_format))
+        def run(kind: StepKind) -> None:
+            added = None if branch is None or branch.linear.adds_residual(kind) else branch
+            for input_format in consumer.input_formats(kind) if consumer else ():
+                start(kind, added, inputs(input_format))
                 added = None
             if consumer is None:
-                start(shape, added, None)
+                start(kind, added, None)
 
         return run
 
@@ -202,12 +202,12 @@ class NormBinder:
         constants |= _norm_constants("BRANCH_", before.join.norm if before else None)
         assert before is None or not isinstance(before.linear, BesideOutput)  # attention lies between two mixtures
 
-        def run(shape: StepShape) -> None:
-            tokens = shape.tokens
-            added = None if before is None or before.linear.adds_residual(tokens) else before
-            both = first[1].input_formats(tokens), second[1].input_formats(tokens)
+        def run(kind: StepKind) -> None:
+            tokens = kind.tokens
+            added = None if before is None or before.linear.adds_residual(kind) else before
+            both = first[1].input_formats(kind), second[1].input_formats(kind)
             for one, other in itertools.zip_longest(*both):
-                sums, sum_constants = self._sums(added, tokens)
+                sums, sum_constants = self._sums(added, kind)
                 pointers, stored = self._target(buffers.normed(one, cols) if one else None)
                 second_pointers, stored_second = self._target(buffers.beside(other, cols) if other else None)
                 normalize_twice[(tokens,)](
@@ -215,7 +215,7 @@ class NormBinder:
                     *self._arguments(second[0]), *second_pointers, cols, **sum_constants, **constants,
                     **stored | {"CHUNKS": -(-cols // CHUNK)}, SECOND_FORMAT=stored_second["FORMAT"],
                     SECOND_BLOCK_TOKENS=stored_second["BLOCK_TOKENS"], BLOCK=cut.block, num_warps=cut.warps,
-                    **space.launching(tokens),
+                    **space.launching(kind),
                 )  # fmt: skip
                 added = None
 
@@ -229,17 +229,17 @@ class NormBinder:
         space, cols, cut = self._space, self._cols, norm_blocks(self._cols)
         weight, _, _ = self._arguments(norm)
 
-        def run(shape: StepShape) -> None:
-            if branch.linear.adds_residual(shape.tokens):
+        def run(kind: StepKind) -> None:
+            if branch.linear.adds_residual(kind):
                 return
-            tokens = shape.tokens
-            sums, sum_constants = self._sums(branch, tokens)
-            target = space.activations.normed(consumer.input_formats(tokens)[0], cols) if consumer else None
+            tokens = kind.tokens
+            sums, sum_constants = self._sums(branch, kind)
+            target = space.activations.normed(consumer.input_formats(kind)[0], cols) if consumer else None
             pointers, stored = self._target(target)
             normalize_block[(tokens, cut.blocks)](
                 *sums, float(branch.join.scale), space.hidden, cols, weight, *pointers, cols, square_sums, before,
                 PARTS=norm_square_parts(cols), BLOCK=cut.block, num_warps=cut.warps, **sum_constants, **stored,
-                **space.launching(tokens),
+                **space.launching(kind),
             )  # fmt: skip
 
         return run
@@ -252,34 +252,34 @@ class NormBinder:
         factor = 1.0 if join.output_scale is None else float(self._weights.vector_values(join.output_scale)[0])
         return *self._arguments(join.norm), float(join.scale), factor
 
-    def _sums(self, branch: Branch | None, tokens: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _sums(self, branch: Branch | None, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments and constants of the sums that a branch adds; of none where there is no branch."""
         if branch is None:
             return (self._none, 0, 0, self._none), {"SPLITS": 0, "MATMUL_BIAS": False}
         assert not isinstance(branch.linear, BesideOutput)
-        bias, partials = branch.linear.bias, self._partials(branch.linear, tokens)
+        bias, partials = branch.linear.bias, self._partials(branch.linear, kind)
         pointers = partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias
-        return pointers, {"SPLITS": branch.linear.splits(tokens), "MATMUL_BIAS": bias is not None}
+        return pointers, {"SPLITS": branch.linear.splits(kind), "MATMUL_BIAS": bias is not None}
 
-    def _both_sums(self, output: BesideOutput, tokens: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _both_sums(self, output: BesideOutput, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments and constants of experts' sums, and of those beside them, each with its norm."""
-        own, beside, bias = self._partials(output.experts, tokens), output.sums(tokens), output.shared.bias
+        own, beside, bias = self._partials(output.experts, kind), output.sums(kind), output.shared.bias
         norm, beside_norm = output.norms.experts_output, output.norms.shared_output
         pointers = (
             own, own.stride(0), own.stride(1), self._none, *self._arguments(norm), beside, beside.stride(0),
             beside.stride(1), self._none if bias is None else bias, *self._arguments(beside_norm),
         )  # fmt: skip
         return pointers, {
-            "SPLITS": output.experts.splits(tokens), "MATMUL_BIAS": False, **_norm_constants("OWN_", norm),
+            "SPLITS": output.experts.splits(kind), "MATMUL_BIAS": False, **_norm_constants("OWN_", norm),
             "BESIDE_SPLITS": beside.shape[0], "BESIDE_MATMUL_BIAS": bias is not None,
             **_norm_constants("BESIDE_", beside_norm),
         }  # fmt: skip
 
-    def _partials(self, linear: MergedLinear | ExpertsOutput, tokens: int) -> torch.Tensor:
+    def _partials(self, linear: MergedLinear | ExpertsOutput, kind: StepKind) -> torch.Tensor:
         """A branch's sums: float32 [splits, tokens, hidden_size]."""
         if isinstance(linear, ExpertsOutput):
-            return linear.partials(self._space.partial_sums, tokens)
-        return self._space.partials(linear.splits(tokens), tokens, self._cols)
+            return linear.partials(self._space.partial_sums, kind.tokens)
+        return self._space.partials(linear.splits(kind), kind.tokens, self._cols)
 
     def _target(
         self, target: ActivationBuffer | None, plain: torch.Tensor | None = None

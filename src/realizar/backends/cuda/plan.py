@@ -25,7 +25,7 @@ from realizar.backends.cuda.recurrences.bind import scan_scratch
 from realizar.backends.cuda.recurrences.memory import slot_bytes
 from realizar.backends.cuda.sampling import native_buffers
 from realizar.backends.cuda.sampling.native_graphs import num_graphs
-from realizar.backends.cuda.shapes import chunk_shapes, row_counts, step_sizes
+from realizar.backends.cuda.shapes import chunk_kinds, row_counts, step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.weights.experts import packed_bytes, packs_floats
@@ -193,7 +193,7 @@ def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
 def graph_bytes(num_layers: int, sizes: StepSizes) -> int:
     """Bytes of all graphs: of steps of decodes, of chunks, and of the sampler."""
     counts = row_counts(sizes.rows)
-    steps = len(counts) + sum(count <= _MOST_LONG for count in counts) + len(chunk_shapes(sizes))
+    steps = len(counts) + sum(count <= _MOST_LONG for count in counts) + len(chunk_kinds(sizes))
     return steps * (_GRAPH + num_layers * _GRAPH_LAYER) + num_graphs(sizes.rows) * _GRAPH
 
 

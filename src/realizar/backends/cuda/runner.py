@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from realizar.backends.base import Capacity, DeviceMemory, ForwardInput, Transfer
 from realizar.backends.cuda.device import SLOWER, DeviceProfile, Family, open_device, refused_family
 from realizar.backends.cuda.device_errors import device_errors, step_errors
-from realizar.backends.cuda.launch import Launch, StepLaunch
+from realizar.backends.cuda.launch import Launch, StepKind, StepLaunch
 from realizar.backends.cuda.load import LoadedModel, load_model
 from realizar.backends.cuda.shapes import padded_rows, padded_tokens
 from realizar.backends.cuda.sleep.load_memory import LoadMemory, SleepingMemory
 from realizar.backends.cuda.step import CUDAStep, WantedTokens, wanted_tokens
-from realizar.backends.cuda.step_arrays import StepShape, count_decodes, tiles_of
+from realizar.backends.cuda.step_arrays import count_decodes, tiles_of
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.parts import cached_tokens_read
@@ -148,50 +148,50 @@ class CUDABackend:
         if self._pending is not None:
             self._pending.start_choices()
         wanted = wanted_tokens(forward_input)
-        shape = self._shape(forward_input)
+        kind = self._kind(forward_input)
         self.model.states.begin(forward_input.state_moves)
-        self._send(forward_input, shape, wanted)
-        self._run(shape, min(len(wanted.tokens), self.model.space.arrays.sizes.selected))
+        self._send(forward_input, kind, wanted)
+        self._run(kind, min(len(wanted.tokens), self.model.space.arrays.sizes.selected))
         self.model.states.end(forward_input.state_moves)
         self._pending = CUDAStep(forward_input, wanted, self.model.finisher.finish, self.device.torch_device)
         if not self.model.sampler.awaits_masks(forward_input.columns.numbers):
             self._pending.start_choices()  # the device goes on to it by itself
         return self._pending
 
-    def _shape(self, step: ForwardInput) -> StepShape:
-        """The padded shape that a step runs in."""
+    def _kind(self, step: ForwardInput) -> StepKind:
+        """The kind of a step, padded."""
         sizes = self.model.space.arrays.sizes
         tiles = len(tiles_of(step, sizes.tile_tokens))
         decodes = padded_rows(count_decodes(step), sizes.rows)
         if not tiles:
             longest = int(step.columns.num_context_tokens.max(initial=0))
-            return StepShape(decodes, decodes, 0, self.model.attention.is_long(decodes, longest))
-        return self.model.graphs.padded(StepShape(padded_tokens(len(step.token_ids), sizes.tokens), decodes, tiles))
+            return StepKind(decodes, decodes, 0, self.model.attention.is_long(decodes, longest))
+        return self.model.graphs.padded(StepKind(padded_tokens(len(step.token_ids), sizes.tokens), decodes, tiles))
 
-    def _send(self, step: ForwardInput, shape: StepShape, wanted: WantedTokens) -> None:
+    def _send(self, step: ForwardInput, kind: StepKind, wanted: WantedTokens) -> None:
         """Send a step's arrays; a choice becomes its row's next token at once where no drafts must be verified."""
         arrays, columns = self.model.space.arrays, step.columns
         if columns.only_decodes:
-            arrays.send(step, shape, columns.starts[:-1], columns.numbers)
+            arrays.send(step, kind, columns.starts[:-1], columns.numbers)
             return
         most = arrays.sizes.selected
         numbers = np.full(len(wanted.tokens), -1, np.int32)
         choosing = wanted.rows[: wanted.num_choices]
         numbers[: wanted.num_choices] = np.where(columns.num_drafts > 0, -1, columns.numbers)[choosing]
-        arrays.send(step, shape, wanted.tokens[:most], numbers[:most])
+        arrays.send(step, kind, wanted.tokens[:most], numbers[:most])
 
-    def _run(self, shape: StepShape, selected: int) -> None:
-        self.model.graphs.run(shape, selected)
+    def _run(self, kind: StepKind, selected: int) -> None:
+        self.model.graphs.run(kind, selected)
 
     def launches(self, forward_input: ForwardInput) -> list[StepLaunch]:
         """The launches of a step, in order, its arrays on the device already: for a profile. Rows are not sampled."""
         wanted, most = wanted_tokens(forward_input), self.model.space.arrays.sizes.selected
-        shape = self._shape(forward_input)
-        self._send(forward_input, shape, wanted)
+        kind = self._kind(forward_input)
+        self._send(forward_input, kind, wanted)
         selected = padded_rows(min(len(wanted.tokens), most), most)
         return [
             StepLaunch(launch.name, partial(launch.run, of), self._bytes_read(launch, forward_input))
-            for launch, of in self.model.graphs.launches(shape, selected)
+            for launch, of in self.model.graphs.launches(kind, selected)
         ]
 
     def _bytes_read(self, launch: Launch, step: ForwardInput) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from realizar.backends.cuda.step_arrays import StepShape, StepSizes
+from realizar.backends.cuda.launch import StepKind
+from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.models.spec import ModelSpec
 
@@ -44,41 +45,41 @@ def token_counts(most: int) -> list[int]:
     return sorted({padded_tokens(count, most) for count in [16, 32, *range(_TOKEN_STEP, most + 1, _TOKEN_STEP), most]})
 
 
-def chunk_shapes(sizes: StepSizes) -> list[StepShape]:
-    """The shapes with chunks that have a graph: for each padded number of tokens a few numbers of decodes.
+def chunk_kinds(sizes: StepSizes) -> list[StepKind]:
+    """The kinds with chunks that have a graph: for each padded number of tokens a few numbers of decodes.
 
     Few, since each is run and captured at load: with 64 rows at most 50, with any number at most 67. A context is cut
-    into fewer parts the more decodes there may be: marks lie at most 8 times apart, so that what runs in a shape with
+    into fewer parts the more decodes there may be: marks lie at most 8 times apart, so that what runs as a kind with
     room to spare still occupies a good part of the device.
     """
-    shapes = []
+    kinds = []
     for tokens in token_counts(min(_GRAPH_TOKENS, sizes.tokens)):
         most = min(tokens, sizes.rows)
         marks = (8,) if tokens <= 64 else (8, 64) if tokens <= 256 else (16, 64) if tokens <= 512 else (64,)
         tiles = min(sizes.tiles, tokens // sizes.tile_tokens + _GRAPH_CHUNKS)
-        shapes += [StepShape(tokens, decodes, tiles) for decodes in (0, *(n for n in marks if n < most), most)]
-    return shapes
+        kinds += [StepKind(tokens, decodes, tiles) for decodes in (0, *(n for n in marks if n < most), most)]
+    return kinds
 
 
-def mixed_shapes(sizes: StepSizes) -> list[StepShape]:
+def mixed_kinds(sizes: StepSizes) -> list[StepKind]:
     """Every padded number of tokens of a step with chunks, with every number of decodes that it may run with."""
-    counts = {0, *row_counts(sizes.rows)} | {shape.decodes for shape in chunk_shapes(sizes)}
+    counts = {0, *row_counts(sizes.rows)} | {kind.decodes for kind in chunk_kinds(sizes)}
     return [
-        StepShape(tokens, decodes, 1)
+        StepKind(tokens, decodes, 1)
         for tokens in token_counts(sizes.tokens)
         for decodes in sorted(counts)
         if decodes <= tokens
     ]
 
 
-def least_holding(step: StepShape, shapes: Iterable[StepShape]) -> StepShape | None:
-    """The shape with the fewest decodes that holds a step with chunks, among shapes of as many tokens."""
+def least_holding(step: StepKind, kinds: Iterable[StepKind]) -> StepKind | None:
+    """The kind with the fewest decodes that holds a step with chunks, among kinds of as many tokens."""
     holding = (
-        shape
-        for shape in shapes
-        if shape.tokens == step.tokens and shape.decodes >= step.decodes and shape.tiles >= step.tiles > 0
+        kind
+        for kind in kinds
+        if kind.tokens == step.tokens and kind.decodes >= step.decodes and kind.tiles >= step.tiles > 0
     )
-    return min(holding, key=lambda shape: (shape.decodes, shape.tiles), default=None)
+    return min(holding, key=lambda kind: (kind.decodes, kind.tiles), default=None)
 
 
 def step_sizes(spec: ModelSpec, config: ResolvedConfig, tile_tokens: int) -> StepSizes:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernels.fetch import fetch
+from realizar.backends.cuda.launch import StepKind
 from realizar.batch import FROM_PREVIOUS_STEP
 
 Integers: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
@@ -45,24 +46,7 @@ class StepSizes:
     recurrences: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """The size of a step, on which grids depend.
-
-    Attributes:
-        tokens: padded.
-        decodes: rows of one token that go through `attend_decode`, padded.
-        tiles: of `attend_chunk`, padded where the step has a graph; 0 for a step of decodes alone.
-        long: whether few decodes have long contexts, which other kernels suit than short ones.
-    """
-
-    tokens: int
-    decodes: int
-    tiles: int
-    long: bool = False
-
-
-FillRecurrences: TypeAlias = Callable[[dict[str, NDArray[np.int32]], ForwardInput, StepShape], None]
+FillRecurrences: TypeAlias = Callable[[dict[str, NDArray[np.int32]], ForwardInput, StepKind], None]
 """Fills the arrays that layers with states read."""
 
 
@@ -112,21 +96,21 @@ class StepArrays:
     def send(
         self,
         step: ForwardInput,
-        shape: StepShape,
+        kind: StepKind,
         selected: Integers,
         selected_rows: Integers,
     ) -> None:
         """Fill a host copy and start sending it.
 
         Args:
-            shape: the padded step; its entries beyond the step's are filled with "none".
+            kind: of the padded step; its entries beyond the step's are filled with "none".
             selected: index of every selected token, at most `sizes.selected`.
             selected_rows: the row that each one's choice is for, -1 where it is for none.
         """
         copied = self._copied[self._next]
         if copied is not None:
             copied.synchronize()
-        end = self._fill(self._views[self._next], step, shape, selected, selected_rows)
+        end = self._fill(self._views[self._next], step, kind, selected, selected_rows)
         self._start_copy(self._host[self._next], end)
         if self._device.is_gpu:
             event = torch.cuda.Event()
@@ -141,7 +125,7 @@ class StepArrays:
             self._buffer[:count].copy_(host[:count])
 
     def _fill(
-        self, views: dict[str, NDArray[np.int32]], step: ForwardInput, shape: StepShape, selected: Integers,
+        self, views: dict[str, NDArray[np.int32]], step: ForwardInput, kind: StepKind, selected: Integers,
         selected_rows: Integers,
     ) -> int:  # fmt: skip
         """Fill a host copy; returns the end of the part that is used."""
@@ -153,9 +137,9 @@ class StepArrays:
             views[name][:size] = values
             views[name][size:padded] = nothing
 
-        put("ids", step.token_ids, shape.tokens, 0)
-        put("positions", step.positions, shape.tokens, 0)
-        views["token_rows"][: shape.tokens] = 0
+        put("ids", step.token_ids, kind.tokens, 0)
+        put("positions", step.positions, kind.tokens, 0)
+        views["token_rows"][: kind.tokens] = 0
         follows = (columns.token_ids == FROM_PREVIOUS_STEP).nonzero()[0]  # each is its row's first
         if len(follows):
             owners = follows if columns.only_decodes else np.searchsorted(columns.starts, follows, side="right") - 1
@@ -163,19 +147,19 @@ class StepArrays:
         for group, slots in enumerate(step.slot_mapping):
             first = group * self.sizes.tokens
             views["slots"][first : first + tokens] = slots
-            views["slots"][first + tokens : first + shape.tokens] = -1
+            views["slots"][first + tokens : first + kind.tokens] = -1
         views["starts"][:rows] = columns.starts[:-1]
         views["counts"][:rows] = columns.num_tokens
         views["contexts"][:rows] = columns.num_context_tokens
         views["header"][1] = tokens
-        self._fill_decodes(views, step, shape.decodes)
-        tiles = list(tiles_of(step, self.sizes.tile_tokens)) if shape.tiles else []
-        put("tile_rows", [row for row, _ in tiles], shape.tiles, -1)
-        put("tile_firsts", [first for _, first in tiles], shape.tiles, 0)
+        self._fill_decodes(views, step, kind.decodes)
+        tiles = list(tiles_of(step, self.sizes.tile_tokens)) if kind.tiles else []
+        put("tile_rows", [row for row, _ in tiles], kind.tiles, -1)
+        put("tile_firsts", [first for _, first in tiles], kind.tiles, 0)
         put("selected", selected, self.sizes.selected, 0)
         put("selected_rows", selected_rows, self.sizes.selected, -1)
         if self.fill_recurrences is not None:
-            self.fill_recurrences(views, step, shape)
+            self.fill_recurrences(views, step, kind)
         return self._fill_tables(views, step)
 
     def _fill_decodes(self, views: dict[str, NDArray[np.int32]], step: ForwardInput, padded: int) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import norm_square_parts
+from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers
 from realizar.backends.cuda.matmul.residual import epilogue_square_parts
 from realizar.backends.cuda.step_arrays import StepArrays, StepSizes
@@ -67,13 +68,13 @@ class Workspace:
         )
         self._has_dependent_launch = device.has_dependent_launch
 
-    def launching(self, tokens: int) -> dict[str, bool]:
+    def launching(self, kind: StepKind) -> dict[str, bool]:
         """Launch options of a step's kernels: DEPENDENT if each may start while the one before it ends.
 
         With few tokens that hides a launch's latency (8 tokens on an H200: 4.7 to 2.8 ms a step, with other changes;
         256 of a 0.6B: 3.01 to 2.85); with many, kernels that wait take room from those that work.
         """
-        if self._has_dependent_launch and tokens <= _DEPENDENT_TOKENS:
+        if self._has_dependent_launch and kind.tokens <= _DEPENDENT_TOKENS:
             return {"DEPENDENT": True, "launch_pdl": True}
         return {"DEPENDENT": False}
 

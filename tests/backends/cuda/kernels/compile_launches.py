@@ -173,7 +173,7 @@ def run_backend(recipes: Sequence[str], formats: int, shared_bytes: int) -> None
             linears.MergedLinear.input_formats = (
                 plain_formats
                 if activation_format is None
-                else (lambda self, tokens, activation_format=activation_format: (activation_format,))
+                else (lambda self, kind, activation_format=activation_format: (activation_format,))
             )
             linears.MergedLinear.launch = plain_launch if activation_format is None else (lambda *_: None)
             linears.MergedLinear.all_packed = packed if activation_format is None else True

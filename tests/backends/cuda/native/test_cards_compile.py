@@ -15,6 +15,7 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 from backends.cuda.native.compiled import resources_of  # noqa: E402
 from realizar.backends.cuda.attention.decode import sized  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile  # noqa: E402
+from realizar.backends.cuda.launch import StepKind  # noqa: E402
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format  # noqa: E402
 from realizar.backends.cuda.matmul.grouped_tiles import grouped_tiles  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning  # noqa: E402
@@ -31,7 +32,6 @@ from realizar.backends.cuda.native.grouped.source import grouped_source, route_s
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS  # noqa: E402
 from realizar.backends.cuda.native.sampling.source import SELECT_BYTES, sampling_source  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, activations_source, matmul_source, repack_source  # noqa: E402
-from realizar.backends.cuda.step_arrays import StepShape  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.quantization import QUANTIZED_TYPES  # noqa: E402
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS  # noqa: E402
@@ -117,8 +117,8 @@ def attention(capability: tuple[int, int], head: int, element: str) -> Iterator[
     """Steps of few decodes, of long ones, and of many."""
     device = DeviceProfile(torch.device("cpu"), "a card", capability, 84, 1 << 34, CARDS[capability] << 10)
     whole = AttendKernel(head, 8, 1, False, 1, False, head, False, element, 32, "half", 8)
-    for shape in (StepShape(1, 1, 0), StepShape(1, 1, 0, True), StepShape(64, 64, 0), StepShape(256, 256, 0)):
-        kernel = sized(whole, shape, 2, device)
+    for kind in (StepKind(1, 1, 0), StepKind(1, 1, 0, True), StepKind(64, 64, 0), StepKind(256, 256, 0)):
+        kernel = sized(whole, kind, 2, device)
         yield Needed(kernel.source(), 32 * kernel.warps, kernel.shared_bytes)
 
 

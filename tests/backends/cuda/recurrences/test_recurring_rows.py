@@ -12,10 +12,11 @@ pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from realizar.backends.base import ForwardInput
+from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.recurrences.rows import RecurringRows
 from realizar.backends.cuda.recurrences.shapes import num_recurring, num_tiles
-from realizar.backends.cuda.shapes import chunk_shapes, mixed_shapes
-from realizar.backends.cuda.step_arrays import StepShape, StepSizes, recurrence_counts, tiles_of
+from realizar.backends.cuda.shapes import chunk_kinds, mixed_kinds
+from realizar.backends.cuda.step_arrays import StepSizes, recurrence_counts, tiles_of
 from realizar.batch import ScheduledRow
 from realizar.state_moves import StateMoves
 from step_inputs import scheduled_row, step_input
@@ -34,9 +35,9 @@ class Filled:
     def step(self, *rows: ScheduledRow, moves: StateMoves | None = None) -> list[dict[str, int]]:
         """The table's rows, those of padding left out."""
         step = replace(forward(*rows), **({} if moves is None else {"state_moves": moves}))
-        shape = shape_of(step)
-        self.rows.fill(self.views, step, shape)
-        table = self.views["recurring"].reshape(-1, 8)[: num_recurring(shape, SIZES)]
+        kind = shape_of(step)
+        self.rows.fill(self.views, step, kind)
+        table = self.views["recurring"].reshape(-1, 8)[: num_recurring(kind, SIZES)]
         return [dict(zip(FIELDS, row.tolist(), strict=False)) for row in table if row[0] >= 0]
 
 
@@ -45,10 +46,10 @@ def forward(*rows: ScheduledRow) -> ForwardInput:
     return step_input(rows, [np.zeros(tokens, np.int32)], [np.zeros((len(rows), 1), np.int32)])
 
 
-def shape_of(step: ForwardInput) -> StepShape:
+def shape_of(step: ForwardInput) -> StepKind:
     """Without any padding: the least room that a step has."""
     decodes = int(np.count_nonzero(step.columns.num_tokens == 1))
-    return StepShape(len(step.token_ids), decodes, len(tiles_of(step, SIZES.tile_tokens)))
+    return StepKind(len(step.token_ids), decodes, len(tiles_of(step, SIZES.tile_tokens)))
 
 
 def test_drafts_and_held_rows() -> None:
@@ -130,22 +131,22 @@ def test_rows_and_tiles_have_room_in_every_shape(seed: int) -> None:
     rows = [scheduled_row(row, [1] * int(count)) for row, count in enumerate(counts)]
     step = forward(*rows)
     own = shape_of(step)
-    larger = [s for s in chunk_shapes(SIZES) if s.tokens >= own.tokens and s.decodes >= own.decodes and own.tiles]
+    larger = [s for s in chunk_kinds(SIZES) if s.tokens >= own.tokens and s.decodes >= own.decodes and own.tiles]
     scanned = [int(count) for count in counts if count > 16]
     tiles = sum(-(-count // 64) for count in scanned)
     lengths = recurrence_counts(SIZES)
-    for shape in (own, *(shape for shape in larger if shape.tiles >= own.tiles)):
-        assert len(rows) <= num_recurring(shape, SIZES) <= SIZES.rows
-        if shape.tiles:
-            assert tiles <= num_tiles(shape, SIZES) <= lengths["scan_rows"]
+    for kind in (own, *(kind for kind in larger if kind.tiles >= own.tiles)):
+        assert len(rows) <= num_recurring(kind, SIZES) <= SIZES.rows
+        if kind.tiles:
+            assert tiles <= num_tiles(kind, SIZES) <= lengths["scan_rows"]
         filled = Filled()
-        filled.rows.fill(filled.views, step, shape)
-        found = filled.views["scan_rows"][: num_tiles(shape, SIZES)] if shape.tiles else np.zeros(0)
+        filled.rows.fill(filled.views, step, kind)
+        found = filled.views["scan_rows"][: num_tiles(kind, SIZES)] if kind.tiles else np.zeros(0)
         assert np.count_nonzero(found >= 0) == tiles
-        assert np.count_nonzero(filled.views["scanned"][: num_recurring(shape, SIZES)] >= 0) == len(scanned)
+        assert np.count_nonzero(filled.views["scanned"][: num_recurring(kind, SIZES)] >= 0) == len(scanned)
 
 
 def test_shapes_that_are_warmed_fit() -> None:
-    for shape in mixed_shapes(SIZES):
-        assert num_recurring(shape, SIZES) <= SIZES.rows
-        assert num_tiles(shape, SIZES) <= recurrence_counts(SIZES)["scan_rows"]
+    for kind in mixed_kinds(SIZES):
+        assert num_recurring(kind, SIZES) <= SIZES.rows
+        assert num_tiles(kind, SIZES) <= recurrence_counts(SIZES)["scan_rows"]

@@ -24,8 +24,7 @@ import httpx  # noqa: E402
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda import bind  # noqa: E402
-from realizar.backends.cuda.launch import Launch  # noqa: E402
-from realizar.backends.cuda.step_arrays import StepShape  # noqa: E402
+from realizar.backends.cuda.launch import Launch, StepKind  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.core.engine_core import EngineCore  # noqa: E402
 from realizar.request import Request  # noqa: E402
@@ -40,7 +39,7 @@ pytestmark = pytest.mark.gpu
 
 RECIPE = Recipe(64, 4, 1, hidden_size=256, feed_forward_size=512, weights="Q4_K", vocab_size=512)
 CONFIG = EngineConfig(max_running=4, max_step_tokens=64, context_length=256, kv_cache_bytes=8 << 20)
-DECODES, CHUNKS = StepShape(2, 2, 0), 32
+DECODES, CHUNKS = StepKind(2, 2, 0), 32
 _OTHER = []
 
 
@@ -86,12 +85,12 @@ SPOILERS: dict[str, Callable[[], None]] = {
 }
 
 
-def spoil(monkeypatch: pytest.MonkeyPatch, shapes: Callable[[StepShape], bool], spoiler: Callable[[], None]) -> None:
+def spoil(monkeypatch: pytest.MonkeyPatch, kinds: Callable[[StepKind], bool], spoiler: Callable[[], None]) -> None:
     """Add a launch that can't be captured to the body of steps of some shapes."""
     body = bind.Binder.bind_body
 
-    def run(shape: StepShape) -> None:
-        if shapes(shape):
+    def run(kind: StepKind) -> None:
+        if kinds(kind):
             spoiler()
 
     def bind_body(*arguments: object) -> list[Launch]:
@@ -127,14 +126,14 @@ def test_a_capture_that_fails_costs_its_sizes_alone(
     name: str, expected: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One warning names them; every other size has its graph, and all answers are as they would have been."""
-    spoil(monkeypatch, lambda shape: shape == DECODES or (shape.tokens == CHUNKS and shape.tiles > 0), SPOILERS[name])
+    spoil(monkeypatch, lambda kind: kind == DECODES or (kind.tokens == CHUNKS and kind.tiles > 0), SPOILERS[name])
     spec, checkpoint = random_model(RECIPE)
     before = torch.cuda.memory_allocated()
     runner = GPURunner(spec, checkpoint, CONFIG)
     graphs = runner.backend.model.graphs._graphs
     assert DECODES not in graphs
-    assert {StepShape(rows, rows, 0) for rows in (1, 4)} <= graphs.keys()
-    assert {shape.tokens for shape in graphs if shape.tiles} == {16, 64}
+    assert {StepKind(rows, rows, 0) for rows in (1, 4)} <= graphs.keys()
+    assert {kind.tokens for kind in graphs if kind.tiles} == {16, 64}
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith("steps of 2 decodes; steps of 32 tokens in chunks")
     assert "\n" not in warning

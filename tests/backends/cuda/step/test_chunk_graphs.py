@@ -15,15 +15,16 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.graphs import GraphRunner  # noqa: E402
+from realizar.backends.cuda.launch import StepKind  # noqa: E402
 from realizar.backends.cuda.shapes import (  # noqa: E402
-    chunk_shapes,
+    chunk_kinds,
     least_holding,
     padded_rows,
     padded_tokens,
     row_counts,
     token_counts,
 )
-from realizar.backends.cuda.step_arrays import StepArrays, StepShape, StepSizes, tiles_of  # noqa: E402
+from realizar.backends.cuda.step_arrays import StepArrays, StepSizes, tiles_of  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 from step_inputs import opened_row, scheduled_row, step_input  # noqa: E402
@@ -45,41 +46,41 @@ def sizes_of(tokens: int, rows: int, tile_tokens: int = 32) -> StepSizes:
 def test_every_step_with_a_chunk_has_a_graph(tokens: int, rows: int) -> None:
     """The graph has as many padded tokens as the step alone, while no more than 16 requests begin at once."""
     sizes = sizes_of(tokens, rows)
-    shapes = chunk_shapes(sizes)
-    assert len(shapes) == len(set(shapes)) <= (50 if rows <= 64 else 67)
-    assert {shape.decodes for shape in shapes} <= {0, *row_counts(rows)}
-    assert {shape.tokens for shape in shapes} <= set(token_counts(tokens))
-    assert all(shape.tiles <= sizes.tiles for shape in shapes)
+    kinds = chunk_kinds(sizes)
+    assert len(kinds) == len(set(kinds)) <= (50 if rows <= 64 else 67)
+    assert {kind.decodes for kind in kinds} <= {0, *row_counts(rows)}
+    assert {kind.tokens for kind in kinds} <= set(token_counts(tokens))
+    assert all(kind.tiles <= sizes.tiles for kind in kinds)
     for count in range(2, min(2048, tokens) + 1):
         for decodes in {0, 1, 2, 7, 9, 16, 17, 60, 65, 100, 255, count - 2}:
             chunks = min(rows - decodes, 16, (count - decodes) // 2)
             if decodes < 0 or chunks < 1:
                 continue
             tiles = (count - decodes) // 32 + chunks
-            step = StepShape(padded_tokens(count, tokens), padded_rows(decodes, rows), min(tiles, sizes.tiles))
-            found = least_holding(step, shapes)
+            step = StepKind(padded_tokens(count, tokens), padded_rows(decodes, rows), min(tiles, sizes.tiles))
+            found = least_holding(step, kinds)
             assert found is not None
             assert found.tokens == step.tokens
             assert decodes <= found.decodes <= max(16 if count <= 512 else 64, 8 * decodes)
 
 
 def test_the_least_graph_that_holds_a_step() -> None:
-    shapes = [StepShape(64, 64, 18), StepShape(64, 0, 18), StepShape(64, 8, 18), StepShape(128, 8, 20)]
-    shapes += [StepShape(64, 64, 0), StepShape(16, 16, 0)]
-    assert least_holding(StepShape(64, 0, 2), shapes) == StepShape(64, 0, 18)
-    assert least_holding(StepShape(64, 1, 18), shapes) == StepShape(64, 8, 18)
-    assert least_holding(StepShape(64, 16, 1), shapes) == StepShape(64, 64, 18)
-    assert least_holding(StepShape(128, 4, 20), shapes) == StepShape(128, 8, 20)
-    for without in (StepShape(128, 16, 1), StepShape(64, 0, 19), StepShape(192, 0, 1), StepShape(16, 16, 1)):
-        assert least_holding(without, shapes) is None
+    kinds = [StepKind(64, 64, 18), StepKind(64, 0, 18), StepKind(64, 8, 18), StepKind(128, 8, 20)]
+    kinds += [StepKind(64, 64, 0), StepKind(16, 16, 0)]
+    assert least_holding(StepKind(64, 0, 2), kinds) == StepKind(64, 0, 18)
+    assert least_holding(StepKind(64, 1, 18), kinds) == StepKind(64, 8, 18)
+    assert least_holding(StepKind(64, 16, 1), kinds) == StepKind(64, 64, 18)
+    assert least_holding(StepKind(128, 4, 20), kinds) == StepKind(128, 8, 20)
+    for without in (StepKind(128, 16, 1), StepKind(64, 0, 19), StepKind(192, 0, 1), StepKind(16, 16, 1)):
+        assert least_holding(without, kinds) is None
 
 
 def test_a_shape_without_a_graph_is_as_it_was() -> None:
     graphs = GraphRunner([], [], None, interpreter_device())  # type: ignore[arg-type]
-    assert graphs.padded(StepShape(64, 4, 3)) == StepShape(64, 4, 3)
-    graphs._graphs = {StepShape(64, 8, 18): None}  # type: ignore[dict-item]
-    assert graphs.padded(StepShape(64, 4, 3)) == StepShape(64, 8, 18)
-    assert graphs.padded(StepShape(64, 16, 3)) == StepShape(64, 16, 3)
+    assert graphs.padded(StepKind(64, 4, 3)) == StepKind(64, 4, 3)
+    graphs._graphs = {StepKind(64, 8, 18): None}  # type: ignore[dict-item]
+    assert graphs.padded(StepKind(64, 4, 3)) == StepKind(64, 8, 18)
+    assert graphs.padded(StepKind(64, 16, 3)) == StepKind(64, 16, 3)
 
 
 def test_padding_is_dead() -> None:
@@ -93,7 +94,7 @@ def test_padding_is_dead() -> None:
     places = np.array([20, *range(9)], np.int32)
     step = step_input(rows, (places + 64,), (np.ones((2, 2), np.int32),))
     assert tiles_of(step, 8) == [(1, 8), (1, 0)]
-    arrays.send(step, StepShape(16, 8, 6), [0, 9], [3, 5])
+    arrays.send(step, StepKind(16, 8, 6), [0, 9], [3, 5])
     assert arrays["decodes"].reshape(8, 4).tolist() == [[0, 0, 21, 20], *[[-1] * 4] * 7]
     assert arrays["tile_rows"][:6].tolist() == [1, 1, *[-1] * 4]
     assert arrays["tile_firsts"][:6].tolist() == [8, 0, *[0] * 4]
@@ -107,12 +108,12 @@ def test_padding_is_dead() -> None:
 class Walked:
     """A stand-in for a graph: it runs the launches of its shape, and counts."""
 
-    def __init__(self, graphs: GraphRunner, shape: StepShape, seen: list[StepShape]) -> None:
-        self._graphs, self._shape, self._seen = graphs, shape, seen
+    def __init__(self, graphs: GraphRunner, kind: StepKind, seen: list[StepKind]) -> None:
+        self._graphs, self._kind, self._seen = graphs, kind, seen
 
     def replay(self) -> None:
-        self._seen.append(self._shape)
-        self._graphs.run_eagerly(self._shape, 0)
+        self._seen.append(self._kind)
+        self._graphs.run_eagerly(self._kind, 0)
 
 
 @pytest.fixture(scope="module")
@@ -148,11 +149,11 @@ def serve(runner: GPURunner) -> tuple[list[Request], list[list[int]]]:
 def test_a_padded_step_gives_what_the_step_gives(runner: GPURunner, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, tokens = serve(runner)
     graphs, seen = runner.backend.model.graphs, []
-    shapes = chunk_shapes(runner.backend.model.space.arrays.sizes)
-    made = {shape: Walked(graphs, shape, seen) for shape in shapes}
+    kinds = chunk_kinds(runner.backend.model.space.arrays.sizes)
+    made = {kind: Walked(graphs, kind, seen) for kind in kinds}
     monkeypatch.setattr(graphs, "_graphs", made)
     found, same_tokens = serve(runner)
-    assert [(shape.tokens, shape.decodes) for shape in seen] == [(16, 0), (16, 4), (32, 4)]
+    assert [(kind.tokens, kind.decodes) for kind in seen] == [(16, 0), (16, 4), (32, 4)]
     assert same_tokens == tokens
     for request, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(request.values(), wanted.values(), rtol=1e-4, atol=1e-4)

@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 from backend_runs import Request  # noqa: E402
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.cuda.step_arrays import StepShape  # noqa: E402
+from realizar.backends.cuda.launch import StepKind  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
 from step_inputs import opened_row  # noqa: E402
@@ -57,9 +57,9 @@ def test_graphs_of_steps_with_chunks(name: str, monkeypatch: pytest.MonkeyPatch)
         runner.backend.open(opened_row(request.row, SamplingParams(temperature=0), request.token_ids, TOKENS))
     replay, seen = graphs.replay, []
 
-    def noted(shape: StepShape) -> bool:
-        seen.append(shape)
-        return replay(shape)
+    def noted(kind: StepKind) -> bool:
+        seen.append(kind)
+        return replay(kind)
 
     for tokens in (5, 16, 31, 64, 65, 128, 129, 192, 256, 300, 384, 448, 512, 600):
         for decodes, chunks in ((0, 1), (1, 1), (2, 3), (9, 2), (20, 3)):
@@ -67,7 +67,7 @@ def test_graphs_of_steps_with_chunks(name: str, monkeypatch: pytest.MonkeyPatch)
                 continue
             parts = mixed_step(requests, tokens, decodes, chunks)
             found = []
-            for run in (noted, lambda _shape: False):
+            for run in (noted, lambda _kind: False):
                 monkeypatch.setattr(graphs, "replay", run)
                 for buffer in POISONED:
                     getattr(space, buffer).fill_(float("nan") if getattr(space, buffer).is_floating_point() else 7)
@@ -85,6 +85,6 @@ def test_graphs_of_steps_with_chunks(name: str, monkeypatch: pytest.MonkeyPatch)
             assert max(map(worst_error, logits, logits_eagerly)) <= 0.01, (tokens, decodes)
             for token_id, values in zip(chosen, logits, strict=True):  # from a matmul of other rows: near ties
                 assert values[-1].max() - values[-1][token_id] <= 0.3 * values[-1].std()
-    assert all(shape in graphs._graphs for shape in seen if shape.tokens <= 512)
-    assert {shape.tokens for shape in seen} == {16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640}
+    assert all(kind in graphs._graphs for kind in seen if kind.tokens <= 512)
+    assert {kind.tokens for kind in seen} == {16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640}
     runner.close()

@@ -14,14 +14,15 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 from realizar.backends.cuda.attention import decode  # noqa: E402
 from realizar.backends.cuda.attention.decode import BoundDecode, DecodeBinder  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile  # noqa: E402
+from realizar.backends.cuda.launch import StepKind  # noqa: E402
 from realizar.backends.cuda.shapes import (  # noqa: E402
-    chunk_shapes,
+    chunk_kinds,
     least_holding,
-    mixed_shapes,
+    mixed_kinds,
     padded_rows,
     padded_tokens,
 )
-from realizar.backends.cuda.step_arrays import StepShape, StepSizes  # noqa: E402
+from realizar.backends.cuda.step_arrays import StepSizes  # noqa: E402
 from realizar.models.parts import Linear  # noqa: E402
 from realizar.models.spec import Attention  # noqa: E402
 
@@ -42,8 +43,8 @@ class Native:
 class Arguments:
     """Stand-in for the arguments of a decode's kernel: matmuls are split by tokens as on a card."""
 
-    def rotated_constants(self, _rotation: object, _linear: object, shape: StepShape) -> dict[str, Any]:
-        splits = 8 if shape.tokens <= 16 else 4 if shape.tokens <= 64 else 2 if shape.tokens <= 256 else 1
+    def rotated_constants(self, _rotation: object, _linear: object, kind: StepKind) -> dict[str, Any]:
+        splits = 8 if kind.tokens <= 16 else 4 if kind.tokens <= 64 else 2 if kind.tokens <= 256 else 1
         return {
             "SPLITS": splits, "BIAS": False, "NORM": 0, "NORM_BIAS": False, "ROTARY": 64, "INTERLEAVED": False,
             "VALUE_NORM": False,
@@ -51,18 +52,18 @@ class Arguments:
             "STORED": False,
         }  # fmt: skip
 
-    def direct(self, _attention: object, _reader: object, _shape: StepShape) -> None:
+    def direct(self, _attention: object, _reader: object, _kind: StepKind) -> None:
         return None
 
 
-def shapes_of_steps(sizes: StepSizes) -> set[StepShape]:
+def kinds_of_steps(sizes: StepSizes) -> set[StepKind]:
     """Shapes of steps with a chunk and any number of decodes, with graphs and without."""
-    found, graphs = set(), chunk_shapes(sizes)
+    found, graphs = set(), chunk_kinds(sizes)
     for decodes in range(sizes.rows):
         for tokens in range(decodes + 2, sizes.tokens + 1):
             tiles = -(-(tokens - decodes) // sizes.tile_tokens)
-            shape = StepShape(padded_tokens(tokens, sizes.tokens), padded_rows(decodes, sizes.rows), tiles)
-            found |= {shape, least_holding(shape, graphs) or shape}
+            kind = StepKind(padded_tokens(tokens, sizes.tokens), padded_rows(decodes, sizes.rows), tiles)
+            found |= {kind, least_holding(kind, graphs) or kind}
     return found
 
 
@@ -79,15 +80,15 @@ def test_decodes_beside_chunks(
     kv = SimpleNamespace(dtype="bf16", block_size=32)
     binder = DecodeBinder(Arguments(), SimpleNamespace(), kv, device, 1024)  # type: ignore[arg-type]
     binder.bind(BoundDecode(SimpleNamespace(attention=attention), None, None))  # type: ignore[arg-type]
-    mixed = mixed_shapes(sizes)
+    mixed = mixed_kinds(sizes)
     binder.prepare(mixed)
     native: Any = binder._native
-    kinds = {binder.kind(shape) for shape in mixed}
-    for shape in shapes_of_steps(sizes):
-        assert StepShape(shape.tokens, shape.decodes, 1) in mixed
-        if shape.decodes:
-            assert native.ready(binder._kernel(binder._bound[0], shape)), shape
-        assert binder.kind(shape) in kinds
+    kernels = {binder.kernels_of(kind) for kind in mixed}
+    for kind in kinds_of_steps(sizes):
+        assert StepKind(kind.tokens, kind.decodes, 1) in mixed
+        if kind.decodes:
+            assert native.ready(binder._kernel(binder._bound[0], kind)), kind
+        assert binder.kernels_of(kind) in kernels
     native.prepared.clear()  # Triton's in their place
-    kinds = {binder.kind(shape) for shape in mixed}
-    assert {binder.kind(shape) for shape in shapes_of_steps(sizes)} <= kinds
+    kernels = {binder.kernels_of(kind) for kind in mixed}
+    assert {binder.kernels_of(kind) for kind in kinds_of_steps(sizes)} <= kernels

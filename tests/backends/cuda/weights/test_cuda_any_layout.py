@@ -18,6 +18,7 @@ from backends.grouped_format import write_grouped_model  # noqa: E402
 from backends.grouped_source import exact_weights, grouped_layout, grouped_model, grouped_source  # noqa: E402
 from random_models import Recipe, random_tokens  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
+from realizar.backends.cuda.launch import StepKind  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers  # noqa: E402
 from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
 from realizar.backends.cuda.plan import plan_memory  # noqa: E402
@@ -45,12 +46,12 @@ def test_linears_of_the_interpreter(group: int) -> None:
     shard = grouped_source(64, 8 * group, group, seed=1).slice_out_features(13, 47).slice_columns(2 * group, 6 * group)
     matrices = [pack_plain(source, DEVICE.torch_device) for source in (whole, shard)]
     linear, buffers = MergedLinear(matrices, None, DEVICE, None), ActivationBuffers(tokens, DEVICE.torch_device)
-    (form,) = linear.input_formats(tokens)
+    (form,) = linear.input_formats(StepKind(tokens))
     x = buffers.get(form, 4 * group)
     x.values.copy_(torch.from_numpy(np.random.default_rng(4).standard_normal((tokens, 4 * group)).astype(np.float32)))
     x.scales.fill_(1.0)
-    partials = torch.full((linear.splits(tokens), tokens, linear.width), float("nan"))
-    linear.launch(tokens, lambda wanted: buffers.get(wanted, 4 * group), partials)
+    partials = torch.full((linear.splits(StepKind(tokens)), tokens, linear.width), float("nan"))
+    linear.launch(StepKind(tokens), lambda wanted: buffers.get(wanted, 4 * group), partials)
     weights = np.concatenate([exact_weights(whole), shard.dequantize()])
     expected = x.values.double().numpy() @ weights.T
     assert np.abs(partials.sum(dim=0).numpy() - expected).max() <= 2e-3 * np.abs(expected).max()

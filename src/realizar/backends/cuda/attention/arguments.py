@@ -10,10 +10,10 @@ from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import TRITON_TYPES, block_keys, block_stages, padded_head
+from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.norms import NORM_KINDS
-from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import AttentionBlock, SharedAttentionBlock
@@ -58,7 +58,7 @@ class AttentionArguments:
         self._batch_invariant = batch_invariant
         self.none = torch.zeros(1, device=workspace.hidden.device)
 
-    def rotated(self, attention: Attention | SharedAttention, linear: MergedLinear, shape: StepShape) -> list[Any]:
+    def rotated(self, attention: Attention | SharedAttention, linear: MergedLinear, kind: StepKind) -> list[Any]:
         """The arguments of `rotated_heads` up to `value_at`, for the output of `linear`."""
         bias, norms = linear.bias, (attention.q_norm, attention.k_norm)
         if _is_summed(attention):
@@ -66,7 +66,7 @@ class AttentionArguments:
         norm = norms[0] or norms[1]
         weights = [self._weights.norm_weight(n) if n else self.none for n in norms]
         biases = [self._weights.vector(n.bias) if n and n.bias else self.none for n in norms]
-        partials = self._space.partials(linear.splits(shape.tokens), shape.tokens, linear.width)
+        partials = self._space.partials(linear.splits(kind), kind.tokens, linear.width)
         return [
             partials, partials.stride(0), partials.stride(1), self.none if bias is None else bias,
             self._space.arrays["positions"], *self._ropes.get(attention.rope),
@@ -75,13 +75,13 @@ class AttentionArguments:
         ]  # fmt: skip
 
     def rotated_constants(
-        self, attention: Attention | SharedAttention, linear: MergedLinear, shape: StepShape
+        self, attention: Attention | SharedAttention, linear: MergedLinear, kind: StepKind
     ) -> dict[str, Any]:
         """The compile-time constants of `rotated_heads`, and of kernels that start from it."""
         rope, summed = attention.rope, _is_summed(attention)
         norm = None if summed else attention.q_norm or attention.k_norm
         return {
-            "SPLITS": 1 if summed else linear.splits(shape.tokens), "BIAS": not summed and linear.bias is not None,
+            "SPLITS": 1 if summed else linear.splits(kind), "BIAS": not summed and linear.bias is not None,
             "HEADS": attention.num_heads, "KV_HEADS": attention.num_kv_heads, "HEAD": attention.head_size,
             "PADDED_HEAD": padded_head(attention), "ROTARY": rope.size if rope else 0,
             "INTERLEAVED": bool(rope and rope.pairing == "interleaved"),
@@ -109,7 +109,7 @@ class AttentionArguments:
         }  # fmt: skip
 
     def direct(
-        self, attention: Attention | SharedAttention, consumer: MergedLinear, shape: StepShape
+        self, attention: Attention | SharedAttention, consumer: MergedLinear, kind: StepKind
     ) -> ActivationBuffer | None:
         """The output projection's input, if attention can write it; None where the result must be converted.
 
@@ -117,21 +117,19 @@ class AttentionArguments:
         """
         if attention.gate is not None:
             return None
-        formats, width = consumer.input_formats(shape.tokens), attention.num_heads * attention.head_size
+        formats, width = consumer.input_formats(kind), attention.num_heads * attention.head_size
         group = width // attention.num_kv_heads
         own = formats[0].kind in ("int8", "half")
         whole = attention.head_size == padded_head(attention) and group % CHUNK == 0
         if self._batch_invariant:
             writes = whole and formats[0].kind == "half"
         else:
-            writes = not shape.tiles and (whole if own else formats[0].kind == "f32")
+            writes = not kind.tiles and (whole if own else formats[0].kind == "f32")
         return self._space.activations.get(formats[0], width) if writes and len(formats) == 1 else None
 
-    def halves(
-        self, attention: Attention | SharedAttention, consumer: MergedLinear, shape: StepShape
-    ) -> dict[str, Any]:
+    def halves(self, attention: Attention | SharedAttention, consumer: MergedLinear, kind: StepKind) -> dict[str, Any]:
         """The arguments of `write_result` for halves, of the Triton kernels with `batch_invariant`, and of chunks."""
-        target = self.direct(attention, consumer, shape) if self._batch_invariant else None
+        target = self.direct(attention, consumer, kind) if self._batch_invariant else None
         if target is None:
             return {"values_out": self.none, "value_scale": self.none, "block_tokens": 1, "chunks": 1, "HALVES": False}
         return {

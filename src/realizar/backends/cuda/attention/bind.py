@@ -23,10 +23,9 @@ from realizar.backends.cuda.kernels.activate import convert
 from realizar.backends.cuda.kernels.attend import attend_chunk
 from realizar.backends.cuda.kernels.normalize import normalize_partials
 from realizar.backends.cuda.kernels.rotate import rotate
-from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.norms import NORM_KINDS
-from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import AttentionBlock, SharedAttentionBlock
@@ -55,16 +54,16 @@ class AttentionBinder:
             else DecodeBinder(self._arguments, workspace, kv, device, context_length)
         )
 
-    def prepare(self, shapes: Iterable[StepShape]) -> None:
+    def prepare(self, kinds: Iterable[StepKind]) -> None:
         """Compile the CUDA kernels that decodes of these steps need."""
-        self._decodes.prepare(shapes)
+        self._decodes.prepare(kinds)
 
-    def kind(self, shape: StepShape) -> object:
+    def kernels_of(self, kind: StepKind) -> object:
         """A key that is equal for steps whose decodes start the same kernels."""
-        return self._decodes.kind(shape)
+        return self._decodes.kernels_of(kind)
 
     def is_long(self, decodes: int, context: int) -> bool:
-        """True if a step of `decodes` decodes, the longest with this context, is `StepShape.long`."""
+        """True if a step of `decodes` decodes, the longest with this context, is `StepKind.long`."""
         return self._decodes.is_long(decodes, context)
 
     def bind(
@@ -80,11 +79,11 @@ class AttentionBinder:
         yield Launch("rope", self._rotate(block, linear))
         start_decodes = self._decodes.bind(BoundDecode(block, linear, consumer))
 
-        def run(shape: StepShape) -> None:
-            if shape.decodes:
-                start_decodes(shape)
-            if shape.tiles:
-                self._attend_tiles(block, consumer, shape)
+        def run(kind: StepKind) -> None:
+            if kind.decodes:
+                start_decodes(kind)
+            if kind.tiles:
+                self._attend_tiles(block, consumer, kind)
 
         yield Launch("attention", run, attention=attention)
         if isinstance(attention, Attention) and attention.gate is not None:
@@ -92,7 +91,7 @@ class AttentionBinder:
         else:
             yield Launch("attention output", self._convert(attention, consumer))
 
-    def _norm_tokens(self, attention: Attention, linear: MergedLinear) -> Callable[[StepShape], None]:
+    def _norm_tokens(self, attention: Attention, linear: MergedLinear) -> Callable[[StepKind], None]:
         """Sum queries, keys and values into the first split; queries and keys normed over all heads of a token."""
         (key_at, value_at), none = columns(attention), self._arguments.none
         parts: list[tuple[int, int, Norm | None]] = [
@@ -101,81 +100,77 @@ class AttentionBinder:
             (value_at, linear.width - value_at, None),
         ]
 
-        def run(shape: StepShape) -> None:
-            splits = linear.splits(shape.tokens)
-            partials = self._space.partials(splits, shape.tokens, linear.width)
+        def run(kind: StepKind) -> None:
+            splits = linear.splits(kind)
+            partials = self._space.partials(splits, kind.tokens, linear.width)
             for first, width, norm in parts:
                 cut = whole_width(width)
                 bias = self._weights.vector(norm.bias) if norm and norm.bias else none
-                normalize_partials[(shape.tokens,)](
+                normalize_partials[(kind.tokens,)](
                     partials, partials.stride(0), partials.stride(1),
                     none if linear.bias is None else linear.bias, first,
                     self._weights.norm_weight(norm) if norm else none, bias, float(norm.eps) if norm else 0.0,
                     width, SPLITS=splits, MATMUL_BIAS=linear.bias is not None,
                     NORM=NORM_KINDS[norm.kind] if norm else 0, NORM_BIAS=bool(norm and norm.bias), BLOCK=cut.block,
-                    num_warps=cut.warps, **self._space.launching(shape.tokens),
+                    num_warps=cut.warps, **self._space.launching(kind),
                 )  # fmt: skip
 
         return run
 
-    def _rotate(
-        self, block: AttentionBlock | SharedAttentionBlock, linear: MergedLinear
-    ) -> Callable[[StepShape], None]:
+    def _rotate(self, block: AttentionBlock | SharedAttentionBlock, linear: MergedLinear) -> Callable[[StepKind], None]:
         """Start rope for steps with chunks; `attend_decode` applies its own, `attend_parts` does not."""
         attention, space = block.attention, self._space
         slots = space.arrays.slots(self._kv.group_of(block.cache_layer))
         caches, own = self._arguments.cache(block.cache_layer), isinstance(attention, Attention)
         parts = attention.num_heads + (2 * attention.num_kv_heads if own else 0)
 
-        def run(shape: StepShape) -> None:
-            if not shape.tiles and not self._part:
+        def run(kind: StepKind) -> None:
+            if not kind.tiles and not self._part:
                 return
-            rotated = attention, linear, shape
+            rotated = attention, linear, kind
             pointers, constants = self._arguments.rotated(*rotated), self._arguments.rotated_constants(*rotated)
-            rotate[(shape.tokens, -(-parts // ROTATE_PARTS))](
+            rotate[(kind.tokens, -(-parts // ROTATE_PARTS))](
                 *pointers, *caches, slots, space.query, space.query.stride(0), INT8=self._kv.dtype == "int8",
-                PARTS=ROTATE_PARTS, num_warps=ROTATE_PARTS, **constants, **space.launching(shape.tokens),
+                PARTS=ROTATE_PARTS, num_warps=ROTATE_PARTS, **constants, **space.launching(kind),
             )  # fmt: skip
 
         return run
 
     def _attend_tiles(
-        self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, shape: StepShape
+        self, block: AttentionBlock | SharedAttentionBlock, consumer: MergedLinear, kind: StepKind
     ) -> None:
         attention, space = block.attention, self._space
         arrays, tokens = space.arrays, space.arrays.sizes.tile_tokens
         queries, warps = chunk_queries(attention, tokens, space.query.dtype)
-        attend_chunk[(shape.tiles, attention.num_kv_heads)](
+        attend_chunk[(kind.tiles, attention.num_kv_heads)](
             space.query, *self._arguments.cache(block.cache_layer), self._arguments.sinks(attention), space.attended,
             arrays["tile_rows"], arrays["tile_firsts"], arrays["starts"], arrays["counts"], arrays["contexts"],
             arrays["tables"], arrays["header"], float(attention.scale), float(attention.soft_cap or 1.0),
             space.query.stride(0), space.attended.stride(0), HEADS=attention.num_heads, KV_HEADS=attention.num_kv_heads,
             HEAD=attention.head_size, PADDED_HEAD=padded_head(attention), BLOCK_SIZE=self._kv.block_size,
             INT8=self._kv.dtype == "int8", QUERIES=queries, TOKENS=tokens, PART=self._part, num_warps=warps,
-            **self._arguments.shared(block), **self._arguments.halves(attention, consumer, shape),
-            **space.launching(shape.tokens),
+            **self._arguments.shared(block), **self._arguments.halves(attention, consumer, kind),
+            **space.launching(kind),
         )  # fmt: skip
 
-    def _gate(self, attention: Attention, linear: MergedLinear, consumer: MergedLinear) -> Callable[[StepShape], None]:
+    def _gate(self, attention: Attention, linear: MergedLinear, consumer: MergedLinear) -> Callable[[StepKind], None]:
         """Multiply attention results by their output gates, in the format that the output projection reads."""
         gate_at, summed = gate_column(attention), attention.qk_norm_axis == "token"  # its norm sums the gate, too
-        return lambda shape: start_gate(
-            self._space, shape.tokens, linear, gate_at, attention.head_size, consumer, summed=summed
-        )
+        return lambda kind: start_gate(self._space, kind, linear, gate_at, attention.head_size, consumer, summed=summed)
 
-    def _convert(self, attention: Attention | SharedAttention, consumer: MergedLinear) -> Callable[[StepShape], None]:
+    def _convert(self, attention: Attention | SharedAttention, consumer: MergedLinear) -> Callable[[StepKind], None]:
         """Convert float32 attention results to the format that the output projection reads."""
         space, width = self._space, attention.num_heads * attention.head_size
 
-        def run(shape: StepShape) -> None:
-            if self._arguments.direct(attention, consumer, shape) is not None:
+        def run(kind: StepKind) -> None:
+            if self._arguments.direct(attention, consumer, kind) is not None:
                 return
-            for input_format in consumer.input_formats(shape.tokens):
+            for input_format in consumer.input_formats(kind):
                 target = space.activations.get(input_format, width)
                 cut = whole_width(width) if input_format.kind == "fp8" else width_in_blocks(width)
-                convert[(shape.tokens, cut.blocks)](
+                convert[(kind.tokens, cut.blocks)](
                     space.attended, space.attended.stride(0), width, *target.pointers(), *space.token_state,
-                    BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(shape.tokens),
+                    BLOCK=cut.block, num_warps=cut.warps, **target.constants(), **space.launching(kind),
                 )  # fmt: skip
 
         return run

@@ -1,4 +1,4 @@
-"""Attention of single tokens bound to its kernel: CUDA C++, or Triton where that has none of a shape."""
+"""Attention of single tokens bound to its kernel: CUDA C++, or Triton where that has none of a kind."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from realizar.backends.cuda.attention.native_decode import DecodeAttention
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import decode_parts, padded_head, shared_heads
 from realizar.backends.cuda.kernels.attend_decode import attend_decode
+from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.inputs import InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.native.attend_source import AttendKernel
-from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import AttentionBlock, SharedAttentionBlock
 from realizar.models.mixers import SharedAttention
@@ -51,52 +51,52 @@ class DecodeBinder:
         self._native = DecodeAttention(device.torch_device) if device.runs("attention") else None
         self._bound: list[BoundDecode] = []
 
-    def bind(self, decode: BoundDecode) -> Callable[[StepShape], None]:
+    def bind(self, decode: BoundDecode) -> Callable[[StepKind], None]:
         """Return a function that starts a layer's kernel, for steps with decodes."""
         self._bound.append(decode)
 
-        def run(shape: StepShape) -> None:
-            if self._native is not None and self._native.ready(kernel := self._kernel(decode, shape)):
-                self._start_native(self._native, kernel, decode, shape)
+        def run(kind: StepKind) -> None:
+            if self._native is not None and self._native.ready(kernel := self._kernel(decode, kind)):
+                self._start_native(self._native, kernel, decode, kind)
             else:
-                self._start_triton(decode, shape)
+                self._start_triton(decode, kind)
 
         return run
 
-    def prepare(self, shapes: Iterable[StepShape]) -> None:
+    def prepare(self, kinds: Iterable[StepKind]) -> None:
         """Compile the CUDA kernels that decodes of these steps need."""
         if self._native is not None:
-            steps = [shape for shape in shapes if shape.decodes]
-            self._native.prepare(self._kernel(decode, shape) for decode in self._bound for shape in steps)
+            steps = [kind for kind in kinds if kind.decodes]
+            self._native.prepare(self._kernel(decode, kind) for decode in self._bound for kind in steps)
 
-    def kind(self, shape: StepShape) -> object:
+    def kernels_of(self, kind: StepKind) -> object:
         """A key that is equal for steps whose decodes start the same kernels, with the same compile-time constants."""
-        return tuple(self._kind(decode, shape) for decode in self._bound) if shape.decodes else None
+        return tuple(self._kernels_of(decode, kind) for decode in self._bound) if kind.decodes else None
 
-    def _kind(self, decode: BoundDecode, shape: StepShape) -> object:
-        if self._native is not None and self._native.ready(kernel := self._kernel(decode, shape)):
+    def _kernels_of(self, decode: BoundDecode, kind: StepKind) -> object:
+        if self._native is not None and self._native.ready(kernel := self._kernel(decode, kind)):
             return kernel
         attention = decode.block.attention
-        rotated = self._arguments.rotated_constants(decode.block.attention, decode.linear, shape)
-        target = self._arguments.direct(attention, decode.consumer, shape)
+        rotated = self._arguments.rotated_constants(decode.block.attention, decode.linear, kind)
+        target = self._arguments.direct(attention, decode.consumer, kind)
         constants = _FLOAT_TOKENS if target is None else target.constants()
-        return self._parts(attention, shape), tuple(rotated.items()), tuple(constants.items())
+        return self._parts(attention, kind), tuple(rotated.items()), tuple(constants.items())
 
     def is_long(self, decodes: int, context: int) -> bool:
-        """True if a step of `decodes` decodes, the longest with this context, is `StepShape.long`."""
+        """True if a step of `decodes` decodes, the longest with this context, is `StepKind.long`."""
         if self._native is None or context <= _SHORT:
             return False
         return any(_are_few(decodes, decode.block.attention.num_kv_heads, self._device) for decode in self._bound)
 
-    def _parts(self, attention: Attention | SharedAttention, shape: StepShape) -> int:
+    def _parts(self, attention: Attention | SharedAttention, kind: StepKind) -> int:
         """Number of parts that every decode's context is cut into."""
-        return decode_parts(attention, shape.decodes, self._context, self._device)
+        return decode_parts(attention, kind.decodes, self._context, self._device)
 
-    def _kernel(self, decode: BoundDecode, shape: StepShape) -> AttendKernel:
+    def _kernel(self, decode: BoundDecode, kind: StepKind) -> AttendKernel:
         """The CUDA kernel for the decodes of a step."""
         attention = decode.block.attention
-        rotated = self._arguments.rotated_constants(decode.block.attention, decode.linear, shape)
-        target = self._arguments.direct(attention, decode.consumer, shape)
+        rotated = self._arguments.rotated_constants(decode.block.attention, decode.linear, kind)
+        target = self._arguments.direct(attention, decode.consumer, kind)
         output = target.format if target is not None and target.format.kind in ("int8", "half") else InputFormat("f32")
         kernel = AttendKernel(
             head=attention.head_size, group=attention.num_heads // attention.num_kv_heads, splits=rotated["SPLITS"],
@@ -105,20 +105,18 @@ class DecodeBinder:
             block_tokens=output.block_tokens, cap=attention.soft_cap is not None,
             value_norm=rotated["VALUE_NORM"], growth=rotated["GROWTH"], stored=rotated["STORED"],
         )  # fmt: skip
-        return sized(kernel, shape, attention.num_kv_heads, self._device)
+        return sized(kernel, kind, attention.num_kv_heads, self._device)
 
-    def _start_native(
-        self, native: DecodeAttention, kernel: AttendKernel, decode: BoundDecode, shape: StepShape
-    ) -> None:
+    def _start_native(self, native: DecodeAttention, kernel: AttendKernel, decode: BoundDecode, kind: StepKind) -> None:
         attention, space, layer = decode.block.attention, self._space, decode.block.cache_layer
         arrays = space.arrays
-        target = self._arguments.direct(attention, decode.consumer, shape)
+        target = self._arguments.direct(attention, decode.consumer, kind)
         if target is None:
             written, stride = [space.attended, None, None], space.attended.stride(0)
         else:
             values = target.codes if kernel.out == "int8" else target.values
             written, stride = [values, target.scales, target.terms], target.cols
-        pointers = self._arguments.rotated(decode.block.attention, decode.linear, shape)
+        pointers = self._arguments.rotated(decode.block.attention, decode.linear, kind)
         (partials, *strides), (bias, _, *vectors), (*eps, key_at, value_at) = (
             pointers[:3],
             pointers[3:-4],
@@ -135,38 +133,38 @@ class DecodeBinder:
             *strides, key_at, value_at, attention.num_kv_heads, attention.window or 0,
             self._kv.group_of(layer) * arrays.sizes.rows, stride,
         ]  # fmt: skip
-        blocks = shape.decodes * attention.num_kv_heads
+        blocks = kind.decodes * attention.num_kv_heads
         room = kernel.resident // kernel.warps * self._device.processors
-        parts = self._parts(attention, shape)
-        grid = attention.num_kv_heads, shape.decodes, max(1, min(parts, room // blocks))
-        native.launch(kernel, grid, tensors, numbers, integers, space.launching(shape.tokens)["DEPENDENT"])
+        parts = self._parts(attention, kind)
+        grid = attention.num_kv_heads, kind.decodes, max(1, min(parts, room // blocks))
+        native.launch(kernel, grid, tensors, numbers, integers, space.launching(kind)["DEPENDENT"])
 
-    def _start_triton(self, decode: BoundDecode, shape: StepShape) -> None:
+    def _start_triton(self, decode: BoundDecode, kind: StepKind) -> None:
         attention, space = decode.block.attention, self._space
-        arrays, parts = space.arrays, self._parts(attention, shape)
-        target = self._arguments.direct(attention, decode.consumer, shape)
+        arrays, parts = space.arrays, self._parts(attention, kind)
+        target = self._arguments.direct(attention, decode.consumer, kind)
         if target is None:
             written, output = (space.attended, space.attended.stride(0), *[self._arguments.none] * 3), _FLOAT_TOKENS
         else:
             written, output = target.pointers(), target.constants()
-        rotated = decode.block.attention, decode.linear, shape
+        rotated = decode.block.attention, decode.linear, kind
         pointers, constants = self._arguments.rotated(*rotated), self._arguments.rotated_constants(*rotated)
         group, layer = attention.num_heads // attention.num_kv_heads, decode.block.cache_layer
-        attend_decode[(shape.decodes, attention.num_kv_heads, parts)](
+        attend_decode[(kind.decodes, attention.num_kv_heads, parts)](
             *pointers, *self._arguments.cache(layer), arrays.slots(self._kv.group_of(layer)),
             self._arguments.sinks(attention), space.attention_parts, space.attention_state, space.arrivals,
             arrays["decodes"], arrays["tables"], arrays["header"],
             float(attention.scale), float(attention.soft_cap or 1.0), *written, INT8_CACHE=self._kv.dtype == "int8",
             SHARED=shared_heads(attention), PARTS=parts,
             COMBINED=triton.next_power_of_2(group) * padded_head(attention),
-            **constants, **self._arguments.shared(decode.block), **output, **space.launching(shape.tokens),
+            **constants, **self._arguments.shared(decode.block), **output, **space.launching(kind),
         )  # fmt: skip
 
 
-def sized(kernel: AttendKernel, shape: StepShape, kv_heads: int, device: DeviceProfile) -> AttendKernel:
+def sized(kernel: AttendKernel, kind: StepKind, kv_heads: int, device: DeviceProfile) -> AttendKernel:
     """The kernel with warps per block and per multiprocessor: few blocks should end soon, many should fit at once."""
-    blocks, processors = shape.decodes * kv_heads, device.processors
-    long, few = shape.long, _are_few(shape.decodes, kv_heads, device)
+    blocks, processors = kind.decodes * kv_heads, device.processors
+    long, few = kind.long, _are_few(kind.decodes, kv_heads, device)
     if long or few:
         warps, resident = 8 if _fits(replace(kernel, warps=8), 2 if long else 1, device) else 4, 16
     else:

@@ -12,7 +12,7 @@ from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import decode_parts, decode_queries, fixed_parts, padded_head, part_keys
 from realizar.backends.cuda.kernels.attend_parts import attend_parts
-from realizar.backends.cuda.step_arrays import StepShape
+from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.workspace import Workspace
 
 
@@ -26,17 +26,17 @@ class PartBinder:
         self._arguments, self._space, self._kv = arguments, workspace, kv
         self._device, self._context = device, context_length
 
-    def bind(self, decode: BoundDecode) -> Callable[[StepShape], None]:
+    def bind(self, decode: BoundDecode) -> Callable[[StepKind], None]:
         """Return a function that starts a layer's kernel, for steps with decodes."""
         attention, layer = decode.block.attention, decode.block.cache_layer
 
-        def run(shape: StepShape) -> None:
+        def run(kind: StepKind) -> None:
             space, arrays = self._space, self._space.arrays
             queries, warps = decode_queries(attention, arrays.sizes.tile_tokens, space.query.dtype)
             parts = fixed_parts(self._context)
             # Programs may be few or many: which of them takes a part changes no bit of it.
-            programs = min(parts, decode_parts(attention, shape.decodes, self._context, self._device))
-            attend_parts[(shape.decodes, attention.num_kv_heads, programs)](
+            programs = min(parts, decode_parts(attention, kind.decodes, self._context, self._device))
+            attend_parts[(kind.decodes, attention.num_kv_heads, programs)](
                 space.query, *self._arguments.cache(layer), self._arguments.sinks(attention), space.attended,
                 space.attention_parts, space.attention_state, space.arrivals, arrays["decodes"], arrays["tables"],
                 arrays["header"], float(attention.scale), float(attention.soft_cap or 1.0), space.query.stride(0),
@@ -45,17 +45,17 @@ class PartBinder:
                 INT8=self._kv.dtype == "int8", QUERIES=queries,
                 SHARED=triton.next_power_of_2(attention.num_heads // attention.num_kv_heads),
                 PART=part_keys(self._context), PARTS=parts, num_warps=warps, **self._arguments.shared(decode.block),
-                **self._arguments.halves(attention, decode.consumer, shape), **space.launching(shape.tokens),
+                **self._arguments.halves(attention, decode.consumer, kind), **space.launching(kind),
             )  # fmt: skip
 
         return run
 
-    def prepare(self, shapes: Iterable[StepShape]) -> None:
+    def prepare(self, kinds: Iterable[StepKind]) -> None:
         """Compile CUDA kernels: there are none."""
 
-    def kind(self, shape: StepShape) -> object:
+    def kernels_of(self, kind: StepKind) -> object:
         """A key that is equal for steps whose decodes start the same kernels, with the same compile-time constants."""
-        return tuple(self._space.launching(shape.tokens).items()) if shape.decodes else None
+        return tuple(self._space.launching(kind).items()) if kind.decodes else None
 
     def is_long(self, decodes: int, context: int) -> bool:
         """Never: long contexts run through the kernel of short ones."""

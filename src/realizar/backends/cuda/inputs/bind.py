@@ -11,10 +11,9 @@ from realizar.backends.cuda.attention.output_gate import start_gate
 from realizar.backends.cuda.kernel_sizes import ACTIVATIONS, whole_width
 from realizar.backends.cuda.kernels.embed import embed_floats, embed_quantized
 from realizar.backends.cuda.kernels.normalize import add_norm
-from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.norms import NORM_KINDS, NormBinder, Run
-from realizar.backends.cuda.step_arrays import StepShape
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.weights.plain import PlainMatrix
 from realizar.backends.cuda.workspace import Workspace
@@ -56,9 +55,9 @@ class InputsBinder:
 
     def gate(self, block: InputGateBlock, linear: MergedLinear, consumer: MergedLinear) -> Run:
         """The input of `consumer`: the activation of what `linear` makes, times the layer's own input."""
-        size, kind = consumer.cols, ACTIVATIONS[block.gate.activation]
+        size, activation = consumer.cols, ACTIVATIONS[block.gate.activation]
         own = self.space.layer_inputs[:, block.layer * size :]
-        return lambda shape: start_gate(self.space, shape.tokens, linear, 0, size, consumer, source=own, kind=kind)
+        return lambda kind: start_gate(self.space, kind, linear, 0, size, consumer, source=own, activation=activation)
 
     def _embed(self, table: PlainMatrix | torch.Tensor, out: torch.Tensor, scale: float) -> Run:
         """out [tokens, cols] = scale * rows of a table. Out is contiguous."""
@@ -67,8 +66,8 @@ class InputsBinder:
         blocks = -(-cols // _EMBED_BLOCK)
 
         # Lets the next kernel start, but does not start early itself: that may read a step's arrays before it waits.
-        def run(shape: StepShape) -> None:
-            grid, dependent = (shape.tokens, blocks), space.launching(shape.tokens)["DEPENDENT"]
+        def run(kind: StepKind) -> None:
+            grid, dependent = (kind.tokens, blocks), space.launching(kind)["DEPENDENT"]
             if isinstance(table, torch.Tensor):
                 embed_floats[grid](*ids, out, cols, scale, table, cols, DEPENDENT=dependent, BLOCK=_EMBED_BLOCK)
             else:
@@ -88,12 +87,12 @@ class InputsBinder:
         assert projection.bias is None
         assert norm.bias is None
 
-        def run(shape: StepShape) -> None:
-            splits, slices = projection.splits(shape.tokens), shape.tokens * layers
+        def run(kind: StepKind) -> None:
+            splits, slices = projection.splits(kind), kind.tokens * layers
             add_norm[(slices,)](
                 space.partials(splits, slices, size), slices * size, size, weight, float(norm.eps),
                 space.layer_inputs, size, SPLITS=splits, NORM=NORM_KINDS[norm.kind], BLOCK=cut.block,
-                num_warps=cut.warps, **space.launching(shape.tokens),
+                num_warps=cut.warps, **space.launching(kind),
             )  # fmt: skip
 
         return run

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from realizar.backends.cuda.kernels.experts import multiply_float_pairs, multiply_plain_pairs
+from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.expert_lines import ExpertShape, measured_tiles
 from realizar.backends.cuda.matmul.experts_read import ExpertsRead
@@ -89,33 +90,33 @@ class ExpertsInput:
         """True if the norm's scale may be left to the mat-vec."""
         return self.folds
 
-    def is_routed(self, tokens: int) -> bool:
+    def is_routed(self, kind: StepKind) -> bool:
         """True if the router reads the stream itself."""
-        return self.router is not None and tokens <= self.router.most_tokens
+        return self.router is not None and kind.tokens <= self.router.most_tokens
 
-    def is_grouped(self, tokens: int) -> bool:
+    def is_grouped(self, kind: StepKind) -> bool:
         """True if rows are multiplied expert by expert."""
-        return self.grouped is not None and tokens > self.pair_tokens
+        return self.grouped is not None and kind.tokens > self.pair_tokens
 
-    def input_formats(self, tokens: int) -> tuple[InputFormat, ...]:
+    def input_formats(self, kind: StepKind) -> tuple[InputFormat, ...]:
         """Formats that the norm must write."""
         formats = self.pairs
-        if self.grouped is not None and tokens > self.pair_tokens:
-            formats = (self.grouped(tokens),)
-        if not self.apart and not self.is_routed(tokens):
+        if self.grouped is not None and self.is_grouped(kind):
+            formats = (self.grouped(kind.tokens),)
+        if not self.apart and not self.is_routed(kind):
             formats = FLOATS, *formats
         if self.shared is not None:
-            formats = *formats, *self.shared.input_formats(tokens)
+            formats = *formats, *self.shared.input_formats(kind)
         return tuple(dict.fromkeys(formats))
 
-    def applies_norm_scale(self, tokens: int) -> bool:
+    def applies_norm_scale(self, kind: StepKind) -> bool:
         """True if the norm's scale is left to the mat-vec."""
-        folds = self.folds and self.is_routed(tokens) and not self.is_grouped(tokens)
-        return folds and (self.shared is None or self._shared_folds(self.shared, tokens))
+        folds = self.folds and self.is_routed(kind) and not self.is_grouped(kind)
+        return folds and (self.shared is None or self._shared_folds(self.shared, kind))
 
-    def _shared_folds(self, shared: MergedLinear, tokens: int) -> bool:
+    def _shared_folds(self, shared: MergedLinear, kind: StepKind) -> bool:
         """True if the shared expert reads the mat-vec's integers."""
-        return shared.applies_norm_scale(tokens) and shared.input_formats(tokens) == (INTEGERS,)
+        return shared.applies_norm_scale(kind) and shared.input_formats(kind) == (INTEGERS,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +133,13 @@ class ExpertsOutput:
     residual_tokens: int = 0
     bias: None = None
 
-    def splits(self, tokens: int) -> int:
+    def splits(self, kind: StepKind) -> int:
         """Outputs that make up a token's."""
         return self.per_token
 
-    def adds_residual(self, tokens: int) -> bool:
+    def adds_residual(self, kind: StepKind) -> bool:
         """True if down adds to the stream; then no outputs are written."""
-        return tokens <= self.residual_tokens
+        return kind.tokens <= self.residual_tokens
 
     def partials(self, memory: torch.Tensor, tokens: int) -> torch.Tensor:
         """float32 [slots, tokens, width], a view of `memory`, which has the pairs one after the other."""

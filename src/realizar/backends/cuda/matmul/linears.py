@@ -12,6 +12,7 @@ from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import TRITON_TYPES, matmul_type
 from realizar.backends.cuda.kernels.float_matmul import multiply_floats
 from realizar.backends.cuda.kernels.plain_matmul import multiply
+from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
 from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.fp8_copies import (
@@ -89,42 +90,42 @@ class MergedLinear:
         """All matrices, as packed."""
         return sum(matrix_bytes(segment.matrix) for segment in self.segments)
 
-    def input_formats(self, tokens: int) -> tuple[InputFormat, ...]:
-        """Formats that the input must be written in, by number of tokens; one, unless kinds of matrices are mixed."""
-        if self._copy_for(tokens) is not None:
+    def input_formats(self, kind: StepKind) -> tuple[InputFormat, ...]:
+        """Formats that the input must be written in; one, unless kinds of matrices are mixed."""
+        if self._copy_for(kind) is not None:
             return (FP8_INPUT,)
-        return tuple(dict.fromkeys(self._input_format(segment, tokens) for segment in self.segments))
+        return tuple(dict.fromkeys(self._input_format(segment, kind) for segment in self.segments))
 
-    def splits(self, tokens: int) -> int:
+    def splits(self, kind: StepKind) -> int:
         """Partial sums of the output; where kinds of matrices are mixed, unpacked ones fill the first alone."""
-        if self._copy_for(tokens) is not None:
+        if self._copy_for(kind) is not None:
             return 1
-        routes = self.routes(tokens)
+        routes = self.routes(kind)
         if routes:
             return routes[0][1].splits
         if any(isinstance(segment.matrix, torch.Tensor) for segment in self.segments):
             return 1
-        tiles = -(-self.width // _OUT_FEATURES) * (1 if self._fixed else -(-tokens // _token_tile(tokens)))
+        tiles = -(-self.width // _OUT_FEATURES) * (1 if self._fixed else -(-kind.tokens // _token_tile(kind.tokens)))
         blocks = self.cols // _COLUMNS
         return max(1, min(_MAX_SPLITS, 2 * self._device.processors // tiles, blocks // 4))
 
-    def routes(self, tokens: int) -> list[tuple[PackedMatrix, MatmulConfig]]:
-        """The packed matrices, and how each is multiplied in a step of `tokens`; none where their copy is."""
-        if self._copy_for(tokens) is not None:
+    def routes(self, kind: StepKind) -> list[tuple[PackedMatrix, MatmulConfig]]:
+        """The packed matrices, and how each is multiplied in a step of this kind; none where their copy is."""
+        if self._copy_for(kind) is not None:
             return []
         packed = _packed(self)
         if not packed or self._matmuls is None:
             return []
-        if tokens not in self._routes:
-            whole = self._epilogue_route(tokens, self._matmuls, packed[0])
-            self._routes[tokens] = self._matmuls.route_merged(tokens, packed) if whole is None else [whole]
-        return list(zip(packed, self._routes[tokens], strict=True))
+        if kind.tokens not in self._routes:
+            whole = self._epilogue_route(kind, self._matmuls, packed[0])
+            self._routes[kind.tokens] = self._matmuls.route_merged(kind.tokens, packed) if whole is None else [whole]
+        return list(zip(packed, self._routes[kind.tokens], strict=True))
 
-    def _epilogue_route(self, tokens: int, matmuls: MatmulKernels, matrix: PackedMatrix) -> MatmulConfig | None:
+    def _epilogue_route(self, kind: StepKind, matmuls: MatmulKernels, matrix: PackedMatrix) -> MatmulConfig | None:
         """The config of the matmul with an epilogue, if it has one."""
         if self._activation is not None:
-            return route_gated(matmuls, tokens, matrix, self._activation)
-        return route_residual(matmuls, tokens, matrix) if self._adds_residual and len(self.segments) == 1 else None
+            return route_gated(matmuls, kind.tokens, matrix, self._activation)
+        return route_residual(matmuls, kind.tokens, matrix) if self._adds_residual and len(self.segments) == 1 else None
 
     @property
     def interleaved(self) -> bool:
@@ -132,46 +133,46 @@ class MergedLinear:
         first = self.segments[0].matrix
         return isinstance(first, PackedMatrix) and first.interleaved
 
-    def is_gated(self, tokens: int) -> bool:
-        """True if `launch_gated` takes a step of `tokens`; then no partial sums are written."""
-        return self._activation is not None and self._has_epilogue(tokens)
+    def is_gated(self, kind: StepKind) -> bool:
+        """True if `launch_gated` takes a step of this kind; then no partial sums are written."""
+        return self._activation is not None and self._has_epilogue(kind)
 
-    def adds_residual(self, tokens: int) -> bool:
-        """True if `launch_residual` takes a step of `tokens`; then no partial sums are written."""
-        return self._adds_residual and self._has_epilogue(tokens)
+    def adds_residual(self, kind: StepKind) -> bool:
+        """True if `launch_residual` takes a step of this kind; then no partial sums are written."""
+        return self._adds_residual and self._has_epilogue(kind)
 
-    def _has_epilogue(self, tokens: int) -> bool:
-        """True if the matmul of a step of `tokens` has an epilogue."""
-        routes = self.routes(tokens)
+    def _has_epilogue(self, kind: StepKind) -> bool:
+        """True if the matmul of a step of this kind has an epilogue."""
+        routes = self.routes(kind)
         return bool(routes) and routes[0][1].epilogue is not None
 
-    def kernels(self, tokens: int) -> list[tuple[tuple[FragmentFormat, ...], MatmulConfig]]:
-        """Formats and configs that `MatmulKernels.prepare` must compile for a step of `tokens`."""
-        routes = self.routes(tokens)
+    def kernels(self, kind: StepKind) -> list[tuple[tuple[FragmentFormat, ...], MatmulConfig]]:
+        """Formats and configs that `MatmulKernels.prepare` must compile for a step of this kind."""
+        routes = self.routes(kind)
         if not routes:
             return []
         if self.all_packed:
             return [(tuple(matrix.format for matrix, _ in routes), routes[0][1])]
         return [((matrix.format,), config) for matrix, config in routes]
 
-    def launch(self, tokens: int, inputs: Buffers, partials: torch.Tensor, norm: FoldedNorm | None = None) -> None:
+    def launch(self, kind: StepKind, inputs: Buffers, partials: torch.Tensor, norm: FoldedNorm | None = None) -> None:
         """Write float32 partials [splits, tokens, width], contiguous; finish `norm`, if `applies_norm_scale`."""
-        copy = self._copy_for(tokens)
+        copy, tokens = self._copy_for(kind), kind.tokens
         if copy is not None:
             copy.multiply(inputs(FP8_INPUT), tokens, partials)
             return
-        routes = self.routes(tokens)
+        routes = self.routes(kind)
         if self._matmuls is not None and self.all_packed:
             matrices, config = [matrix for matrix, _ in routes], routes[0][1]
-            activations = as_activations(inputs(self._input_format(self.segments[0], tokens)), norm)
+            activations = as_activations(inputs(self._input_format(self.segments[0], kind)), norm)
             self._matmuls.launch_merged(matrices, activations, partials, tokens, config)
             return
-        splits = 1 if routes else self.splits(tokens)
+        splits = 1 if routes else self.splits(kind)
         if routes:
             partials[1:].zero_()
         configs = iter(routes)
         for segment in self.segments:
-            source = inputs(self._input_format(segment, tokens))
+            source = inputs(self._input_format(segment, kind))
             matrix = segment.matrix
             if isinstance(matrix, PackedMatrix):
                 assert self._matmuls is not None
@@ -186,20 +187,20 @@ class MergedLinear:
                 _multiply_floats(matrix, source, partials, tokens, segment.column)
 
     def launch_gated(
-        self, tokens: int, inputs: Buffers, target: ActivationBuffer, norm: FoldedNorm | None = None
+        self, kind: StepKind, inputs: Buffers, target: ActivationBuffer, norm: FoldedNorm | None = None
     ) -> None:
         """Write the input of the feed-forward's last matmul, in the format of this one's."""
-        (matrix, config), input_format = self.routes(tokens)[0], self._input_format(self.segments[0], tokens)
+        (matrix, config), input_format = self.routes(kind)[0], self._input_format(self.segments[0], kind)
         source, written = as_activations(inputs(input_format), norm), as_activations(target)
         assert self._matmuls is not None
         assert target.format == input_format
-        launch_gated(self._matmuls, matrix, source, written, tokens, config)
+        launch_gated(self._matmuls, matrix, source, written, kind.tokens, config)
 
-    def launch_residual(self, tokens: int, inputs: Buffers, residual: Residual) -> None:
+    def launch_residual(self, kind: StepKind, inputs: Buffers, residual: Residual) -> None:
         """Add to the stream, and begin the norm that follows."""
-        (matrix, config), input_format = self.routes(tokens)[0], self._input_format(self.segments[0], tokens)
+        (matrix, config), input_format = self.routes(kind)[0], self._input_format(self.segments[0], kind)
         assert self._matmuls is not None
-        launch_residual(self._matmuls, matrix, as_activations(inputs(input_format)), residual, tokens, config)
+        launch_residual(self._matmuls, matrix, as_activations(inputs(input_format)), residual, kind.tokens, config)
 
     @property
     def all_packed(self) -> bool:
@@ -211,19 +212,19 @@ class MergedLinear:
         """True if packed matrices of floats are among these: then all packed ones read halves."""
         return any(matrix.format.is_float for matrix in _packed(self))
 
-    def applies_norm_scale(self, tokens: int) -> bool:
-        """True if `launch` applies a folded norm scale in a step of `tokens`."""
-        return self.all_packed and self._copy_for(tokens) is None
+    def applies_norm_scale(self, kind: StepKind) -> bool:
+        """True if `launch` applies a folded norm scale in a step of this kind."""
+        return self.all_packed and self._copy_for(kind) is None
 
-    def _copy_for(self, tokens: int) -> FP8Copy | None:
-        """The FP8 copy that a step of `tokens` reads in place of the matrices, if any."""
-        return self.copy if tokens >= LEAST_TOKENS else None
+    def _copy_for(self, kind: StepKind) -> FP8Copy | None:
+        """The FP8 copy that a step of this kind reads in place of the matrices, if any."""
+        return self.copy if kind.tokens >= LEAST_TOKENS else None
 
-    def _input_format(self, segment: Segment, tokens: int) -> InputFormat:
+    def _input_format(self, segment: Segment, kind: StepKind) -> InputFormat:
         matrix = segment.matrix
         if isinstance(matrix, PackedMatrix):
             assert self._matmuls is not None
-            activations = self._matmuls.activation_format(tokens, self.has_packed_floats)
+            activations = self._matmuls.activation_format(kind.tokens, self.has_packed_floats)
             return InputFormat(activations.kind, activations.block_tokens)
         return _FLOAT_FORMATS[matrix.dtype] if isinstance(matrix, torch.Tensor) else InputFormat("f16")
 
@@ -254,11 +255,11 @@ def _packed(linear: MergedLinear) -> list[PackedMatrix]:
 
 def partial_floats(linears: Iterable[MergedLinear], token_counts: Iterable[int]) -> int:
     """float32 of the largest partial sums of these matmuls, for these numbers of tokens, once they are prepared."""
-    counts = list(token_counts)
+    kinds = [StepKind(tokens) for tokens in token_counts]
     return max(
-        0 if linear.is_gated(tokens) or linear.adds_residual(tokens) else linear.splits(tokens) * tokens * linear.width
+        0 if linear.is_gated(kind) or linear.adds_residual(kind) else linear.splits(kind) * kind.tokens * linear.width
         for linear in linears
-        for tokens in counts
+        for kind in kinds
     )
 
 

@@ -17,12 +17,12 @@ from realizar.backends.cuda.kernels.recurrences.delta_net import recur
 from realizar.backends.cuda.kernels.recurrences.delta_scan import scan_inputs, scan_prepare, scan_states
 from realizar.backends.cuda.kernels.recurrences.short_convolution import convolve, keep_gated
 from realizar.backends.cuda.kernels.store_inputs import NOTHING
-from realizar.backends.cuda.launch import Launch
+from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.recurrences.memory import StateMemory, recurrent_layers, ring_width
 from realizar.backends.cuda.recurrences.shapes import num_recurring, num_tiles
-from realizar.backends.cuda.step_arrays import SCAN_TILE, StepShape
+from realizar.backends.cuda.step_arrays import SCAN_TILE
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import GatedDeltaNetBlock, ShortConvolutionBlock
@@ -94,12 +94,12 @@ class RecurrenceBinder:
             self._weights.norm_weight(net.norm),
         )
 
-    def _sums(self, linear: MergedLinear, tokens: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _sums(self, linear: MergedLinear, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments and constants with which kernels read the sums of a matmul."""
-        splits = linear.splits(tokens)
-        partials = self._space.partials(splits, tokens, linear.width)
+        splits = linear.splits(kind)
+        partials = self._space.partials(splits, kind.tokens, linear.width)
         bias = self._none if linear.bias is None else linear.bias
-        constants = {"SPLITS": splits, "BIAS": linear.bias is not None, **self._space.launching(tokens)}
+        constants = {"SPLITS": splits, "BIAS": linear.bias is not None, **self._space.launching(kind)}
         return (partials, partials.stride(0), partials.stride(1), bias), constants
 
     def _sizes(self, net: GatedDeltaNet) -> dict[str, Any]:
@@ -109,31 +109,31 @@ class RecurrenceBinder:
             "WIDTH": ring_width(net), "TILED": net.tiled,
         }  # fmt: skip
 
-    def _is_once(self, shape: StepShape) -> bool:
+    def _is_once(self, kind: StepKind) -> bool:
         """True where `recur_once` runs: each row has one token, and sums may have an order of their own."""
-        return bool(self._scratch) and not shape.tiles
+        return bool(self._scratch) and not kind.tiles
 
-    def _gated_target(self, net: GatedDeltaNet, consumer: MergedLinear, shape: StepShape) -> ActivationBuffer | None:
+    def _gated_target(self, net: GatedDeltaNet, consumer: MergedLinear, kind: StepKind) -> ActivationBuffer | None:
         """The activations that `recur_once` writes for the next matmul; None where it leaves heads to `gate_heads`."""
-        formats, (columns, _) = consumer.input_formats(shape.tokens), _once_cut(shape, net.value_size)
+        formats, (columns, _) = consumer.input_formats(kind), _once_cut(kind, net.value_size)
         if columns < net.value_size or net.value_size % CHUNK or len(formats) > 1 or formats[0].kind == "fp8":
             return None
         return self._space.activations.get(formats[0], net.num_value_heads * net.value_size)
 
     def _recur_once(
         self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear, consumer: MergedLinear
-    ) -> Callable[[StepShape], None]:
+    ) -> Callable[[StepKind], None]:
         net, space, memory = block.recurrence, self._space, self._memory
         sizes, scale, eps = self._sizes(net), float(net.key_size**-0.5), float(net.norm.eps)
         rings, states = memory.rings[block.layer], memory.states[block.layer]
         none, nothing = self._none, {"FORMAT": NOTHING.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
 
-        def run(shape: StepShape) -> None:
-            sums, constants = self._sums(linear, shape.tokens)
-            columns, warps = _once_cut(shape, net.value_size)
-            target = self._gated_target(net, consumer, shape)
+        def run(kind: StepKind) -> None:
+            sums, constants = self._sums(linear, kind)
+            columns, warps = _once_cut(kind, net.value_size)
+            target = self._gated_target(net, consumer, kind)
             pointers = (none, 0, none, none, none) if target is None else target.pointers()
-            recur_once[(num_recurring(shape, space.arrays.sizes), net.num_value_heads, -(-net.value_size // columns))](
+            recur_once[(num_recurring(kind, space.arrays.sizes), net.num_value_heads, -(-net.value_size // columns))](
                 *sums, rings, *vectors.of_inputs, states, space.arrays["recurring"], space.attended,
                 space.attended.stride(0), scale, vectors.norm, eps, *pointers, *space.token_state,
                 GATED=target is not None, BLOCK=columns, num_warps=warps, **sizes, **constants,
@@ -143,26 +143,26 @@ class RecurrenceBinder:
         return run
 
     def _recur(
-        self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear, once: Callable[[StepShape], None]
-    ) -> Callable[[StepShape], None]:
+        self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear, once: Callable[[StepKind], None]
+    ) -> Callable[[StepKind], None]:
         net, space, memory = block.recurrence, self._space, self._memory
         columns = min(_COLUMNS, padded(net.value_size))
         sizes, scale = self._sizes(net), float(net.key_size**-0.5)
         rings, states = memory.rings[block.layer], memory.states[block.layer]
 
-        def run(shape: StepShape) -> None:
-            if self._is_once(shape):
-                once(shape)
+        def run(kind: StepKind) -> None:
+            if self._is_once(kind):
+                once(kind)
                 return
-            sums, constants = self._sums(linear, shape.tokens)
-            recur[(num_recurring(shape, space.arrays.sizes), net.num_value_heads, -(-net.value_size // columns))](
+            sums, constants = self._sums(linear, kind)
+            recur[(num_recurring(kind, space.arrays.sizes), net.num_value_heads, -(-net.value_size // columns))](
                 *sums, rings, *vectors.of_inputs, states, space.arrays["recurring"], space.attended,
                 space.attended.stride(0), scale, BLOCK=columns, num_warps=_WARPS, **sizes, **constants,
             )  # fmt: skip
 
         return run
 
-    def _scan(self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear) -> Callable[[StepShape], None]:
+    def _scan(self, block: GatedDeltaNetBlock, vectors: _Vectors, linear: MergedLinear) -> Callable[[StepKind], None]:
         net, space, memory = block.recurrence, self._space, self._memory
         arrays, columns = space.arrays, min(_SCANNED_COLUMNS, padded(net.value_size))
         inputs, scale = self._sizes(net), float(net.key_size**-0.5)
@@ -170,12 +170,12 @@ class RecurrenceBinder:
         heads_of = {name: inputs[name] for name in ("KEY_HEADS", "VALUE_HEADS", "KEY", "VALUE")}
         rings, states = memory.rings[block.layer], memory.states[block.layer]
 
-        def run(shape: StepShape) -> None:
-            if not shape.tiles:
+        def run(kind: StepKind) -> None:
+            if not kind.tiles:
                 return
-            sums, constants = self._sums(linear, shape.tokens)
+            sums, constants = self._sums(linear, kind)
             table, tiles = arrays["recurring"], (arrays["scan_rows"], arrays["scan_firsts"])
-            count, mixed = num_tiles(shape, arrays.sizes), self._scratch[0]
+            count, mixed = num_tiles(kind, arrays.sizes), self._scratch[0]
             heads = 2 * net.num_key_heads + net.num_value_heads
             scan_inputs[(count, heads, SCAN_TILE // _INPUT_TOKENS)](
                 *sums, rings, vectors.kernel, table, *tiles, mixed, scale, TOKENS=_INPUT_TOKENS, **inputs, **constants
@@ -184,43 +184,43 @@ class RecurrenceBinder:
                 *sums, vectors.decay_bias, vectors.rate, table, *tiles, *self._scratch, TILED=net.tiled, **heads_of,
                 **constants, **self._options,
             )  # fmt: skip
-            rows = num_recurring(shape, arrays.sizes)
+            rows = num_recurring(kind, arrays.sizes)
             scan_states[(rows, net.num_value_heads, -(-net.value_size // columns))](
                 table, arrays["scanned"], *self._scratch[1:], states, space.attended, space.attended.stride(0),
                 VALUE_HEADS=net.num_value_heads, KEY=net.key_size, VALUE=net.value_size, BLOCK=columns,
-                **space.launching(shape.tokens), **self._options,
+                **space.launching(kind), **self._options,
             )  # fmt: skip
 
         return run
 
     def _gate(
         self, net: GatedDeltaNet, vectors: _Vectors, linear: MergedLinear, consumer: MergedLinear
-    ) -> Callable[[StepShape], None]:
+    ) -> Callable[[StepKind], None]:
         norm, size = (vectors.norm, float(net.norm.eps)), net.value_size
         space, is_even, silu = self._space, size == padded(size), ACTIVATIONS["silu"]
 
-        def run(shape: StepShape) -> None:
-            if self._is_once(shape) and self._gated_target(net, consumer, shape) is not None:
+        def run(kind: StepKind) -> None:
+            if self._is_once(kind) and self._gated_target(net, consumer, kind) is not None:
                 return
             if is_even:
-                start_gate(space, shape.tokens, linear, net.channels, size, consumer, norm)
+                start_gate(space, kind, linear, net.channels, size, consumer, norm)
                 return
-            norm_heads[(shape.tokens, net.num_value_heads)](
-                space.attended, space.attended.stride(0), *norm, HEAD=size, **space.launching(shape.tokens)
+            norm_heads[(kind.tokens, net.num_value_heads)](
+                space.attended, space.attended.stride(0), *norm, HEAD=size, **space.launching(kind)
             )
-            start_gate(space, shape.tokens, linear, net.channels, size, consumer, kind=silu)
+            start_gate(space, kind, linear, net.channels, size, consumer, activation=silu)
 
         return run
 
-    def _keep_inputs(self, block: GatedDeltaNetBlock, linear: MergedLinear) -> Callable[[StepShape], None]:
+    def _keep_inputs(self, block: GatedDeltaNetBlock, linear: MergedLinear) -> Callable[[StepKind], None]:
         net, arrays, rings = block.recurrence, self._space.arrays, self._memory.rings[block.layer]
         width = ring_width(net)
 
-        def run(shape: StepShape) -> None:
-            if self._is_once(shape):
+        def run(kind: StepKind) -> None:
+            if self._is_once(kind):
                 return
-            sums, constants = self._sums(linear, shape.tokens)
-            keep_inputs[(shape.tokens, -(-width // _KEPT))](
+            sums, constants = self._sums(linear, kind)
+            keep_inputs[(kind.tokens, -(-width // _KEPT))](
                 *sums, arrays["ring_slots"], rings, net.channels, net.num_value_heads * net.value_size, WIDTH=width,
                 BLOCK=_KEPT, **constants,
             )  # fmt: skip
@@ -229,19 +229,19 @@ class RecurrenceBinder:
 
     def _convolve(
         self, block: ShortConvolutionBlock, linear: MergedLinear, consumer: MergedLinear
-    ) -> Callable[[StepShape], None]:
+    ) -> Callable[[StepKind], None]:
         part, space = block.convolution, self._space
         arrays, rings, ring = space.arrays, self._memory.rings[block.layer], self._memory.ring
         kernel = self._weights.matrix(part.kernel)
         bias = self._none if part.bias is None else self._weights.vector(part.bias)
         width = part.channels
 
-        def run(shape: StepShape) -> None:
-            sums, constants = self._sums(linear, shape.tokens)
-            for input_format in consumer.input_formats(shape.tokens):
+        def run(kind: StepKind) -> None:
+            sums, constants = self._sums(linear, kind)
+            for input_format in consumer.input_formats(kind):
                 target = space.activations.get(input_format, width)
                 cut = whole_width(width) if input_format.kind == "fp8" else width_in_blocks(width)
-                convolve[(shape.tokens, cut.blocks)](
+                convolve[(kind.tokens, cut.blocks)](
                     *sums, rings, arrays["token_slots"], arrays["token_offsets"], arrays["positions"], kernel, bias,
                     width, *target.pointers(), *space.token_state, KERNEL_BIAS=part.bias is not None,
                     LENGTH=part.length, RING=ring, BLOCK=cut.block, num_warps=cut.warps, **target.constants(),
@@ -250,22 +250,22 @@ class RecurrenceBinder:
 
         return run
 
-    def _keep_gated(self, block: ShortConvolutionBlock, linear: MergedLinear) -> Callable[[StepShape], None]:
+    def _keep_gated(self, block: ShortConvolutionBlock, linear: MergedLinear) -> Callable[[StepKind], None]:
         width, arrays, rings = block.convolution.channels, self._space.arrays, self._memory.rings[block.layer]
 
-        def run(shape: StepShape) -> None:
-            sums, constants = self._sums(linear, shape.tokens)
-            keep_gated[(shape.tokens, -(-width // _KEPT))](
+        def run(kind: StepKind) -> None:
+            sums, constants = self._sums(linear, kind)
+            keep_gated[(kind.tokens, -(-width // _KEPT))](
                 *sums, arrays["ring_slots"], rings, width, BLOCK=_KEPT, **constants
             )
 
         return run
 
 
-def _once_cut(shape: StepShape, value_size: int) -> tuple[int, int]:
+def _once_cut(kind: StepKind, value_size: int) -> tuple[int, int]:
     """Columns of a head's state in one program of `recur_once`, and its warps."""
     whole = padded(value_size)
-    return (whole, _FEW_WARPS) if shape.tokens <= _FEW_ROWS else (min(_COLUMNS, whole), _WARPS)
+    return (whole, _FEW_WARPS) if kind.tokens <= _FEW_ROWS else (min(_COLUMNS, whole), _WARPS)
 
 
 def scan_scratch(spec: ModelSpec, space: Workspace) -> tuple[torch.Tensor, ...]:

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput
+from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.recurrences.shapes import num_recurring, num_tiles
-from realizar.backends.cuda.step_arrays import ROW_FIELDS, SCAN_TILE, StepShape, StepSizes
+from realizar.backends.cuda.step_arrays import ROW_FIELDS, SCAN_TILE, StepSizes
 from realizar.batch import StepRows
 
 _FEW = 16  # tokens of a chunk that the recurrence takes one by one, at most
@@ -41,14 +42,14 @@ class RecurringRows:
         self._seen = np.zeros(sizes.rows, np.int32)
         self._kept = np.zeros(sizes.rows, np.int32)  # tokens after those, whose inputs the ring has
 
-    def fill(self, views: Views, step: ForwardInput, shape: StepShape) -> None:
+    def fill(self, views: Views, step: ForwardInput, kind: StepKind) -> None:
         """Fill a step's arrays, and note what its rows' states will have seen.
 
         Raises:
             RuntimeError: a row goes on from a position that neither its state nor its ring has, or more of its tokens
                 are uncertain than it has, or than a ring keeps.
         """
-        columns, num_rows = step.columns, num_recurring(shape, self._sizes)
+        columns, num_rows = step.columns, num_recurring(kind, self._sizes)
         self._take_restored(step)
         rows = _rows_with_tokens(columns)
         numbers, _, counts, positions, uncertain = rows
@@ -66,9 +67,9 @@ class RecurringRows:
             table[:size, place] = field
         table[size:num_rows] = -1
         self._seen[numbers], self._kept[numbers] = positions + certain, uncertain
-        self._fill_tokens(views, step, shape.tokens)
+        self._fill_tokens(views, step, kind.tokens)
         tiled = scanned.nonzero()[0].tolist()
-        _fill_tiles(views, tiled, counts, num_rows, num_tiles(shape, self._sizes) if shape.tiles else 0)
+        _fill_tiles(views, tiled, counts, num_rows, num_tiles(kind, self._sizes) if kind.tiles else 0)
 
     def assume(self, step: ForwardInput) -> None:
         """Let the rows of a step begin where it says, whatever their states are: steps are repeated to be measured."""
@@ -110,7 +111,7 @@ class RecurringRows:
 
 
 def _rows_with_tokens(columns: StepRows) -> _Rows:
-    """Rows without a token have no place in a grid, whose size the shape of a step gives."""
+    """Rows without a token have no place in a grid, whose size the kind of a step gives."""
     counts = columns.num_tokens
     rows = _Rows(columns.numbers, columns.starts[:-1], counts, columns.num_computed_tokens, columns.num_uncertain)
     if columns.only_decodes or counts.all():
