@@ -123,7 +123,7 @@ def test_drafts_change_no_text(llm: LLM, smollm2_path: Path) -> None:
 def test_more_grammars_than_may_be_open(llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, ...]) -> None:
     """Prompts wait for those before them; what is done then takes up no room of later calls."""
     service = llm._client._core._grammars._made_service()
-    few = replace(service._limits, processes=2, idle=2)
+    few = replace(service._limits, grammars=2, idle=2)
     monkeypatch.setattr(service, "_limits", few)
     monkeypatch.setattr(service._known, "_limits", few)
     reported: list[tuple[int, int]] = []
