@@ -10,5 +10,6 @@ Both share the other modules. `memory_plan.py` and `kv_blocks.py` compute memory
 limits that `machine.py` and `cgroup.py` find. `parts.py`, `inspection.py`, `step_values.py` and `bandwidth.py` serve
 profiles and traces. `weight_tensors.py` finds a model's weights in its checkpoint, `load_progress.py` reports how far
 their load is, `loaded_capacity.py` says how much a loaded model has room for, `row_faults.py` words the errors of a
-row, `row_masks.py` holds the masks of a step, and `philox.py` draws random numbers.
+row, `row_masks.py` holds the masks of a step, `philox.py` draws random numbers, and `host_sampler.py` lets a GPU's
+backend use the CPU's sampler.
 """

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal, NamedTuple, TypeAlias
 
+from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.checkpoint.ggml_types import GGMLType
 from realizar.models.generated.generate import generated_checkpoint
 from realizar.models.generated.shapes import SHAPES
 from realizar.models.mixers import GatedDeltaNet, ShortConvolution
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
 
-_FLOATS = frozenset({GGMLType.F32, GGMLType.F16, GGMLType.BF16})
 _EMBEDDING_STD = 1 / 16  # small, so that what layers add to it is most of what the head reads
 
 _Weights: TypeAlias = Literal["q4_k_m", "bf16"]
@@ -43,9 +42,9 @@ SMALL_MODELS = tuple(
 
 def small_models_like(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[SmallModel, ...]:
     """Those with the kinds of layers that a model has, and quantised weights or floats as most of its bytes are."""
-    sizes = Counter[bool]()
-    for tensor in checkpoint.tensors.values():
-        sizes[tensor.ggml_type in _FLOATS] += tensor.size_bytes
+    tensors, sizes = WeightTensors(spec, checkpoint), Counter[bool]()
+    for name in spec.tensors:
+        sizes[tensors.layout(name).is_float] += tensors.size_bytes(name)
     mixers = [layer.mixer for layer in spec.layers]
     kinds = {
         "small": True,  # and wide enough that matmuls with epilogues fill a card

@@ -1,4 +1,4 @@
-"""What a tokenizer's load and its texts take of the processor: `python scripts/time_tokenizer.py gemma3:270m`.
+"""What a tokenizer and its texts take of the processor: `python scripts/tokenizer/time_tokenizer.py gemma3:270m`.
 
 A text is taken twice, as pieces are remembered; each script's first characters come to it as to a server.
 """
