@@ -16,7 +16,7 @@ from realizar.engine.core.metrics import EngineStats
 from realizar.replicas.link import ReplicaLink
 from realizar.server.figures import ServerFigures, own_samples
 from realizar.server.metrics import COUNTERS, GAUGES, Metrics, MetricSamples
-from realizar.server.models.shelf_metrics import shelf_samples
+from realizar.server.models.shelf import shelf_samples
 from realizar.server.replica_figures import replica_samples
 from realizar.server.settings import ServerSettings
 

@@ -12,7 +12,7 @@ import pytest
 
 from realizar.cli.main import app, run_app
 from realizar.server.metrics import _GAUGES_OF_A_GPU
-from realizar.server.models.shelf_metrics import shelf_samples
+from realizar.server.models.shelf import shelf_samples
 from server_thread import RunningServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -16,8 +16,11 @@ from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from schemathesis.generation import GenerationMode  # noqa: E402
 
-from realizar.server.app import COMMON_ROUTES, DIALECTS  # noqa: E402
-from realizar.server.openapi import describe  # noqa: E402
+from realizar.server.app import (  # noqa: E402
+    COMMON_ROUTES,
+    DIALECTS,
+    describe,
+)
 from waits import HANG_S  # noqa: E402
 from wider import diagonal  # noqa: E402
 

@@ -14,7 +14,7 @@ from waits import HANG_S
 
 _WAITING = """
 import asyncio, os, signal, sys
-from realizar.server.stop_signals import StopSignals
+from realizar.server.run import StopSignals
 
 async def wait():
     changed = asyncio.Queue()

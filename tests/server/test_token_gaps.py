@@ -8,8 +8,7 @@ import re
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
 
-from realizar.server.metrics import Metrics
-from realizar.server.token_gaps import TokenGaps
+from realizar.server.metrics import Metrics, TokenGaps
 
 EDGES = (0.01, 0.025, 1.0, 2.5, 80.0)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -12,48 +16,171 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from realizar import __version__
 from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.server import health
+from realizar.errors import EngineDeadError
 from realizar.server.anthropic.routes import ANTHROPIC
-from realizar.server.api import make_api
-from realizar.server.clear_cache import reset_prefix_cache
+from realizar.server.api import Api, make_api, settings_of
 from realizar.server.errors import ApiError, to_api_error
-from realizar.server.figures import ServerFigures
+from realizar.server.figures import ServerFigures, own_samples
 from realizar.server.generation.work import WorkPool
 from realizar.server.http.auth import AuthMiddleware, KeyRing
 from realizar.server.http.browser_guard import BrowserGuardMiddleware
 from realizar.server.http.clients import Clients
-from realizar.server.http.dialects import ApiRoute, error_response
+from realizar.server.http.dialects import ApiRoute, Dialect, error_response
 from realizar.server.http.disconnects import ClientDisconnectedError
 from realizar.server.http.forwarded import ClientAddressMiddleware, TrustedProxies
 from realizar.server.http.request_log import RequestLogMiddleware
 from realizar.server.http.request_memory import RequestMemoryMiddleware
 from realizar.server.http.tracing import TraceMiddleware, make_tracer
 from realizar.server.http.unknown_fields import IGNORED, IgnoredFields
-from realizar.server.metrics import Metrics, MetricSamples
-from realizar.server.models.leases import ModelLeaseMiddleware
-from realizar.server.models.models import Models
+from realizar.server.metrics import CONTENT_TYPE, Metrics, MetricSamples
+from realizar.server.models.models import ModelLease, Models, models_of
 from realizar.server.models.one import OneModel
 from realizar.server.ollama.listing import probe
 from realizar.server.ollama.routes import OLLAMA
 from realizar.server.openai.routes import OPENAI
-from realizar.server.openapi import openapi
 from realizar.server.responses.routes import RESPONSES
 from realizar.server.responses.store import ResponseStore
 from realizar.server.served_model import ServedModel
 from realizar.server.settings import ServerSettings
 from realizar.server.web import web_routes
 
+# `GET /openapi.json`: the API's description, generated from the routes and the request records.
+
+_PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
+_SCHEMAS = "#/components/schemas/"
+
+
+async def _openapi(request: Request) -> Response:
+    """Answer with the description."""
+    state = request.app.state
+    return Response(msgspec.json.encode(describe(state.dialects, state.common_routes)), media_type="application/json")
+
+
+def describe(dialects: Sequence[Dialect], common: Sequence[ApiRoute]) -> dict[str, Any]:
+    """Describe the API in the format of OpenAPI 3.1.
+
+    Args:
+        common: routes of no dialect, whose errors have the first one's form.
+    """
+    listed = [(route, dialect) for dialect in dialects for route in dialect.routes]
+    listed += [(route, dialects[0]) for route in common]
+    records = [route.body for route, _ in listed if route.body is not None]
+    schemas, components = msgspec.json.schema_components(records, ref_template=f"{_SCHEMAS}{{name}}")
+    bodies = dict(zip(records, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route, dialect in listed:
+        paths.setdefault(_PARAMETER.sub(r"{\1}", route.path), {}).update(_described(route, dialect, bodies))
+    errors = {_error_name(dialect): dialect.error_schema for dialect in dialects}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "realizar", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": {**components, **errors},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": [{"key": []}, {"header": []}],
+    }
+
+
+def _described(route: ApiRoute, dialect: Dialect, bodies: Mapping[type[msgspec.Struct], Any]) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": f"{_SCHEMAS}{_error_name(dialect)}"}}}
+    responses = {
+        "200": {"description": "The answer."},
+        "default": {"description": "An error.", "content": error},
+    }
+    operation: dict[str, Any] = {"summary": route.summary, "responses": responses}
+    if names := _PARAMETER.findall(route.path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if route.body is not None:
+        content = {"application/json": {"schema": bodies[route.body]}}
+        operation["requestBody"] = {"required": True, "content": content}
+    return {route.method.lower(): operation}
+
+
+def _error_name(dialect: Dialect) -> str:
+    return f"{dialect.name}Error"
+
+
+# Routes for monitoring: health, readiness, metrics and version.
+
+
+async def _health(request: Request) -> Response:
+    """Answer 200 while the server is alive, even while it loads; 503 once no engine is left."""
+    dead = models_of(request).state == "dead"
+    return _state("dead" if dead else "ok", 503 if dead else 200)
+
+
+async def _ready(request: Request) -> Response:
+    """Answer 200 while requests are accepted; otherwise 503, with the reason if one is known."""
+    models = models_of(request)
+    return _state(models.state, 200 if models.state == "ready" else 503, models.fault)
+
+
+async def _metrics(request: Request) -> Response:
+    """Answer with the metrics in Prometheus' text format."""
+    figures: ServerFigures = request.app.state.figures
+    text = await models_of(request).exposition((*figures.samples(), *own_samples()))
+    return Response(text, media_type=CONTENT_TYPE)
+
+
+async def _version(request: Request) -> Response:
+    """Answer with the program's version."""
+    return Response(msgspec.json.encode({"version": __version__}), media_type="application/json")
+
+
+def _state(state: str, status: int, reason: str | None = None) -> Response:
+    headers = {"retry-after": "1"} if status == 503 else None
+    answer = {"status": state} if status == 200 or reason is None else {"status": state, "reason": reason}
+    return Response(msgspec.json.encode(answer), status, headers, "application/json")
+
+
+async def _reset_prefix_cache(request: Request) -> Response:
+    """Clear the cache of each model that is loaded, or of that in the query's `model`; answer with their names.
+
+    The cache is every client's: one that clears it makes all others wait for their prompts to be read again, so that an
+    API key alone does not do. A client that wants no more of its own blocks sends another `cache_salt`.
+    """
+    if not settings_of(request).allow_cache_clearing:
+        raise ApiError(
+            403,
+            "this server's prefix cache is cleared by whoever runs it: it was started without --allow-cache-clearing."
+            " Requests with another cache_salt find nothing that was computed before",
+            code="cache_clearing_not_allowed",
+        )
+    running = models_of(request).running(request.query_params.get("model"))
+    cleared = await asyncio.gather(*map(_cleared, running))
+    names = [api.model.name for api, done in zip(running, cleared, strict=True) if done]
+    return Response(msgspec.json.encode({"models": names}), media_type="application/json")
+
+
+async def _cleared(api: Api) -> bool:
+    """Clear the cache of one model; False if its engine ends meanwhile, and its cache with it."""
+    try:
+        await api.engine.clear_cache()
+    except EngineDeadError:
+        return False
+    return True
+
+
 OPEN_PATHS = ("/health", "/ready")
 DIALECTS = (OPENAI, ANTHROPIC, OLLAMA, RESPONSES)
 COMMON_ROUTES = (
-    ApiRoute("/health", health.health, "Alive."),
-    ApiRoute("/ready", health.ready, "Ready to take requests."),
-    ApiRoute("/metrics", health.metrics, "Figures for Prometheus."),
-    ApiRoute("/reset_prefix_cache", reset_prefix_cache, "Forget all cached prompts.", verb="POST"),
-    ApiRoute("/version", health.version, "The program's version."),
-    ApiRoute("/openapi.json", openapi, "This description."),
+    ApiRoute("/health", _health, "Alive."),
+    ApiRoute("/ready", _ready, "Ready to take requests."),
+    ApiRoute("/metrics", _metrics, "Figures for Prometheus."),
+    ApiRoute("/reset_prefix_cache", _reset_prefix_cache, "Forget all cached prompts.", verb="POST"),
+    ApiRoute("/version", _version, "The program's version."),
+    ApiRoute("/openapi.json", _openapi, "This description."),
 )
 
 
@@ -171,5 +298,24 @@ def _layers(
     layers.append(Middleware(AuthMiddleware, keys=KeyRing(settings.api_keys), open_paths=open_paths))
     clients = Clients(settings.api_keys, settings.key_weights, have_own_caches=settings.have_own_caches)
     layers.append(Middleware(RequestMemoryMiddleware, total_bytes=settings.request_memory_bytes, clients=clients))
-    layers.append(Middleware(ModelLeaseMiddleware))
+    layers.append(Middleware(_ModelLeaseMiddleware))
     return layers
+
+
+class _ModelLeaseMiddleware:
+    """Gives every request a list for its leases, in `scope["state"]["model_leases"]`, and releases them at the end."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        leases: list[ModelLease] = []
+        scope["state"]["model_leases"] = leases
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            for lease in leases:
+                lease.release()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import bisect
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from realizar.engine.core.metrics import EngineStats
 from realizar.outputs import RequestOutput
-from realizar.server.token_gaps import TokenGaps
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -224,3 +226,38 @@ class _SamplesCollector(Collector):
             for name, labels, value in each.samples:
                 metric.add_sample(name, labels, value)
             yield metric
+
+
+class TokenGaps(Collector):
+    """Counts times in buckets. Its samples are those of `prometheus_client.Histogram`, with the label `model_name`.
+
+    That class counts one time at a call; here tokens that came together cost one call.
+
+    Args:
+        name, text: of the metric.
+        edges: upper edges of the buckets, in seconds, ascending; another bucket without an edge follows.
+    """
+
+    def __init__(self, name: str, text: str, edges: Sequence[float], model_name: str) -> None:
+        self._name, self._text, self._model_name = name, text, model_name
+        self._edges = [*edges, math.inf]
+        self._counts = [0] * len(self._edges)
+        self._sum_s = 0.0
+        self._created_s = time.time()
+
+    def add(self, count: int, each_s: float) -> None:
+        """Count so many times of `each_s` seconds."""
+        self._counts[bisect.bisect_left(self._edges, each_s)] += count
+        self._sum_s += count * each_s
+
+    def collect(self) -> Iterator[Metric]:
+        """The samples, for the registry."""
+        family = HistogramMetricFamily(self._name, self._text, labels=["model_name"])
+        buckets: list[tuple[str, float]] = []
+        total = 0.0
+        for edge, count in zip(self._edges, self._counts, strict=True):
+            total += count
+            buckets.append(("+Inf" if edge == math.inf else str(float(edge)), total))
+        family.add_metric([self._model_name], buckets, self._sum_s)
+        family.add_sample(f"{self._name}_created", {"model_name": self._model_name}, self._created_s)
+        yield family

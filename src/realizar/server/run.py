@@ -6,11 +6,13 @@ Connections are served here, or in API processes of their own.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -21,7 +23,6 @@ from realizar.errors import RealizarError
 from realizar.server.http.listen import uvicorn_config
 from realizar.server.http.memory_return import keep_little_memory
 from realizar.server.settings import ServerSettings
-from realizar.server.stop_signals import StopSignals
 
 SWITCH_INTERVAL_S = 0.0005
 """Seconds that a worker thread keeps the interpreter from the event loop, which asks for it after every write."""
@@ -31,7 +32,7 @@ _POLL_S = 0.1
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn without its signal handlers; `StopSignals` handles signals."""
+    """uvicorn without its signal handlers; `_StopSignals` handles signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -180,7 +181,7 @@ async def _serve(
     serving = asyncio.create_task(front.serve(served, listener))
     dead = asyncio.create_task(served.wait_dead())
     announcing = asyncio.create_task(_announce(served, loading, ready))
-    with StopSignals(hang_up) as signals:
+    with _StopSignals(hang_up) as signals:
         try:
             await served.start()
             await asyncio.wait((serving, dead, signals.first), return_when=asyncio.FIRST_COMPLETED)
@@ -213,3 +214,53 @@ async def _announce(served: Served, loading: LoadProgress, ready: Callable[[], N
             loading(served.loading.what, served.loading.share)
     if waiting.exception() is None:
         ready()
+
+
+class _StopSignals:
+    """SIGTERM and SIGINT as futures: the first signal drains the server, the second stops it at once.
+
+    Args:
+        hang_up: called at SIGHUP; None leaves that signal alone. The SIGHUP of a terminal that is closed is no wish of
+            anyone: it drains the server, as it would end any program, and means nothing to one that `nohup` started.
+    """
+
+    def __init__(self, hang_up: Callable[[], None] | None) -> None:
+        self._loop, self._hang_up = asyncio.get_running_loop(), hang_up
+        self.first: asyncio.Future[int] = self._loop.create_future()
+        self.second: asyncio.Future[int] = self._loop.create_future()
+        self._had_terminal = _has_terminal()
+        self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._note, int(number))
+        if self._hang_up is not None:
+            self._loop.add_signal_handler(signal.SIGHUP, self._take_hang_up, self._hang_up)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+        if self._hang_up is not None:
+            self._loop.remove_signal_handler(signal.SIGHUP)
+
+    def _take_hang_up(self, hang_up: Callable[[], None]) -> None:
+        if not self._had_terminal or _has_terminal():
+            hang_up()
+            return
+        self._had_terminal = False
+        if not self._outlives_terminal:
+            self._note(int(signal.SIGHUP))
+
+    def _note(self, number: int) -> None:
+        waiting = self.second if self.first.done() else self.first
+        if not waiting.done():
+            waiting.set_result(number)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

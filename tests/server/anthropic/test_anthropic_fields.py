@@ -8,7 +8,7 @@ from anthropic import types
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_params
 
-from realizar.server.anthropic.blocks import _FIELDS
+from realizar.server.anthropic.conversation import _FIELDS, _KNOWN
 from realizar.server.anthropic.records import (
     CountTokensRequest,
     MessagesRequest,
@@ -17,7 +17,6 @@ from realizar.server.anthropic.records import (
     ThinkingConfig,
     ToolChoice,
 )
-from realizar.server.anthropic.tools import _KNOWN
 
 BETA_REFUSED = {"billing_policy", "fallback_credit_token", "fallbacks"}
 """Fields of the beta API that are refused as unknown ones, by name. `betas` is a header."""

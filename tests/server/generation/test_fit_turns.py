@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from realizar.server.app import create_app
-from realizar.server.generation.fit_turns import without_oldest
+from realizar.server.generation.chat_plan import without_oldest
 from realizar.server.settings import ServerSettings
 from server.responses.test_response_answers import TEMPLATE
 from server.scripted_engine import ScriptedEngine, ScriptedInfo, scripted_model

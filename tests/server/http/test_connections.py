@@ -14,10 +14,9 @@ import uvicorn
 from realizar.request import Client
 from realizar.server.app import create_app
 from realizar.server.http.clients import Clients, peer_of
-from realizar.server.http.connections import Connections
 from realizar.server.http.forwarded import TrustedProxies
 from realizar.server.http.listen import uvicorn_config
-from realizar.server.http.protocol import _AnswerTransport, bounded_protocol
+from realizar.server.http.protocol import Connections, _AnswerTransport, bounded_protocol
 from server.http.http_door import SETTINGS, Door, at_the_door
 from server.scripted_engine import ScriptedEngine, scripted_model
 

@@ -13,10 +13,9 @@ from starlette.responses import Response
 
 from realizar.errors import QueueFullError
 from realizar.server import app as app_module
-from realizar.server.app import COMMON_ROUTES, DIALECTS, create_app
+from realizar.server.app import COMMON_ROUTES, DIALECTS, create_app, describe
 from realizar.server.errors import ApiError, refused
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
-from realizar.server.openapi import describe
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import ScriptedEngine, scripted_model
 

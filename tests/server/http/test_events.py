@@ -17,7 +17,7 @@ from realizar.errors import RealizarError
 from realizar.outputs import TokenLogprobs
 from realizar.server.app import create_app
 from realizar.server.http.sse import EventTemplate, encode_event
-from realizar.server.openai import chat_stream, completions
+from realizar.server.openai import chat, completions
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import ScriptedEngine, scripted_model
 
@@ -128,7 +128,7 @@ def test_streams_have_the_same_bytes_with_and_without_templates(
     )
     with_templates = streamed(path, TEXTS, fields)
     assert len(used) >= 3
-    monkeypatch.setattr(chat_stream.ChatStreamer, "_only_text", lambda self, gained: None)
+    monkeypatch.setattr(chat.ChatStreamer, "_only_text", lambda self, gained: None)
     monkeypatch.setattr(completions._AnswerMaker, "_only_text", lambda self, delta: None)
     used.clear()
     assert streamed(path, TEXTS, fields) == with_templates

@@ -26,7 +26,7 @@ from realizar.server.http.body_json import MAX_KEYS, MAX_VALUES, parse_json, par
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import FREE_BYTES, RequestMemory
 from realizar.server.metrics import Metrics
-from realizar.server.openai.tokenizer_routes import MAX_BYTES
+from realizar.server.openai.routes import MAX_BYTES
 from server.http.http_door import SETTINGS, Door, at_the_door
 from server.scripted_engine import ByteTokenizer, ScriptedChoice
 from waits import HANG_S

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from realizar.server.http.request_parser import RequestParser
+from realizar.server.http.protocol import RequestParser
 from server.http.http_door import Door, at_the_door
 
 UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"

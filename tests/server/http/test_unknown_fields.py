@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from realizar.server.app import create_app
-from realizar.server.http.fitted import fitted
+from realizar.server.http.body import fitted
 from realizar.server.http.unknown_fields import IgnoredFields
 from realizar.server.openai.records.chat import ChatCompletionRequest
 from realizar.server.settings import ServerSettings

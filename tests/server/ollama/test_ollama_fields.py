@@ -6,6 +6,8 @@ from typing import Any
 
 from ollama import _types as types
 
+from realizar.server.ollama.conversation import _KNOWN
+from realizar.server.ollama.conversation import _OF_FUNCTION as _OF_TOOL
 from realizar.server.ollama.messages import _FIELDS, _OF_CALL, _OF_FUNCTION
 from realizar.server.ollama.records import (
     ChatRequest,
@@ -16,8 +18,6 @@ from realizar.server.ollama.records import (
     PullRequest,
     ShowRequest,
 )
-from realizar.server.ollama.tools import _KNOWN
-from realizar.server.ollama.tools import _OF_FUNCTION as _OF_TOOL
 
 
 def fields_of(record: Any) -> set[str]:

@@ -19,8 +19,8 @@ from realizar.request import Client
 from realizar.server.generation.embedding import UnitVector
 from realizar.server.generation.work import Stop
 from realizar.server.http.request_memory import _BYTES_PER_BASE64_VALUE, _BYTES_PER_VALUE
-from realizar.server.openai import embeddings
-from realizar.server.openai.embeddings import _encoded
+from realizar.server.openai import routes
+from realizar.server.openai.routes import _encoded
 from server.http.http_door import SETTINGS, Door, at_the_door
 from server.scripted_engine import ScriptedEngine, ScriptedInfo
 
@@ -57,8 +57,8 @@ def test_a_large_answer_is_written_off_the_loop(monkeypatch: pytest.MonkeyPatch,
         threads.add(threading.current_thread().name)
         return honest(index, embedding)
 
-    honest = embeddings.EmbeddingData
-    monkeypatch.setattr(embeddings, "EmbeddingData", data)
+    honest = routes.EmbeddingData
+    monkeypatch.setattr(routes, "EmbeddingData", data)
     wide(monkeypatch)
 
     async def main(door: Door) -> None:

@@ -39,7 +39,7 @@ from openai.types.shared_params import (
 from openai.types.shared_params.response_format_json_schema import JSONSchema
 
 from realizar import server as server_package
-from realizar.server.app import COMMON_ROUTES, DIALECTS
+from realizar.server.app import COMMON_ROUTES, DIALECTS, describe
 from realizar.server.errors import ApiError
 from realizar.server.generation.sampling import PLAIN_FIELDS
 from realizar.server.openai.messages import check_messages
@@ -51,7 +51,6 @@ from realizar.server.openai.records.embedding import EmbeddingRequest
 from realizar.server.openai.records.sampling import StreamOptions, StructuredOutputs
 from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
 from realizar.server.openai.tools import plan_tools
-from realizar.server.openapi import describe
 
 RECORDS: list[tuple[Any, type[msgspec.Struct]]] = [
     (chat_create_params.CompletionCreateParamsBase, ChatCompletionRequest),

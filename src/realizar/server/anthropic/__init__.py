@@ -2,9 +2,7 @@
 
 Read in this order:
 
-1. `messages.py`: `POST /v1/messages` and `/v1/messages/count_tokens`.
-2. `records.py`: their bodies. `conversation.py` reads one as a `Conversation`, with the help of `blocks.py` (content)
-   and `tools.py`.
+1. `routes.py`: `POST /v1/messages` and `/v1/messages/count_tokens`, and the dialect's form of errors.
+2. `records.py`: their bodies. `conversation.py` reads one as a `Conversation`: messages, blocks of content, tools.
 3. `answers.py`: the whole answer and its usage; `stream.py`: the events of a streamed one.
-4. `routes.py`: the dialect's routes and its form of errors.
 """

@@ -2,13 +2,77 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Any
 
-from realizar.server.anthropic.messages import count_tokens, messages
-from realizar.server.anthropic.records import CountTokensRequest, MessagesRequest
-from realizar.server.anthropic.stream import encode_event
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from realizar.server.anthropic.answers import BlockList, stop_of, usage_of
+from realizar.server.anthropic.conversation import marks_cache, read_conversation, shows_reasoning
+from realizar.server.anthropic.records import CountTokensRequest, Message, MessagesRequest
+from realizar.server.anthropic.stream import MessageStreamer, encode_event
+from realizar.server.api import Api, compute, new_id, note, whole_answer
 from realizar.server.errors import ApiError
+from realizar.server.generation.chat_plan import ChatPlan, plan_chat
+from realizar.server.generation.chat_run import ChatRun
+from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
+from realizar.server.http.request_memory import lease_of
+from realizar.server.http.sse import EventStream
+from realizar.server.models.models import model_of
+from realizar.server.models.needs import chats
+
+# `POST /v1/messages` and `POST /v1/messages/count_tokens`.
+
+
+async def _messages(request: Request) -> Response:
+    """Answer a conversation, whole or as a stream of events."""
+    record = await read_record(request, MessagesRequest)
+    api = await model_of(request, record.model, need=chats())
+    plan = await compute(request, lambda stop: plan_chat(api, read_conversation(record), stop))
+    request_id = new_id("msg_")
+    note(request, model=api.model.name, prompt=len(plan.token_ids))
+    run = ChatRun(api, plan, request_id, lease_of(request))
+    with_reasoning, marked = shows_reasoning(record), marks_cache(record)
+    if record.stream:
+        streamer = MessageStreamer(api, plan, run, request_id, with_reasoning=with_reasoning, marks_cache=marked)
+        events = streamer.events(lambda **notes: note(request, **notes))
+        return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
+    whole = _whole(api, plan, run, request_id, with_reasoning=with_reasoning, marked=marked)
+    answer = await whole_answer(request, run, whole)
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+async def _count_tokens(request: Request) -> Response:
+    """Answer with the number of tokens of a prompt, as the chat template renders it."""
+    record = await read_record(request, CountTokensRequest)
+    api = await model_of(request, record.model, need=chats())
+    plan = await compute(request, lambda stop: plan_chat(api, read_conversation(record), stop))
+    return Response(msgspec.json.encode({"input_tokens": len(plan.token_ids)}), media_type="application/json")
+
+
+async def _whole(
+    api: Api, plan: ChatPlan, run: ChatRun, request_id: str, *, with_reasoning: bool, marked: bool
+) -> Message:
+    found = BlockList(with_reasoning=with_reasoning)
+    stop: tuple[str, str | None] = ("end_turn", None)
+    async with aclosing(run.deltas()) as deltas:
+        async for delta in deltas:
+            for part in delta.parsed:
+                found.take_in(part)
+            if delta.finish_reason is not None:
+                stop = stop_of(plan, delta.finish_reason, delta.source.stop_reason)
+    return Message(
+        id=request_id,
+        model=api.model.name,
+        content=found.blocks(),
+        stop_reason=stop[0],
+        stop_sequence=stop[1],
+        usage=usage_of(api, plan, run, marks_cache=marked),
+    )
+
 
 _KINDS = {
     401: "authentication_error",
@@ -38,8 +102,8 @@ def _error_event(error: ApiError) -> bytes:
 ANTHROPIC = Dialect(
     name="Anthropic",
     routes=(
-        ApiRoute("/v1/messages", messages, "Answer a conversation (Anthropic's Messages).", MessagesRequest),
-        ApiRoute("/v1/messages/count_tokens", count_tokens, "Count the tokens of a prompt.", CountTokensRequest),
+        ApiRoute("/v1/messages", _messages, "Answer a conversation (Anthropic's Messages).", MessagesRequest),
+        ApiRoute("/v1/messages/count_tokens", _count_tokens, "Count the tokens of a prompt.", CountTokensRequest),
     ),
     error_body=error_body,
     error_schema={

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +12,7 @@ from realizar.errors import ContextLengthError
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.api import Api
 from realizar.server.errors import about, refused, renaming, unsupported
-from realizar.server.generation.begun import begun_ids
 from realizar.server.generation.conversation import Conversation, text_of
-from realizar.server.generation.fit_turns import without_oldest
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last
 from realizar.server.generation.request_templates import RequestCompiler
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority
@@ -25,6 +24,7 @@ from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, forma
 from realizar.tokenizer.parsers.grammar import call_grammar
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.templates.chat_template import ChatTemplate
+from realizar.tokenizer.tokenizer import Tokenizer
 
 _PROMPT_END_TOKENS = 32
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -121,7 +121,7 @@ def _planned(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
     prompt_end = tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special=False)
     wanted = sampling.structured
     if conversation.continues and wanted is not None and not tools.forced:
-        sampling = replace(sampling, structured_begun=begun_ids(tokenizer, conversation.messages[-1]))
+        sampling = replace(sampling, structured_begun=_begun_ids(tokenizer, conversation.messages[-1]))
     else:
         sampling = replace(sampling, structured=_grammar(api, tools, wanted, answer_format, prompt_end))
     kept = keep_last(token_ids, conversation.keep_last, api.max_tokens)
@@ -273,3 +273,71 @@ def _variables(conversation: Conversation, template: ChatTemplate) -> dict[str, 
 def reasons(form: AnswerFormat) -> bool:
     """True if answers of a format may have reasoning."""
     return form.reasoning is not None or form.in_channels
+
+
+_MOST_ADDED = 4
+
+
+def _begun_ids(tokenizer: Tokenizer, last: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids that spell the text of a message, from which an answer within a grammar goes on.
+
+    They need not be the prompt's own: a grammar reads bytes.
+
+    Raises:
+        ApiError: 400; the text is in several parts, which a template may join in its own way, or the vocabulary has no
+            ids for it alone.
+    """
+    content = last["content"]
+    if isinstance(content, list):
+        if len(content) > 1:
+            raise refused("a message that a constrained answer goes on from must have one text", "messages")
+        content = content[0]["text"]
+    wanted = content.encode()
+    for before in ("", "\n"):  # a vocabulary that puts a space before a text puts it before the line break
+        ids = tokenizer.encode(before + content, add_special=False, parse_special=False)
+        for num_added in range(_MOST_ADDED if before else 1):
+            if b"".join(map(tokenizer.token_bytes, ids[num_added:])) == wanted:
+                return tuple(ids[num_added:])
+    raise refused("the vocabulary can't spell the text that a constrained answer goes on from", "messages")
+
+
+_STEP = 4
+"""Turns are dropped by so many: with one for each answer no prefix of the prompt would be found in the cache again."""
+_SYSTEM = ("system", "developer")
+
+_Messages = Sequence[Mapping[str, Any]]
+
+
+def without_oldest(messages: _Messages, fits: Callable[[list[Mapping[str, Any]]], bool]) -> list[Mapping[str, Any]]:
+    """The messages that fit: those of the system at the beginning, and the last turns.
+
+    A turn begins with a message of the user's, behind the outputs of all calls before it: calls stay with theirs.
+
+    Args:
+        fits: True if a prompt of these messages fits. It is called a few times, as the logarithm of their number.
+
+    Returns:
+        All messages if they fit; the last turn alone if nothing does.
+    """
+    num_system = next((place for place, each in enumerate(messages) if each["role"] not in _SYSTEM), len(messages))
+    starts = [num_system, *_turns(messages, num_system + 1)]
+
+    def shown(first: int) -> list[Mapping[str, Any]]:
+        return [*messages[:num_system], *messages[starts[first] :]]
+
+    if fits(shown(0)):
+        return list(messages)
+    dropped = bisect.bisect_left(range(1, len(starts)), True, key=lambda first: fits(shown(first))) + 1
+    return shown(min(-(-dropped // _STEP) * _STEP, len(starts) - 1))
+
+
+def _turns(messages: _Messages, first: int) -> list[int]:
+    """Places of the user's messages from `first` on that lie between no call and its output."""
+    outputs = {each.get("tool_call_id"): place for place, each in enumerate(messages) if each["role"] == "tool"}
+    turns, last_output = list[int](), -1
+    for place, each in enumerate(messages):
+        if place >= first and each["role"] == "user" and place > last_output:
+            turns.append(place)
+        for call in each.get("tool_calls", ()):
+            last_output = max(last_output, outputs.get(call["id"], -1))
+    return turns

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from typing import Any, TypeVar, get_args
 
 import msgspec
+from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
 from realizar.server.api import compute, settings_of
 from realizar.server.errors import ApiError, refused
 from realizar.server.http.body_json import parse_json, parsed_size
 from realizar.server.http.dialects import dialect_of
-from realizar.server.http.fitted import fitted
 from realizar.server.http.request_memory import FREE_BYTES, RequestLease, lease_of
-from realizar.server.http.unknown_fields import IGNORED, unknown_field
+from realizar.server.http.unknown_fields import IGNORED, IgnoredFields, full_path, unknown_field
 from realizar.server.settings import ServerSettings
 
 _DISCARDED = 4  # bodies up to this many times the limit are read to their end before they are refused
@@ -171,3 +172,42 @@ def _too_large(settings: ServerSettings) -> ApiError:
         code="request_too_large",
         headers={"connection": "close"},
     )
+
+
+# `fitted` makes a parsed body fit its record: without fields that nothing knows, and with integers written as 40.0.
+#
+# Clients without an integer type write integers as decimal fractions.
+
+_type_info = functools.cache(inspect.type_info)
+
+
+def fitted(data: Any, record: type[msgspec.Struct], ignored: IgnoredFields | None) -> Any:
+    """A body with integers for 40.0 and the like where its record takes no fractions. It is changed in place.
+
+    Raises:
+        ApiError: 400; a field must not be removed.
+
+    Args:
+        ignored: notes the fields that the record, and the records in it, do not know, and that are removed; None leaves
+            them.
+    """
+    return _fitted("", data, _type_info(record), ignored)
+
+
+def _fitted(path: str, value: Any, kind: inspect.Type, ignored: IgnoredFields | None) -> Any:
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    if isinstance(value, float):
+        takes_integers = any(isinstance(each, inspect.IntType) for each in kinds)
+        takes_fractions = any(isinstance(each, inspect.FloatType) for each in kinds)
+        return int(value) if takes_integers and not takes_fractions and value.is_integer() else value
+    for each in kinds:
+        if isinstance(each, inspect.ListType) and isinstance(value, list):
+            value[:] = [_fitted(f"{path}[{at}]", item, each.item_type, ignored) for at, item in enumerate(value)]
+        elif isinstance(each, inspect.StructType) and isinstance(value, dict):
+            fields = {field.encode_name: field.type for field in each.fields}
+            for name in list(value):
+                if name in fields:
+                    value[name] = _fitted(f"{path}.{name}" if path else name, value[name], fields[name], ignored)
+                elif ignored is not None:
+                    ignored.note(full_path(path, name), value.pop(name))
+    return value

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 import httptools
 import msgspec
@@ -12,10 +13,86 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from realizar.server.errors import ApiError, plain_body
-from realizar.server.http.connections import Connections
+from realizar.server.http.clients import is_loopback, peer_of
 from realizar.server.http.forwarded import TrustedProxies
-from realizar.server.http.request_parser import RequestParser
 from realizar.server.settings import ServerSettings
+
+# `Connections` counts open connections by peer, and chooses an idle one to close when all places are taken.
+
+_MAX_REFUSED = 32
+
+
+class _Closable(Protocol):
+    """A connection that can be asked to close."""
+
+    def give_way(self) -> None:
+        """Close the connection, which has no open request."""
+
+
+class Connections:
+    """The table of open connections.
+
+    When all places are taken, a new connection replaces the one that has been idle longest, so that idle connections
+    keep nobody out. A peer that is neither this machine nor a trusted proxy may
+    have half of the places.
+
+    Args:
+        most: the number of connections that may be open.
+        proxies: addresses that speak for many clients.
+    """
+
+    def __init__(self, most: int, proxies: TrustedProxies) -> None:
+        self._most, self._proxies = most, proxies
+        self._peers: Counter[str] = Counter()
+        self._open: dict[_Closable, str] = {}
+        self._idle: dict[_Closable, None] = {}  # the longest idle first
+        self._refused: set[_Closable] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def enter(self, connection: _Closable, address: str) -> bool:
+        """Add a connection, which is idle at first; False if there is no place for it."""
+        peer = peer_of(address)
+        if self._peers[peer] >= max(1, self._most // 2) and not is_loopback(address) and not self._proxies.has(address):
+            return False
+        if len(self._open) >= self._most:
+            if not self._idle:
+                return False
+            longest = next(iter(self._idle))
+            self.leave(longest)
+            longest.give_way()
+        self._open[connection] = peer
+        self._peers[peer] += 1
+        self._idle[connection] = None
+        return True
+
+    def may_be_refused(self, connection: _Closable) -> bool:
+        """True if a connection without a place may stay until it has its error answer; only a few may."""
+        if len(self._refused) >= _MAX_REFUSED:
+            return False
+        self._refused.add(connection)
+        return True
+
+    def leave(self, connection: _Closable) -> None:
+        """Remove a closed connection; unknown ones are ignored."""
+        peer = self._open.pop(connection, None)
+        self._idle.pop(connection, None)
+        self._refused.discard(connection)
+        if peer is not None:
+            self._peers[peer] -= 1
+            if not self._peers[peer]:
+                del self._peers[peer]
+
+    def busy(self, connection: _Closable) -> None:
+        """Note that a request has arrived on a connection."""
+        self._idle.pop(connection, None)
+
+    def idle(self, connection: _Closable) -> None:
+        """Note that a connection has no open request any more."""
+        if connection in self._open:
+            self._idle.setdefault(connection)
+
 
 _MAX_PIPELINED = 8
 _MAX_WAITING = 1 << 16  # bytes of bodies of requests that wait for the answer before theirs
@@ -363,3 +440,109 @@ def _error_bytes(fault: ApiError) -> bytes:
     headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     lines = "".join(f"{name}: {value}\r\n" for name, value in {**headers, **fault.headers}.items())
     return STATUS_LINE[fault.status] + lines.encode("latin-1") + b"\r\n" + body
+
+
+# httptools' parser of requests, for a server that speaks HTTP/1.1 alone.
+
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class _RequestEvents(Protocol):
+    """What the parser calls. Attributes: headers: those of the present request, with names in lower case."""
+
+    headers: list[tuple[bytes, bytes]]
+
+    def on_message_begin(self) -> None: ...
+    def on_url(self, url: bytes) -> None: ...
+    def on_header(self, name: bytes, value: bytes) -> None: ...
+    def on_headers_complete(self) -> None: ...
+    def on_body(self, body: bytes) -> None: ...
+    def on_message_complete(self) -> None: ...
+
+
+class RequestParser:
+    """Parses requests, and takes `Upgrade` for a header like any other: a server may pass over it.
+
+    httptools takes what follows the headers of such a request for bytes of the other protocol. So the request would
+    lose its body, and behind a proxy that passes the header on, the body would be read as a request of its own. Java's
+    client asks for HTTP/2 with its first requests.
+    """
+
+    def __init__(self, events: _RequestEvents) -> None:
+        self._events = events
+        self._goes_on = False
+        self._parser = self._made()
+
+    def get_http_version(self) -> str:
+        """The version of the present request, such as `1.1`."""
+        return str(self._parser.get_http_version())
+
+    def get_method(self) -> bytes:
+        """The method of the present request."""
+        return bytes(self._parser.get_method())
+
+    def should_keep_alive(self) -> bool:
+        """True if the connection may have another request after the present one."""
+        return bool(self._parser.should_keep_alive())
+
+    def should_upgrade(self) -> bool:
+        """Never."""
+        return False
+
+    def feed_data(self, data: bytes) -> None:
+        """Parse the next bytes.
+
+        Raises:
+            httptools.HttpParserError: they are not valid.
+        """
+        while True:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                self._go_on()
+            else:
+                return
+
+    def on_message_begin(self) -> None:
+        if not self._goes_on:
+            self._events.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._goes_on:
+            self._events.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            raise ValueError(f"no body is read in the transfer coding {value!r}")  # httptools raises its own of it
+        if not self._goes_on:
+            self._events.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self._goes_on:
+            self._events.on_headers_complete()
+        self._goes_on = False
+
+    def on_body(self, body: bytes) -> None:
+        self._events.on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not (self._parser.should_upgrade() and self._framing()):  # otherwise its body comes yet
+            self._events.on_message_complete()
+
+    def _go_on(self) -> None:
+        """Go on behind the headers of a request with `Upgrade`, with a parser that has read those of its body."""
+        framing = self._framing()
+        self._parser = self._made()
+        if framing:
+            self._goes_on = True
+            self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
+
+    def _framing(self) -> bytes:
+        """The headers that say where the body of the present request ends; empty if it has none."""
+        return b"".join(b"%s: %s\r\n" % header for header in self._events.headers if header[0] in _FRAMING)
+
+    def _made(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # the protocol drops what comes then
+        return parser

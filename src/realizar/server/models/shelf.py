@@ -10,23 +10,23 @@ import asyncio
 import functools
 import itertools
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from realizar.engine.clients.async_engine import EngineState
 from realizar.engine.clients.async_link import closed_error
+from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import Loading
 from realizar.errors import QueueFullError, RealizarError
 from realizar.request import Client
 from realizar.server.api import Api
 from realizar.server.metrics import Metrics, MetricSamples, add_samples, exposition_of
 from realizar.server.models.lives import EngineLives, Loader, log
-from realizar.server.models.models import ModelLease, ModelStatus
-from realizar.server.models.names import not_loaded, not_named, not_served, shutting_down
+from realizar.server.models.models import ModelLease, ModelState, ModelStatus
+from realizar.server.models.names import not_loaded, not_named, not_served, shown_fault, shutting_down
 from realizar.server.models.placing import decide
 from realizar.server.models.pulls import Pulls
-from realizar.server.models.shelf_metrics import shelf_samples
-from realizar.server.models.shelf_status import stats_of, status_of
 from realizar.server.models.shelved import KnownModel, Running, ShelvedModel, Waiter
 from realizar.sizes import format_bytes
 
@@ -113,11 +113,11 @@ class ModelShelf:
 
     def listed(self) -> Sequence[ModelStatus]:
         """See `Models`."""
-        return [status_of(model) for model in self._models.values()]
+        return [_status_of(model) for model in self._models.values()]
 
     def find(self, name: str | None) -> ModelStatus:
         """See `Models`; a request has to name a model."""
-        return status_of(self._find(name))
+        return _status_of(self._find(name))
 
     def take(self, name: str | None, keep_alive_s: float | None = None) -> ModelLease | None:
         """See `Models`."""
@@ -180,7 +180,7 @@ class ModelShelf:
     async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
         """See `Models`."""
         models = list(self._models.values())
-        stats = await asyncio.gather(*map(stats_of, models))
+        stats = await asyncio.gather(*map(_stats_of, models))
         samples = [each.metrics.samples() for each in models]
         by_name = {model.name: each for model, each in zip(models, stats, strict=True)}
         return exposition_of(by_name, (*add_samples(samples), *shelf_samples(models), *others))
@@ -277,7 +277,7 @@ class ModelShelf:
         states: list[tuple[object, ...]] = [(each.name, each.stage, each.state, each.held_bytes) for each in models]
         if states != self._reported:
             self._reported = states
-            self._on_change([status_of(model) for model in models])
+            self._on_change([_status_of(model) for model in models])
 
     def note_ready(self, model: ShelvedModel) -> None:
         """See `lives.Shelf`."""
@@ -345,3 +345,66 @@ class ModelShelf:
     def _end_idle_time(self, model: ShelvedModel) -> None:
         log(model, "unloaded: its time without a request is over")
         self._lives.close(model)
+
+
+def shelf_samples(models: Sequence[ShelvedModel]) -> tuple[MetricSamples, ...]:
+    """The samples of all models."""
+    states = tuple(
+        ("realizar:model_state", {"model_name": model.name, "state": state}, float(model.state == state))
+        for model in models
+        for state in get_args(ModelState)
+    )
+    waiting = {model.name: float(len(model.waiters)) for model in models}
+    loads = {model.name: float(model.num_loads) for model in models}
+    wakes = {model.name: float(model.num_wakes) for model in models}
+    memory = {model.name: float(model.held_bytes) for model in models}
+    host = {model.name: float(model.held_host_bytes) for model in models}
+    return (
+        MetricSamples("realizar:model_state", "1 for the state that a model is in.", "gauge", states),
+        _by_model(
+            "realizar:num_requests_waiting_for_model", "Requests that wait until it is loaded.", "gauge", waiting
+        ),
+        _by_model("realizar:model_loads", "Times that a model was loaded.", "counter", loads),
+        _by_model("realizar:model_wakes", "Times that a model came back from the host's memory.", "counter", wakes),
+        _by_model("realizar:model_planned_bytes", "Memory that was planned for its engine.", "gauge", memory),
+        _by_model("realizar:model_host_bytes", "Memory of the host that is kept for its weights.", "gauge", host),
+    )
+
+
+def _by_model(name: str, text: str, kind: str, values: dict[str, float]) -> MetricSamples:
+    sample = f"{name}_total" if kind == "counter" else name
+    return MetricSamples(name, text, kind, tuple((sample, {"model_name": key}, value) for key, value in values.items()))
+
+
+# Reports of a server with several models: their states, and figures over all their engines.
+
+
+async def _stats_of(model: ShelvedModel) -> EngineStats:
+    """Figures of all engines that a model had."""
+    earlier = model.earlier_stats  # an engine that is unloaded meanwhile is added to it, and would count twice
+    current = EngineStats() if model.running is None else await model.running.engine.stats()
+    return current.plus(earlier)
+
+
+def _status_of(model: ShelvedModel) -> ModelStatus:
+    """A model as lists of models show it."""
+    known, running = model.known, model.running
+    unloads_s = None
+    if model.unloads_s is not None:
+        unloads_s = round(time.time() + model.unloads_s - asyncio.get_running_loop().time(), 3)
+    alive = None if running is None or running.engine.state != "ready" else running.api
+    return ModelStatus(
+        (known.name,),
+        known.created_s,
+        known.load.context_length if running is None or running.engine.state == "dead" else running.api.max_model_len,
+        known.default_sampling,
+        known.facts if running is None else running.api.model.facts,
+        model.state,
+        None if model.fault is None else shown_fault(model.fault),
+        model.num_bytes,
+        unloads_s,
+        None if alive is None else alive.engine.info.device,
+        model.held_bytes,
+        model.held_host_bytes or None,
+        None if alive is None else alive.engine.info.device_label,
+    )

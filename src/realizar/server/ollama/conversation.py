@@ -9,11 +9,11 @@ from realizar.server.api import Api
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import reasons
 from realizar.server.generation.conversation import Conversation, can_continue
-from realizar.server.generation.tools import ToolPlan
+from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
+from realizar.server.http.unknown_fields import known_only
 from realizar.server.ollama.messages import read_messages
 from realizar.server.ollama.options import OPTION_NAMES, read_options
 from realizar.server.ollama.records import AnswerRequest, ChatRequest, GenerateRequest
-from realizar.server.ollama.tools import read_tools
 from realizar.tokenizer.parsers.choose import find_format
 
 _EFFORTS = ("low", "medium", "high", "max")
@@ -26,7 +26,7 @@ def read_chat(api: Api, request: ChatRequest) -> Conversation:
         ApiError, InvalidRequestError: the request is refused; names the field.
     """
     check_answer_fields(request)
-    tools = read_tools(request.tools)
+    tools = _read_tools(request.tools)
     return _conversation(api, request, read_messages(request.messages or []), tools, OPTION_NAMES)
 
 
@@ -93,3 +93,43 @@ def check_answer_fields(request: AnswerRequest) -> None:
     """
     if request.template:
         raise unsupported("template", "is not supported: the server renders the model's own template")
+
+
+_KNOWN = ("type", "function")
+_OF_FUNCTION = ("name", "description", "parameters", "strict")
+
+
+def _read_tools(given: Sequence[dict[str, Any]] | None) -> ToolPlan:
+    """Make the plan from a request's `tools`.
+
+    Raises:
+        ApiError: 400; `param` is the path.
+    """
+    given = given or ()
+    check_num_tools(given)
+    tools = tuple(_converted(f"tools[{place}]", tool) for place, tool in enumerate(given))
+    check_functions(tools, "tools[{}].function.name".format, "tools[{}].function.parameters".format)
+    return ToolPlan(tools)
+
+
+def _converted(where: str, tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool in the form that chat templates take. Clients write what they leave out as null."""
+    if tool.get("type") not in (None, "function"):
+        raise unsupported(f"{where}.type", "must be 'function': other tools are not supported")
+    known_only(where, tool, _KNOWN)
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise refused(f"{where}.function must be an object", f"{where}.function")
+    where = f"{where}.function"
+    function = {key: value for key, value in function.items() if value is not None}
+    known_only(where, function, _OF_FUNCTION)
+    name, description, parameters = (function.get(key) for key in ("name", "description", "parameters"))
+    if not isinstance(name, str):
+        raise refused(f"{where}.name must be text", f"{where}.name")
+    if not isinstance(description, str | None):
+        raise refused(f"{where}.description must be text", f"{where}.description")
+    if not isinstance(parameters, dict | None):
+        raise refused(f"{where}.parameters must be an object", f"{where}.parameters")
+    if not isinstance(function.get("strict"), bool | None):
+        raise refused(f"{where}.strict must be true or false", f"{where}.strict")
+    return {"type": "function", "function": function}

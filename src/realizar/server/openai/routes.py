@@ -2,20 +2,226 @@
 
 from __future__ import annotations
 
-from realizar.server.errors import PLAIN_SCHEMA, plain_body
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from realizar.sampling_params import SAMPLERS
+from realizar.server.api import Api, compute, new_id, note
+from realizar.server.errors import PLAIN_SCHEMA, about, plain_body, refused, unsupported
+from realizar.server.generation.chat_plan import template_variables
+from realizar.server.generation.conversation import text_of
+from realizar.server.generation.embedding import UnitVector, embed_all, pooling_of
+from realizar.server.generation.prompts import Prompt, keep_last, tokenize_prompts
+from realizar.server.generation.state_snapshots import note_snapshots
+from realizar.server.generation.tools import shown_tools
+from realizar.server.generation.work import Stop
+from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
+from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import encode_event
+from realizar.server.models.models import ModelStatus, model_of, models_of
+from realizar.server.models.needs import embeds
 from realizar.server.openai.chat import chat_completions
 from realizar.server.openai.completions import completions
-from realizar.server.openai.embeddings import embeddings
-from realizar.server.openai.models import list_models, show_model
+from realizar.server.openai.conversation import continues_last
+from realizar.server.openai.messages import check_messages
 from realizar.server.openai.ranking import rerank, score
+from realizar.server.openai.records.answers import EmbeddingData, make_usage
 from realizar.server.openai.records.chat import ChatCompletionRequest
 from realizar.server.openai.records.completion import CompletionRequest
 from realizar.server.openai.records.embedding import EmbeddingRequest
 from realizar.server.openai.records.ranking import RerankRequest, ScoreRequest
 from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
-from realizar.server.openai.tokenizer_routes import detokenize, tokenize, tokenizer_info
+from realizar.server.openai.tools import check_tools
+from realizar.server.settings import Pooling
+
+# `/tokenize`, `/detokenize` and `/tokenizer_info`, for lm-eval's remote tokenizer and vLLM's clients.
+
+MAX_BYTES = 1 << 19
+"""Limit of a text in UTF-8, unless the context needs more. Tokenizing takes about a hundred times as much memory."""
+_BYTES_PER_TOKEN = 8
+
+
+async def _tokenize(request: Request) -> Response:
+    """Answer with the token ids of a text, or of messages as the chat template renders them."""
+    record = await read_record(request, TokenizeRequest)
+    api = await model_of(request, record.model)
+    if (record.prompt is None) == (record.messages is None):
+        raise refused("the request needs either prompt or messages", "prompt", "missing_required_parameter")
+    answer = await compute(request, lambda _: _token_report(api, record))
+    return Response(answer, media_type="application/json")
+
+
+async def _detokenize(request: Request) -> Response:
+    """Answer with the text of token ids, with control tokens spelled out."""
+    record = await read_record(request, DetokenizeRequest)
+    api = await model_of(request, record.model)
+    with about("tokens"):
+        text = await compute(request, lambda _: api.model.tokenizer.decode(record.tokens, skip_special=False))
+    return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
+
+
+async def _tokenizer_info(request: Request) -> Response:
+    """Answer with the facts that a client needs to render prompts and count tokens by itself."""
+    model = (await model_of(request, request.query_params.get("model"))).model
+    answer: dict[str, Any] = {
+        "tokenizer_class": type(model.tokenizer).__name__,
+        "vocab_size": model.tokenizer.vocab_size,
+        "model_max_length": model.context_length,
+        "add_bos_token": model.tokenizer.add_bos,
+        "add_eos_token": model.tokenizer.add_eos,
+        "chat_template": None if model.template is None else model.template.source(),
+        **model.tokenizer.special_texts,
+    }
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _token_report(api: Api, record: TokenizeRequest) -> bytes:
+    """Make and encode the answer here, on the worker thread, since it may have a million tokens."""
+    tokens = _tokens(api, record)
+    texts = [api.model.tokenizer.token_text(token_id) for token_id in tokens] if record.return_token_strs else None
+    answer = {"count": len(tokens), "max_model_len": api.max_model_len, "tokens": tokens, "token_strs": texts}
+    return msgspec.json.encode(answer)
+
+
+def _tokens(api: Api, record: TokenizeRequest) -> list[int]:
+    # Longer texts than the context are allowed, so that clients can count them.
+    messages = check_messages(record.messages) if record.messages is not None else []
+    text = record.prompt if record.prompt is not None else text_of(messages)
+    size = len(text.encode("utf-8", "surrogatepass"))
+    most = max(MAX_BYTES, _BYTES_PER_TOKEN * api.max_model_len)
+    if size > most:
+        param = "messages" if messages else "prompt"
+        raise refused(f"{param} has {size} bytes; at most {most} are tokenized at once", param, "string_too_long")
+    if record.prompt is not None:
+        with about("prompt"):
+            return api.model.tokenizer.encode(record.prompt, add_special=record.add_special_tokens is not False)
+    if api.model.template is None:
+        raise refused("the model has no chat template; give a prompt", "messages", "no_chat_template")
+    variables = template_variables(record.chat_template_kwargs)
+    if record.add_special_tokens:
+        raise unsupported("add_special_tokens", "must be false: the chat template writes special tokens")
+    tools = shown_tools(check_tools(record.tools))
+    continues = continues_last(record, messages[-1])
+    with about("messages"):
+        if continues:
+            return api.model.template.encode_unfinished(messages, tools, **variables)
+        return api.model.template.encode(messages, tools, record.add_generation_prompt is not False, **variables)
+
+
+# `GET /v1/models` and `GET /v1/models/{id}`; answered also while the weights are being loaded.
+
+_SHOWN = (*(each.name for each in SAMPLERS), "max_tokens", "seed")
+"""Sampling fields whose defaults are shown; a `max_tokens` of null is the rest of the context."""
+
+
+async def _list_models(request: Request) -> Response:
+    """List all names of the served models."""
+    listed = models_of(request).listed()
+    answer = {"object": "list", "data": [_card(model, name) for model in listed for name in model.names]}
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+async def _show_model(request: Request) -> Response:
+    """Show one of the names, which may contain slashes."""
+    name = request.path_params["name"]
+    card = _card(models_of(request).find(name), name)
+    return Response(msgspec.json.encode(card), media_type="application/json")
+
+
+def _card(model: ModelStatus, name: str) -> dict[str, Any]:
+    card = {
+        "id": name,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "realizar",
+        "root": model.names[0],
+        "parent": None,
+        "max_model_len": model.max_model_len,
+        "default_sampling": {name: getattr(model.default_sampling, name) for name in _SHOWN},
+        "state": model.state,
+    }
+    optional = {
+        "reason": model.reason,
+        "device": model.device_label,
+        "memory_bytes": model.num_bytes,
+        "host_memory_bytes": model.host_bytes,
+        "unloads_at": model.unloads_s,
+    }
+    return card | {name: value for name, value in optional.items() if value is not None}
+
+
+async def _embeddings(request: Request) -> Response:
+    """Embed texts or token ids."""
+    record = await read_record(request, EmbeddingRequest)
+    api = await model_of(request, record.model, need=embeds)
+    pooling, info = pooling_of(api), api.engine.info
+    _check_fields(api, record)
+    prompts = await compute(request, lambda stop: _tokenized(api, record, stop))
+    num_given = sum(len(prompt.token_ids) for prompt in prompts)
+    note(request, model=api.model.name, prompts=len(prompts), prompt=num_given)
+    as_base64 = record.encoding_format == "base64"
+    size = lease_of(request).hold_vectors(len(prompts), info.hidden_size, as_base64=as_base64)
+    found = await _embed_all(request, api, record, prompts, pooling)
+    snapshots = note_snapshots(request, info, (each.snapshots for each in found))
+    num_cached = sum(each.num_cached_tokens for each in found)
+    usage = make_usage(sum(each.num_prompt_tokens for each in found), 0, num_cached, snapshots)
+    end = b'],"model":%b,"usage":%b}' % (msgspec.json.encode(api.model.name), msgspec.json.encode(usage))
+    body = await compute(request, lambda stop: _encoded(found, end, stop, as_base64=as_base64), size)
+    return Response(memoryview(body), media_type="application/json")
+
+
+def _encoded(units: Sequence[UnitVector], end: bytes, stop: Stop, *, as_base64: bool) -> bytearray:
+    """Encode the answer. Only one vector at a time is converted to Python's numbers.
+
+    Args:
+        end: the JSON after the vectors.
+        as_base64: write little-endian float32 as base64 instead of numbers.
+    """
+    body = bytearray(b'{"object":"list","data":[')
+    for index, unit in enumerate(units):
+        stop.check()
+        vector = base64.b64encode(unit.vector.data).decode() if as_base64 else unit.vector.astype(np.float64).tolist()
+        body += b"," * (index > 0)
+        body += msgspec.json.encode(EmbeddingData(index, vector))
+    body += end
+    return body
+
+
+def _tokenized(api: Api, record: EmbeddingRequest, stop: Stop) -> list[Prompt]:
+    return tokenize_prompts(
+        record.input,
+        api.model.tokenizer,
+        stop,
+        param="input",
+        max_prompts=api.settings.max_prompts,
+        max_tokens=api.max_tokens,
+        add_special=record.add_special_tokens is not False,
+        bounded=record.truncate_prompt_tokens is None,
+    )
+
+
+def _check_fields(api: Api, record: EmbeddingRequest) -> None:
+    if record.encoding_format not in (None, "float", "base64"):
+        raise refused("encoding_format must be float or base64", "encoding_format", "invalid_value")
+    size = api.engine.info.hidden_size
+    if record.dimensions is not None and record.dimensions != size:
+        raise unsupported("dimensions", f"must be {size}: this model's vectors can't be shortened")
+
+
+async def _embed_all(
+    request: Request, api: Api, record: EmbeddingRequest, prompts: Sequence[Prompt], pooling: Pooling
+) -> list[UnitVector]:
+    cut = [keep_last(prompt.token_ids, record.truncate_prompt_tokens, api.max_tokens) for prompt in prompts]
+    name = "input[{}]" if len(prompts) > 1 else "input"
+    return await embed_all(request, api, cut, pooling, new_id("embd-"), name.format, UnitVector.of)
+
 
 _RERANK = ("/v1/rerank", "/v2/rerank", "/rerank")  # paths of Jina's clients, of Cohere's and of vLLM's
 _SCORE = ("/v1/score", "/score")
@@ -25,14 +231,14 @@ OPENAI = Dialect(
     routes=(
         ApiRoute("/v1/chat/completions", chat_completions, "Answer a conversation.", ChatCompletionRequest),
         ApiRoute("/v1/completions", completions, "Complete prompts.", CompletionRequest),
-        ApiRoute("/v1/embeddings", embeddings, "Embed texts.", EmbeddingRequest),
+        ApiRoute("/v1/embeddings", _embeddings, "Embed texts.", EmbeddingRequest),
         *(ApiRoute(path, rerank, "Order documents by a query.", RerankRequest) for path in _RERANK),
         *(ApiRoute(path, score, "Scores of pairs of texts.", ScoreRequest) for path in _SCORE),
-        ApiRoute("/v1/models", list_models, "Names of the model."),
-        ApiRoute("/v1/models/{name:path}", show_model, "One of them."),
-        ApiRoute("/tokenize", tokenize, "Token ids of a text or of messages.", TokenizeRequest),
-        ApiRoute("/detokenize", detokenize, "The text of token ids.", DetokenizeRequest),
-        ApiRoute("/tokenizer_info", tokenizer_info, "What a client needs to tokenize by itself."),
+        ApiRoute("/v1/models", _list_models, "Names of the model."),
+        ApiRoute("/v1/models/{name:path}", _show_model, "One of them."),
+        ApiRoute("/tokenize", _tokenize, "Token ids of a text or of messages.", TokenizeRequest),
+        ApiRoute("/detokenize", _detokenize, "The text of token ids.", DetokenizeRequest),
+        ApiRoute("/tokenizer_info", _tokenizer_info, "What a client needs to tokenize by itself."),
     ),
     error_body=plain_body,
     error_schema=PLAIN_SCHEMA,

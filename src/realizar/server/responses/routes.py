@@ -2,19 +2,421 @@
 
 from __future__ import annotations
 
-from realizar.server.errors import PLAIN_SCHEMA, plain_body
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from realizar.server.api import Api, compute, new_id, note, whole_answer
+from realizar.server.errors import PLAIN_SCHEMA, plain_body, refused, to_api_error, unsupported
+from realizar.server.generation.answer import AnswerDelta, FinishReason
+from realizar.server.generation.chat_plan import ChatPlan, plan_chat
+from realizar.server.generation.chat_run import ChatRun
+from realizar.server.generation.logprob_rows import chat_rows
+from realizar.server.generation.prompt_read import PromptRead
+from realizar.server.generation.work import Stop
+from realizar.server.http.body import read_record
+from realizar.server.http.body_json import parsed_size
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
-from realizar.server.responses.create import count_input_tokens, create_response
-from realizar.server.responses.kept import cancel_response, delete_response, list_input_items, show_response
+from realizar.server.http.request_memory import lease_of
+from realizar.server.http.sse import EventStream
+from realizar.server.http.unknown_fields import known_only
+from realizar.server.models.models import model_of
+from realizar.server.models.needs import chats
+from realizar.server.responses.answers import ResponseForm, usage_of
+from realizar.server.responses.conversation import ENCRYPTED, includes, read_conversation, shows_summary
+from realizar.server.responses.keeper import Keeper
+from realizar.server.responses.kept import (
+    cancel_response,
+    delete_response,
+    list_input_items,
+    owner_of,
+    show_response,
+    store_of,
+)
+from realizar.server.responses.output_items import Item, ItemForm, OutputItems, reasoning_part, summary_part
 from realizar.server.responses.records import InputTokensRequest, ResponsesRequest
+from realizar.server.responses.store import ResponseStore, StoredResponse
+from realizar.server.responses.stored_items import items_of
+from realizar.server.responses.text_logprobs import TextLogprobs
+from realizar.server.responses.tools import ResponseTools, read_tools
+from realizar.tokenizer.parsers.base import ParsedDelta
+
+# `POST /v1/responses` and `POST /v1/responses/input_tokens`.
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A prepared request: its tools, its plan, and the form of its items."""
+
+    tools: ResponseTools
+    chat: ChatPlan
+    item_form: ItemForm
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Kept responses that a request needs: those that it goes on from, and those of items that it refers to."""
+
+    chain: Sequence[StoredResponse]
+    referred: Mapping[str, StoredResponse]
+
+    @property
+    def responses(self) -> Collection[StoredResponse]:
+        """All of them, each once."""
+        return {each.id: each for each in (*self.chain, *self.referred.values())}.values()
+
+
+async def _create_response(request: Request) -> Response:
+    """Answer a conversation, whole or as a stream of events."""
+    record = await read_record(request, ResponsesRequest)
+    api = await model_of(request, record.model, need=chats())
+    store, kept = store_of(request), _kept(request, record)
+    planned = await compute(request, lambda stop: _planned(api, record, kept, stop), _size(request, kept))
+    plan = planned.chat
+    response_id = new_id("resp_")
+    dropped = {"dropped": plan.num_dropped} if plan.num_dropped else {}
+    note(request, model=api.model.name, prompt=len(plan.token_ids), **dropped)
+    run = ChatRun(api, plan, response_id, lease_of(request), counts_reasoning=True)
+    keeper = None
+    if store is not None and record.store is not False:
+        keeper = Keeper(store, owner_of(request), lease_of(request).client.name, record)
+    form = ResponseForm(api, record, planned.tools, plan, response_id, stored=keeper is not None)
+    logprobs = _logprobs(api, plan)
+    if record.stream:
+        streamer = _ResponseStreamer(api, plan, run, form, planned.item_form, logprobs, keeper)
+        events = streamer.events(lambda **notes: note(request, **notes))
+        return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
+    whole = _whole(api, plan, run, form, planned.item_form, logprobs)
+    answer = await whole_answer(request, run, whole)
+    data = msgspec.json.encode(answer)
+    if keeper is not None:
+        keeper.keep(response_id, data)
+    return Response(data, media_type="application/json")
+
+
+async def _count_input_tokens(request: Request) -> Response:
+    """Answer with the number of tokens of a prompt, as the chat template renders it."""
+    record = await read_record(request, InputTokensRequest)
+    api = await model_of(request, record.model, need=chats())
+    kept = _kept(request, record)
+    planned = await compute(request, lambda stop: _planned(api, record, kept, stop), _size(request, kept))
+    counted = {"object": "response.input_tokens", "input_tokens": len(planned.chat.token_ids)}
+    return Response(msgspec.json.encode(counted), media_type="application/json")
+
+
+def _kept(request: Request, record: InputTokensRequest) -> _Kept:
+    """The kept responses that a request needs. Their memory counts as the request's."""
+    kept = _Kept(_chain(request, record), _responses_with(record, store_of(request), owner_of(request)))
+    lease_of(request).take(sum(parsed_size(each.items) + parsed_size(each.response) for each in kept.responses))
+    return kept
+
+
+def _chain(request: Request, record: InputTokensRequest) -> list[StoredResponse]:
+    previous, store = record.previous_response_id, store_of(request)
+    if previous is None:
+        return []
+    if store is None:
+        raise unsupported(
+            "previous_response_id", "is not supported: the server keeps no responses (--stored-responses turns it on)"
+        )
+    return store.chain(previous, owner_of(request))
+
+
+def _size(request: Request, kept: _Kept) -> int:
+    return lease_of(request).body_bytes + sum(each.num_bytes for each in kept.responses)
+
+
+def _planned(api: Api, record: InputTokensRequest, kept: _Kept, stop: Stop) -> _Planned:
+    """Read a request and plan it. Not for the event loop."""
+    _with_items(record, kept.referred)
+    tools = read_tools(record.tools, record.tool_choice, parallel=record.parallel_tool_calls is not False)
+    plan = plan_chat(api, read_conversation(record, tools, items_of(kept.chain, with_last_output=True)), stop)
+    if plan.sampling.logprobs is not None:
+        api.names(as_ids=False).prepare()
+    form = ItemForm(
+        as_summary=shows_summary(record),
+        is_sealed=isinstance(record, ResponsesRequest) and includes(record, ENCRYPTED),
+        namespaces=tools.namespaces,
+        custom=tools.custom,
+    )
+    return _Planned(tools, plan, form)
+
+
+def _logprobs(api: Api, plan: ChatPlan) -> TextLogprobs | None:
+    top = plan.sampling.logprobs
+    return None if top is None else TextLogprobs(api.names(as_ids=False).rows(chat_rows, top))
+
+
+async def _whole(
+    api: Api,
+    plan: ChatPlan,
+    run: ChatRun,
+    form: ResponseForm,
+    item_form: ItemForm,
+    logprobs: TextLogprobs | None,
+) -> dict[str, Any]:
+    items = OutputItems(item_form)
+    reason: FinishReason = "stop"
+    async with aclosing(run.deltas()) as deltas:
+        async for delta in deltas:
+            if logprobs is not None:
+                logprobs.take_in(delta)
+            for part in delta.parsed:
+                item, _ = items.take_in(part)
+                if logprobs is not None:
+                    logprobs.taken_for(item)
+            if delta.finish_reason is not None:
+                reason = delta.finish_reason
+    if items.last is None:
+        items.begin_message()
+    return form.ended(items.records(is_whole=reason != "length"), usage_of(api, plan, run), reason)
+
+
+# Items of `input` that are references to items of kept responses: they are replaced by the items that they mean.
+
+_KIND = "item_reference"
+
+
+def _responses_with(record: InputTokensRequest, store: ResponseStore | None, owner: str) -> dict[str, StoredResponse]:
+    """The kept responses of the items that a request refers to, by the items' ids.
+
+    Raises:
+        ApiError: 400; an item is not there or is meant twice, or the server keeps none. References to one item would
+            make a small request as large as a client likes.
+    """
+    found: dict[str, StoredResponse] = {}
+    given = record.input
+    for place, item in enumerate(given if isinstance(given, list) else ()):
+        if not _is_reference(item):
+            continue
+        where = f"input[{place}]"
+        known_only(where, item, ("type", "id"))
+        item_id = item.get("id")
+        if not isinstance(item_id, str):
+            raise refused(f"{where}.id must be text", f"{where}.id")
+        if store is None:
+            raise unsupported(
+                f"{where}.type", f"'{_KIND}' is not supported: the server keeps no responses (--stored-responses does)"
+            )
+        if item_id in found:
+            raise refused(f"{where}.id: the item {item_id[:100]!a} is there already", f"{where}.id", "duplicate_item")
+        stored = store.with_item(item_id, owner)
+        if stored is None:
+            raise refused(f"{where}.id: there is no item {item_id[:100]!a}", f"{where}.id", "item_not_found")
+        found[item_id] = stored
+    return found
+
+
+def _with_items(record: InputTokensRequest, found: Mapping[str, StoredResponse]) -> None:
+    """Replace the references of a request by their items, in place. Args: found: of `_responses_with`."""
+    if not found or not isinstance(record.input, list):
+        return
+    items_by_response = {
+        stored.id: {item["id"]: item for item in items_of([stored], with_last_output=True)}
+        for stored in {each.id: each for each in found.values()}.values()
+    }
+    items = {item_id: items_by_response[stored.id][item_id] for item_id, stored in found.items()}
+    record.input[:] = [dict(items[item["id"]]) if _is_reference(item) else item for item in record.input]
+
+
+def _is_reference(item: Mapping[str, Any]) -> bool:
+    """True also without a type, which the API lets clients leave out: no other item has an id alone."""
+    return item.get("type") == _KIND or (item.get("type") is None and "id" in item and "role" not in item)
+
+
+# `_ResponseStreamer` makes the events of a streamed response.
+#
+# Each item begins, grows and is done before the next one begins. The first events come with the first output, so that
+# an error before it is an ordinary answer; but where that takes long, they come while the client waits.
+
+_encoder = msgspec.json.Encoder()
+_NO_LOGPROBS = msgspec.Raw(b"[]")
+
+
+class _ResponseStreamer:
+    """Makes the events of one request.
+
+    Args:
+        keeper: keeps the response once it ended; None to forget it.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        plan: ChatPlan,
+        run: ChatRun,
+        form: ResponseForm,
+        item_form: ItemForm,
+        logprobs: TextLogprobs | None,
+        keeper: Keeper | None,
+    ) -> None:
+        self._api, self._plan, self._run, self._form = api, plan, run, form
+        self._items = OutputItems(item_form)
+        self._logprobs, self._keeper = logprobs, keeper
+        self._open: Item | None = None
+        self._number = 0
+        self._started_s = time.monotonic()
+
+    async def events(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
+        """Iterate the events, those of a delta together. An error after the first of them makes the last one.
+
+        Args:
+            note: adds figures to the request's line in the log.
+        """
+        try:
+            async with aclosing(self._run.deltas()) as deltas:
+                first = asyncio.ensure_future(anext(deltas))
+                try:
+                    while not (await asyncio.wait((first,), timeout=self._api.settings.ping_interval_s))[0]:
+                        yield self._waits()
+                finally:
+                    if not first.done():
+                        first.cancel()
+                        await asyncio.wait((first,))
+                delta = first.result()
+                yield b"".join(([] if self._number else self._start()) + self._grown(delta))
+                async for delta in deltas:
+                    if made := self._grown(delta):
+                        yield b"".join(made)
+        except Exception as error:  # noqa: BLE001 - a stream that began says so itself
+            api_error = to_api_error(error)
+            if self._number:
+                yield self._event("response.failed", response=self._form.failed(self._output(False), api_error))
+            raise api_error from None
+        finally:
+            note(**self._run.notes)
+
+    def _start(self) -> list[bytes]:
+        created = self._event("response.created", response=self._form.begun())
+        return [created, self._event("response.in_progress", response=self._form.begun())]
+
+    def _waits(self) -> bytes:
+        """The events that show a client which passes over comments, as Codex does, that the server is still there."""
+        if self._number:
+            return self._event("response.in_progress", response=self._form.begun())
+        return b"".join(self._start())
+
+    def _grown(self, delta: AnswerDelta) -> list[bytes]:
+        """The events of a delta."""
+        read = delta.source.prompt_progress
+        if read is not None:
+            figures = PromptRead.of(read, self._started_s)
+            return [self._event("response.in_progress", response=self._form.begun(), prompt_progress=figures)]
+        return list(self._events_of(delta))
+
+    def _events_of(self, delta: AnswerDelta) -> Iterator[bytes]:
+        if self._logprobs is not None:
+            self._logprobs.take_in(delta)
+        for part in delta.parsed:
+            yield from self._part(part)
+        if delta.finish_reason is None:
+            return
+        if self._items.last is None:
+            yield from self._begin(self._items.begin_message())
+        yield from self._done(is_whole=delta.finish_reason != "length")
+        yield self._ended(delta.finish_reason)
+
+    def _ended(self, reason: FinishReason) -> bytes:
+        output = self._output(reason != "length")
+        response = self._form.ended(output, usage_of(self._api, self._plan, self._run), reason)
+        if self._keeper is not None:
+            self._keeper.keep(self._form.id, _encoder.encode(response))
+        return self._event(f"response.{response['status']}", response=response)
+
+    def _output(self, is_whole: bool) -> list[dict[str, Any]]:
+        return self._items.records(is_whole=is_whole)
+
+    def _part(self, part: ParsedDelta) -> Iterator[bytes]:
+        item, text = self._items.take_in(part)
+        if item is not self._open:
+            yield from self._done(is_whole=True)
+            yield from self._begin(item)
+        logprobs = [] if self._logprobs is None else self._logprobs.taken_for(item)
+        if not text and not logprobs:
+            return
+        match item.kind:
+            case "message":
+                written = msgspec.Raw(b"[%b]" % b",".join(logprobs)) if logprobs else _NO_LOGPROBS
+                yield self._of(item, "response.output_text.delta", content_index=0, delta=text, logprobs=written)
+            case "reasoning":
+                yield self._reasoning(item, "delta", delta=text)
+            case "function_call":
+                yield self._of(item, "response.function_call_arguments.delta", delta=text)
+            case _:
+                pass  # the input of a custom call comes whole, out of its arguments
+
+    def _begin(self, item: Item) -> Iterator[bytes]:
+        self._open = item
+        record = item.record(self._items.form, "in_progress")
+        if item.kind == "function_call":
+            record["arguments"] = ""
+        yield self._event("response.output_item.added", output_index=item.index, item=record)
+        if not item.is_call:
+            yield self._bounds(item, "added", "")
+
+    def _done(self, *, is_whole: bool) -> Iterator[bytes]:
+        """Close the item that is open, if one is."""
+        item, self._open = self._open, None
+        if item is None:
+            return
+        text = item.text
+        match item.kind:
+            case "message":
+                logprobs = item.text_part(text)["logprobs"]
+                yield self._of(item, "response.output_text.done", content_index=0, text=text, logprobs=logprobs)
+            case "reasoning":
+                yield self._reasoning(item, "done", text=text)
+            case "function_call":
+                yield self._of(item, "response.function_call_arguments.done", arguments=text)
+            case _:
+                if text:
+                    yield self._of(item, "response.custom_tool_call_input.delta", delta=text)
+                yield self._of(item, "response.custom_tool_call_input.done", input=text)
+        if not item.is_call:
+            yield self._bounds(item, "done", text)
+        record = item.record(self._items.form, "completed" if is_whole else "incomplete")
+        yield self._event("response.output_item.done", output_index=item.index, item=record)
+
+    def _reasoning(self, item: Item, what: str, **fields: str) -> bytes:
+        if self._items.form.as_summary:
+            return self._of(item, f"response.reasoning_summary_text.{what}", summary_index=0, **fields)
+        return self._of(item, f"response.reasoning_text.{what}", content_index=0, **fields)
+
+    def _bounds(self, item: Item, what: str, text: str) -> bytes:
+        """The event that begins or ends the one part of an item."""
+        if item.kind == "message":
+            return self._of(item, f"response.content_part.{what}", content_index=0, part=item.text_part(text))
+        if self._items.form.as_summary:
+            part = summary_part(text)
+            return self._of(item, f"response.reasoning_summary_part.{what}", summary_index=0, part=part)
+        return self._of(item, f"response.content_part.{what}", content_index=0, part=reasoning_part(text))
+
+    def _of(self, item: Item, name: str, **fields: Any) -> bytes:
+        return self._event(name, item_id=item.id, output_index=item.index, **fields)
+
+    def _event(self, name: str, **fields: Any) -> bytes:
+        """An event with its name, which its data repeats as `type`."""
+        data = _encoder.encode({"type": name, "sequence_number": self._number, **fields})
+        self._number += 1
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
 
 _KEPT = "/v1/responses/{response_id}"
 
 RESPONSES = Dialect(
     name="Responses",
     routes=(
-        ApiRoute("/v1/responses", create_response, "Answer a conversation (Responses).", ResponsesRequest),
-        ApiRoute("/v1/responses/input_tokens", count_input_tokens, "Count the tokens of a prompt.", InputTokensRequest),
+        ApiRoute("/v1/responses", _create_response, "Answer a conversation (Responses).", ResponsesRequest),
+        ApiRoute(
+            "/v1/responses/input_tokens", _count_input_tokens, "Count the tokens of a prompt.", InputTokensRequest
+        ),
         ApiRoute(_KEPT, show_response, "A kept response."),
         ApiRoute(_KEPT, delete_response, "Forget a kept response.", verb="DELETE"),
         ApiRoute(f"{_KEPT}/input_items", list_input_items, "The items that led to a kept response."),
