@@ -28,9 +28,16 @@ from pathlib import Path
 from cuda_serve import write_model
 
 from realizar.backends.select import plan_memory, resolve_model
-from realizar.bench.mix.invariance import Crowd, Difference, find_difference, run_alone, run_beside
+from realizar.bench.mix.invariance import (
+    Crowd,
+    Difference,
+    SubjectWork,
+    draw_subject,
+    find_difference,
+    run_alone,
+    run_beside,
+)
 from realizar.bench.mix.kinds import KINDS, find_kind
-from realizar.bench.mix.subjects import SubjectWork, draw_subject
 from realizar.bench.serve_workload import Lengths
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore

@@ -22,7 +22,7 @@ _CHILD = """
 import sys
 sys.path.insert(0, sys.argv[1])
 try:
-    from realizar.bench.measure import measure
+    from realizar.bench.throughput import measure
 except ImportError:  # where it was before
     from realizar.engine.measure import measure
 from realizar.checkpoint.open import open_checkpoint

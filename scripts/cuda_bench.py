@@ -29,8 +29,7 @@ from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.step import CUDAStep
 from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow, ScheduledRow, StepOutput, StepRows
-from realizar.bench.measure import measure, next_tokens
-from realizar.bench.throughput import by_chance
+from realizar.bench.throughput import by_chance, measure, next_tokens
 from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.config import EngineConfig

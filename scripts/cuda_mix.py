@@ -34,10 +34,9 @@ from pathlib import Path
 from cuda_serve import served, write_model
 
 from realizar.bench.mix.compare import MIX, MixResult, MixTarget, compare_mixes, find_server
-from realizar.bench.mix.figures import figures_of_all, output_rate, settled_rates
 from realizar.bench.mix.generators import Generators, default_generators
 from realizar.bench.mix.kinds import find_kind
-from realizar.bench.mix.report import BUSY, as_markdown, as_record
+from realizar.bench.mix.report import BUSY, as_markdown, as_record, figures_of_all, output_rate, settled_rates
 from realizar.bench.mix.requests import MixWork
 from realizar.bench.serve_client import Target
 from realizar.bench.serve_compare import first_model

@@ -17,8 +17,8 @@ import sys
 import time
 
 from realizar.bench.mix.dialects import REALIZAR
-from realizar.bench.mix.figures import output_rate
 from realizar.bench.mix.generators import Generators
+from realizar.bench.mix.report import output_rate
 from realizar.bench.mix.requests import MixWork
 from realizar.bench.serve_client import Target
 from realizar.bench.serve_workload import Lengths

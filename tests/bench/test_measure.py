@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from realizar.bench.measure import GREEDY, RANDOM, measure, next_tokens
+from realizar.bench.throughput import GREEDY, RANDOM, measure, next_tokens
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError

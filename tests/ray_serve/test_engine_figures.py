@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from realizar.engine.core.metrics import EngineStats
-from realizar.ray import engine_figures
-from realizar.ray.engine_figures import EngineFigures
+from realizar.ray import serve_link
+from realizar.ray.serve_link import EngineFigures
 from realizar.server.metrics import exposition_of
 from realizar.server.replica_figures import engine_samples
 
@@ -22,11 +22,11 @@ def test_counts_never_fall_and_gauges_are_of_engines_that_answer() -> None:
 
 def test_counts_of_many_that_are_gone_stay() -> None:
     figures = EngineFigures()
-    count = 2 * engine_figures._MOST_SILENT
+    count = 2 * serve_link._MOST_SILENT
     for number in range(count):
         figures.take({f"{number}": EngineStats(generation_tokens=3)})
     assert figures.total().generation_tokens == 3 * count
-    assert len(figures._silent) == engine_figures._MOST_SILENT
+    assert len(figures._silent) == serve_link._MOST_SILENT
 
 
 def test_each_engine_has_metrics_beside_the_sums() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.tokenizer.gguf_tokenizer import _Neighbours, merge_by_score
 from realizar.tokenizer.load import load_tokenizer
-from realizar.tokenizer.score_model import _Neighbours, merge_by_score
 from realizar.tokenizer.tokenizer import Tokenizer
 from realizar.tokenizer.vocabulary import TokenType
 

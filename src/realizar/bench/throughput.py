@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import random
 import resource
+import secrets
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from realizar.backends.base import Capacity
 from realizar.backends.load_progress import LoadProgress
-from realizar.bench.measure import PhaseTimes, measure
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.loading import load_core
-from realizar.models.spec import Experts
+from realizar.errors import CapacityError, InvalidRequestError
+from realizar.models.spec import Experts, ModelSpec
+from realizar.request import Request
+from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
 
 _WARM_PROMPT_TOKENS, _WARM_GEN_TOKENS = 64, 4
@@ -107,7 +112,7 @@ def _measure_batch(core: EngineCore, batch: int, work: Work, log: Callable[[str]
     log(f"batch {batch}: warming up")
     warm_prompt_tokens = min(work.prompt_tokens, _WARM_PROMPT_TOKENS)
     measure(core, batch=batch, prompt_tokens=warm_prompt_tokens, gen_tokens=min(work.gen_tokens, _WARM_GEN_TOKENS))
-    runs: list[PhaseTimes] = []
+    runs: list[_PhaseTimes] = []
     for repeat in range(work.repeats):
         log(f"batch {batch}: run {repeat + 1} of {work.repeats}")
         run = measure(core, batch=batch, prompt_tokens=work.prompt_tokens, gen_tokens=work.gen_tokens, seed=repeat)
@@ -145,3 +150,100 @@ def peak_memory_bytes() -> int:
     """Largest resident size of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in kilobytes
+
+
+# `measure` times prefill and decode of a loaded engine, with token ids only.
+
+
+@dataclass(frozen=True, slots=True)
+class _PhaseTimes:
+    """One run: `batch` rows read `prompt_tokens` each from nothing, then decode `gen_tokens` each after them.
+
+    Attributes:
+        prefill_s: until every row has its first token.
+        decode_s: the `gen_tokens` steps after that.
+        experts_read: experts that a mixture read in one of these, on average; None without any, or if the backend does
+            not count.
+    """
+
+    batch: int
+    prompt_tokens: int
+    gen_tokens: int
+    prefill_s: float
+    decode_s: float
+    experts_read: float | None = None
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        return self.batch * self.prompt_tokens / self.prefill_s
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """0 when nothing was to be decoded."""
+        return self.batch * self.gen_tokens / self.decode_s if self.gen_tokens else 0.0
+
+
+GREEDY = SamplingParams(temperature=0.0)
+RANDOM = SamplingParams(temperature=100.0)
+"""The highest temperature: ids of the vocabulary are nearly as likely."""
+
+
+def next_tokens(spec: ModelSpec, batch: int) -> SamplingParams:
+    """The sampling of rows where speed alone is asked for.
+
+    Greedy rows of random weights come to repeat tokens, and rows with the same token read the same experts: fewer than
+    rows with texts of their own. So rows of a mixture get random tokens, but for a row alone, which reads as many
+    experts whatever its token is.
+    """
+    return RANDOM if batch > 1 and spec.mixtures() else GREEDY
+
+
+def measure(
+    core: EngineCore, *, batch: int, prompt_tokens: int, gen_tokens: int, seed: int = 0,
+    sampling: SamplingParams | None = None,
+) -> _PhaseTimes:  # fmt: skip
+    """Time the two phases apart; `core` is idle and was made with `Policy("prefill")`.
+
+    Args:
+        seed: of the prompts' tokens and, with each row's number, of its choices.
+        sampling: of all rows; None takes that of `next_tokens`.
+
+    Raises:
+        InvalidRequestError: `batch` or `prompt_tokens` below 1, or `gen_tokens` below 0.
+        ContextLengthError: prompt and output exceed the context.
+        CapacityError: the rows do not fit at once.
+    """
+    for name, value, least in (("batch", batch, 1), ("prompt_tokens", prompt_tokens, 1), ("gen_tokens", gen_tokens, 0)):
+        if value < least:
+            raise InvalidRequestError(f"{name} must be at least {least}, not {value}", name)
+    rng, chosen_by = random.Random(seed), sampling or next_tokens(core.spec, batch)
+    names = [f"row {row}" for row in range(batch)]
+    salt = secrets.token_hex(16)  # no run finds what another has computed
+    try:
+        for row, name in enumerate(names):
+            prompt = tuple(rng.randrange(core.spec.vocab_size) for _ in range(prompt_tokens))
+            own = replace(chosen_by, seed=seed * batch + row)
+            core.add(Request(name, prompt, own, max_tokens=gen_tokens + 1, cache_salt=salt))
+        return _run(core, batch, prompt_tokens, gen_tokens)
+    finally:
+        for name in names:
+            core.abort(name)
+
+
+def _run(core: EngineCore, batch: int, prompt_tokens: int, gen_tokens: int) -> _PhaseTimes:
+    preemptions = core.counts.preemptions
+    read: set[str] = set()
+    read_s = started_s = time.perf_counter()
+    while core.has_work:
+        outputs = core.step()
+        if len(read) < batch:
+            names = {output.request_id for output in outputs}
+            if names & read:
+                break
+            read |= names
+            core.forget_experts_read()  # those of the prompts
+            read_s = time.perf_counter()
+    if len(read) < batch or core.counts.preemptions > preemptions:
+        raise CapacityError(f"{batch} rows of {prompt_tokens + gen_tokens} tokens do not fit into memory at once")
+    decode_s = time.perf_counter() - read_s
+    return _PhaseTimes(batch, prompt_tokens, gen_tokens, read_s - started_s, decode_s, core.experts_read())

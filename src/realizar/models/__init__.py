@@ -6,8 +6,8 @@ Read in this order:
    `mixers.py`: mixers other than attention over a layer's own keys. `layer_inputs.py`: inputs beside the residual
    stream. `expert_norms.py`: norms of a mixture's parts. `tensor_source.py`: where tensors lie.
 2. `registry.py`: `build_spec` looks the architecture's file up in `architectures/`; `llama.py` there is the plainest.
-3. `hyper_parameters.py`, `dimensions.py`, `rope_parameters.py`: strict reading of metadata. `known_keys.py` has the
-   keys that have no effect, and `rope.py` computes the frequencies.
+3. `hyper_parameters.py`, `dimensions.py`, `rope_parameters.py`: strict reading of metadata, with
+   the keys that have no effect; `rope.py` computes the frequencies.
 4. `spec_builder.py`, `experts.py`, `delta_net.py`: the parts of a decoder, with their tensors. `tensor_names.py` maps
    the names, `multimodal.py` finds the text model inside a larger one, and `next_token.py` the blocks that are not run.
 5. `check_tensors.py`: the tensors of a spec are exactly those of its checkpoint. `shard.py` cuts a spec for ranks.

@@ -7,11 +7,12 @@ Read in this order:
 1. `layout.py`, `source.py`: `WeightLayout` and `MatrixSource`, on which backends depend.
 2. `planes.py`: `Planes`, the numbers of any layout in one form.
 3. `block_source.py`, `planes_source.py`: the sources of ggml blocks and plain numbers, and of matrices made in memory.
-4. `matrix_formats.py`, `mxfp4_tensors.py`, `transposed.py`, `tensors.py`: matrices that a checkpoint stores as several
+4. `matrix_formats.py`, `mxfp4_tensors.py`, `tensors.py`: matrices that a checkpoint stores as several
    tensors, or transposed; its tensors as sources.
-5. `ggml_layouts.py`, `convert.py`: the layout of each ggml type, and the function that reads its blocks.
-6. `legacy.py`, `k_quants.py`, `iq_linear.py`, `iq_vector.py` with `iq_grids.py`, `ternary.py`, `microscaling.py`: one
-   family of ggml types each; `fields.py` reads the fields of their blocks.
+5. `ggml_layouts.py`, `convert.py`: the layout of each ggml type, and the function that reads its blocks, for the simple
+   types, the K types and the ternary ones.
+6. `iq_linear.py`, `iq_vector.py` with `iq_grids.py`, `microscaling.py`: one family of ggml types each; `fields.py`
+   reads the fields of their blocks.
 7. `finite.py`, `quantize.py`, `random_blocks.py`: the search for NaN, float32 to blocks, and blocks for tests.
 """
 

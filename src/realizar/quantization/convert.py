@@ -3,29 +3,226 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import iq_linear, iq_vector, k_quants, legacy, microscaling, ternary
-from realizar.quantization.fields import Bytes
+from realizar.quantization import iq_linear, iq_vector, microscaling
+from realizar.quantization.fields import Bytes, bit_fields, columns, halves, words
 from realizar.quantization.planes import Planes
 
+# TQ1_0 and TQ2_0: codes 0, 1, 2 (TQ2_0 can also hold 3), one half-float scale per 256 columns.
+#
+# Layouts: ggml-common.h; formulas: ggml-quants.c. Each function takes raw blocks, uint8 [out_features, blocks,
+# type_size].
+
+
+def _tq1_0(blocks: Bytes) -> Planes:
+    """Five base-3 digits a byte: 48 bytes, then four a byte: 4 bytes, then d. Weight: d * (q - 1).
+
+    The digits of a run of 32, then one of 16, then one of 4 bytes: first digits of all its bytes, then second ones.
+    """
+    table = _digit_table()
+    codes = np.concatenate(
+        [
+            _digits(blocks[..., start:stop], table[:count])
+            for start, stop, count in ((0, 32, 5), (32, 48, 5), (48, 52, 4))
+        ],
+        axis=-1,
+    )
+    return Planes(codes=columns(codes), bits=2, offset=1, group_size=256, scales=halves(blocks, 52))
+
+
+def _digits(packed: Bytes, table: Bytes) -> Bytes:
+    """uint8 [out_features, blocks, n] -> [out_features, blocks, digits * n], by a table uint8 [digits, 256]."""
+    digits = np.stack([row[packed] for row in table], axis=-2)
+    return digits.reshape(*packed.shape[:-1], -1)
+
+
+@lru_cache
+def _digit_table() -> Bytes:
+    """uint8 [5, 256]: digit n of a byte, a fraction of 256: the whole part of 3 * frac(byte * 3^n / 256)."""
+    powers = np.array([[1], [3], [9], [27], [81]])
+    digits: Bytes = ((np.arange(256) * powers % 256 * 3) >> 8).astype(np.uint8)
+    return digits
+
+
+def _tq2_0(blocks: Bytes) -> Planes:
+    """64 bytes of two-bit codes, then d. Weight: d * (q - 1)."""
+    codes = columns(bit_fields(blocks[..., :64], 2, 32))
+    return Planes(codes=codes, bits=2, offset=1, group_size=256, scales=halves(blocks, 64))
+
+
+# The K types: blocks of 256 columns in groups of 16 or 32, whose scales are small integers times a half float.
+#
+# Q2_K to Q6_K. Layouts: ggml-common.h; formulas: ggml-quants.c. Each function takes raw blocks, uint8 [out_features,
+# blocks, type_size]. ggml subtracts `dmin * m`; `Planes` adds `-dmin * m`, the same bits.
+
+
+def _q2_k(blocks: Bytes) -> Planes:
+    """16 bytes of scale (low nibble) and minimum (high), 64 of codes, d, dmin. Weight: d*s*q - dmin*m."""
+    scales = blocks[..., :16]
+    return Planes(
+        codes=columns(bit_fields(blocks[..., 16:80], 2, 32)),
+        bits=2,
+        offset=0,
+        group_size=16,
+        scales=_small(scales & np.uint8(15)),
+        minima=_small(scales >> np.uint8(4)),
+        super_group_size=256,
+        super_scales=halves(blocks, 80),
+        super_minima=-halves(blocks, 82),
+    )
+
+
+def _q3_k(blocks: Bytes) -> Planes:
+    """32 bytes of third bits, 64 of two low bits, 12 of scales, d. Weight: d * (s - 32) * (q - 4)."""
+    codes = bit_fields(blocks[..., 32:96], 2, 32)
+    codes |= bit_fields(blocks[..., :32], 1, 32) << np.uint8(2)
+    # Scale i: four low bits in byte i % 8, nibble i / 8; two high bits in byte 8 + i % 4, field i / 4.
+    scales = bit_fields(blocks[..., 96:104], 4, 8) | (bit_fields(blocks[..., 104:108], 2, 4) << np.uint8(4))
+    return Planes(
+        codes=columns(codes),
+        bits=3,
+        offset=4,
+        group_size=16,
+        scales=_small(scales) - np.int16(32),
+        super_group_size=256,
+        super_scales=halves(blocks, 108),
+    )
+
+
+def _q4_k(blocks: Bytes) -> Planes:
+    """d, dmin, 12 bytes of scales and minima, 128 of nibbles. Weight: d*s*q - dmin*m."""
+    return _with_six_bit_scales(blocks, bit_fields(blocks[..., 16:], 4, 32), bits=4)
+
+
+def _q5_k(blocks: Bytes) -> Planes:
+    """d, dmin, 12 bytes of scales and minima, 32 of fifth bits, 128 of nibbles. Weight: d*s*q - dmin*m."""
+    codes = bit_fields(blocks[..., 48:], 4, 32)
+    codes |= bit_fields(blocks[..., 16:48], 1, 32) << np.uint8(4)
+    return _with_six_bit_scales(blocks, codes, bits=5)
+
+
+def _q6_k(blocks: Bytes) -> Planes:
+    """128 bytes of low nibbles, 64 of two high bits, 16 int8 scales, d. Weight: (d*s) * (q - 32)."""
+    codes = bit_fields(blocks[..., :128], 4, 64)
+    codes |= bit_fields(blocks[..., 128:192], 2, 32) << np.uint8(4)
+    return Planes(
+        codes=columns(codes),
+        bits=6,
+        offset=32,
+        group_size=16,
+        scales=_small(words(blocks, 192, 208, "i1")),
+        super_group_size=256,
+        super_scales=halves(blocks, 208),
+    )
+
+
+def _small(values: NDArray[np.generic]) -> NDArray[np.int16]:
+    """Small scales [out_features, blocks, n] as int16 [out_features, blocks * n]."""
+    return columns(values.astype(np.int16))
+
+
+def _with_six_bit_scales(blocks: Bytes, codes: Bytes, bits: int) -> Planes:
+    """Q4_K and Q5_K: eight scales and eight minima of six bits in bytes 4 to 16.
+
+    Bytes 0-3 hold scales 0-3 and bytes 4-7 minima 0-3, and in their top bits the top two of scales and minima 4-7;
+    bytes 8-11 hold the low nibbles of those, scales low, minima high.
+    """
+    packed = blocks[..., 4:16]
+    first, last = packed[..., :8], packed[..., 8:]
+    top = (first >> np.uint8(2)) & np.uint8(0x30)
+    low = first & np.uint8(0x3F)
+    scales = np.concatenate([low[..., :4], (last & np.uint8(15)) | top[..., :4]], axis=-1)
+    minima = np.concatenate([low[..., 4:], (last >> np.uint8(4)) | top[..., 4:]], axis=-1)
+    return Planes(
+        codes=columns(codes),
+        bits=bits,
+        offset=0,
+        group_size=32,
+        scales=_small(scales),
+        minima=_small(minima),
+        super_group_size=256,
+        super_scales=halves(blocks, 0),
+        super_minima=-halves(blocks, 2),
+    )
+
+
+# The simple types: one half-float scale, and for some a half-float minimum, per block of 32 to 128 columns.
+#
+# Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, and the two youngest, Q1_0 and Q2_0. Layouts: ggml-common.h; formulas: ggml-quants.c.
+# Each function takes raw blocks, uint8 [out_features, blocks, type_size].
+
+
+def _q4_0(blocks: Bytes) -> Planes:
+    """d, then nibbles: column j low in byte j, column j + 16 high. Weight: d * (q - 8)."""
+    codes = columns(bit_fields(blocks[..., 2:], 4, 16))
+    return Planes(codes=codes, bits=4, offset=8, group_size=32, scales=halves(blocks, 0))
+
+
+def _q4_1(blocks: Bytes) -> Planes:
+    """d, m, nibbles. Weight: d * q + m."""
+    codes = columns(bit_fields(blocks[..., 4:], 4, 16))
+    return Planes(codes=codes, bits=4, offset=0, group_size=32, scales=halves(blocks, 0), minima=halves(blocks, 2))
+
+
+def _q5_0(blocks: Bytes) -> Planes:
+    """d, 32 fifth bits, nibbles. Weight: d * (q - 16)."""
+    return Planes(codes=_five_bits(blocks, 2), bits=5, offset=16, group_size=32, scales=halves(blocks, 0))
+
+
+def _q5_1(blocks: Bytes) -> Planes:
+    """d, m, 32 fifth bits, nibbles. Weight: d * q + m."""
+    codes = _five_bits(blocks, 4)
+    return Planes(codes=codes, bits=5, offset=0, group_size=32, scales=halves(blocks, 0), minima=halves(blocks, 2))
+
+
+def _five_bits(blocks: Bytes, start: int) -> Bytes:
+    """uint8 [out_features, cols] from the fifth bits at byte `start` and the nibbles after them."""
+    codes = bit_fields(blocks[..., start + 4 :], 4, 16)
+    codes |= bit_fields(blocks[..., start : start + 4], 1, 1) << np.uint8(4)
+    return columns(codes)
+
+
+def _q8_0(blocks: Bytes) -> Planes:
+    """d, then int8. Weight: d * q; the code is q + 128, which is q with its top bit turned over."""
+    codes = columns(blocks[..., 2:]) ^ np.uint8(0x80)
+    return Planes(codes=codes, bits=8, offset=128, group_size=32, scales=halves(blocks, 0))
+
+
+def _q1_0(blocks: Bytes) -> Planes:
+    """d, then 128 bits, the first lowest. Weight: d where the bit is set, else -d; here 2d * q - d, which is exact.
+
+    Only the sign of zero differs from ggml's, where d is zero.
+    """
+    scales = halves(blocks, 0)
+    codes = columns(bit_fields(blocks[..., 2:], 1, 1))
+    return Planes(codes=codes, bits=1, offset=0, group_size=128, scales=2 * scales, minima=-scales)
+
+
+def _q2_0(blocks: Bytes) -> Planes:
+    """d, then 64 codes of two bits, the first lowest. Weight: d * (q - 1), so -d, 0, d or 2d."""
+    codes = columns(bit_fields(blocks[..., 2:], 2, 1))
+    return Planes(codes=codes, bits=2, offset=1, group_size=64, scales=halves(blocks, 0))
+
+
 _FAMILIES: dict[GGMLType, Callable[[Bytes], Planes]] = {
-    GGMLType.Q4_0: legacy.q4_0,
-    GGMLType.Q4_1: legacy.q4_1,
-    GGMLType.Q5_0: legacy.q5_0,
-    GGMLType.Q5_1: legacy.q5_1,
-    GGMLType.Q8_0: legacy.q8_0,
-    GGMLType.Q1_0: legacy.q1_0,
-    GGMLType.Q2_0: legacy.q2_0,
-    GGMLType.Q2_K: k_quants.q2_k,
-    GGMLType.Q3_K: k_quants.q3_k,
-    GGMLType.Q4_K: k_quants.q4_k,
-    GGMLType.Q5_K: k_quants.q5_k,
-    GGMLType.Q6_K: k_quants.q6_k,
+    GGMLType.Q4_0: _q4_0,
+    GGMLType.Q4_1: _q4_1,
+    GGMLType.Q5_0: _q5_0,
+    GGMLType.Q5_1: _q5_1,
+    GGMLType.Q8_0: _q8_0,
+    GGMLType.Q1_0: _q1_0,
+    GGMLType.Q2_0: _q2_0,
+    GGMLType.Q2_K: _q2_k,
+    GGMLType.Q3_K: _q3_k,
+    GGMLType.Q4_K: _q4_k,
+    GGMLType.Q5_K: _q5_k,
+    GGMLType.Q6_K: _q6_k,
     GGMLType.IQ4_NL: iq_linear.iq4_nl,
     GGMLType.IQ4_XS: iq_linear.iq4_xs,
     GGMLType.IQ1_S: iq_vector.iq1_s,
@@ -35,8 +232,8 @@ _FAMILIES: dict[GGMLType, Callable[[Bytes], Planes]] = {
     GGMLType.IQ2_S: iq_vector.iq2_s,
     GGMLType.IQ3_XXS: iq_vector.iq3_xxs,
     GGMLType.IQ3_S: iq_vector.iq3_s,
-    GGMLType.TQ1_0: ternary.tq1_0,
-    GGMLType.TQ2_0: ternary.tq2_0,
+    GGMLType.TQ1_0: _tq1_0,
+    GGMLType.TQ2_0: _tq2_0,
     GGMLType.MXFP4: microscaling.mxfp4,
     GGMLType.NVFP4: microscaling.nvfp4,
 }

@@ -6,15 +6,18 @@ import asyncio
 import contextvars
 import itertools
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
 
+from realizar.delta_shares import renumbered
 from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
@@ -26,6 +29,7 @@ from realizar.engine.process.messages import (
     ClearCache,
     Command,
     EngineInfo,
+    Event,
     Outputs,
     PromptRead,
     Ready,
@@ -35,11 +39,11 @@ from realizar.engine.process.messages import (
     record_error,
 )
 from realizar.errors import EngineDeadError, EngineUnavailableError, RealizarError
-from realizar.ray.engine_figures import EngineFigures
 from realizar.ray.messages import Lost, Reports
-from realizar.ray.translate import Translation
 from realizar.ray.wish import RouteWish, wish_of
+from realizar.replicas.numbering import first_number
 from realizar.request import Request
+from realizar.step_deltas import StepDeltas
 
 _LOG = logging.getLogger(__name__)
 _ENCODER = msgspec.msgpack.Encoder()
@@ -194,7 +198,7 @@ class ServeLink:
         """Have one replica run a request; the error with which it lost the request, or None at the request's end."""
         request = call.request
         sent = replace(request, request_id=f"{self._prefix}-{request.request_id}")
-        translation = Translation(request.request_id, next(self._serials))
+        translation = _Translation(request.request_id, next(self._serials))
         call.wish = wish_of(request, self._block_tokens, call.replica)
         parts = self._engines.run(_ENCODER.encode(sent), call.wish)
         try:
@@ -218,7 +222,7 @@ class ServeLink:
             call.wish.has_ended = True
         return None if call.done or call.closed else EngineDeadError("the replica that had this request ended it")
 
-    def _take(self, call: _Call, event: Accepted | Refused | PromptRead | Outputs, translation: Translation) -> None:
+    def _take(self, call: _Call, event: Accepted | Refused | PromptRead | Outputs, translation: _Translation) -> None:
         if isinstance(event, Outputs):
             deltas = event.deltas
             call.begun = True
@@ -269,3 +273,72 @@ class ServeLink:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+_MOST_SILENT = 256
+
+
+class EngineFigures:
+    """Figures by replica. The counts of one that leaves stay in the sum, so that no counter falls."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, EngineStats] = {}
+        self._silent: dict[str, EngineStats] = {}  # counts of replicas that did not answer: busy ones, or gone
+        self._gone = EngineStats()
+
+    @property
+    def engines(self) -> Mapping[str, EngineStats]:
+        """Those that answered last."""
+        return MappingProxyType(self._engines)
+
+    def take(self, answers: Mapping[str, EngineStats]) -> None:
+        """Take the figures of all replicas that have answered."""
+        for name in self._engines.keys() - answers.keys():
+            self._silent[name] = EngineStats().plus(self._engines[name])
+        for name in answers:
+            self._silent.pop(name, None)
+        while len(self._silent) > _MOST_SILENT:
+            self._gone = self._gone.added(self._silent.pop(next(iter(self._silent))))
+        self._engines = dict(sorted(answers.items()))
+
+    def total(self) -> EngineStats:
+        """The sum over all replicas that there have been; what is of the moment, over those that answered last."""
+        total = self._gone
+        for stats in (*self._silent.values(), *self._engines.values()):
+            total = total.added(stats)
+        return total
+
+
+class _Translation:
+    """Translates the events of one call.
+
+    Args:
+        request_id: the front's own id of the request.
+        serial: of the call. The same for all calls that a replica's one engine gets, or never used twice.
+    """
+
+    def __init__(self, request_id: str, serial: int) -> None:
+        self._request_id, self._first_number = request_id, first_number(serial)
+        self._clock_s = math.inf
+
+    def note_clock(self, sent_s: float, received_s: float) -> None:
+        """Compare the clocks, by a message and its time on each. The fastest message tells the most."""
+        self._clock_s = min(self._clock_s, received_s - sent_s)
+
+    def event(self, event: Accepted | Refused | PromptRead | Outputs, replica: str) -> Event:
+        """An event as the front's engine would have sent it. Args: replica: its name."""
+        if isinstance(event, Accepted):
+            return Accepted(self._request_id, replica)
+        if isinstance(event, Refused):
+            return Refused(self._request_id, event.error)
+        if isinstance(event, PromptRead):
+            return PromptRead(self._request_id, event.progress)
+        return Outputs(self._deltas(event.deltas))
+
+    def _deltas(self, deltas: StepDeltas) -> StepDeltas:
+        clock_s = self._clock_s
+        starts = [
+            replace(each, request_id=self._request_id, scheduled_s=each.scheduled_s + clock_s) for each in deltas.starts
+        ]
+        moved = replace(deltas, produced_s=deltas.produced_s + clock_s, starts=tuple(starts))
+        return renumbered(moved, self._first_number)

@@ -3,8 +3,7 @@
 1. The choice: `routing.py` weighs prefixes and load, `held_keys.py` keeps what each replica holds, `prompt_keys.py`
    names a prompt's blocks.
 2. The engines: `link.py` makes one `EngineLink` of several. It owns each `replica.py`, follows requests in
-   `placing.py`, keeps numbers apart by `numbering.py`, describes all by `joint_info.py` and `status.py`, and replaces
-   engines one by one by `rolling.py`.
+   `placing.py`, keeps numbers apart by `numbering.py`, describes all as one, and replaces engines one by one.
 3. The machine: `topology.py` reads its sides, `places.py` divides cores and GPUs, `planning.py` memory too, and
    `make_link.py` starts engines there.
 """

@@ -7,7 +7,10 @@ import itertools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import msgspec
 
 from realizar.delta_shares import renumbered
 from realizar.engine.clients.async_link import EngineLink, LinkListener
@@ -23,6 +26,7 @@ from realizar.engine.process.messages import (
     CachedKeys,
     ClearCache,
     Command,
+    EngineInfo,
     Event,
     Loading,
     Outputs,
@@ -34,13 +38,57 @@ from realizar.engine.process.messages import (
     record_error,
 )
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
-from realizar.replicas.joint_info import joint_info
 from realizar.replicas.numbering import first_number
 from realizar.replicas.placing import Placement
 from realizar.replicas.prompt_keys import report_of
 from realizar.replicas.replica import PlacedRequest, Replica, ReplicaState
-from realizar.replicas.rolling import replace_in_turn
-from realizar.replicas.status import ReplicaStatus, status_of
+
+# A rolling restart: engines are replaced one by one, and the others take the requests meanwhile.
+
+
+class _Renewable(Protocol):
+    """Replicas whose engines can be replaced."""
+
+    @property
+    def replicas(self) -> Sequence[Replica]: ...
+
+    def drain(self, replica: Replica) -> None:
+        """Give a replica that is ready no more requests."""
+
+    async def renew(self, replica: Replica) -> None:
+        """Replace the engine of a replica that has no request."""
+
+    async def wait_changed(self) -> None:
+        """Wait until a replica's state or its requests may have changed."""
+
+
+async def _replace_in_turn(link: _Renewable) -> None:
+    """Replace every engine. Each gets no new requests, ends those that it has, and the next waits until it is ready.
+
+    One that dies meanwhile is replaced by its own link. The last one that is ready is never drained, and one that
+    drains goes on where the others die.
+    """
+    _LOG.warning("%d replicas are restarted one by one", len(link.replicas))
+    for replica in link.replicas:
+        while not _has_other(link, replica):
+            await link.wait_changed()
+        if replica.state == "ready":
+            link.drain(replica)
+            _LOG.warning("replica %s ends its %d requests", replica.name, len(replica.requests))
+        while replica.state == "draining" and (replica.requests or not _has_other(link, replica)):
+            await link.wait_changed()
+        if replica.state == "draining":
+            await link.renew(replica)
+        while replica.state != "ready":
+            await link.wait_changed()
+        _LOG.warning("replica %s is restarted", replica.name)
+    _LOG.warning("all replicas are restarted")
+
+
+def _has_other(link: _Renewable, replica: Replica) -> bool:
+    """True if another one takes the requests."""
+    return any(other.state == "ready" for other in link.replicas if other is not replica)
+
 
 _LOG = logging.getLogger(__name__)
 _REVIVAL_S = 30.0  # after which an engine is started again in a place where engines died too often
@@ -80,10 +128,10 @@ class ReplicaLink:
         """Requests that went to another replica when theirs died."""
         return self._num_moved
 
-    def statuses(self) -> tuple[ReplicaStatus, ...]:
+    def statuses(self) -> tuple[_ReplicaStatus, ...]:
         """Each replica, with the figures that it last gave."""
         router = self._placement.router
-        return tuple(status_of(each, router.num_keys(each.name)) for each in self._replicas)
+        return tuple(_status_of(each, router.num_keys(each.name)) for each in self._replicas)
 
     def when_changed(self, on_states: Callable[[Sequence[ReplicaState]], None]) -> None:
         """Register a callback for the replicas' states, which is called with them now and after each change."""
@@ -135,7 +183,7 @@ class ReplicaLink:
     def restart_in_turn(self) -> None:
         """Begin to replace the engines one by one, so that no request fails; nothing happens while this goes on."""
         if self._rolling is None or self._rolling.done():
-            self._rolling = self._spawn(replace_in_turn(self))
+            self._rolling = self._spawn(_replace_in_turn(self))
         else:
             _LOG.warning("the replicas are being restarted already")
 
@@ -243,7 +291,7 @@ class ReplicaLink:
         is_working = any(each.is_alive for each in self._replicas)
         if is_working and (self._has_begun or len(self._tried) == len(self._replicas)):
             self._has_begun = True
-            self._pass_on(Ready(joint_info(infos)))
+            self._pass_on(Ready(_joint_info(infos)))
 
     def _refuse(self, event: Refused) -> None:
         """Pass a refusal on; one of a request whose client knows that it is queued is the request's end."""
@@ -329,3 +377,57 @@ class ReplicaLink:
     def _note_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _joint_info(infos: Sequence[EngineInfo]) -> EngineInfo:
+    """What engines can do together: a request fits the smallest of them, and their rows and memory add up.
+
+    Args:
+        infos: of one engine at least.
+    """
+    first = infos[0]
+    capacity = replace(
+        first.capacity,
+        num_blocks=tuple(sum(counts) for counts in zip(*(each.capacity.num_blocks for each in infos), strict=True)),
+        weight_bytes=sum(each.capacity.weight_bytes for each in infos),
+        kv_cache_bytes=sum(each.capacity.kv_cache_bytes for each in infos),
+        load_s=max(each.capacity.load_s for each in infos),
+    )
+    return msgspec.structs.replace(
+        first,
+        context_length=min(each.context_length for each in infos),
+        max_request_tokens=min(each.max_request_tokens for each in infos),
+        max_running=sum(each.max_running for each in infos),
+        queue_length=sum(each.queue_length for each in infos),
+        threads=sum(each.threads for each in infos),
+        capacity=capacity,
+        device_label=", ".join(dict.fromkeys(each.device_label for each in infos)),
+    )
+
+
+# `_ReplicaStatus`: one replica as metrics and lists show it.
+
+
+@dataclass(frozen=True, slots=True)
+class _ReplicaStatus:
+    """A replica.
+
+    Attributes:
+        pid: of its engine's process; 0 while none is ready.
+        stats: as it last said; counts go on over restarts.
+        num_requests: that it has.
+        num_keys: blocks of its prefix cache that the router knows.
+    """
+
+    name: str
+    state: ReplicaState
+    pid: int
+    stats: EngineStats
+    num_requests: int
+    num_keys: int
+
+
+def _status_of(replica: Replica, num_keys: int) -> _ReplicaStatus:
+    """A replica's status now."""
+    pid = replica.info.pid if replica.info is not None and replica.is_alive else 0
+    return _ReplicaStatus(replica.name, replica.state, pid, replica.stats, len(replica.requests), num_keys)

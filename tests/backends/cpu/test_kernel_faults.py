@@ -11,11 +11,10 @@ import pytest
 from numba import cfunc, types
 
 from random_models import Recipe, random_model, random_tokens
-from realizar.backends.cpu.kernel_faults import KernelFaults
 from realizar.backends.cpu.memory import view
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.runner import CPUBackend
-from realizar.backends.cpu.threads import ThreadTeam
+from realizar.backends.cpu.threads import KernelFaults, ThreadTeam
 from realizar.backends.cpu.walker import OPERATION_FIELDS
 from realizar.config import EngineConfig
 from realizar.errors import StepError

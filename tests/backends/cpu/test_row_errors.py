@@ -11,7 +11,7 @@ import pytest
 from backends.cpu.cpu_rows import Part, mask_of, run_step
 from cpu_runs import Runner
 from random_models import Recipe, random_model, random_tokens
-from realizar.backends.cpu.mean_pool import MeanPool
+from realizar.backends.cpu.runner import MeanPool
 from realizar.batch import LogprobQuery, RowOutput
 from realizar.config import EngineConfig
 from realizar.outputs import RowError

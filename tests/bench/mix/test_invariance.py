@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 
-from realizar.bench.mix.invariance import Crowd, Difference, find_difference, run_alone, run_beside
+from realizar.bench.mix.invariance import (
+    Crowd,
+    Difference,
+    Subject,
+    SubjectWork,
+    draw_subject,
+    find_difference,
+    run_alone,
+    run_beside,
+)
 from realizar.bench.mix.kinds import KINDS
-from realizar.bench.mix.subjects import Subject, SubjectWork, draw_subject
 from realizar.bench.serve_workload import Lengths
 from realizar.config import EngineConfig
 from realizar.engine.loading import find_checkpoint, load_core

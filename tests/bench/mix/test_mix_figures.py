@@ -9,9 +9,8 @@ import pytest
 
 from realizar.bench.mix.compare import MixResult, MixTarget
 from realizar.bench.mix.dialects import REALIZAR
-from realizar.bench.mix.figures import figures_by_kind, output_rate, settled_rates
 from realizar.bench.mix.generators import MixRun
-from realizar.bench.mix.report import as_markdown
+from realizar.bench.mix.report import as_markdown, figures_by_kind, output_rate, settled_rates
 from realizar.bench.mix.requests import MixRequest
 from realizar.bench.mix.run import Served
 from realizar.bench.serve_client import Answered, Call, Target

@@ -13,11 +13,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from realizar.bench.mix import leftovers
+from realizar.bench.mix import compare
 from realizar.bench.mix.compare import MixResult, compare_mixes, find_server
-from realizar.bench.mix.figures import output_rate
 from realizar.bench.mix.generators import Generators
-from realizar.bench.mix.report import as_markdown, as_record
+from realizar.bench.mix.report import as_markdown, as_record, output_rate
 from realizar.bench.mix.requests import MixWork
 from realizar.bench.serve_client import Target
 from realizar.bench.serve_workload import Lengths
@@ -219,7 +218,7 @@ def metrics(text: Callable[[int], str]) -> list[Route]:
 @pytest.mark.parametrize("prefix", ["realizar:", "vllm:"])
 def test_nothing_is_left(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last answer's end and the engine's own are not at one time: a server gets a while to be empty."""
-    monkeypatch.setattr(leftovers, "_WAIT_S", HANG_S)
+    monkeypatch.setattr(compare, "_WAIT_S", HANG_S)
     routes = metrics(lambda asked: METRICS.format(prefix, {1: 0.0, 2: 2.0}.get(asked, 0.0), 100.0 * asked))
     with ScriptedApi(answer, routes=routes) as api:
         (result,) = load(api, num_requests=4)
@@ -229,7 +228,7 @@ def test_nothing_is_left(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_something_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "_WAIT_S", 0.0)
+    monkeypatch.setattr(compare, "_WAIT_S", 0.0)
     with ScriptedApi(answer, routes=metrics(lambda _: "llamacpp:requests_processing 1\n")) as api:
         (result,) = load(api, num_requests=4)
     assert "the server STILL HOLDS SOMETHING afterwards (running 1)" in as_markdown([result])

@@ -15,8 +15,7 @@ import httpx
 import pytest
 
 from engine.process.served import Served, serving
-from realizar.cli.commands.ps import _duration
-from realizar.cli.process_memory import tree_bytes
+from realizar.cli.commands.ps import _duration, tree_bytes
 from realizar.cli.server_records import Announcement, ServerRecord, pid_namespace, running_servers, servers_folder
 from waits import HANG_S
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from realizar.cli.options.prompt import read_prompt
+from realizar.cli.commands.run import read_prompt
 from realizar.errors import InvalidRequestError
 
 
@@ -92,7 +92,7 @@ def test_what_is_no_text_is_refused(stdin_from: Callable[[str | Path], None], tm
 
 
 def test_endless_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realizar.cli.options.prompt._MOST_CHARACTERS", 1 << 20)
+    monkeypatch.setattr("realizar.cli.commands.run._MOST_CHARACTERS", 1 << 20)
     with pytest.raises(InvalidRequestError, match="/dev/zero has more than 1 million characters"):
         read_prompt(None, Path("/dev/zero"))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from realizar.cli.terminal.terminal import keys_unseen
+from realizar.cli.commands.chat import keys_unseen
 
 
 @pytest.fixture

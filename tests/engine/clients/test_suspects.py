@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from realizar.engine.clients.suspects import Suspects, fingerprint
+from realizar.engine.clients.async_requests import Suspects, fingerprint
 from realizar.errors import InvalidRequestError, QueueFullError
 from realizar.request import Client, Request
 from realizar.sampling_params import SamplingParams, StructuredOutput

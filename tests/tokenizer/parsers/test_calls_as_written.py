@@ -20,8 +20,7 @@ import pytest
 
 from realizar.tokenizer.marks import HARMONY_MARKS, MARKS, REASONING_MARKS
 from realizar.tokenizer.parsers.base import OutputParser
-from realizar.tokenizer.parsers.gemma import GEMMA
-from realizar.tokenizer.parsers.gemma_grammar import gemma_text
+from realizar.tokenizer.parsers.gemma import GEMMA, gemma_text
 from realizar.tokenizer.parsers.harmony import HarmonyParser
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.pythonic import PYTHONIC

@@ -22,8 +22,8 @@ from realizar.tokenizer.parsers.styles import (
     ToolStyle,
 )
 from realizar.tokenizer.parsers.tagged_styles import GLM, GLM_DENSE, MINIMAX, QWEN3_CODER, SEED_OSS
-from realizar.tokenizer.templates.chat_template import CompiledTemplate
-from realizar.tokenizer.templates.tool_prompts import (
+from realizar.tokenizer.templates.chat_template import (
+    CompiledTemplate,
     spell_tool_messages,
     tools_as_system_text,
     with_first_user_text,

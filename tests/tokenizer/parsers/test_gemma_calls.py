@@ -17,8 +17,7 @@ from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.tokenizer.marks import MARKS, REASONING_MARKS
 from realizar.tokenizer.parsers.base import ToolCallDelta
 from realizar.tokenizer.parsers.choose import AnswerFormat
-from realizar.tokenizer.parsers.gemma import GEMMA
-from realizar.tokenizer.parsers.gemma_grammar import gemma_text
+from realizar.tokenizer.parsers.gemma import GEMMA, gemma_text
 from realizar.tokenizer.parsers.grammar import call_grammar
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.tokenizer import Tokenizer

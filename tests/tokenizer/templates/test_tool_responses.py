@@ -7,8 +7,8 @@ from typing import Any
 
 from realizar.tokenizer.parsers.choose import choose_parser, find_format
 from realizar.tokenizer.parsers.gemma import GEMMA
+from realizar.tokenizer.templates.chat_messages import with_tool_responses
 from realizar.tokenizer.templates.chat_template import ChatTemplate
-from realizar.tokenizer.templates.tool_responses import with_tool_responses
 from realizar.tokenizer.tokenizer import Tokenizer
 from tokenizer.parsers.parsed_answers import Answer, parse
 

@@ -6,14 +6,13 @@ interpreter's lock. Read in this order:
 1. `runner.py`: `CPUBackend` runs steps of a model, which `load.py` makes as one `LoadedModel`.
 2. `bind.py`: the program's blocks become a table (`operations.py`) of kernels and argument records (`records.py`), over
    the buffers of `workspace.py` and the tables of `rope_tables.py`. `bind_kv.py` does so for attention, `bind_state.py`
-   for mixers with a state, and `bind_experts.py` for mixtures of experts, whose kernels meet in the arrays of
-   `routing.py`.
-3. `walker.py`, `threads.py`: the walk of that table by all threads, with barriers. `kernel_faults.py` finds the
-   exceptions that kernels raise there.
+   for mixers with a state. The kernels of a mixture of experts meet in the arrays of `routing.py`.
+3. `walker.py`, `threads.py`: the walk of that table by all threads, with barriers, and the exceptions that
+   kernels raise there.
 4. `kernels/`: the C functions of that table; `codegen/`: their inner loops as LLVM code; `kernel_library.py` makes
    them and `kernel_cache.py` keeps them on disk. `memory.py` reads and writes memory by address there.
 5. `weights/`: matrices packed into tiles. `kv/`: the KV cache. `state/`: states of rows. `sampling/`: the choice of
-   tokens, by the kernel in `kernels/sampling/`. `mean_pool.py`: the mean of hidden states, for embeddings.
+   tokens, by the kernel in `kernels/sampling/`.
 
 Besides: `instruction_set.py` (what the processor offers), `plan.py` (memory from a header), `supported.py` (the kinds
 of layers that run), `compile_events.py` (reports of compilation) and `inspection/` (profiles and traces).

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.bind_experts import ExpertsBinder
 from realizar.backends.cpu.bind_kv import AttentionBinder
 from realizar.backends.cpu.bind_state import StateBinder
+from realizar.backends.cpu.codegen.vector_math import CLAMPED
 from realizar.backends.cpu.instruction_set import InstructionSet
 from realizar.backends.cpu.kernel_library import KernelLibrary
 from realizar.backends.cpu.kernels.activate import ACTIVATE
 from realizar.backends.cpu.kernels.attention import STEP_SELECTED, STEP_TERMS, STEP_TOKENS
+from realizar.backends.cpu.kernels.expert_linear import EXPERT_ACTIVATE, EXPERT_FLOAT_LINEAR, EXPERT_LINEAR
 from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR
 from realizar.backends.cpu.kernels.layer_inputs import LAYER_INPUTS
 from realizar.backends.cpu.kernels.linear import LINEAR
 from realizar.backends.cpu.kernels.normalize import NORMALIZE, norm_kind
+from realizar.backends.cpu.kernels.routing import CHOOSE, GATHER, SORT, SUM
 from realizar.backends.cpu.kernels.select import SELECT
 from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walkable
 from realizar.backends.cpu.records import Record, address
+from realizar.backends.cpu.routing import pairs_of_item
 from realizar.backends.cpu.state.sizes import input_columns
 from realizar.backends.cpu.weights.formats import GROUP
-from realizar.backends.cpu.weights.load import Weights
+from realizar.backends.cpu.weights.load import Matrix, Weights
 from realizar.backends.cpu.weights.pack import PackedMatrix
 from realizar.backends.cpu.weights.pack_floats import FloatMatrix
 from realizar.backends.cpu.workspace import RecordBuffer, Workspace, written_records
@@ -45,7 +49,7 @@ from realizar.backends.program import (
 from realizar.errors import UnsupportedModelError
 from realizar.models.layer_inputs import LayerInputs
 from realizar.models.parts import Activation, Linear, Norm
-from realizar.models.spec import FeedForward
+from realizar.models.spec import ExpertLinear, Experts, FeedForward
 from realizar.models.tensor_source import TensorName
 
 _DEFAULT_L2_BYTES = 1 << 20  # where the system reports none
@@ -337,3 +341,146 @@ class Binder:
             SELECT, count_field=STEP_SELECTED, indices=address(self.workspace.selected), input=hidden.at,
             input_stride=hidden.stride, out=selected.at, out_stride=selected.stride, width=self.weights.hidden_size,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsBinder:
+    """Binds mixtures, whose kernels meet in the arrays of `workspace.routing`.
+
+    Attributes:
+        block_bytes: of activations that stay in the second-level cache.
+    """
+
+    instructions: InstructionSet
+    kernels: KernelLibrary
+    weights: Weights
+    workspace: Workspace
+    block_bytes: int
+
+    def bind(self, experts: Experts, add_scale: float | None) -> Iterator[BoundOperation]:
+        """From the buffers `scores` and `normed` to hidden += add_scale * output, or branch = output with None.
+
+        A shared expert's output and gate lie in `shared` and `shared gate`; where the mixture has norms of its own, the
+        output is without it.
+        """
+        matrices = [self.weights.matrices[each.weight] for each in experts.expert_linears()]
+        together = self._tiles_together(experts, matrices)
+        yield self._choose(experts)
+        yield self._sort(experts)
+        yield self._gather(experts, matrices)
+        if experts.gate is not None:
+            yield self._multiply(experts.gate, "routed", "expert gate", "expert gate and up", together, barrier=False)
+        barrier = together == 1
+        yield self._multiply(experts.up, "routed", "expert up", "expert gate and up", together, barrier=barrier)
+        yield self._activate(experts, quantised=isinstance(matrices[-1], PackedMatrix))
+        yield self._multiply(experts.down, "expert activated", "routed", "expert down", 1)
+        yield self._sum(experts, add_scale)
+
+    def _tiles_together(self, experts: Experts, matrices: list[Matrix]) -> int:
+        """Tiles of a group of the activation, where threads go on with what they computed; else 1.
+
+        What is activated is then quantised and of whole groups, as in a dense feed-forward.
+        """
+        packed = all(isinstance(matrix, PackedMatrix) for matrix in matrices[:-1])
+        return GROUP // self.instructions.lanes if packed and experts.up.out_features % GROUP == 0 else 1
+
+    def _choose(self, experts: Experts) -> BoundOperation:
+        scores, routing = self.workspace.buffers["scores"], self.workspace.routing
+        record = CHOOSE.pack({
+            "step": address(self.workspace.step), "count_field": STEP_TOKENS, "scores": scores.at,
+            "scores_stride": scores.stride, "experts": experts.num_experts, "per_token": experts.experts_per_token,
+            "normalized": int(experts.normalized), "scale": float(experts.scale),
+            "chosen": address(routing.chosen), "weights": address(routing.weights),
+            "sigmoid": int(experts.scoring == "sigmoid"), "groups": experts.num_groups,
+            "groups_per_token": experts.groups_per_token,
+            "bias": address(self.weights.vector(experts.selection_bias)) if experts.selection_bias else 0,
+            "expert_scales": address(self.weights.vector(experts.expert_scales)) if experts.expert_scales else 0,
+        })  # fmt: skip
+        return BoundOperation("choice of experts", self.kernels.choose, record)
+
+    def _sort(self, experts: Experts) -> BoundOperation:
+        routing, width = self.workspace.routing, self.workspace.block_tokens
+        record = SORT.pack({
+            "step": address(self.workspace.step), "count_field": STEP_TOKENS, "experts": experts.num_experts,
+            "per_token": experts.experts_per_token, "chosen": address(routing.chosen),
+            "positions": address(routing.positions), "starts": address(routing.starts),
+            "items": address(routing.items), "counts": address(routing.counts), "width": width,
+            "run": pairs_of_item(experts.up.in_features, self.block_bytes, width),
+        })  # fmt: skip
+        return BoundOperation("choice of experts", self.kernels.sort_by_expert, record)
+
+    def _gather(self, experts: Experts, matrices: list[Matrix]) -> BoundOperation:
+        """Floats and records of tokens, whichever gate and up read."""
+        read, written = self.workspace.buffers["normed"], self.workspace.buffers["routed"]
+        assert read.records is not None
+        assert written.records is not None  # matmuls read both buffers
+        floats = any(isinstance(matrix, FloatMatrix) for matrix in matrices[:-1])
+        records = any(isinstance(matrix, PackedMatrix) for matrix in matrices[:-1])
+        groups = read.records.groups
+        record = GATHER.pack({
+            "step": address(self.workspace.step), "count_field": STEP_TOKENS, "per_token": experts.experts_per_token,
+            "positions": address(self.workspace.routing.positions), "input": read.at, "input_stride": read.stride,
+            "columns": groups * GROUP, "out": written.at if floats else 0, "out_stride": written.stride,
+            "records": read.records.at, "out_records": written.records.at if records else 0, "groups": groups,
+            "width": read.records.width,
+        })  # fmt: skip
+        return BoundOperation("choice of experts", self.kernels.gather, record)
+
+    def _multiply(
+        self, linear: ExpertLinear, source: str, target: str, part: str, together: int, *, barrier: bool = True
+    ) -> BoundOperation:
+        """Each position of the target from the same one of the source, by the matrix of its expert."""
+        matrix, routing = self.weights.matrices[linear.weight], self.workspace.routing
+        read, written = self.workspace.buffers[source], self.workspace.buffers[target]
+        shared = {
+            "counts": address(routing.counts), "items": address(routing.items), "tiles": matrix.tiles,
+            "out": written.at, "out_stride": written.stride, "bias": 0, "bias_stride": 0,
+        }  # fmt: skip
+        if linear.bias is not None:
+            biases = self.weights.expert_biases(linear.bias)
+            shared |= {"bias": address(biases), "bias_stride": int(biases.strides[0])}
+        if isinstance(matrix, FloatMatrix):
+            record = EXPERT_FLOAT_LINEAR.pack({
+                **shared, "weights": address(matrix.weights), "tile_stride": matrix.tile_bytes,
+                "columns": matrix.columns, "input": read.at, "input_stride": read.stride,
+            })  # fmt: skip
+            kernel = self.kernels.expert_float_linear(matrix.kind)
+        else:
+            assert read.records is not None  # matmuls read this buffer
+            record = EXPERT_LINEAR.pack({
+                **matrix.fields(self.instructions.lanes), **shared, "activations": read.records.at,
+                "activation_groups": read.records.groups, "together": together,
+            })  # fmt: skip
+            kernel = self.kernels.expert_linear(matrix.weight_format)
+        size = matrix.size_bytes // matrix.count
+        return BoundOperation(part, kernel, record, barrier, size, is_of_experts=True)
+
+    def _activate(self, experts: Experts, *, quantised: bool) -> BoundOperation:
+        gate, up, out = (self.workspace.buffers[name] for name in ("expert gate", "expert up", "expert activated"))
+        routing = self.workspace.routing
+        record = EXPERT_ACTIVATE.pack({
+            "counts": address(routing.counts), "items": address(routing.items), "gate": gate.at, "up": up.at,
+            "input_stride": up.stride, "groups": -(-experts.up.out_features // GROUP),
+            "out": 0 if quantised else out.at, "out_stride": out.stride,
+            **written_records(out.records if quantised else None),
+        })  # fmt: skip
+        activation = CLAMPED if experts.clamped else experts.activation
+        return BoundOperation(
+            "expert activation", self.kernels.expert_activate(activation, experts.gate is not None), record
+        )
+
+    def _sum(self, experts: Experts, add_scale: float | None) -> BoundOperation:
+        routing, add = self.workspace.routing, add_scale is not None
+        buffers = self.workspace.buffers
+        read, written = buffers["routed"], buffers["hidden" if add else "branch"]
+        shared = buffers["shared"] if experts.shared is not None and experts.norms is None else None
+        gate = buffers["shared gate"] if experts.shared_gate is not None else None
+        record = SUM.pack({
+            "step": address(self.workspace.step), "count_field": STEP_TOKENS, "per_token": experts.experts_per_token,
+            "positions": address(routing.positions), "weights": address(routing.weights), "input": read.at,
+            "input_stride": read.stride, "width": experts.down.out_features, "out": written.at,
+            "out_stride": written.stride, "add": int(add), "scale": float(add_scale or 0.0),
+            "shared": shared.at if shared else 0, "shared_stride": shared.stride if shared else 0,
+            "shared_gate": gate.at if gate else 0, "shared_gate_stride": gate.stride if gate else 0,
+        })  # fmt: skip
+        return BoundOperation("sum over experts", self.kernels.sum_experts, record)

@@ -4,17 +4,95 @@ from __future__ import annotations
 
 import asyncio
 import time
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from realizar.bench.mix.dialects import Dialect, UnknownFieldsError, find_dialect
 from realizar.bench.mix.generators import Generators, MixRun
-from realizar.bench.mix.leftovers import ServerState, read_state, wait_until_empty
 from realizar.bench.mix.requests import MixWork, draw_request
 from realizar.bench.serve_client import Target, send_call
 from realizar.bench.serve_compare import first_card
 from realizar.bench.serve_workload import Lengths
 from realizar.errors import InvalidRequestError
+
+# A server's gauges once a load is over, and its counters' growth during it, from `/metrics`.
+
+_PREFIXES = ("realizar:", "vllm:", "llamacpp:")
+# A figure's names at realizar and vLLM, and at llama.cpp, which has /metrics with --metrics alone.
+_GAUGES: Mapping[str, tuple[str, ...]] = {
+    "running": ("num_requests_running", "requests_processing"),
+    "waiting": ("num_requests_waiting", "requests_deferred"),
+    "kv_cache_share": ("kv_cache_usage_perc", "gpu_cache_usage_perc", "kv_cache_usage_ratio"),
+}
+_COUNTERS: Mapping[str, tuple[str, ...]] = {
+    "prompt_tokens": ("prompt_tokens_total",),
+    "output_tokens": ("generation_tokens_total", "tokens_predicted_total"),
+    "preemptions": ("num_preemptions_total",),
+    "engine_restarts": ("engine_restarts_total",),
+}
+_WAIT_S = 10.0
+_POLL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _ServerState:
+    """A server's own figures; those that it does not have are absent.
+
+    Attributes:
+        gauges: `running` and `waiting` choices, and the `kv_cache_share` in use, 0 to 1.
+        counters: since the server's start, or over a load.
+    """
+
+    gauges: Mapping[str, float]
+    counters: Mapping[str, float]
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing runs, waits or holds blocks."""
+        return not any(self.gauges.values())
+
+    def since(self, before: _ServerState) -> _ServerState:
+        """The same, with what the counters have gained."""
+        gained = {name: value - before.counters.get(name, 0.0) for name, value in self.counters.items()}
+        return _ServerState(self.gauges, gained)
+
+
+def _read_state(target: Target) -> _ServerState | None:
+    """A server's figures; None where it has none to show."""
+    address = f"{target.url.rstrip('/').removesuffix('/v1')}/metrics"
+    headers = {} if target.api_key is None else {"authorization": f"Bearer {target.api_key}"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=10) as answer:
+            text = answer.read().decode(errors="replace")
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except (OSError, ValueError):
+        return None
+    sums: dict[str, float] = {}
+    for sample in samples:
+        for prefix in _PREFIXES:
+            if sample.name.startswith(prefix):
+                name = sample.name.removeprefix(prefix)
+                sums[name] = sums.get(name, 0.0) + sample.value
+    gauges, counters = _named(sums, _GAUGES), _named(sums, _COUNTERS)
+    return _ServerState(gauges, counters) if gauges else None
+
+
+def _wait_until_empty(target: Target) -> _ServerState | None:
+    """The figures as soon as nothing is left, or after some seconds; None where the server has none."""
+    deadline_s = time.monotonic() + _WAIT_S
+    while (state := _read_state(target)) is not None:
+        if state.is_empty or time.monotonic() > deadline_s:
+            return state
+        time.sleep(_POLL_S)
+    return None
+
+
+def _named(sums: Mapping[str, float], names: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+    return {key: sums[name] for key, known in names.items() for name in known if name in sums}
+
 
 Log = Callable[[str], None]
 _TRIED_TOKENS = 4
@@ -48,7 +126,7 @@ class MixResult:
     server: MixTarget
     left_out: Mapping[str, str] = field(default_factory=dict)
     runs: dict[str, list[MixRun]] = field(default_factory=dict)
-    state: ServerState | None = None
+    state: _ServerState | None = None
 
 
 def find_server(target: Target, context_tokens: int | None) -> MixTarget:
@@ -90,13 +168,13 @@ def compare_mixes(
     labels = list(dict.fromkeys(alone)) or [MIX]
     kinds = list(dict.fromkeys(kind for label in labels for kind in (work.weights if label == MIX else (label,))))
     results = [_tried(server, work, kinds, timeout_s, log) for server in servers]
-    before = [read_state(result.server.target) for result in results]
+    before = [_read_state(result.server.target) for result in results]
     for number in range(rounds):
         for label in labels:
             for result in results:
                 _run_once(result, work, label, number, generators, timeout_s, log)
     for result, state in zip(results, before, strict=True):
-        after = wait_until_empty(result.server.target)
+        after = _wait_until_empty(result.server.target)
         result.state = after.since(state) if after is not None and state is not None else after
     return results
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +23,6 @@ from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.printable import error_line
 from realizar.cli.terminal.show_markdown import renders_markdown, show_markdown
-from realizar.cli.terminal.terminal import keys_unseen
 from realizar.errors import EngineDeadError, RealizarError
 
 if TYPE_CHECKING:
@@ -154,3 +154,26 @@ def _lines(editor: LineEditor | None, session: ChatSession) -> Iterator[str]:
         else:
             yield kept + line
             kept = ""
+
+
+@contextmanager
+def keys_unseen() -> Iterator[None]:
+    """Turn the terminal's echo off during the block; the next prompt gets the typed keys.
+
+    Ctrl-C still works. The function has no effect if stdin is not a terminal.
+    """
+    try:
+        import termios
+
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except (ImportError, OSError, ValueError, termios.error):  # Windows; a stdin that is closed, a file or a pipe
+        yield
+        return
+    changed = [*before]
+    changed[3] &= ~(termios.ECHO | termios.ICANON)  # so that the prompt gets half a line too
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, changed)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
+import select
+import stat
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from cyclopts import Parameter
 
 from realizar.cli.channel_text import ChannelText
-from realizar.cli.options.arguments import Json, Model, Verbose
+from realizar.cli.options.arguments import Json, Model, Verbose, checked_text
 from realizar.cli.options.chat_template import ChatTemplateFile, read_chat_template
 from realizar.cli.options.engine import EngineOptions
 from realizar.cli.options.loading import ForChat, load_model
-from realizar.cli.options.prompt import read_prompt
 from realizar.cli.options.sampling import SamplingOptions
-from realizar.cli.options.structured import StructuredOptions
 from realizar.cli.terminal.log_lines import show_log
 from realizar.cli.terminal.printable import json_line, shown_answer
 from realizar.cli.terminal.word_wrap import WordWrapper
 from realizar.errors import InvalidRequestError
+from realizar.sampling_params import StructuredOutput
 
 if TYPE_CHECKING:
     from realizar.engine.clients.engine_client import RequestStream
@@ -55,7 +58,7 @@ def run_command(
     verbose: Verbose = False,
     as_json: Json = False,
     sampling: SamplingOptions | None = None,
-    structured: StructuredOptions | None = None,
+    structured: _StructuredOptions | None = None,
     engine: EngineOptions | None = None,
 ) -> None:
     """Answer a prompt and print the speed on stderr."""
@@ -65,7 +68,7 @@ def run_command(
     if raw and chat_template is not None:
         raise InvalidRequestError("--chat-template can't be combined with --raw", "chat_template")
     sampling = (sampling or SamplingOptions()).checked()
-    grammar = (structured or StructuredOptions()).chosen()
+    grammar = (structured or _StructuredOptions()).chosen()
     chat = None if raw else ForChat(read_chat_template(chat_template))
     text = read_prompt(prompt, prompt_file)
     if not raw and not text.strip():
@@ -137,3 +140,136 @@ def record(output: RequestOutput) -> dict[str, Any]:
         "prefill_tokens_per_s": output.prompt_tokens_per_s,
         "decode_tokens_per_s": output.decode_tokens_per_s,
     }
+
+
+_MOST_CHARACTERS = 64 << 20
+"""Longer than any context, and far less than the memory."""
+_SILENCE_S = 2.0
+
+
+def read_prompt(words: str | None, file: Path | None) -> str:
+    """Join the words and the file's text or the piped text, with two line breaks between.
+
+    Args:
+        words: words of the command line; `-` is stdin.
+        file: `-` is stdin. If a file is given, piped input is not read.
+
+    Raises:
+        InvalidRequestError: a text is not UTF-8, can't be read, or is longer than any context.
+    """
+    from_stdin = Path("-")
+    if words == "-":
+        if file is not None:
+            raise InvalidRequestError("the prompt - can't be combined with --prompt-file", "prompt")
+        words, file = None, from_stdin
+    if file is None:
+        added = _piped() if words is not None else _stdin()
+    else:
+        added = _stdin() if file == from_stdin else _file(file)
+    return "\n\n".join(checked_text(text, "the prompt") for text in (words, added) if text)
+
+
+def _file(file: Path) -> str:
+    try:
+        with file.open(encoding="utf-8") as opened:
+            return _whole(opened, str(file))
+    except OSError as error:
+        raise InvalidRequestError(f"{file}: {error.strerror}", "prompt_file") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{file} is not UTF-8 at byte {error.start}", "prompt_file") from error
+
+
+def _stdin() -> str:
+    if sys.stdin.isatty():
+        print("type the prompt; Ctrl-D on a line of its own ends it", file=sys.stderr)
+    return _whole(sys.stdin, "stdin")
+
+
+def _piped() -> str:
+    """Read a pipe or a file on stdin; empty for a terminal, /dev/null and a closed stdin."""
+    try:
+        descriptor = sys.stdin.fileno()
+        kind = os.fstat(descriptor).st_mode
+    except (OSError, ValueError):
+        return ""
+    if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind)):
+        return ""
+    if not select.select([descriptor], [], [], _SILENCE_S)[0]:
+        print("stdin is read to its end and appended to the prompt (</dev/null skips it)", file=sys.stderr)
+    return _whole(sys.stdin, "stdin")
+
+
+def _whole(opened: TextIO, name: str) -> str:
+    text = opened.read(_MOST_CHARACTERS + 1)
+    if len(text) > _MOST_CHARACTERS:
+        raise InvalidRequestError(f"{name} has more than {_MOST_CHARACTERS >> 20} million characters", "prompt")
+    return text
+
+
+_MOST_GRAMMAR_CHARACTERS = 16 << 20
+"""Limit of a file: longer than any allowed grammar, and far less than the memory."""
+
+
+@Parameter(name="*", group="Structured output", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StructuredOptions:
+    r"""Options of structured output: at most one grammar, which the answer follows to its end.
+
+    Attributes:
+        json_object: any JSON object.
+        json_schema: JSON of this schema; @FILE reads it from a file.
+        regex: text that matches all of this expression; \d, \w and \s are digits, letters and spaces of ASCII.
+        grammar: text of this Lark grammar, whose \d, \w and \s are of all scripts; @FILE reads it from a file.
+        choice: one of some texts; repeat the option for each.
+    """
+
+    json_object: bool = False
+    json_schema: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = ()
+
+    def chosen(self) -> StructuredOutput | None:
+        """The chosen grammar, or None.
+
+        Raises:
+            InvalidRequestError: several are given, one is empty, or a file can't be read.
+        """
+        given: dict[str, StructuredOutput] = {}
+        if self.json_object:
+            given["--json-object"] = StructuredOutput("json_object")
+        if self.json_schema is not None:
+            given["--json-schema"] = StructuredOutput("json_schema", _text("--json-schema", self.json_schema))
+        if self.regex is not None:
+            given["--regex"] = StructuredOutput("regex", _filled("--regex", self.regex))
+        if self.grammar is not None:
+            given["--grammar"] = StructuredOutput("lark", _text("--grammar", self.grammar))
+        if self.choice:
+            choices = [_filled("--choice", choice) for choice in self.choice]
+            given["--choice"] = StructuredOutput("choice", json.dumps(choices))
+        if len(given) > 1:
+            raise InvalidRequestError(f"{', '.join(given)} can't be combined", "structured")
+        return next(iter(given.values()), None)
+
+
+def _filled(option: str, value: str) -> str:
+    if not value:
+        raise InvalidRequestError(f"{option} is empty", "structured")
+    return value
+
+
+def _text(option: str, value: str) -> str:
+    if not value.startswith("@"):
+        return _filled(option, value)
+    _filled(f"the file's name in {option} @FILE", value[1:])
+    path = Path(value[1:])
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_GRAMMAR_CHARACTERS + 1)
+    except OSError as error:
+        raise InvalidRequestError(f"{path}: {error.strerror}", "structured") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{path} is not UTF-8 at byte {error.start}", "structured") from error
+    if len(text) > _MOST_GRAMMAR_CHARACTERS:
+        raise InvalidRequestError(f"{path} has more than {_MOST_GRAMMAR_CHARACTERS} characters", "structured")
+    return _filled(str(path), text)

@@ -8,14 +8,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from realizar.cli.options.arguments import Models
+from cyclopts import Parameter
+
+from realizar.cli.options.arguments import Integer, Models
 from realizar.cli.options.chat_template import NO_CHAT, read_chat_template
 from realizar.cli.options.engine import BatchingOptions, EngineOptions
-from realizar.cli.options.ray import RayServingOptions, cluster_files
 from realizar.cli.options.sampling import SamplingOptions
 from realizar.cli.options.serve import ServerOptions
 from realizar.cli.options.several_models import SeveralModelsOptions
@@ -27,6 +29,7 @@ from realizar.cli.terminal.log_lines import log_to_stderr
 from realizar.cli.terminal.printable import printable
 from realizar.cli.terminal.progress import download_progress
 from realizar.config import EngineConfig
+from realizar.errors import InvalidRequestError
 from realizar.sampling_params import SamplingParams
 from realizar.sizes import format_bytes
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from realizar.engine.clients.async_engine import AsyncEngine
     from realizar.engine.clients.async_link import EngineLink
     from realizar.engine.process.messages import EngineInfo, Load
+    from realizar.ray.options import RayOptions
     from realizar.replicas.link import ReplicaLink
     from realizar.server.metrics import MetricSamples
     from realizar.server.models.models import ModelStatus
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     from realizar.server.run import Front
     from realizar.server.served_model import ServedModel
     from realizar.server.settings import ServerSettings
+
 
 SOURCES = OptionSources()
 """Where the options of `serve` come from beside the command line."""
@@ -52,7 +57,7 @@ def serve_command(
     model: Models = (),
     *,
     models: SeveralModelsOptions | None = None,
-    ray: RayServingOptions | None = None,
+    ray: _RayServingOptions | None = None,
     server: ServerOptions | None = None,
     batching: BatchingOptions | None = None,
     engine: EngineOptions | None = None,
@@ -61,7 +66,7 @@ def serve_command(
     """Serve models with the APIs of OpenAI, Anthropic and Ollama. Sampling options are defaults of requests."""
     server, batching, sampling = server or ServerOptions(), batching or BatchingOptions(), sampling or SamplingOptions()
     models = models or SeveralModelsOptions()
-    ray = ray or RayServingOptions()
+    ray = ray or _RayServingOptions()
     several = models.several(model, server)
     with_ray = ray.checked(server, several=several)
     config = batching.config((engine or EngineOptions()).config())
@@ -98,7 +103,7 @@ def serve_command(
 
 def _serve_with_ray(
     model: str,
-    ray: RayServingOptions,
+    ray: _RayServingOptions,
     server: ServerOptions,
     batching: BatchingOptions,
     config: EngineConfig,
@@ -124,7 +129,7 @@ def _serve_with_ray(
         chat_template=template,
         log_level=server.log_level,
     )
-    door = Door(server.host, server.port, cluster_files(server))
+    door = Door(server.host, server.port, _cluster_files(server))
     url = _url("https" if door.tls else "http", server.host, server.port)
     return serve_with_ray(model, options, door, ray.ray_address, url)
 
@@ -371,3 +376,75 @@ def _report(line: str) -> None:
 
 def _url(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+# Options of a server on many hosts.
+
+_OWN_DOOR = ("max_connections",)
+_OWN_LOG = ("log_format",)
+
+
+@Parameter(name="*", group="Ray", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RayServingOptions:
+    """Options of a server whose engines Ray Serve starts, on many hosts.
+
+    Attributes:
+        ray: serve with Ray Serve: engines on the hosts of a cluster of Ray's, as many as the requests need.
+        ray_address: address of the cluster's head; default RAY_ADDRESS, else this host's cluster, which may be started.
+        min_replicas: engines that run in any case.
+        max_replicas: engines that run when many requests wait; default --min-replicas.
+        target_requests: open requests of an engine beyond which another starts; default as many as can run.
+    """
+
+    ray: bool = False
+    ray_address: str | None = None
+    min_replicas: Integer = 1
+    max_replicas: Annotated[Integer | None, Parameter(name="--max-replicas")] = None
+    target_requests: float | None = None
+
+    def checked(self, server: ServerOptions, *, several: bool) -> bool:
+        """True if Ray Serve is wanted.
+
+        Raises:
+            InvalidRequestError: an option does not suit that.
+        """
+        if not self.ray:
+            for name in ("ray_address", "min_replicas", "max_replicas", "target_requests"):
+                if getattr(self, name) != getattr(_RayServingOptions(), name):
+                    raise InvalidRequestError(f"--{name.replace('_', '-')} is for --ray", name)
+            return False
+        if server.replicas > 1:
+            raise InvalidRequestError("--replicas are for one host; --ray takes --min-replicas", "replicas")
+        if several:
+            raise InvalidRequestError("--ray serves a single model", "ray")
+        for names, whose in ((_OWN_DOOR, "connections"), (_OWN_LOG, "the log's form")):
+            for name in names:
+                if getattr(server, name) != getattr(ServerOptions(), name):
+                    option = f"--{name.replace('_', '-')}"
+                    raise InvalidRequestError(f"{option} can't hold with --ray: {whose} are Ray Serve's", name)
+        return True
+
+    def options(self, settings: ServerSettings, fronts: int) -> RayOptions:
+        """The application's options as far as they stand here. Args: fronts: processes that answer requests.
+
+        Raises:
+            InvalidRequestError: a value is out of range.
+        """
+        from realizar.ray.options import RayOptions
+
+        return RayOptions(
+            settings=replace(settings, tls_certificate=None, tls_key=None),
+            min_replicas=self.min_replicas,
+            max_replicas=self.min_replicas if self.max_replicas is None else self.max_replicas,
+            target_requests=self.target_requests,
+            fronts=fronts,
+        )
+
+
+def _cluster_files(server: ServerOptions) -> tuple[str, str] | None:
+    """Paths of the certificate and its key, which every host needs that takes connections."""
+    if server.tls_cert is None:
+        return None
+    found: tuple[Path, Path] = (server.tls_cert, server.tls_key or server.tls_cert)
+    return str(found[0].absolute()), str(found[1].absolute())

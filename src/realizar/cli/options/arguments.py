@@ -3,16 +3,60 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, Token
 
-from realizar.cli.options.model_completion import complete_model, complete_pulled_model
 from realizar.config import is_device
-from realizar.errors import InvalidRequestError
+from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from cyclopts.completion import CompletionContext
+
+    from realizar.hub.pull import ListedModel
+
+
+# Models that a shell completes: pulled names, short names, and GGUF files and folders.
+
+_MOST_FILES = 200
+
+
+def _complete_model(context: CompletionContext) -> list[str]:
+    """Names of models, and paths that go on from the typed word; hidden files are left out."""
+    return [*(model.name for model in _models()), *_paths(context.incomplete)]
+
+
+def _complete_pulled_model(_context: CompletionContext) -> list[str]:
+    """Names of models that are pulled."""
+    return [model.name for model in _models() if model.path is not None]
+
+
+def _models() -> tuple[ListedModel, ...]:
+    from realizar.hub.pull import list_models
+
+    try:
+        return list_models()
+    except (RealizarError, OSError):
+        return ()
+
+
+def _paths(typed: str) -> Iterator[str]:
+    """GGUF files, and folders with a slash at the end, whose paths begin with what is typed."""
+    before, slash, name = typed.rpartition("/")
+    folder = Path(before + slash).expanduser() if slash else Path()
+    try:
+        entries = sorted(folder.iterdir())
+    except (OSError, RuntimeError, ValueError):
+        return
+    fitting = [entry for entry in entries if entry.name.startswith(name) and not entry.name.startswith(".")]
+    for entry in fitting[:_MOST_FILES]:
+        if entry.is_dir():
+            yield f"{before}{slash}{entry.name}/"
+        elif entry.suffix.lower() == ".gguf":
+            yield f"{before}{slash}{entry.name}"
 
 
 def exact_integer(_type: Any, tokens: Sequence[Token]) -> int:
@@ -62,7 +106,7 @@ Model = Annotated[
     str,
     Parameter(
         help="A path, a pulled name (smollm2:135m) or a Hugging Face name (user/repo:Q4_K_M).",
-        completer=complete_model,
+        completer=_complete_model,
     ),
 ]
 Models = Annotated[
@@ -72,10 +116,10 @@ Models = Annotated[
         negative=(),
         help="A path, a pulled name (smollm2:135m) or a Hugging Face name (user/repo:Q4_K_M). Several are loaded on"
         " first use, chosen by the model of a request.",
-        completer=complete_model,
+        completer=_complete_model,
     ),
 ]
-PulledModel = Annotated[str, Parameter(help="A name that `realizar list` shows.", completer=complete_pulled_model)]
+PulledModel = Annotated[str, Parameter(help="A name that `realizar list` shows.", completer=_complete_pulled_model)]
 Verbose = Annotated[
     bool,
     Parameter(name=("--verbose", "-v"), negative=(), help="Say on stderr what runs, how, and why not otherwise."),

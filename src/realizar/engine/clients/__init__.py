@@ -1,14 +1,13 @@
 """The callers' side of an engine takes requests and gives text.
 
 Two clients share `prepare.py` (a checked `Request` from a prompt), `output_processor.py` (tokens to text, each
-choice in a `GrowingChoice` of `growing_choice.py`) and `output_errors.py` (failed outputs to errors). Read these first,
-then one client:
+choice in a `GrowingChoice` of `growing_choice.py`; failed outputs to errors). Read these first, then one client:
 
 1. `engine_client.py`: `EngineClient`, for `LLM` and scripts. The caller's thread runs the steps; `interrupts.py` moves
    Ctrl-C to the end of a step, and `prompt_progress.py` reports progress.
 2. `async_engine.py`: `AsyncEngine`, for the server. `async_link.py` connects it to an engine in a thread or a process;
    `link_between.py` is a link over another one.
-   `async_requests.py`, `async_stream.py` and `async_questions.py` hold its open requests and unanswered questions,
-   `embedding.py` the answer with a vector, `places.py` shares what may be open by client, and `suspects.py` refuses
-   requests that crash engines.
+   `async_requests.py`, `async_stream.py` and `async_questions.py` hold its open requests and unanswered questions, and
+   the first refuses requests that crash engines; `embedding.py` has the answer with a vector, and `places.py` shares
+   what may be open by client.
 """

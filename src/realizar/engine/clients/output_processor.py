@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from realizar.engine.clients.growing_choice import GrowingChoice, GrowingText
-from realizar.engine.clients.output_errors import error_of
-from realizar.errors import RealizarError
+from realizar.errors import InvalidRequestError, RealizarError, RequestFailedError, StepMemoryError
 from realizar.logprob_columns import GrowingLogprobs
-from realizar.outputs import RequestOutput, SnapshotUse, Timings
+from realizar.outputs import RequestOutput, RowError, SnapshotUse, Timings
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas, StepLogprobs
@@ -227,3 +226,10 @@ def _output_of(entry: _Open, now_s: float) -> RequestOutput:
         snapshots=SnapshotUse.total(choice.snapshots for choice in entry.choices),
         pooled=entry.pooled,
     )
+
+
+def error_of(error: RowError) -> RealizarError:
+    """The error of a request that ended without its output."""
+    if error.cause == "request":
+        return InvalidRequestError(error.message, error.param)
+    return StepMemoryError(error.message) if error.cause == "memory" else RequestFailedError(error.message)

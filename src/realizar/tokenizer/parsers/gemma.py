@@ -3,17 +3,182 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from realizar.tokenizer.marks import GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE
-from realizar.tokenizer.parsers.argument_types import pass_bare_value, string_text
+from realizar.tokenizer.parsers.argument_types import ALL_TYPES, pass_bare_value, resolve, string_text, types_of
 from realizar.tokenizer.parsers.calls import Calls, read_arguments
 from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, read_whole
-from realizar.tokenizer.parsers.gemma_grammar import GemmaRules
+from realizar.tokenizer.parsers.grammar_rules import (
+    ANY_TEXT,
+    ANYTHING,
+    allowed_values,
+    check_text,
+    json_rule,
+    members,
+    part_of,
+    refuse,
+)
 from realizar.tokenizer.parsers.json_text import pass_string, read_string
 from realizar.tokenizer.parsers.quoted_text import ends_calls, pass_quoted
 from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
+
+# Rules of arguments in Gemma 4's notation, for grammars that force calls.
+
+_KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+_MAX_DEPTH = 32
+_LIST_KEYWORDS = ("minItems", "maxItems", "uniqueItems", "prefixItems", "contains")
+
+
+class _GemmaRules:
+    """The arguments of Gemma 4's calls: members by name, as its template writes them."""
+
+    def rules(self, rule: str, parameters: Mapping[str, Any], strict: bool, literal: Callable[[str], str]) -> list[str]:
+        """As of `ArgumentRules`."""
+        writer = _Writer(rule, parameters, strict, literal)
+        writer.object_rule(rule, parameters)
+        return writer.written
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Writes the rules of one tool's arguments."""
+
+    first: str
+    root: Mapping[str, Any]
+    strict: bool
+    literal: Callable[[str], str]
+    written: list[str] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)  # rules by the schema that they are of, as schemas may recur
+    nested: list[str] = field(default_factory=list)  # the rules that are being written
+    any_rule: str = ""
+
+    def object_rule(self, rule: str, schema: Mapping[str, Any]) -> None:
+        """Write the rule of an object: its required members, and any of the others."""
+        found = sorted(members(schema, self.strict), key=lambda member: member[0].lower())
+        if not found and schema.get("additionalProperties", schema is not self.root) is not False:
+            self.written.append(f'{rule}: "{{" ({self._pairs()})? "}}"')
+            return
+        # `head` writes the first member that is there, `tail` each later one behind a comma.
+        start = f"{rule}_head_0" if found else ""
+        self.written.append(f'{rule}: "{{" {start} "}}"')
+        for place, (key, part, required) in enumerate(found):
+            last = place + 1 == len(found)
+            tail = "" if last else f" {rule}_tail_{place + 1}"
+            value = self._value_rule(f"{rule}_{place}", part)
+            self.written.append(f"{rule}_member_{place}: {self.literal(key + ':')} {value}")
+            member = f"{rule}_member_{place}"
+            other = "" if required else ' | ""' if last else f" | {rule}_head_{place + 1}"
+            self.written.append(f"{rule}_head_{place}: {member}{tail}{other}")
+            if place:
+                comma = f'"," {member}' if required else f'("," {member})?'
+                self.written.append(f"{rule}_tail_{place}: {comma}{tail}")
+
+    def _value_rule(self, rule: str, schema: Any) -> str:
+        """Write the rule of a value, unless its schema has one; returns the rule's name."""
+        part = part_of(schema, self.root)
+        known = _identity(schema, self.root)
+        if known in self.names:
+            return self.names[known]
+        if len(self.nested) >= _MAX_DEPTH:
+            if self.strict:
+                refuse(f"more than {_MAX_DEPTH} levels")
+            return self._any()
+        self.names[known] = rule
+        self.nested.append(rule)
+        self.written.append(f"{rule}: {' | '.join(self._ways(rule, part))}")
+        self.nested.pop()
+        return rule
+
+    def _ways(self, rule: str, part: Mapping[str, Any]) -> list[str]:
+        values = allowed_values(part)
+        if values is not None:
+            return [self._constant(value) for value in values]
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(part.get(keyword), list) and part[keyword]:
+                return [self._value_rule(f"{rule}_{place}", each) for place, each in enumerate(part[keyword])]
+        types = types_of(part, self.root)
+        if types == ALL_TYPES:
+            return [self._any()]
+        ways: list[str] = []
+        if "string" in types:
+            check_text(part, types & {"string"}, self.strict)
+            ways.append(self._text(rule))
+        if "null" in types:
+            ways.append('"null"')
+        if "boolean" in types:
+            ways.append('"true" | "false"')
+        if numbers := sorted(types & {"integer", "number"}):
+            bounds = {key: part[key] for key in part if key in ("minimum", "maximum", "multipleOf")}
+            exclusive = {key: part[key] for key in part if key.startswith("exclusive")}
+            self.written.append(json_rule(f"{rule}_number", {"type": numbers[-1], **bounds, **exclusive}, self.strict))
+            ways.append(f"{rule}_number")
+        if "array" in types:
+            ways.append(self._list(rule, part))
+        if "object" in types:
+            self.object_rule(f"{rule}_object", part)
+            ways.append(f"{rule}_object")
+        return ways
+
+    def _list(self, rule: str, part: Mapping[str, Any]) -> str:
+        for keyword in _LIST_KEYWORDS if self.strict else ():
+            if keyword in part:
+                refuse(f"'{keyword}'")
+        item = self._value_rule(f"{rule}_item", part.get("items", ANYTHING))
+        return f'"[" ({item} ("," {item})*)? "]"'
+
+    def _text(self, rule: str) -> str:
+        """Any text between quotes."""
+        quote = self.literal(GEMMA_QUOTE)
+        if quote.startswith("<["):
+            return f"{quote} {ANY_TEXT} {quote}"
+        self.written.append(f"{rule}_text[lazy]: {ANY_TEXT} {quote}")
+        return f"{quote} {rule}_text"
+
+    def _constant(self, value: Any) -> str:
+        return self.literal(gemma_text(value)) or '""'
+
+    def _any(self) -> str:
+        """Write the rule of any value once; returns its name."""
+        if not self.any_rule:
+            rule = self.any_rule = f"{self.first}_any"
+            text = self._text(rule)
+            self.written += [
+                json_rule(f"{rule}_number", {"type": "number"}, strict=False),
+                f'{rule}: {text} | "true" | "false" | "null" | {rule}_number | {rule}_list | {rule}_map',
+                f'{rule}_list: "[" ({rule} ("," {rule})*)? "]"',
+                f'{rule}_map: "{{" ({rule}_pair ("," {rule}_pair)*)? "}}"',
+                f'{rule}_pair: {_KEY} ":" {rule}',
+            ]
+        return self.any_rule
+
+    def _pairs(self) -> str:
+        rule = self._any()
+        return f'{rule}_pair ("," {rule}_pair)*'
+
+
+def _identity(schema: Any, root: Mapping[str, Any]) -> int:
+    """A number that is the same for the same part of a schema, behind references too."""
+    return id(resolve(schema, root))
+
+
+def gemma_text(value: Any) -> str:
+    """A value in Gemma 4's notation."""
+    if isinstance(value, str):
+        return f"{GEMMA_QUOTE}{value}{GEMMA_QUOTE}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        pairs = sorted(value.items(), key=lambda pair: str(pair[0]).lower())
+        return "{" + ",".join(f"{key}:{gemma_text(each)}" for key, each in pairs) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(gemma_text, value)) + "]"
+    return str(value)
+
 
 _CALL = "call:"
 _KEY_LIMIT = 256
@@ -147,5 +312,5 @@ GEMMA = ToolStyle(
     long_id,
     CallForm(f"{GEMMA_CALL}{_CALL}", "", GEMMA_CALL_END),
     marks=(GEMMA_CALL,),
-    arguments=GemmaRules(),
+    arguments=_GemmaRules(),
 )

@@ -14,7 +14,7 @@ from cpu_runs import Runner
 from random_models import Recipe, random_tokens
 from realizar.backends.cpu.plan import plan_memory
 from realizar.backends.cpu.weights import pack as packing
-from realizar.backends.cpu.weights.embedding_rows import EmbeddingRows
+from realizar.backends.cpu.weights.load import EmbeddingRows
 from realizar.backends.cpu.weights.pack import pack
 from realizar.config import EngineConfig
 from realizar.errors import CheckpointError, UnsupportedModelError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from realizar.backends.cpu.weights.embedding_rows import EmbeddingRows
+from realizar.backends.cpu.weights.load import EmbeddingRows
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import FLOAT_TYPES, QUANTIZED_TYPES, block_source, dequantize, random_blocks
 

@@ -1,5 +1,5 @@
 """Steps on the CPU taken apart, for `realizar profile` and `realizar trace`.
 
-`backend.py` has `InspectedCPUBackend`, a backend whose steps can be taken apart. `operation_times.py` measures each
-of a step's operations alone, and `step_values.py` reads the residual stream between them.
+`backend.py` has `InspectedCPUBackend`, a backend whose steps can be taken apart: each of
+a step's operations is measured alone, and the residual stream read between them.
 """

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import time
+
+import numpy as np
+from numba import cfunc, types
+
 from realizar.backends.bandwidth import LEAST_BYTES, read_bandwidth
 from realizar.backends.base import ForwardInput
-from realizar.backends.cpu.inspection.operation_times import time_operations
-from realizar.backends.cpu.inspection.step_values import read_values
+from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.kernels.routing import COUNT_EXPERTS
+from realizar.backends.cpu.kv.layout import KVLayout
+from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walkable
+from realizar.backends.cpu.records import aligned_zeros
 from realizar.backends.cpu.runner import CPUBackend
+from realizar.backends.cpu.walker import OPERATION_FIELDS
 from realizar.backends.inspection import ReadLimit
-from realizar.backends.parts import PartTime
-from realizar.backends.step_values import StageValues
+from realizar.backends.parts import PartTime, cached_tokens_read
+from realizar.backends.step_values import StageValues, describe_values, stage_names
+from realizar.errors import InvalidRequestError
+from realizar.models.mixers import SharedAttention
+from realizar.models.spec import Attention, ModelSpec
 
 
 class InspectedCPUBackend(CPUBackend):
@@ -28,3 +40,94 @@ class InspectedCPUBackend(CPUBackend):
 
     def stage_values(self, step: ForwardInput) -> list[StageValues]:
         return read_values(self, self.spec, step)
+
+
+# Times of a step's operations, each walked alone by the whole team, in the order of the step.
+#
+# Going through the step in order, and not over one operation again and again, leaves in the caches what a step leaves
+# there: weights come from memory unless the caches hold the whole model.
+
+_EMPTY_WALKS = 50
+
+
+@cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
+def _nothing(arguments: int, thread: int, threads: int) -> None:
+    """A kernel that does nothing: a walk of it costs what every walk costs."""
+
+
+def time_operations(backend: CPUBackend, spec: ModelSpec, step: ForwardInput, repeats: int) -> list[PartTime]:
+    """Run a step, then each of its operations alone, `repeats` times over: the best of each, calling it left out.
+
+    Args:
+        backend: loaded with `spec`, the step's rows opened.
+
+    Raises:
+        InvalidRequestError: more rows are chosen for than there is room for logits.
+    """
+    most = backend.model.workspace.max_selected
+    if sum(row.sample for row in step.rows) > most:
+        raise InvalidRequestError(f"at most {most} rows can be profiled at once on the CPU", "batch")
+    backend.submit(step).result()
+    operations = [operation for bound in backend.programs for operation in bound.operations]
+    alone = [walkable([operation]) for operation in operations]
+    sizes, runs = [], []
+    for repeat in range(repeats + 1):  # the first finds caches cold
+        times = []
+        for operation, each in zip(operations, alone, strict=True):
+            times.append(_seconds(backend, each))
+            if repeat == 0:
+                sizes.append(_bytes_read(backend, operation, step))  # experts are those that were chosen just now
+        runs.append(times)
+    calling = _calling_s(backend)
+    best = [max(0.0, min(times) - calling) for times in zip(*runs, strict=True)]
+    return [
+        PartTime(operation.part, seconds, size)
+        for operation, seconds, size in zip(operations, best, sizes, strict=True)
+    ]
+
+
+def _bytes_read(backend: CPUBackend, operation: BoundOperation, step: ForwardInput) -> int:
+    """Bytes of weights and KV cache that an operation reads, or has just read."""
+    if operation.is_of_experts:
+        return operation.weight_bytes * int(backend.model.workspace.routing.counts[COUNT_EXPERTS])
+    if operation.attention is None:
+        return operation.weight_bytes
+    return cached_tokens_read(operation.attention, step) * _token_bytes(backend, operation.attention)
+
+
+def _token_bytes(backend: CPUBackend, attention: Attention | SharedAttention) -> int:
+    """Keys and values of one token in one layer, scales and padding included."""
+    capacity = backend.capacity()
+    layout = KVLayout(attention.num_kv_heads, attention.head_size, capacity.block_size, capacity.kv_cache_dtype)
+    return layout.block_bytes // capacity.block_size
+
+
+def _calling_s(backend: CPUBackend) -> float:
+    """The seconds of a walk of one operation that does nothing."""
+    table = aligned_zeros(OPERATION_FIELDS, np.int64).reshape(1, OPERATION_FIELDS)
+    table[0] = _nothing.address, 0, 1
+    empty = BoundProgram(table, ())  # type: ignore[arg-type]
+    return min(_seconds(backend, empty) for _ in range(_EMPTY_WALKS))
+
+
+def _seconds(backend: CPUBackend, program: BoundProgram) -> float:
+    start = time.perf_counter()
+    backend.walk(program)
+    return time.perf_counter() - start
+
+
+def read_values(backend: CPUBackend, spec: ModelSpec, step: ForwardInput) -> list[StageValues]:
+    """Run a step operation by operation and describe the stream at each of `stage_names`, then the last logits.
+
+    Args:
+        backend: loaded with `spec`, no step on its way.
+    """
+    backend.begin(step)
+    stages, found = iter(stage_names(spec)), []
+    for operation in backend.programs[0].operations:
+        if operation.begins_block:
+            found.append(describe_values(next(stages), backend.stream(len(step.token_ids))))
+        backend.walk(walkable([operation]))
+    found.append(describe_values(next(stages), backend.stream(len(step.token_ids))))
+    logits = backend.logits([len(step.token_ids) - 1])
+    return [*found, describe_values("logits", np.asarray(logits, np.float32))]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import cfunc, literally, types
 
-from realizar.backends.cpu.codegen.attention_tile import NEVER
+from realizar.backends.cpu.codegen.attention_tile import NEVER, add_values, score_keys, widen_run
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels import attention_record as record
@@ -41,11 +41,67 @@ from realizar.backends.cpu.kernels.attention_segment import (
     sum_segment,
     weigh_segment,
 )
-from realizar.backends.cpu.kernels.attention_wide import score_wide, sum_wide, widen_segment
 from realizar.backends.cpu.kernels.quantize import gate_group, offset_of, quantize_group
 from realizar.backends.cpu.kv.layout import ELEMENT_BYTES, KV_DTYPES
 from realizar.backends.cpu.memory import clear, inner, load_f32, load_i64, view
 from realizar.backends.cpu.weights.formats import GROUP
+
+# One segment for many tiles of queries: its keys and values converted to float32 once, by each thread for its tiles.
+#
+# The arithmetic is `attention_segment`'s on the same numbers, so a query's bits are the same by either way.
+
+_F32 = KV_DTYPES.index("f32")
+
+
+@inner
+def _widen_segment(
+    instruction_set: int, dtype: int, size: int, step: int, arguments: int, tile: Tile, begin: int, low: int, high: int
+) -> None:
+    """Keys and values low .. high - 1 of a segment, and keys that share their vectors, to the thread's scratch.
+
+    keys float32 [SEGMENT / step, padded, step], values float32 [padded / step, SEGMENT, step]: as they are read.
+    """
+    _ = literally(instruction_set), literally(dtype)
+    block_size, block_bytes = load_i64(arguments, record.BLOCK_SIZE), load_i64(arguments, record.BLOCK_BYTES)
+    plane, padded = load_i64(arguments, record.PLANE_BYTES), tile.padded
+    blocks = view(tile.blocks, high // block_size + 1, np.int32)
+    for start in range(low // step * step, high, step):
+        place, at = start % block_size, start - begin
+        keys = tile.head + blocks[start // block_size] * block_bytes
+        widen_run(instruction_set, dtype, keys + place * size, block_size * size, padded, tile.keys + at * padded * 4)
+        values = keys + plane + place * padded * size
+        for dimension in range(0, padded, step):
+            widen_run(
+                instruction_set, dtype, values + dimension * size, padded * size, min(step, high - start),
+                tile.values + (dimension * SEGMENT + at * step) * 4,
+            )  # fmt: skip
+
+
+@inner
+def _score_wide(instruction_set: int, step: int, tile: Tile, begin: int, low: int, high: int) -> None:
+    """As `score_segment`, from the output of `_widen_segment`. All TILE queries are computed; unused ones are zero."""
+    _ = literally(instruction_set)
+    for start in range(low // step * step, high, step):
+        score_keys(
+            instruction_set, _F32, TILE, tile.queries, tile.padded * 4, tile.padded // GROUP,
+            tile.keys + (start - begin) * tile.padded * 4, step * 4, 0, 0, tile.scores + (start - begin) * 4,
+            SEGMENT * 4,
+        )  # fmt: skip
+
+
+@inner
+def _sum_wide(instruction_set: int, step: int, tile: Tile, begin: int, low: int, high: int) -> None:
+    """Like `sum_segment`, from the output of `_widen_segment`, for all TILE queries."""
+    _ = literally(instruction_set)
+    clear(tile.sums, TILE * tile.padded)
+    first = low // step * step
+    for dimension in range(0, tile.padded, step):
+        add_values(
+            instruction_set, _F32, TILE, tile.scores + (first - begin) * 4, SEGMENT * 4, high - first,
+            tile.values + (dimension * SEGMENT + (first - begin) * step) * 4, step * 4, 0, 0,
+            tile.sums + dimension * 4, tile.padded * 4,
+        )  # fmt: skip
+
 
 __all__ = [
     "ATTEND", "ROW_FIELDS", "SEGMENT", "STEP_ROWS", "STEP_SELECTED", "STEP_SPLIT", "STEP_TERMS", "STEP_TOKENS", "TILE",
@@ -173,14 +229,14 @@ def attend_tiles(
             if wide:
                 if not widened:
                     most = min(begin + SEGMENT, end)
-                    widen_segment(instruction_set, dtype, size, step, arguments, tile, begin, low, most)
+                    _widen_segment(instruction_set, dtype, size, step, arguments, tile, begin, low, most)
                     widened = True
-                score_wide(instruction_set, step, tile, begin, low, high)
+                _score_wide(instruction_set, step, tile, begin, low, high)
             else:
                 score_segment(instruction_set, dtype, size, step, arguments, tile, begin, low, high)
             weigh_segment(instruction_set, lanes, arguments, tile, begin)
             if wide:
-                sum_wide(instruction_set, step, tile, begin, low, high)
+                _sum_wide(instruction_set, step, tile, begin, low, high)
             else:
                 sum_segment(instruction_set, dtype, size, step, arguments, tile, begin, low, high)
             token, head = load_i64(rows, 0) + query // group, query % group

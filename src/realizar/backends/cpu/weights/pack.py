@@ -5,17 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.codegen.vector_codebook_tables import codebook_table
+from realizar.backends.cpu.codegen.emit import Value
+from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.cpu.weights.formats import GROUP, WeightFormat, packed_format
-from realizar.backends.cpu.weights.pack_planes import pack_planes
-from realizar.backends.cpu.weights.repack import REPACKED, make_repack
+from realizar.backends.cpu.weights.formats import (
+    GROUP,
+    KEPT_LAYOUTS,
+    PLANES,
+    SMALL_BYTES,
+    SmallType,
+    WeightFormat,
+    packed_format,
+)
+from realizar.backends.cpu.weights.repack_fields import WORDS, Fields
+from realizar.backends.cpu.weights.repack_readers import READERS
 from realizar.errors import UnsupportedModelError
-from realizar.quantization import MatrixSource, WeightLayout
+from realizar.quantization import Codebook, MatrixSource, Planes, WeightLayout
+from realizar.quantization.microscaling import half_e4m3
 
 _PIECE_BYTES = 4 << 20  # of the file: what a thread packs before its pages are released
 
@@ -103,7 +117,7 @@ def _table(layout: WeightLayout) -> NDArray[np.uint8] | None:
     if book is None:
         return None
     if book.vector_size > 1:
-        return codebook_table(book, layout.signs)
+        return _codebook_table(book, layout.signs)
     return np.tile((book.load().astype(np.int16) + 128).astype(np.uint8), 4)
 
 
@@ -134,7 +148,7 @@ def fill(
     Raises:
         UnsupportedModelError: a layout that keeps its blocks comes without raw bytes.
     """
-    raw = source.raw if source.layout in REPACKED else None
+    raw = source.raw if source.layout in _REPACKED else None
     if raw is not None:
         run = _repacked(source.layout, raw, matrix, lanes)
     elif matrix.weight_format.kept is None:
@@ -150,7 +164,7 @@ def _repacked(
     layout: WeightLayout, raw: NDArray[np.uint8], matrix: PackedMatrix, lanes: int
 ) -> Callable[[int, int], None]:
     """Packs runs of tiles by a compiled repacker."""
-    repack, row_bytes = make_repack(REPACKED.index(layout), lanes), raw.strides[0]
+    repack, row_bytes = _make_repack(_REPACKED.index(layout), lanes), raw.strides[0]
     targets = address(matrix.codes), address(matrix.scales), address(matrix.supers)
     blocks = matrix.in_features // layout.block_size
 
@@ -168,7 +182,7 @@ def _from_planes(source: MatrixSource, matrix: PackedMatrix, lanes: int) -> Call
 
     def run(first: int, stop: int) -> None:
         planes = source.planes(first * lanes, min(stop * lanes, matrix.out_features))
-        pack_planes(planes, weight_format, lanes, (codes[first:stop], scales[first:stop], supers[first:stop]))
+        _pack_planes(planes, weight_format, lanes, (codes[first:stop], scales[first:stop], supers[first:stop]))
 
     return run
 
@@ -188,3 +202,202 @@ def over_tiles(
 
     for _ in (map if pool is None else pool.map)(piece, range(0, tiles, step)):
         pass
+
+
+# Matrices to tiles from their `Planes`: the road of layouts whose own bytes no repacker reads. numpy only.
+#
+# It is also the specification of the compiled repacking, which gives the same bytes.
+
+_Tiles = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]
+"""Codes, scales and super-scales of some tiles: uint8, zero before they are written."""
+
+
+def _pack_planes(planes: Planes, weight_format: WeightFormat, lanes: int, tiles: _Tiles) -> None:
+    """Write some out_features, whole tiles of them or the last of a matrix, into their tiles.
+
+    Args:
+        planes: of the out_features.
+        weight_format: of the matrix, from the planes' layout; not one that keeps blocks.
+        lanes: out_features of a tile.
+        tiles: those that the out_features lie in.
+    """
+    codes, scales, supers = tiles
+    _write_codes(planes, weight_format, lanes, codes)
+    small: tuple[NDArray[Any] | None, NDArray[Any] | None] = (planes.scales, planes.minima)
+    if weight_format.super_size:
+        large = (planes.super_scales, planes.super_minima) if weight_format.small != "none" else small
+        if weight_format.centred:
+            large = (planes.scales / 2, None)
+        _write(large, supers, lanes, _half)
+    if weight_format.small == "none":
+        return
+    repeat = max(1, planes.group_size // GROUP)
+    if weight_format.small == "u4" and planes.minima is not None:
+        small = (planes.scales | planes.minima << 4, None)  # type: ignore[operator]
+    wide = [None if values is None else np.repeat(values, repeat, axis=1) for values in small]
+    _write((wide[0], wide[1]), scales, lanes, _CONVERTERS[weight_format.small])
+
+
+def _write_codes(planes: Planes, weight_format: WeightFormat, lanes: int, target: NDArray[np.uint8]) -> None:
+    """The bits of codes, plane by plane: the layout stands in `formats`."""
+    count = -(-planes.out_features // lanes)
+    codes = np.zeros((count * lanes, planes.in_features), np.uint8)
+    codes[: planes.out_features] = planes.codes
+    words = codes.reshape(count, lanes, planes.in_features // GROUP, 8, 4)
+    out = target.reshape(count, planes.in_features // GROUP, weight_format.vectors, lanes, 4)
+    first_vector, shift = 0, 0
+    for bits in PLANES[weight_format.bits]:
+        part = (words >> shift) & ((1 << bits) - 1)
+        for word in range(8):
+            place = bits * (word // bits)
+            out[:, :, first_vector + word % bits] |= (part[:, :, :, word] << place).transpose(0, 2, 1, 3)
+        first_vector, shift = first_vector + bits, shift + bits
+
+
+def _write(
+    values: tuple[NDArray[Any] | None, NDArray[Any] | None], target: NDArray[np.uint8], lanes: int,
+    convert: Callable[[Any], NDArray[np.generic]],
+) -> None:  # fmt: skip
+    """Scales and minima [out_features, n] to [tiles, n, scale and minimum, lanes] of the converted type."""
+    planes = [convert(value) for value in values if value is not None]
+    out_features, count = planes[0].shape
+    tiles = -(-out_features // lanes)
+    out = target.view(planes[0].dtype).reshape(tiles, count, len(planes), lanes)
+    for index, plane in enumerate(planes):
+        padded = np.zeros((tiles * lanes, count), plane.dtype)
+        padded[:out_features] = plane
+        out[:, :, index] = padded.reshape(tiles, lanes, count).transpose(0, 2, 1)
+
+
+def _half(values: NDArray[np.float32]) -> NDArray[np.float16]:
+    return values.astype(np.float16)
+
+
+def _byte(values: NDArray[np.int16]) -> NDArray[np.uint8]:
+    return values.astype(np.uint8)
+
+
+def _e8m0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Powers of two to their exponent plus 128."""
+    exponents: NDArray[np.uint8] = (np.frexp(values)[1] + 127).astype(np.uint8)
+    return exponents
+
+
+def _e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Halves of the non-negative e4m3 numbers to their seven bits."""
+    return np.searchsorted(half_e4m3()[:127], values).astype(np.uint8)
+
+
+_CONVERTERS: dict[SmallType, Callable[[Any], NDArray[Any]]] = {
+    "f16": _half, "i8": _byte, "u8": _byte, "u4": _byte, "e8m0": _e8m0, "e4m3": _e4m3,
+}  # fmt: skip
+
+
+# Raw blocks to tiles, compiled: one small function per layout that moves whole 32-bit words of codes.
+
+_REPACKED = (*READERS, *KEPT_LAYOUTS)
+"""Layouts whose raw blocks are repacked. Kernels take the position here as a compile-time constant."""
+_SIGNATURE = types.void(*[types.int64] * 9)
+
+
+@intrinsic(prefer_literal=True)
+def _repack_block(
+    typing_context: Any, kind: Any, lanes: Any, source: Any, codes: Any, scales: Any, supers: Any
+) -> Any:  # fmt: skip
+    """Move one block of layout number `kind` of REPACKED to its lane. Addresses, the lane's offset included."""
+    if not isinstance(kind, types.IntegerLiteral) or not isinstance(lanes, types.IntegerLiteral):
+        return None
+    layout, count = _REPACKED[kind.literal_value], lanes.literal_value
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, codes, scales, supers = arguments[2:]
+        e = Fields(builder, source)
+        weight_format = packed_format(layout)
+        if weight_format.kept is not None:
+            for index in range(layout.block_bytes // 2):
+                e.store(e.half_word(2 * index), e.at(codes, index * count * 2), 2)
+            return context.get_dummy_value()
+        reader = READERS[layout]
+        for group in range(layout.block_size // GROUP):
+            _store_codes(
+                e,
+                weight_format,
+                reader.words(e, group),
+                e.at(codes, weight_format.codes_bytes(count, GROUP * group)),
+                count,
+            )
+        for index, value in enumerate(reader.small(e)):
+            e.store(value, e.at(scales, index * count * SMALL_BYTES[weight_format.small]), 1)
+        for index, value in enumerate(reader.supers(e)):  # one per block
+            e.store(value, e.at(supers, index * count * 2), 2)
+        return context.get_dummy_value()
+
+    return types.void(kind, lanes, *[types.int64] * 4), codegen
+
+
+def _store_codes(e: Fields, weight_format: WeightFormat, words: Value, target: Value, lanes: int) -> None:
+    """Split a group's eight words into planes of bits: the layout stands in `formats`."""
+    vector, shift = 0, 0
+    for bits in PLANES[weight_format.bits]:
+        plane = e.field(words, shift, bits) if bits < 8 else words
+        plane = e.b.shl(plane, e.lanes_of([bits * (word // bits) for word in range(WORDS)]))
+        count = WORDS
+        while count > bits:
+            count //= 2
+            lower, upper = (e.pick(plane, plane, range(start, start + count)) for start in (0, count))
+            plane = e.b.or_(lower, upper)
+        for index, value in enumerate(e.elements(plane)):
+            e.store(value, e.at(target, (vector + index) * 4 * lanes), 4)
+        vector, shift = vector + bits, shift + bits
+
+
+@cache
+def _make_repack(kind: int, lanes: int) -> Any:
+    """The repacker of layout REPACKED[kind]. Its arguments: source, row bytes, codes, scales, supers, out_features,
+    blocks of each, first tile, last tile + 1.
+
+    Addresses are those of the whole matrix, `source` that of the first tile's first out_feature; those of the source
+    lie `row bytes` apart. Lanes beyond the last out_feature are left as they are.
+    """
+    layout = _REPACKED[kind]
+    weight_format, block_bytes, cols = packed_format(layout), layout.block_bytes, layout.block_size
+    codes_bytes, scales_bytes = weight_format.codes_bytes(lanes, cols), weight_format.scales_bytes(lanes, cols)
+    supers_bytes, small_bytes = weight_format.supers_bytes(lanes, cols), SMALL_BYTES[weight_format.small]
+    code_bytes = 4 if weight_format.kept is None else 2
+
+    @njit(_SIGNATURE, nogil=True, cache=is_kept())
+    def repack(
+        source: int,
+        row_bytes: int,
+        codes: int,
+        scales: int,
+        supers: int,
+        out_features: int,
+        blocks: int,
+        first: int,
+        stop: int,
+    ) -> None:
+        for tile in range(first, stop):
+            for lane in range(min(lanes, out_features - tile * lanes)):
+                at = source + ((tile - first) * lanes + lane) * row_bytes
+                for block in range(blocks):
+                    index = tile * blocks + block
+                    _repack_block(
+                        kind, lanes, at + block * block_bytes, codes + index * codes_bytes + lane * code_bytes,
+                        scales + index * scales_bytes + lane * small_bytes, supers + index * supers_bytes + lane * 2,
+                    )  # fmt: skip
+
+    return repack
+
+
+@cache
+def _codebook_table(book: Codebook, signs: bool) -> NDArray[np.uint8]:
+    """uint8 [entries * vector_size]: the magnitudes of a codebook with signs.
+
+    Without signs the codebook holds every entry of a grid shifted up, and then every one shifted down by two: the table
+    has only the latter, plus 128, and kernels add the two.
+    """
+    entries: NDArray[np.signedinteger] = book.load()
+    if not signs:
+        entries = entries[book.entries // 2 :].astype(np.int16) + np.int16(128)
+    return np.ascontiguousarray(entries.astype(np.uint8)).reshape(-1)

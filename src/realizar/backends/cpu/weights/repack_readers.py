@@ -113,7 +113,7 @@ def _digits(e: Fields, packed: Value, places: list[int]) -> Value:
 
 
 def _six_bit_scales(e: Fields) -> list[Value]:
-    """Q4_K and Q5_K: eight scales and minima in 12 bytes, as described in `quantization.k_quants`."""
+    """Q4_K and Q5_K: eight scales and minima in 12 bytes, as described in `quantization.convert`."""
     b = e.b
     first, last = e.byte_vector(4, 8), e.byte_vector(12, 4)
     low = b.and_(first, e.byte_constant([0x3F] * 8))
