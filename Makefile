@@ -92,7 +92,7 @@ fuzz: .venv/.dev  ## hostile requests, connections and files against a real serv
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ_ARGS)
 
 bench-peers: .venv/.installed  ## decode and prefill against llama.cpp and ik_llama.cpp, side by side
-	$(BIN)/python -m realizar.cli.bench_peers $(PEERS_ARGS)
+	PYTHONPATH=scripts $(BIN)/python -m peers $(PEERS_ARGS)
 
 clean:  ## remove the environment and caches in this folder
 	rm -rf .venv .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist src/*.egg-info

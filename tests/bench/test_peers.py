@@ -11,15 +11,14 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from peers.compare import IK, IK_REPACKED, LLAMACPP, OURS, PeerModel, PeerResults, Row, compare, read_model
+from peers.report import as_markdown, as_record
+from peers.roofline import roofline_svg
+from peers.runs import Speeds, Workload, compiling_for, run_ik, run_llamacpp, run_realizar
+from peers.tools import PeerTools, find_tools
 
 from realizar.backends.bandwidth import read_bandwidth
 from realizar.backends.machine import Machine, read_machine
-from realizar.bench import peers
-from realizar.bench.peer_report import as_markdown, as_record
-from realizar.bench.peer_runs import Speeds, Workload, compiling_for, run_ik, run_llamacpp, run_realizar
-from realizar.bench.peer_tools import PeerTools, find_tools
-from realizar.bench.peers import IK, IK_REPACKED, LLAMACPP, OURS, PeerModel, PeerResults, Row, compare, read_model
-from realizar.bench.roofline import roofline_svg
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import CapacityError, HubError
 from realizar.models.generated.generate import generate_gguf
@@ -95,7 +94,7 @@ def test_realizar_is_called_with_the_instruction_set(
         surroundings.append(environment or {})
         return '{"results": [{"prefill_tokens_per_s": {"median": 2}, "decode_tokens_per_s": {"median": 1}}]}'
 
-    monkeypatch.setattr("realizar.bench.peer_runs._output", output)
+    monkeypatch.setattr("peers.runs._output", output)
     work = Workload(prompt_tokens=7, gen_tokens=5, repeats=3, instruction_set=forced)
     assert run_realizar(Path("m.gguf"), 2, work) == Speeds(prefill=2, decode=1)
     assert seen[seen.index("--json") + 1 :] == options
@@ -145,9 +144,9 @@ def test_programs_take_turns_and_medians_are_taken_over_rounds(
         order.append(LLAMACPP)
         return Speeds(2.0, 20.0)
 
-    monkeypatch.setattr(peers, "run_realizar", ours)
-    monkeypatch.setattr(peers, "run_llamacpp", theirs)
-    monkeypatch.setattr(peers, "read_bandwidth", lambda threads: 40.0)
+    monkeypatch.setattr("peers.compare.run_realizar", ours)
+    monkeypatch.setattr("peers.compare.run_llamacpp", theirs)
+    monkeypatch.setattr("peers.compare.read_bandwidth", lambda threads: 40.0)
     file = tmp_path / "m.gguf"
     file.write_bytes(bytes(1000))
     results = compare(tools, [PeerModel("m", file, 1000)], [2], WORK, 3, log=lambda _: None)
@@ -172,8 +171,8 @@ def test_a_program_that_fails_is_left_out_and_reported(
     def ours(model: Path, threads: int, work: Workload) -> Speeds:
         raise CapacityError("too large")
 
-    monkeypatch.setattr(peers, "run_realizar", ours)
-    monkeypatch.setattr(peers, "read_bandwidth", lambda threads: 40.0)
+    monkeypatch.setattr("peers.compare.run_realizar", ours)
+    monkeypatch.setattr("peers.compare.read_bandwidth", lambda threads: 40.0)
     file = tmp_path / "m.gguf"
     file.write_bytes(b"")
     results = compare(tools, [PeerModel("m", file, 1000)], [1], WORK, 2, log=lambda _: None)

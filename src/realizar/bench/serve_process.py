@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import subprocess
 import sys
@@ -13,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from realizar.bench.peer_tools import library_environment
 from realizar.errors import CapacityError, HubError
 
 _POLL_S = 0.1
@@ -56,6 +56,12 @@ def llama_server(program: Path, model: Path, size: ServerSize) -> Iterator[str]:
     command = [str(program), "--model", str(model), *options]
     with _running(command, "/health", library_environment(program), size.start_timeout_s) as url:
         yield url
+
+
+def library_environment(program: Path) -> dict[str, str]:
+    """This process's environment, with the program's folder among those searched for shared libraries."""
+    paths = [str(program.parent), os.environ.get("LD_LIBRARY_PATH", "")]
+    return {**os.environ, "LD_LIBRARY_PATH": ":".join(path for path in paths if path)}
 
 
 @contextmanager

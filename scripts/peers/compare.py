@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from peers.runs import Speeds, Workload, run_ik, run_llamacpp, run_realizar
+from peers.tools import PeerTools
 from realizar.backends.bandwidth import read_bandwidth
 from realizar.backends.machine import Machine, read_machine
 from realizar.backends.weight_tensors import WeightTensors
-from realizar.bench.peer_runs import Speeds, Workload, run_ik, run_llamacpp, run_realizar
-from realizar.bench.peer_tools import PeerTools
 from realizar.checkpoint.open import open_checkpoint
 from realizar.errors import CapacityError
 from realizar.models.parameters import size_of_token

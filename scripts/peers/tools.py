@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -50,12 +49,6 @@ def find_tools(llama_bench: Path | None = None, environment: Path | None = None)
     if found is None or not found.is_file():
         raise HubError(f"llama-bench was not found{f': {found}' if found else ''}; name it with --llama-bench")
     return PeerTools(found, _ik_python(folder))
-
-
-def library_environment(program: Path) -> dict[str, str]:
-    """This process's environment, with the program's folder among those searched for shared libraries."""
-    paths = [str(program.parent), os.environ.get("LD_LIBRARY_PATH", "")]
-    return {**os.environ, "LD_LIBRARY_PATH": ":".join(path for path in paths if path)}
 
 
 def _in_environment(folder: Path) -> Path | None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from realizar.bench.peer_tools import PeerTools, library_environment
+from peers.tools import PeerTools
+from realizar.bench.serve_process import library_environment
 from realizar.errors import CapacityError
 
 _TIMEOUT_S = 1800

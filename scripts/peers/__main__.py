@@ -1,20 +1,26 @@
-"""`make bench-peers`: realizar against llama.cpp and ik_llama.cpp. A module of its own, not a command of `realizar`."""
+"""`make bench-peers`: realizar against llama.cpp and ik_llama.cpp."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from peers.compare import PeerModel, compare, read_model
+from peers.report import as_markdown, as_record
+from peers.roofline import roofline_svg
+from peers.runs import Workload
+from peers.tools import find_tools
+from realizar.backends.machine import physical_cores
 from realizar.cli.main import run_app
 from realizar.cli.options.arguments import Integer
 from realizar.cli.terminal.progress import download_progress
-
-if TYPE_CHECKING:
-    from realizar.bench.peers import PeerModel
+from realizar.hub.pull import resolve
+from realizar.models.generated.generate import generated_model
+from realizar.models.generated.shapes import SHAPES
 
 app = App(name="bench-peers", result_action="return_value", suppress_keyboard_interrupt=False, help_format="plaintext")
 
@@ -50,13 +56,6 @@ def bench_peers(
 
     A model may be the name of a shape (llama-1b): a file of random Q4_K_M weights is made for it in the cache.
     """
-    from realizar.backends.machine import physical_cores
-    from realizar.bench.peer_report import as_markdown, as_record
-    from realizar.bench.peer_runs import Workload
-    from realizar.bench.peer_tools import find_tools
-    from realizar.bench.peers import compare
-    from realizar.bench.roofline import roofline_svg
-
     tools = find_tools(llama_bench, environment)
     files = [_model(name) for name in models]
     counts = sorted(set(threads)) or sorted({1, min(2, physical_cores()), physical_cores()})
@@ -72,11 +71,6 @@ def bench_peers(
 
 def _model(name: str) -> PeerModel:
     """A pulled model, or a random one in a known shape, kept in the cache between runs."""
-    from realizar.bench.peers import read_model
-    from realizar.hub.pull import resolve
-    from realizar.models.generated.generate import generated_model
-    from realizar.models.generated.shapes import SHAPES
-
     if name in SHAPES:
         return read_model(name, generated_model(name, lambda text: print(text, file=sys.stderr)))
     with download_progress() as progress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from realizar.bench.peers import IK, IK_REPACKED, LLAMACPP, OURS, PeerResults, Row
+from peers.compare import IK, IK_REPACKED, LLAMACPP, OURS, PeerResults, Row
 
 
 def as_record(results: PeerResults) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from realizar.bench.peers import IK, IK_REPACKED, LLAMACPP, OURS, Row
+from peers.compare import IK, IK_REPACKED, LLAMACPP, OURS, Row
 from realizar.bench.picture import bar, legend, line, svg, text
 
 _COLOURS = {LLAMACPP: "third", IK: "second", OURS: "first"}

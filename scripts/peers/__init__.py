@@ -1,0 +1,1 @@
+"""Decode and prefill beside llama.cpp and ik_llama.cpp: `make bench-peers`."""
