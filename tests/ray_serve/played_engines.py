@@ -26,7 +26,7 @@ from realizar.engine.process.messages import (
     Ready,
     StatsAnswer,
 )
-from realizar.ray.replica import EngineCalls
+from realizar.ray.calls import EngineCalls
 from realizar.ray.serve_link import ServeLink
 from realizar.ray.wish import RouteWish
 from realizar.request import Request

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,47 +21,11 @@ from realizar.engine.process.planning import plan_loads
 from realizar.models.pooling import default_pooling
 from realizar.ray.front import Front
 from realizar.ray.options import RayOptions
+from realizar.ray.placement import Placement, placement_of
 from realizar.ray.replica import EngineReplica
 from realizar.server.models.names import default_name
 from realizar.server.processes.messages import Start
-from realizar.sizes import format_bytes
 from realizar.tokenizer.generation_defaults import default_sampling
-
-# The cores, GPUs and memory that a replica takes of its host, by the plan of its model. Ray is not imported.
-
-_PROCESS_BYTES = 400 << 20  # of the replica beside its engine: Ray's worker, and this package
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Resources of one replica.
-
-    Attributes:
-        cpus: logical processors, as many as the engine has threads.
-        gpus: whole GPUs.
-        memory_bytes: of the host.
-    """
-
-    cpus: float
-    gpus: int
-    memory_bytes: int
-
-    def shown(self) -> str:
-        """The same in words."""
-        gpus = f"{self.gpus} GPU, " if self.gpus else ""
-        return f"each with {gpus}{self.cpus:g} cores and {format_bytes(self.memory_bytes)} of memory"
-
-    def actor_options(self) -> Mapping[str, float]:
-        """The same for Ray's `ray_actor_options`."""
-        return {"num_cpus": self.cpus, "num_gpus": self.gpus, "memory": self.memory_bytes}
-
-
-def placement_of(load: PlannedLoad, threads: int) -> Placement:
-    """The resources of a planned load. Args: threads: of the engine on a CPU."""
-    if load.device == "cpu":
-        return Placement(float(threads), 0, load.num_bytes + _PROCESS_BYTES)
-    return Placement(1.0, 1, load.host_bytes + _PROCESS_BYTES)
-
 
 _HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 5.0, 30.0
 _FRONT_REQUESTS = 1024  # open at once in one front: its memory bounds them further
