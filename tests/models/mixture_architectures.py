@@ -170,7 +170,6 @@ MIXTURES: dict[str, Case] = {
             **_LONG,
             "head_dim": 32,
             "rotary_dim": 16,
-            "partial_rotary_factor": 0.5,  # the same: transformers before 5.24 reads this alone
             "num_local_experts": 8,
             "num_experts_per_tok": 3,
         },
