@@ -32,7 +32,7 @@ _POLL_S = 0.1
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn without its signal handlers; `_StopSignals` handles signals."""
+    """uvicorn without its signal handlers; `StopSignals` handles signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -181,7 +181,7 @@ async def _serve(
     serving = asyncio.create_task(front.serve(served, listener))
     dead = asyncio.create_task(served.wait_dead())
     announcing = asyncio.create_task(_announce(served, loading, ready))
-    with _StopSignals(hang_up) as signals:
+    with StopSignals(hang_up) as signals:
         try:
             await served.start()
             await asyncio.wait((serving, dead, signals.first), return_when=asyncio.FIRST_COMPLETED)
@@ -216,7 +216,7 @@ async def _announce(served: Served, loading: LoadProgress, ready: Callable[[], N
         ready()
 
 
-class _StopSignals:
+class StopSignals:
     """SIGTERM and SIGINT as futures: the first signal drains the server, the second stops it at once.
 
     Args:
