@@ -149,7 +149,7 @@ def test_a_step_samples_at_once_unless_a_mask_may_come(runner: GPURunner, gramma
     ids = random_tokens(RECIPES["q4_0-sinks"][0], 5, 7)
     runner.backend.open(opened_row(0, SamplingParams(temperature=0, structured=grammar), ids))
     step = runner.backend.submit(one_row(ids, 0, sample=True))
-    assert (step._pending is None) == (grammar is not None)
+    assert (step._finished is None) == (grammar is not None)
     assert len(step.result().rows[0].token_ids) == 1
     runner.backend.close(0)
 
