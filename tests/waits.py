@@ -1,4 +1,4 @@
-"""How tests wait, and how they look for processes meanwhile.
+"""How tests wait, and how they start processes and look for them meanwhile.
 
 A busy machine may take minutes for what an idle one does at once. A process that ends in the middle of a question is as
 good as ended.
@@ -6,9 +6,12 @@ good as ended.
 
 from __future__ import annotations
 
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 HANG_S = 600.0
 """Seconds after which a wait is a hang. Nothing is measured by it: a wait ends as soon as its condition holds."""
@@ -25,6 +28,16 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < until_s, "waited in vain"
         time.sleep(_POLL_S)
+
+
+@contextmanager
+def process(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A process that is over, and whose pipes are closed, at the end of the block, whatever happens there."""
+    with subprocess.Popen(command, **options) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
 
 
 def is_alive(pid: int) -> bool:

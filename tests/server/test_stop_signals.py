@@ -7,10 +7,12 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from waits import HANG_S
+from waits import HANG_S, process
 
 _WAITING = """
 import asyncio, os, signal, sys
@@ -30,12 +32,13 @@ asyncio.run(wait())
 """
 
 
-def waiting(*arguments: str) -> subprocess.Popen[str]:
+@contextmanager
+def waiting(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     command = (sys.executable, "-c", _WAITING, *arguments)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "waiting\n"
-    return process
+    with process(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "waiting\n"
+        yield started
 
 
 @pytest.mark.parametrize(
@@ -43,34 +46,34 @@ def waiting(*arguments: str) -> subprocess.Popen[str]:
     [(signal.SIGHUP, "restart"), (signal.SIGTERM, f"end {signal.SIGTERM}"), (signal.SIGINT, f"end {signal.SIGINT}")],
 )
 def test_signals_without_a_terminal(number: signal.Signals, said: str) -> None:
-    process = waiting()
-    process.send_signal(number)
-    assert process.communicate(timeout=HANG_S)[0] == f"{said}\n"
+    with waiting() as server:
+        server.send_signal(number)
+        assert server.communicate(timeout=HANG_S)[0] == f"{said}\n"
 
 
 def test_a_hang_up_beside_a_terminal_restarts() -> None:
     own, other = pty.openpty()
-    process = waiting(os.ttyname(other))
-    process.send_signal(signal.SIGHUP)
-    assert process.communicate(timeout=HANG_S)[0] == "restart\n"
+    with waiting(os.ttyname(other)) as server:
+        server.send_signal(signal.SIGHUP)
+        assert server.communicate(timeout=HANG_S)[0] == "restart\n"
     os.close(own)
     os.close(other)
 
 
 def test_a_terminal_that_is_closed_ends_the_server() -> None:
     own, other = pty.openpty()
-    process = waiting(os.ttyname(other))
-    os.close(other)
-    os.close(own)
-    assert process.communicate(timeout=HANG_S)[0] == f"end {signal.SIGHUP}\n"
+    with waiting(os.ttyname(other)) as server:
+        os.close(other)
+        os.close(own)
+        assert server.communicate(timeout=HANG_S)[0] == f"end {signal.SIGHUP}\n"
 
 
 def test_a_server_that_outlives_its_terminal_restarts_at_the_next_hang_up() -> None:
     own, other = pty.openpty()
-    process = waiting(os.ttyname(other), "nohup")
-    os.close(other)
-    os.close(own)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.communicate(timeout=1)
-    process.send_signal(signal.SIGHUP)
-    assert process.communicate(timeout=HANG_S)[0] == "restart\n"
+    with waiting(os.ttyname(other), "nohup") as server:
+        os.close(other)
+        os.close(own)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.communicate(timeout=1)
+        server.send_signal(signal.SIGHUP)
+        assert server.communicate(timeout=HANG_S)[0] == "restart\n"

@@ -34,7 +34,7 @@ from structured.grammar_followers import (
     step,
 )
 from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids
-from waits import HANG_S, is_alive, wait_until
+from waits import HANG_S, is_alive, process, wait_until
 
 MOST = 2**63
 _CRASHES = {"enum": [0, -MOST]}  # a segmentation fault in llguidance 1.9
@@ -268,13 +268,9 @@ time.sleep(1000)
 def test_processes_end_with_the_engine() -> None:
     """However it ends."""
     folders = (str(Path(__file__).parent), str(Path(__file__).parents[1]))
-    engine = subprocess.Popen(
-        [sys.executable, "-c", _ORPHAN, folders[0]],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((folders[1], os.environ.get("PYTHONPATH", "")))},
-    )
-    with engine:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((folders[1], os.environ.get("PYTHONPATH", "")))}
+    command = [sys.executable, "-c", _ORPHAN, folders[0]]
+    with process(command, stdout=subprocess.PIPE, text=True, env=environment) as engine:
         assert engine.stdout is not None
         pids = [int(pid) for pid in engine.stdout.readline().split()]
         assert len(pids) == 2

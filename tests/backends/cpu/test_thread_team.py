@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from realizar.backends.cpu.memory import load_i64, view
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.walker import OPERATION_FIELDS
+from waits import process
 
 WORDS = 8  # int64 of a cache line
 MOST = 4  # threads
@@ -61,11 +61,9 @@ class Program:
 @pytest.fixture
 def busy_processes() -> Iterator[None]:
     """Two processes that never sleep, on the same cores."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
-    yield
-    for other in others:
-        other.kill()
-        other.wait()
+    command = [sys.executable, "-c", "while True: pass"]
+    with process(command), process(command):
+        yield
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from realizar.cli.terminal.line_editor import LineHistory, history_path
-from waits import HANG_S
+from waits import HANG_S, process
 
 
 def test_messages_are_kept_for_their_owner_alone(tmp_path: Path) -> None:
@@ -61,19 +61,19 @@ def talk(tiny: Path, state: Path, *turns: bytes, words: Iterable[str] = ()) -> s
     keyboard, program = os.openpty()
     command = [sys.executable, "-m", "realizar", "chat", str(tiny), "-n", "3", "--quiet", *words]
     environment = {**os.environ, "XDG_STATE_HOME": str(state), "TERM": "xterm"}
-    process = subprocess.Popen(command, stdin=program, stdout=program, stderr=program, env=environment)
-    os.close(program)
-    shown = b""
-    for number, turn in enumerate(turns, start=1):
-        while shown.count(b"\x1b[?2004h") < number:  # pasted text is marked from here on
-            shown += os.read(keyboard, 4096)
-        os.write(keyboard, turn)
-    while True:
-        try:
-            shown += os.read(keyboard, 4096)
-        except OSError:  # the other end is closed
-            break
-    assert process.wait(HANG_S) == 0, shown
+    with process(command, stdin=program, stdout=program, stderr=program, env=environment) as chat:
+        os.close(program)
+        shown = b""
+        for number, turn in enumerate(turns, start=1):
+            while shown.count(b"\x1b[?2004h") < number:  # pasted text is marked from here on
+                shown += os.read(keyboard, 4096)
+            os.write(keyboard, turn)
+        while True:
+            try:
+                shown += os.read(keyboard, 4096)
+            except OSError:  # the other end is closed
+                break
+        assert chat.wait(HANG_S) == 0, shown
     os.close(keyboard)
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode("utf-8", "replace"))
 
@@ -133,10 +133,10 @@ def test_a_pipe_gets_text_alone(tiny_path: Path, tmp_path: Path, ends: str) -> N
     lines = b"Hello\n/params\n/quit\n"
     os.write(keyboard, lines)
     source = subprocess.PIPE if ends == "pipe" else program
-    process = subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
-    out, errors = process.communicate(lines if ends == "pipe" else None, timeout=HANG_S)
+    with process(command, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as chat:
+        out, errors = chat.communicate(lines if ends == "pipe" else None, timeout=HANG_S)
     os.close(keyboard)
     os.close(program)
-    assert (process.returncode, b"\x1b" in out, b"\x1b" in errors) == (0, False, False), (out, errors)
+    assert (chat.returncode, b"\x1b" in out, b"\x1b" in errors) == (0, False, False), (out, errors)
     assert b"temperature=" in out
     assert b"> " not in out

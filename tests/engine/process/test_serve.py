@@ -33,7 +33,7 @@ from realizar.engine.process.loop import EngineLoop
 from realizar.engine.process.messages import Event, Ready, Shutdown
 from resolving import new_core
 from scripted_backend import ScriptedBackend, make_spec
-from waits import HANG_S, is_alive, wait_until
+from waits import HANG_S, is_alive, process, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -194,23 +194,19 @@ def test_sigterm_ends_all_that_was_accepted(tiny: Path, tmp_path: Path) -> None:
 def test_whoever_reads_its_log_may_leave(tiny: Path, tmp_path: Path) -> None:
     """A signal still lets open answers end."""
     command = [sys.executable, held_serve.__file__, str(tmp_path), "serve", str(tiny), "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stderr is not None
-        url = next(line for line in process.stderr if line.startswith("ready: ")).split()[1]
-        process.stderr.close()
+    with process(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as server:
+        assert server.stderr is not None
+        url = next(line for line in server.stderr if line.startswith("ready: ")).split()[1]
+        server.stderr.close()
         (tmp_path / "steps").touch()
         stream = Stream(url)
         stream.wait_begun()
-        process.send_signal(signal.SIGTERM)
+        server.send_signal(signal.SIGTERM)
         wait_until(lambda: not is_ready(url))
         (tmp_path / "steps").unlink()
         stream.join()
         assert (stream.finish, stream.error) == ("length", None)
-        assert process.wait(HANG_S) == 0
-    finally:
-        process.kill()
-        process.wait(HANG_S)
+        assert server.wait(HANG_S) == 0
 
 
 def test_a_second_signal_stops_at_once(tiny: Path, tmp_path: Path) -> None:
