@@ -32,7 +32,7 @@ from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import Accepted, Add, Command, EngineInfo, Event, Outputs, Ready
-from realizar.engine.process.transport import FrameReader, encode_frame
+from realizar.frames import FrameReader, encode_frame
 from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import TokenLogprobs
 from realizar.request import Request

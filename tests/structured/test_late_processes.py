@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from realizar.frames import Channel
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import only_id
 from realizar.structured.workers import worker_process
-from realizar.structured.workers.channel import Channel
 from realizar.structured.workers.mask_memory import MaskMemory
 from realizar.structured.workers.messages import Leave, ToWorker
 from realizar.structured.workers.worker_process import TextEncoder, WorkerProcess

@@ -26,7 +26,7 @@ from realizar.engine.process.messages import (
     Shutdown,
     StatsAnswer,
 )
-from realizar.engine.process.transport import FrameReader
+from realizar.frames import FrameReader
 from realizar.outputs import RowError, TokenLogprobs, TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams

@@ -36,7 +36,7 @@ from realizar.engine.process.messages import (
     Shutdown,
     StatsAnswer,
 )
-from realizar.engine.process.transport import FrameReader, encode_frame
+from realizar.frames import FrameReader, encode_frame
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from scripted_backend import expected_tokens

@@ -31,8 +31,8 @@ from realizar.engine.process.messages import (
     Refused,
     restore_error,
 )
-from realizar.engine.process.transport import encode_frame
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
+from realizar.frames import encode_frame
 from realizar.outputs import PromptProgress
 from realizar.request import NO_CLIENT, Client, Request
 from realizar.sampling_params import SamplingParams

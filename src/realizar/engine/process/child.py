@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import cast
 
 from realizar.engine.process.messages import Command, Event, Failed, Ping, Pong, Ready, Shutdown, restore_error
-from realizar.engine.process.transport import FrameError, FrameReader, encode_frame
 from realizar.errors import EngineDeadError, RealizarError
+from realizar.frames import FrameError, FrameReader, encode_frame
 
 _LOG = logging.getLogger(__name__)
 _LEVELS = logging.getLevelNamesMapping()

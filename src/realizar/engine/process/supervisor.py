@@ -16,8 +16,8 @@ from realizar.checkpoint.model_files import ModelFiles
 from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.process.child import ChildEnd, EngineChild, LivenessPolicy
 from realizar.engine.process.messages import Command, Event, Load, Ready, Sleep, Wake
-from realizar.engine.process.transport import FrameError
 from realizar.errors import CaptureLostError, EngineDeadError, InvalidRequestError, RealizarError
+from realizar.frames import FrameError
 
 _LOG = logging.getLogger(__name__)
 ENGINE_COMMAND = (sys.executable, "-m", "realizar.engine.process.main")

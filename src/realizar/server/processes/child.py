@@ -12,7 +12,7 @@ from typing import cast
 
 from realizar.engine.process.child import LivenessPolicy, is_stopped
 from realizar.engine.process.messages import Ping, Pong
-from realizar.engine.process.transport import FrameError, FrameReader, encode_frame
+from realizar.frames import FrameError, FrameReader, encode_frame
 from realizar.server.processes.messages import FromProcess, Start, Started, ToProcess
 
 _LOG = logging.getLogger(__name__)

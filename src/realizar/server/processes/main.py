@@ -17,8 +17,8 @@ from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.clients.async_questions import Questions
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import Abort, Add, ClearCache, Command, Ping, Pong, restore_error
-from realizar.engine.process.transport import FrameError, FrameReader, encode_frame
 from realizar.errors import InvalidRequestError
+from realizar.frames import FrameError, FrameReader, encode_frame
 from realizar.server.app import create_app
 from realizar.server.figures import ServerFigures
 from realizar.server.http.listen import uvicorn_config

@@ -17,8 +17,8 @@ import socket
 import sys
 
 from realizar.errors import RealizarError
+from realizar.frames import Channel, ChannelError
 from realizar.structured.grammar import GrammarFactory
-from realizar.structured.workers.channel import Channel, ChannelError
 from realizar.structured.workers.mask_memory import MaskMemory
 from realizar.structured.workers.messages import (
     Done,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from realizar.structured.workers.channel import Channel, ChannelError
+from realizar.frames import Channel, ChannelError
 from realizar.structured.workers.messages import (
     Done,
     Fork,

@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from realizar.frames import ChannelError, ChannelTimeoutError
 from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_tokens import Encode as Encoder
-from realizar.structured.workers.channel import ChannelError, ChannelTimeoutError
 from realizar.structured.workers.messages import Encode, Encoded, FromWorker, Load
 from realizar.structured.workers.server_handle import ServerHandle
 

@@ -7,9 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from realizar.frames import ChannelError
 from realizar.structured.grammar_tokens import Encode as Encoder
 from realizar.structured.regex_states import MOST_STATES
-from realizar.structured.workers.channel import ChannelError
 from realizar.structured.workers.followed_rows import NO_LINES, FollowedGrammar, FollowedRow
 from realizar.structured.workers.mask_memory import MOST_WORKERS, MaskMemory
 from realizar.structured.workers.messages import (

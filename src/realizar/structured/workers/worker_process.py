@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.errors import RealizarError
+from realizar.frames import Channel, ChannelError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher, only_id
 from realizar.structured.grammar_tokens import Encode as TokenizerEncode
@@ -23,7 +24,6 @@ from realizar.structured.grammar_tokens import EncodeSource
 from realizar.structured.known_states import UNKNOWN, KnownStates
 from realizar.structured.regex_masks import RegexMasks
 from realizar.structured.regex_states import MOST_STATES
-from realizar.structured.workers.channel import Channel, ChannelError
 from realizar.structured.workers.mask_memory import (
     ENDED,
     GOES_ON,

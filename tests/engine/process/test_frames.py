@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -33,7 +37,6 @@ from realizar.engine.process.messages import (
     record_error,
     restore_error,
 )
-from realizar.engine.process.transport import FrameError, FrameReader, encode_frame
 from realizar.errors import (
     CapacityError,
     CheckpointError,
@@ -42,6 +45,15 @@ from realizar.errors import (
     InvalidRequestError,
     QueueFullError,
     RealizarError,
+)
+from realizar.frames import (
+    MAX_FRAME_BYTES,
+    Channel,
+    ChannelError,
+    ChannelTimeoutError,
+    FrameError,
+    FrameReader,
+    encode_frame,
 )
 from realizar.outputs import RowError, TokenLogprobs, TokenOutput
 from realizar.request import Client, Request
@@ -220,3 +232,68 @@ def test_other_errors_become_one_line() -> None:
     assert str(restore_error(record_error(ValueError("no such\nfile")))) == "ValueError: no such file"
     assert str(restore_error(ErrorRecord("os", "no error of ours"))) == "no error of ours"
     assert str(restore_error(record_error(MemoryError()))) == "MemoryError"
+
+
+@contextmanager
+def channel_pair(*, takes_descriptors: bool = False) -> Iterator[tuple[Channel[Command], socket.socket]]:
+    ours, theirs = socket.socketpair()
+    channel: Channel[Command] = Channel(ours, Command, takes_descriptors=takes_descriptors)
+    with theirs:
+        yield channel, theirs
+    channel.close()
+
+
+def test_a_channel_waits_for_the_rest_of_a_frame() -> None:
+    frame = encode_frame(Ping(7))
+    with channel_pair() as (channel, theirs):
+        for cut in range(1, len(frame)):
+            theirs.sendall(frame[:cut])
+            assert channel.receive_now() is None
+            with pytest.raises(ChannelTimeoutError, match="does not answer"):
+                channel.receive(timeout_s=0.0)
+            theirs.sendall(frame[cut:] + frame)
+            assert (channel.receive(), channel.receive_now()) == (Ping(7), Ping(7))
+        theirs.sendall(frame[:-1])
+        theirs.close()
+        with pytest.raises(ChannelError, match="has ended"):
+            channel.receive()
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (struct.pack(">I", MAX_FRAME_BYTES + 1), "exceeds the limit"),
+        (struct.pack(">I", 1) + b"x", "malformed"),
+    ],
+)
+def test_a_channel_refuses_what_is_no_frame(sent: bytes, reason: str) -> None:
+    with channel_pair() as (channel, theirs):
+        theirs.sendall(sent)
+        with pytest.raises(FrameError, match=reason):
+            channel.receive()
+
+
+def test_a_channel_does_not_wait_for_one_that_does_not_read() -> None:
+    large = Abort("a" * (4 << 20))
+    with channel_pair() as (channel, theirs):
+        channel.post(large)
+        assert not channel.flush()
+        with pytest.raises(ChannelTimeoutError, match="does not read"):
+            channel.send(large, timeout_s=0.0)
+        theirs.close()
+        with pytest.raises(ChannelError):
+            channel.flush()
+
+
+def test_a_channel_takes_a_descriptor_between_records() -> None:
+    read, written = os.pipe()
+    with channel_pair(takes_descriptors=True) as (channel, theirs):
+        theirs.sendall(encode_frame(Ping(1)))
+        socket.send_fds(theirs, [b"f"], [written])
+        theirs.sendall(encode_frame(Ping(2)))
+        assert channel.receive() == Ping(1)
+        got = channel.receive_descriptor()
+        os.write(got, b"it")
+        assert (os.read(read, 9), channel.receive()) == (b"it", Ping(2))
+    for descriptor in (read, written, got):
+        os.close(descriptor)

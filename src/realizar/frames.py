@@ -1,4 +1,8 @@
-"""`Channel` sends and receives records on a socket, with deadlines: a big-endian u32 length, then msgpack."""
+"""Frames on a socket: four bytes of length, big-endian, then one msgpack record of a known type. Pickle is not used.
+
+All processes speak in them. `encode_frame` and `FrameReader` are for those that send and receive bytes themselves;
+`Channel` has a socket, and deadlines.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-MAX_RECORD_BYTES = 64 << 20
+MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 _READ_BYTES = 1 << 18
 _ENCODER = msgspec.msgpack.Encoder()
@@ -18,11 +22,95 @@ _Record = TypeVar("_Record")
 
 
 class ChannelError(Exception):
-    """The other end is gone, or sent a malformed record."""
+    """The other end is gone, or this is a `FrameError`. The message is one line."""
 
 
 class ChannelTimeoutError(ChannelError):
     """The other end does not read or answer in time."""
+
+
+class FrameError(ChannelError):
+    """Received bytes are not a frame, or a record is too large for one."""
+
+
+def encode_frame(record: Any, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """Encode a record as a frame.
+
+    Raises:
+        FrameError: the record takes more than `max_bytes`, or msgpack can't express it.
+    """
+    try:
+        body = _ENCODER.encode(record)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FrameError(f"a {type(record).__name__} can't be sent: {error}") from error
+    if len(body) > max_bytes:
+        raise FrameError(
+            f"a {type(record).__name__} of {len(body)} bytes exceeds the limit of {max_bytes} bytes of a frame"
+        )
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader(Generic[_Record]):
+    """Decodes frames from received bytes, which may be cut anywhere.
+
+    Args:
+        record_type: the type of the records; any other record is malformed.
+        max_bytes: size limit of a frame; a longer frame is refused at its header.
+    """
+
+    def __init__(self, record_type: Any, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._decoder: msgspec.msgpack.Decoder[_Record] = msgspec.msgpack.Decoder(record_type)
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    @property
+    def mid_frame(self) -> bool:
+        """True if a frame has begun and was not taken yet."""
+        return bool(self._buffer)
+
+    @property
+    def num_missing(self) -> int:
+        """Bytes until the next frame is whole, as far as its length is known; 0 or less if it is.
+
+        Raises:
+            FrameError: the frame is too long.
+        """
+        if len(self._buffer) < _LENGTH.size:
+            return _LENGTH.size - len(self._buffer)
+        (size,) = _LENGTH.unpack_from(self._buffer)
+        if size > self._max_bytes:
+            raise FrameError(f"a frame of {size} bytes exceeds the limit of {self._max_bytes} bytes")
+        return _LENGTH.size + int(size) - len(self._buffer)
+
+    def feed(self, data: bytes) -> list[_Record]:
+        """Decode the records that these bytes complete.
+
+        Raises:
+            FrameError: a frame is too long, or a record is malformed, unknown or out of range. The reader is unusable
+                after that.
+        """
+        self.add(data)
+        records: list[_Record] = []
+        while (record := self.take()) is not None:
+            records.append(record)
+        return records
+
+    def add(self, data: bytes) -> None:
+        """Add received bytes, for `take`."""
+        self._buffer += data
+
+    def take(self) -> _Record | None:
+        """The next record if its frame is whole; None if it is not. Raises as `feed`."""
+        if self.num_missing > 0:
+            return None
+        end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
+        body = bytes(memoryview(self._buffer)[_LENGTH.size : end])
+        del self._buffer[:end]
+        try:
+            return self._decoder.decode(body)
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise FrameError(f"a malformed frame: {reason}") from error
 
 
 class Channel(Generic[_Record]):
@@ -39,8 +127,7 @@ class Channel(Generic[_Record]):
     def __init__(self, connection: socket.socket, received_type: Any, *, takes_descriptors: bool = False) -> None:
         connection.setblocking(False)
         self._socket, self._takes_descriptors = connection, takes_descriptors
-        self._decoder: msgspec.msgpack.Decoder[_Record] = msgspec.msgpack.Decoder(received_type)
-        self._read = bytearray()  # what has come and was not returned yet
+        self._reader: FrameReader[_Record] = FrameReader(received_type)
         self._unsent = bytearray()  # what was posted and the other end has not read yet
 
     def fileno(self) -> int:
@@ -50,11 +137,11 @@ class Channel(Generic[_Record]):
     @property
     def has_record(self) -> bool:
         """True if the next record has come whole, so that it is not waited for on the descriptor."""
-        return len(self._read) >= _LENGTH.size and len(self._read) >= _LENGTH.size + self._size()
+        return self._reader.num_missing <= 0
 
     def post(self, record: Any) -> None:
         """Send a record without waiting; what the other end has no room for is sent by `flush`. Raises ChannelError."""
-        self._unsent += _framed(record)
+        self._unsent += encode_frame(record)
         self.flush()
 
     def flush(self) -> bool:
@@ -75,7 +162,7 @@ class Channel(Generic[_Record]):
             ChannelError: the other end is gone, or the record is too large. ChannelTimeoutError: the other end does
                 not read.
         """
-        data = memoryview(_framed(record))
+        data = memoryview(encode_frame(record))
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while data:
             try:
@@ -101,15 +188,9 @@ class Channel(Generic[_Record]):
                 time.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self.has_record:
+        while (record := self._reader.take()) is None:
             self._read_more(deadline_s)
-        end = _LENGTH.size + self._size()
-        body = bytes(memoryview(self._read)[_LENGTH.size : end])
-        del self._read[:end]
-        try:
-            return self._decoder.decode(body)
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise ChannelError(f"a record is malformed: {error}") from error
+        return record
 
     def wait(self) -> None:
         """Wait until something comes, or the other end is gone."""
@@ -123,7 +204,7 @@ class Channel(Generic[_Record]):
                 self._read_more(0.0)
             except ChannelTimeoutError:
                 return None
-        return self.receive() if self.has_record else None
+        return self._reader.take()
 
     def receive_descriptor(self) -> int:
         """Receive the descriptor of an open file, which follows the last record. Raises ChannelError."""
@@ -140,17 +221,10 @@ class Channel(Generic[_Record]):
         """Close this end; idempotent."""
         self._socket.close()
 
-    def _size(self) -> int:
-        """The length of the next record, whose first bytes have come. Raises ChannelError."""
-        size: int = _LENGTH.unpack_from(self._read)[0]
-        if size > MAX_RECORD_BYTES:
-            raise ChannelError(f"a record of {size} bytes exceeds the limit of {MAX_RECORD_BYTES} bytes")
-        return size
-
     def _read_more(self, deadline_s: float | None) -> None:
         """Take in what has come, or wait for more."""
         try:
-            piece = self._socket.recv(self._most_to_read())
+            piece = self._socket.recv(self._reader.num_missing if self._takes_descriptors else _READ_BYTES)
         except BlockingIOError:
             if not self._wait(select.POLLIN, deadline_s):
                 raise ChannelTimeoutError("it does not answer") from None
@@ -159,15 +233,9 @@ class Channel(Generic[_Record]):
         else:
             if not piece:
                 raise ChannelError("it has ended")
-            self._read += piece
+            self._reader.add(piece)
         if deadline_s is not None and time.monotonic() > deadline_s and not self.has_record:
             raise ChannelTimeoutError("it does not answer")
-
-    def _most_to_read(self) -> int:
-        if not self._takes_descriptors:
-            return _READ_BYTES
-        end = _LENGTH.size + (self._size() if len(self._read) >= _LENGTH.size else 0)
-        return end - len(self._read)
 
     def _wait(self, event: int, deadline_s: float | None) -> bool:
         """Wait until the socket can be read or written; False if the deadline comes first."""
@@ -175,10 +243,3 @@ class Channel(Generic[_Record]):
         poll.register(self._socket, event)
         left_ms = None if deadline_s is None else max(0.0, 1e3 * (deadline_s - time.monotonic()))
         return bool(poll.poll(left_ms))
-
-
-def _framed(record: Any) -> bytes:
-    body = _ENCODER.encode(record)
-    if len(body) > MAX_RECORD_BYTES:
-        raise ChannelError(f"a record of {len(body)} bytes exceeds the limit of {MAX_RECORD_BYTES} bytes")
-    return _LENGTH.pack(len(body)) + body
