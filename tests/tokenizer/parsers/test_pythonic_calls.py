@@ -17,7 +17,7 @@ from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.parsers.pythonic import PYTHONIC
 from realizar.tokenizer.templates.chat_template import ChatTemplate
 from tokenizer.parsers.grammar_walk import ByteVocabulary, allows
-from tokenizer.parsers.parsed_answers import Answer, cut, parse, parse_however_cut
+from tokenizer.parsers.parsed_answers import Answer, assemble, cut, parse, parse_however_cut
 from tokenizer.templates.test_chat_template import tokenizer
 
 THINK = REASONING_MARKS[0]
@@ -106,6 +106,13 @@ CALL = f"{START}[set"
         (f"{CALL}(a='x')]{END} or')]{END}", Answer("", "", ["set"], [f'{{"a": "x\')]{END} or"}}'])),
         (f"{CALL}(a='x'{END}, y')]{END}", Answer("", "", ["set"], [f'{{"a": "x\'{END}, y"}}'])),
         (f"{CALL}(a='x')]{END} b", Answer("b", "", ["set"], ['{"a": "x"}'])),
+        # Without the mark of its end a call ends where its brackets close, and no later quote ends the text.
+        (f"{CALL}(a='x')] It's 'so'.", Answer("It's 'so'.", "", ["set"], ['{"a": "x"}'])),
+        (f"{CALL}(a=1, b=['x', {{'k': 'y'}}])]\nI did.",
+         Answer("I did.", "", ["set"], ['{"a": 1, "b": ["x", {"k": "y"}]}'])),
+        (f"{CALL}(a='x')] I\\', so')] I did.", Answer("I did.", "", ["set"], ['{"a": "x\')] I\', so"}'])),
+        (f"{CALL}(a='x')] I, b='y')] I did.", Answer("I did.", "", ["set"], ['{"a": "x\')] I, b=\'y"}'])),
+        (f"{CALL}(a='x') I did.", Answer("", "", ["set"], ['{"a": "x\') I did.'])),
         (f"{CALL}(a=1, a=2)]{END}", Answer("", "", ["set"], ['{"a": 1a=2)]'])),
         (f"{START}set(a=1){END}", Answer("", "", ["set"], ['{"a": 1}'])),
         (f"{CALL}(a=1), now()]{END} b", Answer("b", "", ["set", "now"], ['{"a": 1}', "{}"])),
@@ -117,6 +124,14 @@ CALL = f"{START}[set"
 )  # fmt: skip
 def test_malformed_and_cut_short(text: str, expected: Answer) -> None:
     assert parse_however_cut(parser, text) == expected
+
+
+def test_a_mark_that_is_a_token_ends_the_text_of_a_call_that_lacks_its_own() -> None:
+    text = f"{CALL}(a='x')] Then {START}[set(b='y')]{END}"
+    marks = [0, text.index(START, 1), text.index(END)]
+    stream = parser(tokens=frozenset({START, END}))
+    answer = assemble([*stream.feed(text, marks), *stream.finish()])
+    assert answer == Answer("Then", "", ["set", "set"], ['{"a": "x"}', '{"b": "y"}'])
 
 
 def test_texts_come_as_they_are_written() -> None:

@@ -22,7 +22,7 @@ from realizar.tokenizer.parsers.grammar_rules import (
     refuse,
 )
 from realizar.tokenizer.parsers.json_text import pass_string, read_string
-from realizar.tokenizer.parsers.quoted_text import ends_calls, pass_quoted
+from realizar.tokenizer.parsers.quoted_text import QuoteEnds, ends_calls, pass_quoted
 from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
 
 # Rules of arguments in Gemma 4's notation, for grammars that force calls.
@@ -272,7 +272,12 @@ def _read_key(cursor: Cursor, bracket: _Bracket) -> Reading[str]:
 def _pass_scalar(cursor: Cursor, give: Give, brackets: Sequence[_Bracket]) -> Reading[None]:
     quote = yield from cursor.one_of((GEMMA_QUOTE, "'"))
     if quote:  # models write Python's quotes too
-        yield from pass_quoted(cursor, give, quote, lambda behind: _is_end(behind, brackets), escaped=quote == "'")
+        ends = QuoteEnds(
+            lambda behind: _is_end(behind, brackets),
+            lambda behind: _closes(behind, brackets),
+            (GEMMA_CALL, GEMMA_CALL_END),
+        )
+        yield from pass_quoted(cursor, give, quote, ends, escaped=quote == "'")
     elif (yield from cursor.peek()) == '"':
         yield from pass_string(cursor, give)
     else:
@@ -299,6 +304,14 @@ def _is_end(cursor: Cursor, brackets: Sequence[_Bracket]) -> Reading[bool]:
             return False
         yield from cursor.space()
     return (yield from ends_calls(cursor, GEMMA_CALL, GEMMA_CALL_END, _begins_call))
+
+
+def _closes(cursor: Cursor, brackets: Sequence[_Bracket]) -> Reading[bool]:
+    """True if all brackets of the call close at the next text."""
+    for bracket in reversed(brackets):
+        yield from cursor.space()
+        yield from cursor.expect(bracket.closer)
+    return True
 
 
 def _begins_call(cursor: Cursor) -> Reading[bool]:

@@ -11,7 +11,7 @@ from realizar.tokenizer.parsers.argument_types import pass_bare_value, string_te
 from realizar.tokenizer.parsers.calls import Calls, read_arguments
 from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, read_whole
 from realizar.tokenizer.parsers.grammar_rules import ANYTHING, json_rule, members, part_of
-from realizar.tokenizer.parsers.quoted_text import ends_calls, pass_quoted
+from realizar.tokenizer.parsers.quoted_text import QuoteEnds, ends_calls, pass_quoted
 from realizar.tokenizer.parsers.styles import CallForm, ToolStyle, long_id
 
 # Rules of arguments written as in Python, for grammars that force calls. Standard library only.
@@ -156,7 +156,12 @@ def _read_key(cursor: Cursor, end: str, given: Collection[str] = ()) -> Reading[
 def _pass_scalar(cursor: Cursor, give: Give, closers: Sequence[str], given: Collection[str]) -> Reading[None]:
     quote = yield from cursor.one_of(("'", '"'))
     if quote:
-        yield from pass_quoted(cursor, give, quote, lambda behind: _is_end(behind, closers, given))
+        ends = QuoteEnds(
+            lambda behind: _is_end(behind, closers, given),
+            lambda behind: _closes(behind, closers),
+            (LFM2_CALLS, LFM2_CALLS_END),
+        )
+        yield from pass_quoted(cursor, give, quote, ends)
         return
     yield from pass_bare_value(cursor, _BARE_ENDS, give)
 
@@ -180,6 +185,14 @@ def _is_end(cursor: Cursor, closers: Sequence[str], given: Collection[str]) -> R
         return (yield from _begins_call(cursor))
     yield from cursor.optional("]")
     return (yield from ends_calls(cursor, LFM2_CALLS, LFM2_CALLS_END, _begins_call))
+
+
+def _closes(cursor: Cursor, closers: Sequence[str]) -> Reading[bool]:
+    """True if the brackets of the last argument, its call and the list of calls close at the next text."""
+    for closer in (*reversed(closers), ")", "]"):
+        yield from cursor.space()
+        yield from cursor.expect(closer)
+    return True
 
 
 def _begins_call(cursor: Cursor) -> Reading[bool]:

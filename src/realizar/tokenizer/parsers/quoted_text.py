@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from realizar.tokenizer.parsers.argument_types import string_text
 from realizar.tokenizer.parsers.cursor import Cursor, Give, MismatchError, Reading, ahead, pass_until
@@ -18,11 +19,26 @@ _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _HEX = re.compile("[0-9a-fA-F]+")
 
 
-def pass_quoted(cursor: Cursor, give: Give, quote: str, is_end: IsEnd, *, escaped: bool = True) -> Reading[None]:
+@dataclass(frozen=True, slots=True)
+class QuoteEnds:
+    """Where a text between quotes may end. Each reading begins behind a quote.
+
+    Attributes:
+        is_end: returns True if the text ends there.
+        closes: returns True if the call's brackets close there: the text ends if no later quote ends it, as words
+            follow then and the mark of the call's end is missing.
+        marks: around calls. No text has one that is a token.
+    """
+
+    is_end: IsEnd
+    closes: IsEnd
+    marks: tuple[str, str]
+
+
+def pass_quoted(cursor: Cursor, give: Give, quote: str, ends: QuoteEnds, *, escaped: bool = True) -> Reading[None]:
     """Read a text behind its first quote; `give` gets a JSON string as it arrives.
 
     Args:
-        is_end: reads on behind a quote, and returns True if the text ends there.
         escaped: True if a backslash escapes what follows it, as in Python.
 
     Raises:
@@ -30,17 +46,59 @@ def pass_quoted(cursor: Cursor, give: Give, quote: str, is_end: IsEnd, *, escape
     """
     give('"')
     marks = (quote, "\\") if escaped else (quote,)
+    num_inside = 0  # next quotes that are known to be part of the text
     while found := (yield from pass_until(cursor, marks, lambda text: give(string_text(text)))):
         cursor.release()
         if found == "\\":
             yield from _pass_escape(cursor, give)
             continue
         cursor.position += len(quote)
-        if (yield from ahead(cursor, is_end(cursor))):
+        if num_inside:
+            num_inside -= 1
+        elif (yield from ahead(cursor, ends.is_end(cursor))):
             give('"')
             return
+        elif (yield from ahead(cursor, ends.closes(cursor))):
+            num_behind = (yield from ahead(cursor, _ends_behind(cursor, marks, ends))) or 0
+            if not num_behind:
+                give('"')
+                return
+            num_inside = num_behind - 1
         give(string_text(quote))
     raise MismatchError
+
+
+def _ends_behind(cursor: Cursor, marks: tuple[str, ...], ends: QuoteEnds) -> Reading[int]:
+    """How many quotes further on the text ends; 0 if at none of them."""
+    tokens = tuple(mark for mark in ends.marks if mark in cursor.tokens)
+    count = last = 0
+    while (found := (yield from _next_of(cursor, (*marks, *tokens)))) and found not in tokens:
+        place = cursor.position
+        if found == marks[0]:
+            count += 1
+            if (yield from _holds(cursor, ends.is_end, place)):
+                return count
+            if (yield from _holds(cursor, ends.closes, place)):
+                last = count
+        cursor.position = place + (found != marks[0])  # a backslash and what it escapes
+    return last
+
+
+def _next_of(cursor: Cursor, literals: tuple[str, ...]) -> Reading[str]:
+    """Read as `Cursor.next_of`; undecided text that is too long ends there."""
+    try:
+        return (yield from cursor.next_of(literals))
+    except MismatchError:
+        return ""
+
+
+def _holds(cursor: Cursor, reads: IsEnd, place: int) -> Reading[bool]:
+    """The result of reading on from a place of undecided text; False if the text does not match."""
+    cursor.position = place
+    try:
+        return (yield from reads(cursor))
+    except MismatchError:
+        return False
 
 
 def ends_calls(cursor: Cursor, start: str, end: str, begins: IsEnd) -> Reading[bool]:
