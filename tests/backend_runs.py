@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -46,13 +46,16 @@ class BackendRunner(ABC, Generic[B]):
 
     Args:
         backend: that nothing is loaded in. device: its name in a configuration.
+        hidden_layers: as in `ResolvedConfig`.
     """
 
     def __init__(
-        self, backend: B, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, device: Device
-    ) -> None:
+        self, backend: B, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, device: Device,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
         self.spec, self.config, self.backend = spec, config, backend
-        self.backend.load(spec, checkpoint, resolved(spec, checkpoint, config, device))
+        settled = resolved(spec, checkpoint, config, device)
+        self.backend.load(spec, checkpoint, replace(settled, hidden_layers=hidden_layers))
         self.capacity = self.backend.capacity()
         self.groups = len(self.capacity.num_blocks)
 

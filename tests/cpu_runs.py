@@ -21,8 +21,10 @@ from realizar.models.spec import ModelSpec
 class Runner(BackendRunner[CPUBackend]):
     """A model on the CPU."""
 
-    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
-        super().__init__(CPUBackend(), spec, checkpoint, config, "cpu")
+    def __init__(
+        self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, hidden_layers: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(CPUBackend(), spec, checkpoint, config, "cpu", hidden_layers)
 
     def read_logits(self, tokens: list[int]) -> NDArray[np.float32]:
         return self.backend.logits(tokens).copy()

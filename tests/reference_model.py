@@ -62,7 +62,11 @@ class ReferenceModel:
 
     def hidden(self, token_ids: Sequence[int], state: State | None = None) -> Array:
         """[tokens, hidden_size]: after the final norm; `state` as in `logits`."""
-        spec, state = self.spec, {} if state is None else state
+        return self._norm(self.spec.final_norm, self.streams(token_ids, state)[-1])
+
+    def streams(self, token_ids: Sequence[int], state: State | None = None) -> list[Array]:
+        """The residual stream after each layer, [tokens, hidden_size]; `state` as in `logits`."""
+        spec, state, streams = self.spec, {} if state is None else state, []
         x = self._add_up(self._embedded(np.asarray(token_ids))) * self.dtype.type(spec.embedding_scale)
         inputs = None if spec.layer_inputs is None else self._layer_inputs(spec.layer_inputs, token_ids, x)
         for index, layer in enumerate(spec.layers):
@@ -71,7 +75,8 @@ class ReferenceModel:
                 x = x + self._gated(layer.input_gate, x, inputs[:, index])
             if layer.output_scale is not None:
                 x = x * self._tensors[layer.output_scale]
-        return self._norm(spec.final_norm, x)
+            streams.append(x)
+        return streams
 
     def _embedded(self, token_ids: Array) -> Array:
         """[tokens, hidden_size], zeros where another rank has the id."""

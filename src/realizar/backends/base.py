@@ -7,7 +7,7 @@ of a row are those of `realizar.batch`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -142,6 +142,19 @@ class CountsExperts(Protocol):
 
     def experts_read(self) -> float | None:
         """Experts that a mixture read in a step, on average, since then; None if none was counted. Waits for steps."""
+
+
+class GivesHiddenStates(Protocol):
+    """A backend whose steps give hidden states."""
+
+    def hidden_states(self, tokens: Sequence[int], layer: int | None = None) -> NDArray[np.float32]:
+        """Hidden states of some tokens of the step that was submitted last: float32 [tokens, hidden_size].
+
+        Args:
+            tokens: their indices in the step.
+            layer: one of `ResolvedConfig.hidden_layers`, for the residual stream after it; None for the state after
+                the final norm, which every load gives.
+        """
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from realizar.errors import InvalidRequestError
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import GatedDeltaNet, SharedAttention, ShortConvolution
 from realizar.models.parts import Linear, Norm, Share
@@ -180,12 +181,19 @@ class Program:
         layer_inputs: computed before the blocks, from the embedding; None where no block reads any.
         share: of a rank among several. An id's row of the embedding is zeros on all but one of them, whose sum begins
             the stream, and their logits lie one after another.
+        hidden_layers: layers after which the stream is kept.
     """
 
     blocks: tuple[Block, ...]
     tail: Tail
     layer_inputs: LayerInputs | None = None
     share: Share = Share()  # noqa: RUF009 - frozen
+    hidden_layers: tuple[int, ...] = ()
+
+    def kept_after(self, num_blocks: int) -> list[int]:
+        """Places in `hidden_layers` of those whose stream is that after the first so many blocks."""
+        ends = [sum(block.layer <= layer for block in self.blocks) for layer in self.hidden_layers]
+        return [place for place, end in enumerate(ends) if end == num_blocks]
 
     def block_matmuls(self) -> list[tuple[Linear, ...]]:
         """Matrices of all blocks, in order; those that share an input together."""
@@ -197,10 +205,22 @@ class Program:
         return [*self.block_matmuls(), *self.tail.matmuls()]
 
 
-def build_program(spec: ModelSpec) -> Program:
-    """The blocks of a model, in order."""
+def build_program(spec: ModelSpec, hidden_layers: Sequence[int] = ()) -> Program:
+    """The blocks of a model, in order.
+
+    Args:
+        hidden_layers: as in `ResolvedConfig`.
+
+    Raises:
+        InvalidRequestError: the model has no such layer.
+    """
+    for layer in hidden_layers:
+        if not 0 <= layer < len(spec.layers):
+            message = f"hidden_layers names layer {layer}: the model's are 0 to {len(spec.layers) - 1}"
+            raise InvalidRequestError(message, "hidden_layers")
     blocks = [block for index, layer in enumerate(spec.layers) for block in _layer_blocks(index, layer, spec.share)]
-    return Program(tuple(_linked(blocks)), Tail(spec.final_norm, spec.head), spec.layer_inputs, spec.share)
+    tail = Tail(spec.final_norm, spec.head)
+    return Program(tuple(_linked(blocks)), tail, spec.layer_inputs, spec.share, tuple(hidden_layers))
 
 
 def _layer_blocks(index: int, layer: Layer, share: Share) -> list[Block]:

@@ -31,6 +31,8 @@ class ResolvedConfig(EngineConfig):
         queue_length: choices that a server lets wait while as many as possible run.
         steps_in_flight: steps that are submitted before the first one's result is asked for.
         tile_tokens: tokens that a matmul of this kind of device takes at once.
+        hidden_layers: indices of layers, ascending. Each step keeps the residual stream after them, which
+            `Backend.hidden_states` gives.
     """
 
     threads: int
@@ -42,6 +44,7 @@ class ResolvedConfig(EngineConfig):
     queue_length: int
     steps_in_flight: int
     tile_tokens: int
+    hidden_layers: tuple[int, ...] = ()
 
     @property
     def max_blocks(self) -> int:

@@ -105,8 +105,8 @@ def test_logits_that_are_not_finite(runner: Runner, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_a_hidden_state_that_is_not_finite(runner: Runner, monkeypatch: pytest.MonkeyPatch, pooling: str) -> None:
-    honest = runner.backend._hidden
-    monkeypatch.setattr(runner.backend, "_hidden", lambda tokens: honest(tokens) * np.float32(np.nan))
+    honest = runner.backend.hidden_states
+    monkeypatch.setattr(runner.backend, "hidden_states", lambda tokens: honest(tokens) * np.float32(np.nan))
     error = RowError("the model gave a hidden state that is not finite")
     expect(runner, error, SamplingParams(), sample=False, pooling=pooling)
 

@@ -21,9 +21,11 @@ from realizar.models.spec import ModelSpec
 class GPURunner(BackendRunner[CUDABackend]):
     """A model on the GPU, or on the processor as if it were one."""
 
-    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
+    def __init__(
+        self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, hidden_layers: tuple[int, ...] = ()
+    ) -> None:
         device = open_device() if torch.cuda.is_available() else interpreter_device()
-        super().__init__(CUDABackend(device=device), spec, checkpoint, config, "cuda")
+        super().__init__(CUDABackend(device=device), spec, checkpoint, config, "cuda", hidden_layers)
 
     def read_logits(self, tokens: list[int]) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self.backend.logits(tokens).cpu().numpy().copy()

@@ -155,7 +155,7 @@ def test_a_device_without_memory_is_not_one_rows(runner: GPURunner, monkeypatch:
     def hidden(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(runner.backend.model.finisher, "_hidden", hidden)
+    monkeypatch.setattr(runner.backend.model.finisher, "final_states", hidden)
     with pytest.raises(CapacityError):
         run(runner, {**SAMPLINGS, 1: SamplingParams()}, sample=False, pooling="last")
 
@@ -165,14 +165,14 @@ def test_pooling(
     runner: GPURunner, alone: tuple[RowOutput, ...], monkeypatch: pytest.MonkeyPatch, pooling: str, fault: str
 ) -> None:
     finisher = runner.backend.model.finisher
-    honest = finisher._hidden
+    honest = finisher.final_states
 
-    def hidden(tokens: range) -> Any:
+    def hidden(tokens: Sequence[int]) -> Iterator[Any]:
         if fault == "raises":
             raise ValueError("a bug")
-        return honest(tokens) * float("nan")
+        return (states * float("nan") for states in honest(tokens))
 
-    monkeypatch.setattr(finisher, "_hidden", hidden)
+    monkeypatch.setattr(finisher, "final_states", hidden)
     bug, nan = "the request's pooling failed: ValueError", "the model gave a hidden state that is not finite"
     expect(runner, alone, RowError(bug if fault == "raises" else nan), SamplingParams(), sample=False, pooling=pooling)
 

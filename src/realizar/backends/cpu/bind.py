@@ -30,7 +30,7 @@ from realizar.backends.cpu.weights.formats import GROUP
 from realizar.backends.cpu.weights.load import Matrix, Weights
 from realizar.backends.cpu.weights.pack import PackedMatrix
 from realizar.backends.cpu.weights.pack_floats import FloatMatrix
-from realizar.backends.cpu.workspace import RecordBuffer, Workspace, written_records
+from realizar.backends.cpu.workspace import RecordBuffer, Workspace, kept_stream, written_records
 from realizar.backends.machine import read_machine
 from realizar.backends.parts import SHARED_PART, block_name, inputs_part, join_part
 from realizar.backends.program import (
@@ -68,17 +68,26 @@ class Binder:
 
     def bind_blocks(self, program: Program) -> BoundProgram:
         """All layers, over the step's tokens."""
-        first = [] if program.layer_inputs is None else self._layer_inputs(program.layer_inputs)
-        return walkable([*first, *(operation for block in program.blocks for operation in self._block(block))])
+        operations = [] if program.layer_inputs is None else list(self._layer_inputs(program.layer_inputs))
+        for index, block in enumerate(program.blocks):
+            operations += [*self._kept(program, index), *self._block(block)]
+        return walkable([*operations, *self._kept(program, len(program.blocks))])
 
     def bind_tail(self, tail: Tail) -> BoundProgram:
         """Logits of the selected tokens."""
         matmul = self._project(tail.head, "selected", "logits", "head", count=STEP_SELECTED)
         return walkable([*self._final_norm(tail), matmul])
 
-    def bind_pool(self, tail: Tail) -> BoundProgram:
+    def bind_final_norm(self, tail: Tail) -> BoundProgram:
         """Final hidden states of the selected tokens."""
         return walkable(self._final_norm(tail))
+
+    def _kept(self, program: Program, num_blocks: int) -> list[BoundOperation]:
+        """Copies of the stream after so many blocks, for layers that are to keep it."""
+        return [
+            self._normalize("hidden state", None, "hidden", kept_stream(place), begins_block=False)
+            for place in program.kept_after(num_blocks)
+        ]
 
     def _block(self, block: Block) -> Iterator[BoundOperation]:
         match block:

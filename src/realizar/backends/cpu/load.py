@@ -47,7 +47,7 @@ class LoadedModel:
         ropes: angles of a step's positions.
         scratch: uint8 [threads, bytes], of attention. partial: float32 [PARTIAL_FLOATS], segments of split attention.
         body, tail: operations over all tokens of a step, and over the tokens whose logits are wanted.
-        final_norm: operations over the tokens whose hidden states are pooled.
+        final_norm: operations over the tokens whose final hidden states are wanted.
         team: the threads that walk operations.
         rows: parameters and state of the open rows' sampling. sampling: its kernel.
         load_s: seconds that loading took.
@@ -104,7 +104,7 @@ def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, 
     """
     start_s = time.perf_counter()
     instructions = select(config.instruction_set)
-    program = build_program(spec)
+    program = build_program(spec, config.hidden_layers)
     workspace = reserve_workspace(spec, config, instructions.tile_tokens[0])
     weights = Weights(spec, checkpoint, instructions.lanes, config.threads)
     kv = KVMemory(spec, config)
@@ -119,7 +119,7 @@ def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, 
     )
     state_binder = StateBinder(instructions, kernels, weights, workspace, states)
     binder = Binder(instructions, kernels, weights, workspace, attention, state_binder)
-    programs = binder.bind_blocks(program), binder.bind_tail(program.tail), binder.bind_pool(program.tail)
+    programs = binder.bind_blocks(program), binder.bind_tail(program.tail), binder.bind_final_norm(program.tail)
     memory = weights, kv, states, workspace, ropes, scratch, partial
     team = ThreadTeam(config.threads)
     rows = SamplingRows(config.max_running, spec.vocab_size, config.context_length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -25,6 +25,7 @@ from realizar.backends.cpu.load import PARTIAL_FLOATS, LoadedModel, load_model, 
 from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.sampling.step_sampler import Pooled, StepSampler
 from realizar.backends.cpu.supported import SUPPORTED
+from realizar.backends.cpu.workspace import kept_stream
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
@@ -131,6 +132,18 @@ class CPUBackend:
     def stream(self, tokens: int) -> NDArray[np.float32]:
         """The residual stream of the last step's first tokens, as it is now: float32 [tokens, hidden_size]."""
         return self.model.workspace.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
+
+    def hidden_states(self, tokens: Sequence[int], layer: int | None = None) -> NDArray[np.float32]:
+        model, width = self.model, self.model.spec.hidden_size
+        if layer is not None:
+            kept = model.workspace.buffers[kept_stream(model.config.hidden_layers.index(layer))]
+            return kept.values[np.asarray(tokens, np.intp), :width]
+        states, most = np.empty((len(tokens), width), np.float32), model.workspace.max_selected
+        for first in range(0, len(tokens), most):
+            part = list(tokens[first : first + most])
+            self._run_selected(model.final_norm, part)
+            states[first : first + len(part)] = model.workspace.buffers["selected"].values[: len(part), :width]
+        return states
 
     def logits(self, tokens: Tokens) -> NDArray[np.float32]:
         """Logits of some of the last step's tokens, float32 [tokens, vocab], overwritten by the next step."""
@@ -251,18 +264,11 @@ class CPUBackend:
             return None
         end = start + row.num_tokens
         if row.pooling == "last":
-            return finite_vector(self._hidden([end - 1])[0].copy())
+            return finite_vector(self.hidden_states([end - 1])[0])
         pool = self._pools.setdefault(row.row, MeanPool(self.model.spec.hidden_size))
         pool.restart_at(row.num_computed_tokens)
-        most = self.model.workspace.max_selected
-        for first in range(start, end, most):
-            pool.add(self._hidden(list(range(first, min(first + most, end)))))
+        pool.add(self.hidden_states(range(start, end)))
         return finite_vector(pool.mean())
-
-    def _hidden(self, tokens: list[int]) -> NDArray[np.float32]:
-        """Final hidden states, float32 [tokens, hidden_size], where the next use of `selected` overwrites them."""
-        self._run_selected(self.model.final_norm, tokens)
-        return self.model.workspace.buffers["selected"].values[: len(tokens), : self.model.spec.hidden_size]
 
     def _run_selected(self, program: BoundProgram, tokens: Tokens) -> None:
         space = self.model.workspace

@@ -75,8 +75,17 @@ def written_records(buffer: RecordBuffer | None) -> dict[str, int]:
     return {"records": buffer.at, "records_groups": buffer.groups, "records_width": buffer.width}
 
 
-def buffer_widths(spec: ModelSpec) -> dict[str, int]:
-    """Width of every buffer of `program`; gates, experts, states and layers' inputs have theirs where there are any."""
+def kept_stream(place: int) -> str:
+    """The name of the buffer of the stream after a layer of `ResolvedConfig.hidden_layers`, by its place there."""
+    return f"kept {place}"
+
+
+def buffer_widths(spec: ModelSpec, num_kept: int) -> dict[str, int]:
+    """Width of every buffer of `program`; gates, experts, states and layers' inputs have theirs where there are any.
+
+    Args:
+        num_kept: layers after which the stream is kept.
+    """
     inputs = spec.layer_inputs
     mixtures = [experts for _, experts in spec.mixtures()]
     shared = [one.shared for one in mixtures if one.shared is not None]
@@ -105,7 +114,7 @@ def buffer_widths(spec: ModelSpec) -> dict[str, int]:
         widths |= {"scores": max(one.num_experts for one in mixtures), "routed": hidden}
         widths |= {"shared": hidden, "shared gate": 1} if shared else {}
         widths |= {"expert gate": widest, "expert up": widest, "expert activated": widest}
-    return widths
+    return widths | {kept_stream(place): hidden for place in range(num_kept)}
 
 
 def most_selected(vocab_size: int) -> int:
@@ -167,7 +176,7 @@ class Workspace:
         counts |= dict.fromkeys(ROUTED, num_positions(mixtures, max_tokens, block_tokens))
         counts["convolved"] = max_tokens + max_rows * state_sizes(spec, config.speculative_tokens).most_uncertain
         self.buffers: dict[str, RowBuffer] = {}
-        for name, width in buffer_widths(spec).items():
+        for name, width in buffer_widths(spec, len(config.hidden_layers)).items():
             tokens = counts.get(name, max_tokens)
             padded = -(-width // GROUP) * GROUP
             stride = padded + _TOKEN_PADDING

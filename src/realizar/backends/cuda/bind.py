@@ -66,12 +66,13 @@ class Binder:
     def bind_body(self, program: Program) -> list[Launch]:
         """The launches of the embedding and the layers, over all tokens."""
         launches, branch = list(self._begin(program)), None
-        for block in program.blocks:
-            launches += self._block(block, branch)
+        for index, block in enumerate(program.blocks):
+            first, *others = self._block(block, branch)
+            launches += [first, *self._kept(program, index), *others]
             branch = self._branch(block)
         if branch is not None:
             launches.append(Launch("norm", self._norms.bind_last(branch)))
-        return launches
+        return [*launches, *self._kept(program, len(program.blocks))]
 
     def bind_tail(self, tail: Tail) -> list[Launch]:
         """The launches of final norm, logits and choices, over the selected tokens; `kind.tokens` counts them."""
@@ -82,8 +83,8 @@ class Binder:
             Launch("choose", self._choose(head)),
         ]
 
-    def bind_pool(self, tail: Tail) -> list[Launch]:
-        """The launches that write final hidden states of the selected tokens, float32, into `pooled`."""
+    def bind_final_norm(self, tail: Tail) -> list[Launch]:
+        """The launches that write final hidden states of the selected tokens, float32, into `final_states`."""
         return [Launch("final norm", self._norms.bind_selected(tail.norm, None))]
 
     def _begin(self, program: Program) -> Iterator[Launch]:
@@ -92,6 +93,18 @@ class Binder:
         if program.layer_inputs is not None:
             projection = self._merger.merge((program.layer_inputs.projection,))
             yield from self._inputs.bind(program.layer_inputs, projection, self._project(projection, normed=True))
+
+    def _kept(self, program: Program, num_blocks: int) -> list[Launch]:
+        """Copies of the stream after so many blocks, once all of it is added up, for layers that are to keep it."""
+        return [Launch("hidden state", self._keep(place)) for place in program.kept_after(num_blocks)]
+
+    def _keep(self, place: int) -> Callable[[StepKind], None]:
+        kept, hidden = self._space.kept[place], self._space.hidden
+
+        def run(kind: StepKind) -> None:
+            kept[: kind.tokens].copy_(hidden[: kind.tokens])
+
+        return run
 
     def _block(self, block: Block, before: Branch | None) -> Iterator[Launch]:
         """A block's launches; the branch of the block before it is added to the stream by the first of them."""

@@ -22,11 +22,13 @@ class StepFinisher:
     """Finishes the step that ran last.
 
     Args:
-        pool: launches that write final hidden states of the selected tokens to `Workspace.pooled`.
+        final_norm: launches that write final hidden states of the selected tokens to `Workspace.final_states`.
     """
 
-    def __init__(self, workspace: Workspace, graphs: GraphRunner, pool: Sequence[Launch], sampler: StepSampler) -> None:
-        self._space, self._graphs, self._pool, self._sampler = workspace, graphs, pool, sampler
+    def __init__(
+        self, workspace: Workspace, graphs: GraphRunner, final_norm: Sequence[Launch], sampler: StepSampler
+    ) -> None:
+        self._space, self._graphs, self._final_norm, self._sampler = workspace, graphs, final_norm, sampler
         self._means: dict[int, tuple[torch.Tensor, int]] = {}
 
     def close(self, row: int) -> None:
@@ -47,9 +49,9 @@ class StepFinisher:
             yield part
 
     def warm(self) -> None:
-        """Compile what pooled rows start, for every number of them."""
+        """Compile what final hidden states start, for every number of them."""
         for rows in row_counts(self._space.arrays.sizes.selected):
-            for launch in self._pool:
+            for launch in self._final_norm:
                 launch.run(StepKind(rows))
 
     def capture(self) -> None:
@@ -89,23 +91,30 @@ class StepFinisher:
         """The pooled hidden state that a row wants, float32 [hidden_size]; its first token is at `start`."""
         end = start + row.num_tokens
         if pooling == "last":
-            return self._hidden(range(end - 1, end))[0].clone()
+            (state,) = self.final_states([end - 1])
+            return state[0].clone()
         total, count = self._means.get(row.row, (None, 0)) if row.num_computed_tokens else (None, 0)
         if count != row.num_computed_tokens:
             raise RuntimeError(f"a mean over {row.num_computed_tokens} earlier tokens is wanted, and {count} were seen")
-        most = self._space.arrays.sizes.selected
-        for first in range(start, end, most):
-            part = self._hidden(range(first, min(first + most, end))).sum(dim=0, dtype=torch.float64)
+        for states in self.final_states(range(start, end)):
+            part = states.sum(dim=0, dtype=torch.float64)
             total = part if total is None else total + part
         assert total is not None
         count += row.num_tokens
         self._means[row.row] = total, count
         return (total / count).float()
 
-    def _hidden(self, tokens: range) -> torch.Tensor:
-        """Final hidden states float32 [tokens, hidden_size], until the next use of `pooled`."""
-        self._select(tokens)
-        kind = StepKind(padded_rows(len(tokens), self._space.arrays.sizes.selected))
-        for launch in self._pool:
-            launch.run(kind)
-        return self._space.pooled[: len(tokens)]
+    def final_states(self, tokens: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Hidden states of some of the last step's tokens after the final norm, on the device.
+
+        Yields:
+            float32 [some of them, hidden_size], overwritten by the next.
+        """
+        most = self._space.arrays.sizes.selected
+        for first in range(0, len(tokens), most):
+            part = tokens[first : first + most]
+            self._select(part)
+            kind = StepKind(padded_rows(len(part), most))
+            for launch in self._final_norm:
+                launch.run(kind)
+            yield self._space.final_states[: len(part)]

@@ -204,7 +204,7 @@ def load_model(
         graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), space, device)
         decodes = _decode_kinds(space, attention, config.context_length)
         attention.prepare([*decodes, *mixed_kinds(space.arrays.sizes)])
-        finisher = StepFinisher(space, graphs, binder.bind_pool(program.tail), parts.sampler)
+        finisher = StepFinisher(space, graphs, binder.bind_final_norm(program.tail), parts.sampler)
         _log_decisions(device, space, kv, matmuls)
         if device.is_gpu:
             _warm_up(space, attention, graphs, finisher, matmuls.layers, progress)
@@ -220,7 +220,7 @@ def _load_parts(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress
 ) -> _Parts:
     """Load all that does not depend on the size of the KV cache."""
-    program = build_program(spec)
+    program = build_program(spec, config.hidden_layers)
     kernels = None
     if device.has_matmuls:
         kernels = MatmulKernels(device.torch_device, config.batch_invariant, device.without)

@@ -144,7 +144,7 @@ class NormBinder:
         return residual
 
     def bind_selected(self, norm: Norm | None, consumer: Consumer | None) -> Run:
-        """Norm the selected tokens, for the consumer or, without one, into `pooled`."""
+        """Norm the selected tokens, for the consumer or, without one, into `final_states`."""
         return self._whole(None, norm, consumer, gather=True)
 
     def _whole(
@@ -162,7 +162,7 @@ class NormBinder:
 
         def start(kind: StepKind, added: Branch | None, target: ActivationBuffer | None) -> None:
             tokens = kind.tokens
-            pointers, stored = self._target(target, space.pooled if gather else None)
+            pointers, stored = self._target(target, space.final_states if gather else None)
             ends = *added_as, space.hidden, *own, *pointers, cols, sums_of
             constants = {
                 **_norm_constants("", norm), **_norm_constants("BRANCH_", added.join.norm if added else None),

@@ -60,7 +60,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     """
     SUPPORTED.check(spec)
     check_tensors(spec, checkpoint)
-    program, tensors = build_program(spec), WeightTensors(spec, checkpoint)
+    program, tensors = build_program(spec, config.hidden_layers), WeightTensors(spec, checkpoint)
     layouts = {linear.weight: tensors.layout(linear.weight) for linear in spec.linears()}
     matrices = _matrix_sizes(spec, layouts, tensors)
     weight_bytes, embedding = sum(matrices.values()), _table_bytes(spec, tensors)

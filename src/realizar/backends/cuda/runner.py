@@ -214,6 +214,15 @@ class CUDABackend:
         """The residual stream of the last step's first tokens, as it is now: float32 [tokens, hidden_size]."""
         return self.model.space.hidden[:tokens].cpu().numpy().copy()
 
+    def hidden_states(self, tokens: Sequence[int], layer: int | None = None) -> NDArray[np.float32]:
+        with step_errors(self.device.torch_device):
+            if layer is None:
+                parts = [part.cpu() for part in self.model.finisher.final_states(tokens)]
+                states = torch.cat(parts) if parts else self.model.space.final_states[:0].cpu()
+            else:
+                states = self.model.space.kept[self.model.config.hidden_layers.index(layer)][list(tokens)].cpu()
+        return states.numpy().copy()
+
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """float32 [tokens, vocab] of some of the last step's tokens, at most as many as the workspace has room for."""
         return self.model.finisher.logits(tokens)

@@ -95,4 +95,5 @@ def step_sizes(spec: ModelSpec, config: ResolvedConfig, tile_tokens: int) -> Ste
         blocks=config.max_blocks,
         tile_tokens=tile_tokens,
         recurrences=bool(spec.state_layers()),
+        kept=len(config.hidden_layers),
     )

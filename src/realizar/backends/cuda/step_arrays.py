@@ -34,6 +34,7 @@ class StepSizes:
         groups: cache groups. blocks: of one row.
         tile_tokens: tokens of a tile.
         recurrences: true if layers have states.
+        kept: layers after which the stream is kept.
     """
 
     tokens: int
@@ -44,6 +45,7 @@ class StepSizes:
     blocks: int
     tile_tokens: int
     recurrences: bool = False
+    kept: int = 0
 
 
 FillRecurrences: TypeAlias = Callable[[dict[str, NDArray[np.int32]], ForwardInput, StepKind], None]

@@ -42,6 +42,7 @@ class Workspace:
         self.chosen = torch.full((max(pairs, 1),), -1, dtype=torch.int32, device=where)
         self.expert_weights = torch.zeros(max(pairs, 1), device=where)
         self.hidden = torch.zeros((sizes.tokens, spec.hidden_size), device=where)
+        self.kept = torch.zeros((sizes.kept, sizes.tokens, spec.hidden_size), device=where)
         own = 0 if spec.layer_inputs is None else spec.layer_inputs.projection.out_features
         self.layer_inputs = torch.zeros((sizes.tokens, own), device=where)
         self.square_sums = torch.zeros((2, sizes.tokens, norm_square_parts(spec.hidden_size)), device=where)
@@ -59,7 +60,7 @@ class Workspace:
         blocks = -(-spec.vocab_size // LOGIT_BLOCK)
         self.block_tops = torch.zeros((sizes.selected, blocks), device=where)
         self.block_ids = torch.zeros((sizes.selected, blocks), dtype=torch.int32, device=where)
-        self.pooled = torch.zeros((sizes.selected, spec.hidden_size), device=where)
+        self.final_states = torch.zeros((sizes.selected, spec.hidden_size), device=where)
         self.choices = torch.zeros(sizes.selected, dtype=torch.int32, device=where)
         self.last = torch.zeros(sizes.rows, dtype=torch.int32, device=where)
 
