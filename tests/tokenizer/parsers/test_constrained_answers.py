@@ -124,6 +124,18 @@ def test_a_call_or_an_answer_by_the_schema(name: str, vocabulary: ByteVocabulary
     assert not allows(grammar, vocabulary, final(form, ANSWER) + call_text(vocabulary, form))
 
 
+@pytest.mark.parametrize("name", STYLES)
+def test_prose_before_a_call_has_a_place_of_its_own(name: str, vocabulary: ByteVocabulary) -> None:
+    """Beside a schema an answer begins with a call or with JSON: prose would leave no end but a call."""
+    form = form_of(name, reasoning=True)
+    grammar = call_grammar(form, TOOLS, structured=FORM, mark_ids=vocabulary.ids)
+    channel, end = "<|channel|>commentary<|message|>", "<|end|><|start|>assistant"
+    before = f"{channel}I look it up.{end}" if form.in_channels else "<think>\nI look it up.\n</think>\n\n"
+    for text in (call_text(vocabulary, form), final(form, ANSWER)):
+        assert allows(grammar, vocabulary, before + text)
+        assert not allows(grammar, vocabulary, f"I look it up.{text}")
+
+
 @pytest.mark.parametrize("name", [each for each in STYLES if each != "harmony"])
 def test_whatever_is_allowed_is_a_call_or_follows_the_schema(name: str, vocabulary: ByteVocabulary) -> None:
     """Each mark stands within a text of the answer, where it is no call."""
