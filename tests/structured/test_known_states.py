@@ -11,8 +11,7 @@ import pytest
 from llguidance import LLMatcher
 
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.grammar import Grammar
-from realizar.structured.grammar_text import grammar_text
+from realizar.structured.grammar import Grammar, grammar_text
 from realizar.structured.known_states import UNKNOWN, KnownStates
 from realizar.structured.regex_states import MOST_STATES
 from realizar.structured.workers.service import GrammarService

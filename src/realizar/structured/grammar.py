@@ -5,25 +5,23 @@ A row whose grammar can't go on is in error and gives no mask. No token is gener
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from realizar.errors import InvalidRequestError, RealizarError
-from realizar.sampling_params import StructuredOutput
-from realizar.structured.grammar_text import grammar_text, parts_of
-from realizar.structured.grammar_tokens import GrammarTokens
-from realizar.structured.kind_names import refusal
-from realizar.structured.lark_schemas import schema_error
-from realizar.structured.regex_masks import regex_masks
-from realizar.structured.state_masks import StateMasks
-from realizar.structured.token_columns import TokenColumns
-from realizar.structured.vocabulary import GrammarVocabulary
+from realizar.sampling_params import NESTED_GRAMMAR, StructuredOutput
+from realizar.structured.ascii_classes import ascii_classes
+from realizar.structured.grammar_tokens import GrammarTokens, refusal
+from realizar.structured.json_schema import read_schema
+from realizar.structured.lark_schemas import prepare_lark_schemas, schema_error
+from realizar.structured.regex_masks import StateMasks, regex_masks
 
 _LOG = logging.getLogger(__name__)
 _QUOTED = re.compile(r"\n *\d+ \|")  # a numbered line of the grammar in an error, which shows those near the fault
@@ -259,3 +257,184 @@ def _reason(text: str) -> str:
     for theirs, ours in _WORDS:
         joined = joined.replace(theirs, ours)
     return joined[:500] or "unknown"
+
+
+# `GrammarVocabulary`: a model's vocabulary in the form that llguidance expects.
+
+# Tokens of a JSON string by their length: where so many characters may follow, all tokens up to that length are allowed
+# at once. llguidance's own list has 10 and 30, so that it walks most tokens where less than 10 characters are left.
+_STRING = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [*(f"{_STRING}{{1,{most}}}" for most in (1, 2, 3, 5, 8, 12, 20, 30)), f"{_STRING}+"]
+
+_LONGEST_ENCODED = 256  # characters of a forced text that the tokenizer encodes; the rest is encoded greedily
+
+
+class GrammarVocabulary:
+    """The bytes of all tokens, for llguidance's search of the allowed ones.
+
+    `tokens`, `special_token_ids` and `eos_token_id` are names that llguidance reads.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, given: GrammarTokens) -> None:
+        vocab_size, ends = given.vocab_size, given.ends
+        known = list(given.token_bytes[:vocab_size])
+        self.tokens = known + [b""] * (vocab_size - len(known))
+        self.special_token_ids = [index for index in {*given.special_ids, *ends} if index < vocab_size]
+        self.eos_token_id = ends[0]
+        self._encode = given.encode
+        wrapper: Any = self
+        self.lltokenizer = LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=list(ends), slices=_SLICES)
+
+    def __call__(self, text: str) -> list[int]:
+        """Encode a text to ids with exactly its bytes."""
+        head = text[:_LONGEST_ENCODED]
+        ids = self._encoded(head)
+        if ids is None:
+            return list(self.lltokenizer.greedy_tokenize(text))
+        rest = text[_LONGEST_ENCODED:]
+        return [*ids, *self.lltokenizer.greedy_tokenize(rest)] if rest else ids
+
+    def _encoded(self, text: str) -> list[int] | None:
+        """The tokenizer's ids of a text, without an added space before it; None if they don't spell the text."""
+        if self._encode is None:
+            return None
+        encoded = self._encode(text)
+        if encoded is None:
+            return None
+        ids, wanted = list(encoded), text.encode()
+        if any(index >= len(self.tokens) for index in ids):
+            return None
+        if ids and self.tokens[ids[0]] == b" " and not wanted.startswith(b" "):
+            del ids[0]
+        return ids if b"".join(self.tokens[index] for index in ids) == wanted else None
+
+
+# `TokenColumns`: the bytes of all tokens by their place, so that all tokens are followed at once.
+
+_PART = 1 << 16  # tokens that are taken one byte further before `follow` yields
+
+
+class TokenColumns:
+    """Tokens in the order of their lengths, the longest first.
+
+    Args:
+        tokens: the bytes of each id.
+    """
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+        self._ids = np.argsort(-lengths, kind="stable")
+        ordered = lengths[self._ids]
+        self._starts = np.cumsum(ordered) - ordered
+        self._bytes = np.frombuffer(b"".join([tokens[index] for index in self._ids.tolist()]), np.uint8)
+        self._counts = [int(np.count_nonzero(ordered > place)) for place in range(int(ordered.max(initial=0)))]
+
+    def follow(self, steps: NDArray[np.int16], state: int, out: NDArray[np.int16]) -> Iterator[None]:
+        """Write the state after each token, int16 [ids]; between the parts of the work it yields.
+
+        Args:
+            steps: int16 [states + 1, 256], the state after each byte; the last state goes on to itself.
+        """
+        states = np.full(len(self._ids), state, np.int16)
+        num_done = 0
+        for place, count in enumerate(self._counts):
+            states[:count] = steps[states[:count], self._bytes[self._starts[:count] + place]]
+            num_done += count
+            if num_done >= _PART:
+                num_done = 0
+                yield
+        states[self._counts[0] if self._counts else 0 :] = len(steps) - 1  # ids without text
+        out[self._ids] = states
+
+
+# `grammar_text` converts a `StructuredOutput` to the text that llguidance compiles, and bounds its size and depth.
+
+MAX_REGEX_CHARACTERS = 64 << 10
+MAX_LARK_CHARACTERS = 512 << 10  # the schemas of many tools
+MAX_LARK_ALTERNATIVES = 8192  # compiling takes time quadratic in these: 0.2 s
+MAX_CHOICES_CHARACTERS = 512 << 10
+
+# White space between JSON tokens: a line break with an indentation, or one space, as small models would repeat spaces.
+_WHITESPACE = r"\n {0,32}|\n\t{1,8}| "
+
+
+def grammar_text(structured: StructuredOutput) -> str:
+    """The grammar's text for `LLMatcher`.
+
+    Raises:
+        InvalidRequestError: the grammar is too large or too deep, or its JSON is malformed.
+        ValueError: the regular expression is malformed; one line.
+    """
+    if structured.kind == "json_object":
+        return _schema_text({"type": "object"})
+    if structured.kind == "json_schema":
+        return _schema_text(read_schema(structured.value))
+    if structured.kind == "choice":
+        return str(LLMatcher.grammar_from_lark(_choices(structured.value)))
+    if structured.kind == "regex":
+        _check_size("the regular expression", len(structured.value), MAX_REGEX_CHARACTERS, "characters")
+        return str(LLMatcher.grammar_from_regex(ascii_classes(structured.value)))
+    if structured.kind == "nested":
+        lark, nested = parts_of(structured)
+        return json.dumps({"grammars": [{"lark_grammar": _lark_text(lark)}, _as_nested(grammar_text(nested))]})
+    return _lark_text(structured.value)
+
+
+def parts_of(structured: StructuredOutput) -> tuple[str, StructuredOutput]:
+    """The Lark grammar of the kind `nested`, and the grammar within it.
+
+    Raises:
+        InvalidRequestError: the value has another form.
+    """
+    try:
+        lark, kind, value = json.loads(structured.value)
+        nested = StructuredOutput(kind, value)
+    except (ValueError, TypeError, RecursionError):
+        reason = "nested must be a JSON list of a Lark grammar, and the kind and value of another one"
+        raise InvalidRequestError(reason, "structured") from None
+    if kind == "nested" or not isinstance(lark, str):
+        raise InvalidRequestError("nested must have a Lark grammar, and a grammar of another kind", "structured")
+    return lark, nested
+
+
+def _as_nested(text: str) -> dict[str, Any]:
+    """A grammar's text as a part of another one's."""
+    part = json.loads(text)["grammars"][0] if text.startswith("{") else {"lark_grammar": text}
+    return {**part, "name": NESTED_GRAMMAR}
+
+
+def _compiles(lark: str) -> bool:
+    return not LLMatcher.validate_grammar(lark)
+
+
+def _lark_text(lark: str) -> str:
+    _check_size("the Lark grammar", len(lark), MAX_LARK_CHARACTERS, "characters")
+    _check_size("the Lark grammar", lark.count("|"), MAX_LARK_ALTERNATIVES, "alternatives")
+    return str(LLMatcher.grammar_from_lark(prepare_lark_schemas(lark, _WHITESPACE, _compiles)))
+
+
+def _schema_text(schema: dict[str, Any]) -> str:
+    text = json.dumps(schema)
+    return str(
+        LLMatcher.grammar_from_json_schema(text, overrides={"lenient": False, "whitespace_pattern": _WHITESPACE})
+    )
+
+
+def _choices(text: str) -> str:
+    """A Lark grammar with one terminal, so that all choices form one automaton."""
+    _check_size("choice", len(text), MAX_CHOICES_CHARACTERS, "characters")
+    try:
+        choices = json.loads(text)
+    except (ValueError, RecursionError):
+        choices = None
+    if not isinstance(choices, list) or not choices or not all(isinstance(each, str) and each for each in choices):
+        raise InvalidRequestError("choice must be a JSON list of strings, none of them empty", "structured")
+    return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+
+
+def _check_size(what: str, size: int, most: int, unit: str) -> None:
+    if size > most:
+        raise InvalidRequestError(f"{what} has {size} {unit}; at most {most} are allowed", "structured")

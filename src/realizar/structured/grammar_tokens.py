@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from realizar.errors import InvalidRequestError
+from realizar.sampling_params import StructuredOutput
 
 Encode = Callable[[str], Sequence[int] | None]
 
@@ -62,3 +63,14 @@ class GrammarTokens:
     def num_words(self) -> int:
         """Words of 32 bits in a mask over all logits."""
         return -(-self.vocab_size // 32)
+
+
+# Names of the kinds of structured output in messages.
+
+_NAMES = {"json_schema": "JSON schema", "lark": "Lark grammar", "regex": "regular expression"}
+
+
+def refusal(structured: StructuredOutput, reason: str) -> InvalidRequestError:
+    """The error of a refused grammar; `reason` is one line."""
+    kind = _NAMES.get(structured.kind, structured.kind)
+    return InvalidRequestError(f"the {kind} can't be honoured: {reason}", "structured")

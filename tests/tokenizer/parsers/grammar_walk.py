@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.grammar_text import grammar_text
+from realizar.structured.grammar import grammar_text
 
 
 @dataclass

@@ -5,8 +5,8 @@ a process of its own first, within bounds of time and memory. Then a few workers
 share, follow its rows; a grammar that takes long, or at which a worker has ended, has one of its own. Requests for
 masks of rows, and the masks, lie in memory that all processes share (`mask_memory`), with what each worker works on.
 
-In the engine's process, `service` owns all of this: `compile_queue` shares the compiler among clients,
-`known_grammars` has what was compiled or refused, `server_handle` and `worker` are the handles of the processes.
-`mask_requests` asks for masks and takes them in, follows rows anew whose worker has ended, and finds what has ended
-it; `worker_pool` has the workers and places rows. `prefetched_masks` has the masks of rows that need no request.
+In the engine's process, `service` owns all of this, with what was compiled or refused: `compile_queue` shares the
+compiler among clients, `server_handle` and `worker` are the handles of the processes. `mask_requests` asks for masks
+and takes them in, follows rows anew whose worker has ended, and finds what has ended it; `worker_pool` has the workers
+and places rows.
 """
