@@ -17,14 +17,12 @@ from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Accepted,
     Add,
-    AskStats,
-    CacheCleared,
-    ClearCache,
+    Answer,
+    Ask,
     Command,
     EngineInfo,
     Outputs,
     Ready,
-    StatsAnswer,
 )
 from realizar.ray.calls import EngineCalls
 from realizar.ray.serve_link import ServeLink
@@ -60,10 +58,9 @@ class PlayedLink:
         self.sent.append(command)
         if isinstance(command, Add):
             self.news.set()
-        if isinstance(command, ClearCache):
-            self.listener.handle(CacheCleared(command.ticket))
-        if isinstance(command, AskStats):
-            self.listener.handle(StatsAnswer(command.ticket, EngineStats(generation_tokens=self._generated)))
+        if isinstance(command, Ask):
+            stats = EngineStats(generation_tokens=self._generated) if command.what == "stats" else None
+            self.listener.handle(Answer(command.number, stats))
 
     async def close(self, *, at_once: bool = False) -> None:
         pass

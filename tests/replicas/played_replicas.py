@@ -17,17 +17,13 @@ from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Accepted,
     Add,
-    AskAudit,
-    AskStats,
-    AuditAnswer,
-    CacheCleared,
+    Answer,
+    Ask,
     CachedKeys,
-    ClearCache,
     Command,
     EngineInfo,
     Outputs,
     Ready,
-    StatsAnswer,
 )
 from realizar.errors import EngineDeadError, InvalidRequestError
 from realizar.kv_cache.block_keys import BlockKeys
@@ -58,12 +54,10 @@ class Engine:
             if command.request.prompt_token_ids[0] == 98:
                 raise InvalidRequestError("too large")
             self.listener.handle(Accepted(command.request.request_id))
-        elif isinstance(command, AskStats):
-            self.listener.handle(StatsAnswer(command.ticket, EngineStats(num_running=1, generation_tokens=10)))
-        elif isinstance(command, AskAudit):
-            self.listener.handle(AuditAnswer(command.ticket, "a block is lost"))
-        elif isinstance(command, ClearCache):
-            self.listener.handle(CacheCleared(command.ticket))
+        elif isinstance(command, Ask):
+            stats = EngineStats(num_running=1, generation_tokens=10)
+            values = {"stats": stats, "audit": "a block is lost", "clear_cache": None}
+            self.listener.handle(Answer(command.number, values[command.what]))
 
     async def close(self, *, at_once: bool = False) -> None:
         self.is_closed = True

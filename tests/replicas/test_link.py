@@ -6,7 +6,7 @@ import pytest
 
 from realizar.engine.process.messages import (
     Abort,
-    ClearCache,
+    Ask,
     Loading,
     Refused,
     WatchKeys,
@@ -234,8 +234,10 @@ def test_audits_and_clearing_ask_every_engine() -> None:
     async def main(scene: Scene) -> None:
         assert await scene.client.audit() == "replica 0: a block is lost; replica 1: a block is lost"
         await scene.client.clear_cache()
-        assert all(any(isinstance(each, ClearCache) for each in engine.sent) for engine in scene.engines)
-        with pytest.raises(RealizarError, match="take no Sleep"):
+        assert all(
+            "clear_cache" in [each.what for each in engine.sent if isinstance(each, Ask)] for engine in scene.engines
+        )
+        with pytest.raises(RealizarError, match="several engines can't sleep"):
             await scene.client.sleep()
 
     play(2, main)

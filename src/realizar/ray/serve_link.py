@@ -19,26 +19,25 @@ import msgspec
 
 from realizar.delta_shares import renumbered
 from realizar.engine.clients.async_link import LinkListener
+from realizar.engine.clients.questions import answer_to
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
-    AskStats,
-    CacheCleared,
-    ClearCache,
+    Ask,
     Command,
     EngineInfo,
     Event,
     Outputs,
     PromptRead,
+    Question,
     Ready,
     Refused,
     RequestsLost,
-    StatsAnswer,
     record_error,
 )
-from realizar.errors import EngineDeadError, EngineUnavailableError, RealizarError
+from realizar.errors import EngineDeadError, EngineUnavailableError, InvalidRequestError, RealizarError
 from realizar.ray.messages import Lost, Reports
 from realizar.ray.wish import RouteWish, wish_of
 from realizar.replicas.numbering import first_number
@@ -142,10 +141,8 @@ class ServeLink:
             call.task = self._spawn(self._run(call))
         elif isinstance(command, Abort):
             self._abort(command)
-        elif isinstance(command, AskStats):
-            self._spawn(self._ask_stats(command.ticket))
-        elif isinstance(command, ClearCache):
-            self._spawn(self._clear_caches(command.ticket))
+        elif isinstance(command, Ask):
+            self._spawn(self._answer(command))
 
     async def close(self, *, at_once: bool = False) -> None:
         """See `EngineLink`: the engines are their replicas'."""
@@ -251,17 +248,21 @@ class ServeLink:
                 return  # the others' deltas go on; this choice's are passed over
         call.close()
 
-    async def _ask_stats(self, ticket: int) -> None:
-        self.figures.take(await self._engines.stats())
-        self._report(StatsAnswer(ticket, self.figures.total()))
+    async def _answer(self, ask: Ask) -> None:
+        self._report(await answer_to(ask, self._ask_all(ask.what)))
 
-    async def _clear_caches(self, ticket: int) -> None:
-        error: RealizarError | None = None
+    async def _ask_all(self, what: Question) -> EngineStats | None:
+        if what == "stats":
+            self.figures.take(await self._engines.stats())
+            return self.figures.total()
+        if what != "clear_cache":
+            raise InvalidRequestError(f"several engines can't {what}")
         try:
             await self._engines.clear_caches()
-        except Exception as problem:  # noqa: BLE001 - as in `_wait_ready`
-            error = RealizarError(f"not every replica's cache was cleared: {' '.join(str(problem).split())[:300]}")
-        self._report(CacheCleared(ticket, None if error is None else record_error(error)))
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            raise RealizarError(f"not every replica's cache was cleared: {reason}") from error
+        return None
 
     def _report(self, event: Any) -> None:
         if self._listener is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
@@ -14,26 +15,23 @@ import msgspec
 
 from realizar.delta_shares import renumbered
 from realizar.engine.clients.async_link import EngineLink, LinkListener
+from realizar.engine.clients.questions import answer_to
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
-    AskAudit,
-    AskStats,
-    AuditAnswer,
-    CacheCleared,
+    Ask,
     CachedKeys,
-    ClearCache,
     Command,
     EngineInfo,
     Event,
     Loading,
     Outputs,
+    Question,
     Ready,
     Refused,
     RequestsLost,
-    StatsAnswer,
     WatchKeys,
     record_error,
 )
@@ -158,12 +156,8 @@ class ReplicaLink:
                 placed.replica.send(command)
                 self._placement.note_end(command.request_id, command.choice)
                 self._note_change()
-        elif isinstance(command, AskStats):
-            self._spawn(self._answer_stats(command.ticket))
-        elif isinstance(command, AskAudit):
-            self._spawn(self._answer_audit(command.ticket))
-        elif isinstance(command, ClearCache):
-            self._spawn(self._clear_caches(command.ticket))
+        elif isinstance(command, Ask):
+            self._spawn(self._answer(command))
         else:
             raise InvalidRequestError(f"several engines take no {type(command).__name__}")
 
@@ -334,28 +328,26 @@ class ReplicaLink:
         await replica.start()
         self._note_states()
 
-    async def _answer_stats(self, ticket: int) -> None:
-        """Answer with the sum of all replicas; one that is busy counts as it last did."""
-        await asyncio.gather(*(each.refresh() for each in self._replicas if each.is_alive))
-        total = EngineStats()
-        for each in self._replicas:
-            total = total.added(each.stats)
-        self._pass_on(StatsAnswer(ticket, total))
+    async def _answer(self, ask: Ask) -> None:
+        self._pass_on(await answer_to(ask, self._ask_all(ask.what)))
 
-    async def _answer_audit(self, ticket: int) -> None:
-        """Answer with the findings of all audits; an engine that ends meanwhile has none."""
+    async def _ask_all(self, what: Question) -> EngineStats | str | None:
+        """Ask all engines: the sum of their figures, one that is busy as it last did, or the faults that they find.
+
+        What one that ends meanwhile would have said does not count.
+        """
         alive = [each for each in self._replicas if each.is_alive]
-        found = await asyncio.gather(*(each.asked.audit() for each in alive), return_exceptions=True)
+        if what == "stats":
+            await asyncio.gather(*(each.refresh() for each in alive))
+            return functools.reduce(EngineStats.added, (each.stats for each in self._replicas), EngineStats())
+        if what not in ("audit", "clear_cache"):
+            raise InvalidRequestError(f"several engines can't {what}")
+        found = await asyncio.gather(*(each.asked.ask(what) for each in alive), return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException) and not isinstance(each, EngineDeadError):
+                raise each
         pairs = zip(alive, found, strict=True)
-        faults = [f"replica {each.name}: {fault}" for each, fault in pairs if isinstance(fault, str)]
-        self._pass_on(AuditAnswer(ticket, "; ".join(faults) or None))
-
-    async def _clear_caches(self, ticket: int) -> None:
-        """Have all caches forget what they hold; that of an engine that ends meanwhile is gone."""
-        clearing = [each.asked.clear_cache() for each in self._replicas if each.is_alive]
-        found = await asyncio.gather(*clearing, return_exceptions=True)
-        errors = [each for each in found if each is not None and not isinstance(each, EngineDeadError)]
-        self._pass_on(CacheCleared(ticket, record_error(errors[0]) if errors else None))
+        return "; ".join(f"replica {each.name}: {fault}" for each, fault in pairs if isinstance(fault, str)) or None
 
     def _pass_on(self, event: Event) -> None:
         if self._listener is not None:

@@ -10,17 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from realizar.engine.clients.async_link import EngineLink
-from realizar.engine.clients.async_questions import EngineQuestions
+from realizar.engine.clients.questions import Questions
 from realizar.engine.core.metrics import EngineStats
-from realizar.engine.process.messages import (
-    Abort,
-    AuditAnswer,
-    CacheCleared,
-    Command,
-    EngineInfo,
-    Event,
-    StatsAnswer,
-)
+from realizar.engine.process.messages import Abort, Answer, Command, EngineInfo, Event
 from realizar.errors import EngineDeadError, RealizarError
 from realizar.replicas.routing import ReplicaLoad
 from realizar.request import Request
@@ -94,7 +86,7 @@ class Replica:
         self.info: EngineInfo | None = None
         self.incarnation = self.num_reports = 0
         self.requests: dict[str, PlacedRequest] = {}
-        self.asked = EngineQuestions(self.send)
+        self.asked = Questions(self.send)
         self._last_stats = self._earlier_stats = EngineStats()
         self._last_abort_s = -_ABORTED_S
 
@@ -137,9 +129,8 @@ class Replica:
 
     async def refresh(self) -> None:
         """Ask for figures; where the engine is busy or lost, those that it last gave stay."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_FIGURES_PATIENCE_S):
-                self._last_stats = await self.asked.stats() or self._last_stats
+        with suppress(TimeoutError, RealizarError):
+            self._last_stats = await self.asked.ask("stats", _FIGURES_PATIENCE_S)
 
     def count_end(self, *, restarting: bool) -> None:
         """Go on counting over the end of an engine. Args: restarting: it ended by itself, and is replaced."""
@@ -154,7 +145,7 @@ class Replica:
 
     def handle(self, event: Event) -> None:
         """See `LinkListener`."""
-        if isinstance(event, StatsAnswer | AuditAnswer | CacheCleared):
+        if isinstance(event, Answer):
             self.asked.answer(event)
         else:
             self._owner.take(self, event)

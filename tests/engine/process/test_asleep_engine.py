@@ -8,7 +8,7 @@ import pytest
 
 from realizar.config import EngineConfig
 from realizar.engine.process.child import ChildEnd
-from realizar.engine.process.messages import Command, Event, Load, Sleep, Wake
+from realizar.engine.process.messages import Ask, Command, Event, Load
 from realizar.engine.process.supervisor import ProcessLink
 from realizar.errors import EngineDeadError, RealizarError
 from waits import HANG_S
@@ -34,7 +34,7 @@ class Listener:
 
 @pytest.mark.parametrize(
     ("commands", "ends"),
-    [((Sleep(1),), [False]), ((Sleep(1), Wake(2)), [True, False]), ((), [True, False])],
+    [((Ask(1, "sleep"),), [False]), ((Ask(1, "sleep"), Ask(2, "wake")), [True, False]), ((), [True, False])],
     ids=["asleep", "awake again", "never asleep"],
 )
 def test_an_engine_that_ends_asleep_is_not_replaced(
@@ -46,7 +46,7 @@ def test_an_engine_that_ends_asleep_is_not_replaced(
         async def run_one(_: object) -> ChildEnd:
             runs.append(len(runs))
             if len(runs) == 2:
-                link.send(Sleep(9))  # so that the test ends
+                link.send(Ask(9, "sleep"))  # so that the test ends
             return ChildEnd(EngineDeadError("killed"), False, 1.0)
 
         monkeypatch.setattr(link, "_run_one", run_one)

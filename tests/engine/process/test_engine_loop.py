@@ -10,6 +10,7 @@ import pytest
 
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
+from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process import main as process
 from realizar.engine.process.loop import EngineLoop
 from realizar.engine.process.main import EngineProcess
@@ -17,14 +18,14 @@ from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
-    AskStats,
+    Answer,
+    Ask,
     Event,
     Failed,
     Load,
     Outputs,
     Refused,
     Shutdown,
-    StatsAnswer,
 )
 from realizar.frames import FrameReader
 from realizar.outputs import RowError, TokenLogprobs, TokenOutput
@@ -53,15 +54,15 @@ def test_an_idle_engine_audits_itself_once(caplog: pytest.LogCaptureFixture, mon
         honest()
 
     monkeypatch.setattr(core, "audit", audit)
-    loop = EngineLoop(lambda event: answered.release() if isinstance(event, StatsAnswer) else None)
+    loop = EngineLoop(lambda event: answered.release() if isinstance(event, Answer) else None)
     thread = threading.Thread(target=loop.run, args=(lambda: core,))
     thread.start()
     try:
         for number in range(2):
             loop.post(Add(Request(str(number), (number, 5), GREEDY, 1)))
             assert audited.acquire(timeout=HANG_S)
-            for ticket in range(3):
-                loop.post(AskStats(ticket))
+            for _ in range(3):
+                loop.post(Ask(number, "stats"))
                 assert answered.acquire(timeout=HANG_S)
             assert not audited.acquire(blocking=False)
             assert ("block audit found a fault" in caplog.text) is (number > 0)
@@ -150,23 +151,23 @@ def test_results_too_large_to_be_sent_end_their_request_alone() -> None:
 def test_a_request_whose_results_could_not_be_sent_ends_in_the_engine() -> None:
     """The engine's next answer is that the other request runs alone."""
     core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig())
-    answers: list[StatsAnswer] = []
+    answers: list[EngineStats] = []
 
     def report(event: Event) -> None:
-        if isinstance(event, StatsAnswer):
-            answers.append(event)
+        if isinstance(event, Answer):
+            answers.append(event.value)
         elif isinstance(event, Outputs) and event.deltas.starts:
             number = next(start.number for start in event.deltas.starts if start.request_id == "b")
             loop.abort_unsent(number)
             loop.abort_unsent(number)  # the second finds it ended
-            loop.post(AskStats(0))
+            loop.post(Ask(0, "stats"))
             loop.post(Shutdown())
 
     loop = EngineLoop(report)
     for name in ("a", "b"):
         loop.post(Add(Request(name, (1, 2), GREEDY, 50)))
     loop.run(lambda: core)
-    assert [answer.stats.num_running for answer in answers] == [1]
+    assert [answer.num_running for answer in answers] == [1]
 
 
 def test_a_choice_that_ended_in_the_step_that_could_not_be_sent_ends_its_request() -> None:
@@ -174,22 +175,22 @@ def test_a_choice_that_ended_in_the_step_that_could_not_be_sent_ends_its_request
     first, second = (expected_tokens([1, 2], (None,), sampling, 50, choice) for choice in range(2))
     stop = next(token for token in first if token not in second)
     core = new_core(ScriptedBackend(), make_spec((None,)), EngineConfig())
-    answers: list[StatsAnswer] = []
+    answers: list[EngineStats] = []
 
     def report(event: Event) -> None:
-        if isinstance(event, StatsAnswer):
-            answers.append(event)
+        if isinstance(event, Answer):
+            answers.append(event.value)
         elif isinstance(event, Outputs) and event.deltas.ends and not answers:
             (end,) = event.deltas.ends
             assert end.stop_token_id == stop
             loop.abort_unsent(end.number)
-            loop.post(AskStats(0))
+            loop.post(Ask(0, "stats"))
             loop.post(Shutdown())
 
     loop = EngineLoop(report)
     loop.post(Add(Request("a", (1, 2), replace(sampling, stop_token_ids=(stop,)), 50)))
     loop.run(lambda: core)
-    assert [(answer.stats.num_running, answer.stats.num_used_blocks) for answer in answers] == [(0, 0)]
+    assert [(answer.num_running, answer.num_used_blocks) for answer in answers] == [(0, 0)]
 
 
 def test_the_prompt_of_a_request_that_fails_is_counted_and_forgotten() -> None:

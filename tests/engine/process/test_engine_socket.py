@@ -25,8 +25,8 @@ from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
-    AskStats,
-    AuditAnswer,
+    Answer,
+    Ask,
     Event,
     Load,
     Outputs,
@@ -34,7 +34,6 @@ from realizar.engine.process.messages import (
     Pong,
     Ready,
     Shutdown,
-    StatsAnswer,
 )
 from realizar.frames import FrameReader, encode_frame
 from realizar.request import Request
@@ -116,9 +115,11 @@ def test_commands_and_their_answers() -> None:
         while len(tokens) < 6:
             tokens.extend(engine.wait_for(Outputs).deltas.token_list())
         assert tokens == expected_tokens([5], (None,), GREEDY, 6)
-        engine.send(Abort("unknown"), Ping(3), AskStats(4))
-        assert engine.wait_for(Pong) == Pong(3, 0.0)
-        stats = engine.wait_for(StatsAnswer).stats
+        engine.send(Abort("unknown"), Ping(), Ask(4, "stats"), Ask(5, "samples"))
+        assert engine.wait_for(Pong) == Pong(0.0)
+        asked, wrong = engine.wait_for(Answer), engine.wait_for(Answer)
+        stats = asked.value
+        assert (asked.number, wrong.number, wrong.error.message) == (4, 5, "an engine has no samples")
         assert (stats.generation_tokens, stats.prompt_tokens, stats.num_used_blocks) == (6, 1, 0)
         engine.send(Shutdown())
         assert engine.last_words() == (0, "")
@@ -139,9 +140,9 @@ def test_pings_are_answered_in_the_middle_of_a_step(tmp_path: Path) -> None:
         engine.start()
         engine.send(request("a", 5, 3))
         wait_until(holds.exists)  # by this file the engine says that it waits in a step
-        engine.send(Ping(1))
+        engine.send(Ping())
         first = engine.wait_for(Pong)
-        engine.send(Ping(2))
+        engine.send(Ping())
         second = engine.wait_for(Pong)
         assert 0 < first.step_s < second.step_s
         holds.unlink()
@@ -177,7 +178,7 @@ def test_a_slow_consumer_holds_the_engine_up_and_loses_nothing() -> None:
     [
         (struct.pack(">I", 1 << 31), "exceeds the limit"),
         (struct.pack(">I", 5) + b"\xc1pwnd", "malformed frame"),
-        (encode_frame(AuditAnswer(1, None)), "malformed frame"),
+        (encode_frame(Answer(1)), "malformed frame"),
     ],
     ids=["long", "garbage", "event"],
 )

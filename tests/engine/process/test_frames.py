@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realizar.backends.base import Transfer
 from realizar.config import EngineConfig
 from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.engine.core.metrics import EngineStats
@@ -20,8 +21,8 @@ from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
-    AskStats,
-    AuditAnswer,
+    Answer,
+    Ask,
     Command,
     ErrorRecord,
     Event,
@@ -33,7 +34,6 @@ from realizar.engine.process.messages import (
     Pong,
     Refused,
     Shutdown,
-    StatsAnswer,
     record_error,
     restore_error,
 )
@@ -87,8 +87,8 @@ _COMMANDS = st.one_of(
     st.builds(Load, _TEXT, st.just(EngineConfig(threads=2, kv_cache_bytes=1 << 40))),
     st.builds(Add, _REQUEST),
     st.builds(Abort, _TEXT, st.none() | _COUNT),
-    st.builds(AskStats, _COUNT),
-    st.builds(Ping, _COUNT),
+    st.builds(Ask, _COUNT, st.sampled_from(["stats", "wake"])),
+    st.just(Ping()),
     st.just(Shutdown()),
 )
 _ID = st.integers(0, 2**31 - 1)
@@ -113,9 +113,10 @@ _EVENTS = st.one_of(
     st.builds(Accepted, _TEXT),
     st.builds(Refused, _TEXT, _ERROR),
     st.builds(Outputs, _DELTAS),
-    st.builds(StatsAnswer, _COUNT, st.builds(EngineStats, _COUNT, _COUNT, step_s=_FLOAT)),
-    st.builds(AuditAnswer, _COUNT, st.none() | _TEXT),
-    st.builds(Pong, _COUNT, _FLOAT),
+    st.builds(Answer, _COUNT, st.builds(EngineStats, _COUNT, _COUNT, step_s=_FLOAT)),
+    st.builds(Answer, _COUNT, st.none() | _TEXT | st.builds(Transfer, _COUNT, _FLOAT)),
+    st.builds(Answer, _COUNT, st.none(), _ERROR),
+    st.builds(Pong, _FLOAT),
     st.builds(Failed, _ERROR),
 )
 
@@ -244,7 +245,7 @@ def channel_pair(*, takes_descriptors: bool = False) -> Iterator[tuple[Channel[C
 
 
 def test_a_channel_waits_for_the_rest_of_a_frame() -> None:
-    frame = encode_frame(Ping(7))
+    frame = encode_frame(Ping())
     with channel_pair() as (channel, theirs):
         for cut in range(1, len(frame)):
             theirs.sendall(frame[:cut])
@@ -252,7 +253,7 @@ def test_a_channel_waits_for_the_rest_of_a_frame() -> None:
             with pytest.raises(ChannelTimeoutError, match="does not answer"):
                 channel.receive(timeout_s=0.0)
             theirs.sendall(frame[cut:] + frame)
-            assert (channel.receive(), channel.receive_now()) == (Ping(7), Ping(7))
+            assert (channel.receive(), channel.receive_now()) == (Ping(), Ping())
         theirs.sendall(frame[:-1])
         theirs.close()
         with pytest.raises(ChannelError, match="has ended"):
@@ -288,12 +289,12 @@ def test_a_channel_does_not_wait_for_one_that_does_not_read() -> None:
 def test_a_channel_takes_a_descriptor_between_records() -> None:
     read, written = os.pipe()
     with channel_pair(takes_descriptors=True) as (channel, theirs):
-        theirs.sendall(encode_frame(Ping(1)))
+        theirs.sendall(encode_frame(Ping()))
         socket.send_fds(theirs, [b"f"], [written])
-        theirs.sendall(encode_frame(Ping(2)))
-        assert channel.receive() == Ping(1)
+        theirs.sendall(encode_frame(Abort("b")))
+        assert channel.receive() == Ping()
         got = channel.receive_descriptor()
         os.write(got, b"it")
-        assert (os.read(read, 9), channel.receive()) == (b"it", Ping(2))
+        assert (os.read(read, 9), channel.receive()) == (b"it", Abort("b"))
     for descriptor in (read, written, got):
         os.close(descriptor)

@@ -20,8 +20,8 @@ from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
-    CacheCleared,
-    ClearCache,
+    Answer,
+    Ask,
     Command,
     EngineInfo,
     Outputs,
@@ -313,7 +313,7 @@ def test_connections_go_to_processes_that_answer() -> None:
             assert given(4) == [2, 2]
             scene.one._missed_pings = 4
             assert given(3) == [0, 3]
-            scene.one.data_received(encode_frame(Pong(1)))
+            scene.one.data_received(encode_frame(Pong()))
             assert given(3) == [3, 0]
             scene.one._missed_pings = scene.two._missed_pings = 4
             assert sum(given(2)) == 2
@@ -334,18 +334,18 @@ def test_a_process_that_clears_the_cache_hears_when_it_is_done() -> None:
     """Another process hears nothing, and one whose engine is not there is told so."""
 
     async def main(scene: Scene) -> None:
-        scene.one._on_message(scene.one, ClearCache(7))
+        scene.one._on_message(scene.one, Ask(7, "clear_cache"))
         await turns()
-        (sent,) = (command for command in scene.link.sent if isinstance(command, ClearCache))
-        assert not scene.one.all_of(CacheCleared)
-        scene.link.listener.handle(CacheCleared(sent.ticket))
+        (sent,) = (command for command in scene.link.sent if isinstance(command, Ask))
+        assert not scene.one.all_of(Answer)
+        scene.link.listener.handle(Answer(sent.number))
         await turns()
-        assert scene.one.all_of(CacheCleared) == [CacheCleared(7)]
+        assert scene.one.all_of(Answer) == [Answer(7)]
         scene.link.listener.lost(EngineDeadError("gone"), restarting=True)
-        scene.two._on_message(scene.two, ClearCache(8))
+        scene.two._on_message(scene.two, Ask(8, "clear_cache"))
         await turns()
-        (refused,) = scene.two.all_of(CacheCleared)
-        assert refused.ticket == 8
+        (refused,) = scene.two.all_of(Answer)
+        assert refused.number == 8
         assert refused.error is not None
         assert "being loaded" in refused.error.message
 

@@ -7,7 +7,7 @@ choice in a `GrowingChoice` of `growing_choice.py`; failed outputs to errors). R
    Ctrl-C to the end of a step, and `prompt_progress.py` reports progress.
 2. `async_engine.py`: `AsyncEngine`, for the server. `async_link.py` connects it to an engine in a thread or a process;
    `link_between.py` is a link over another one.
-   `async_requests.py`, `async_stream.py` and `async_questions.py` hold its open requests and unanswered questions, and
+   `async_requests.py`, `async_stream.py` and `questions.py` hold its open requests and unanswered questions, and
    the first refuses requests that crash engines; `embedding.py` has the answer with a vector, and `places.py` shares
    what may be open by client.
 """

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from realizar.backends.base import Transfer
 from realizar.engine.clients.async_link import EngineLink, closed_error
-from realizar.engine.clients.async_questions import EngineQuestions
 from realizar.engine.clients.async_requests import OpenRequests
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.engine.clients.embedding import Embedding
 from realizar.engine.clients.growing_choice import GrowingText
 from realizar.engine.clients.prepare import prepare_request
+from realizar.engine.clients.questions import Questions
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Accepted,
+    Answer,
     EngineInfo,
     Event,
     Loading,
@@ -27,8 +29,6 @@ from realizar.engine.process.messages import (
     Ready,
     Refused,
     RequestsLost,
-    Sleep,
-    Wake,
     restore_error,
 )
 from realizar.errors import (
@@ -41,6 +41,7 @@ from realizar.errors import (
 from realizar.request import NO_CLIENT, Client, Pooling, Request
 from realizar.sampling_params import SamplingParams
 
+_STATS_PATIENCE_S = 1.0
 EngineState: TypeAlias = Literal["starting", "ready", "draining", "dead"]
 
 
@@ -79,7 +80,7 @@ class AsyncEngine:
         self._info: EngineInfo | None = None
         self._error: RealizarError | None = None
         self._numbers = itertools.count()
-        self._asked = EngineQuestions(link.send)
+        self._asked = Questions(link.send)
         self._last_stats = self._earlier_stats = EngineStats()
         self.pooling = pooling
         self.loading: Loading | None = None
@@ -239,7 +240,8 @@ class AsyncEngine:
         The last known figures are returned while no engine runs, and while a long step delays the engine's answer.
         """
         if self._state in ("ready", "draining"):
-            self._last_stats = await self._asked.stats() or self._last_stats
+            with suppress(TimeoutError, RealizarError):
+                self._last_stats = await self._asked.ask("stats", _STATS_PATIENCE_S)
         return self._last_stats.plus(self._earlier_stats)
 
     async def audit(self) -> str | None:
@@ -249,7 +251,8 @@ class AsyncEngine:
             EngineDeadError: no engine runs.
         """
         self._check_running()
-        return await self._asked.audit()
+        fault: str | None = await self._asked.ask("audit")
+        return fault
 
     async def clear_cache(self) -> None:
         """Have the prefix cache forget all that it holds; requests that run keep what they have.
@@ -258,7 +261,7 @@ class AsyncEngine:
             EngineUnavailableError, EngineDeadError: no engine runs.
         """
         self._check_running()
-        await self._asked.clear_cache()
+        await self._asked.ask("clear_cache")
 
     async def sleep(self) -> Transfer:
         """Have an idle engine give its device's memory back; requests are refused until `wake`.
@@ -266,12 +269,14 @@ class AsyncEngine:
         Raises EngineDeadError where no engine runs, and other errors where the engine is awake as before.
         """
         self._check_running()
-        return await self._asked.transfer(Sleep)
+        done: Transfer = await self._asked.ask("sleep")
+        return done
 
     async def wake(self) -> Transfer:
         """Have the engine take its device's memory again. Raises as `sleep`; it then is asleep as before."""
         self._check_running()
-        return await self._asked.transfer(Wake)
+        done: Transfer = await self._asked.ask("wake")
+        return done
 
     async def drain(self) -> None:
         """Refuse new requests and wait for the open ones."""
@@ -304,7 +309,7 @@ class AsyncEngine:
             self._info, self.loading, self.fault = event.info, None, None
             if self._state == "starting":
                 self._set_state("ready")
-        else:
+        elif isinstance(event, Answer):
             self._asked.answer(event)
 
     def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True, counted: bool = False) -> None:

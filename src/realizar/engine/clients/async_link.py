@@ -73,7 +73,7 @@ class ThreadLink:
     def send(self, command: Command) -> None:
         """See `EngineLink`."""
         if isinstance(command, Ping):
-            self._report(Pong(command.ticket, self._engine.step_age_s))
+            self._report(Pong(self._engine.step_age_s))
         else:
             self._engine.post(command)
 

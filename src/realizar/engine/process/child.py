@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import signal
 import socket
@@ -94,7 +93,6 @@ class EngineChild(asyncio.Protocol):
         self._ended: asyncio.Future[RealizarError | None] = asyncio.get_running_loop().create_future()
         self._reported = False
         self._ready_at_s: float | None = None
-        self._tickets = itertools.count()
         self._heard = False
         self._missed_pings = 0
         self._step_s = 0.0
@@ -220,7 +218,7 @@ class EngineChild(asyncio.Protocol):
             if self._step_s > liveness.step_limit_s:
                 self._end(EngineDeadError(f"a step of the engine has run for {self._step_s:.0f} s"))
             self._missed_pings += 1
-            self.send(Ping(next(self._tickets)))
+            self.send(Ping())
             await asyncio.sleep(interval_s)
 
     async def _last_words(self) -> str:

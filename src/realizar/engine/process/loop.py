@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from realizar.backends.base import Transfer
 from realizar.backends.machine import resident_bytes
 from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.engine.core.engine_core import EngineCore
@@ -19,29 +20,30 @@ from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
-    AskAudit,
-    AskStats,
-    AuditAnswer,
-    CacheCleared,
+    Answer,
+    Ask,
     CachedKeys,
-    ClearCache,
     Command,
     EngineInfo,
     Event,
     Failed,
     Outputs,
     PromptRead,
+    Question,
     Ready,
     Refused,
     Shutdown,
-    Sleep,
-    StatsAnswer,
-    TransferAnswer,
-    Wake,
     WatchKeys,
     record_error,
 )
-from realizar.errors import CapacityError, DeviceLostError, EngineDeadError, EngineUnavailableError, RealizarError
+from realizar.errors import (
+    CapacityError,
+    DeviceLostError,
+    EngineDeadError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    RealizarError,
+)
 from realizar.outputs import PromptProgress, TokenOutput
 from realizar.step_deltas import StepDeltas
 
@@ -231,18 +233,11 @@ class EngineLoop:
             self._add(core, command)
         elif isinstance(command, Abort):
             self._abort(core, command.request_id, command.choice)
-        elif isinstance(command, AskStats):
-            self._report(StatsAnswer(command.ticket, self._stats(core)))
-        elif isinstance(command, AskAudit):
-            self._report(AuditAnswer(command.ticket, _audit(core)))
-        elif isinstance(command, ClearCache):
-            core.clear_cache()
-            self._report(CacheCleared(command.ticket))
+        elif isinstance(command, Ask):
+            self._report(self._answer(core, command))
         elif isinstance(command, WatchKeys):
             core.cache.watch_keys()
             self._report_keys(core)
-        elif isinstance(command, Sleep | Wake):
-            self._report(_transfer(core, command))
 
     def _abort(self, core: EngineCore, request_id: str, choice: int | None = None) -> None:
         core.abort(request_id, choice)
@@ -264,6 +259,24 @@ class EngineLoop:
             self._add(core, compiled.add)
         else:
             self._report(Refused(request_id, record_error(compiled.error)))
+
+    def _answer(self, core: EngineCore, ask: Ask) -> Answer[EngineStats | Transfer | str]:
+        """Do what is asked for; an error that leaves the engine as it was is part of the answer."""
+        answers: dict[Question, Callable[[], EngineStats | Transfer | str | None]] = {
+            "stats": lambda: self._stats(core),
+            "audit": lambda: _audit(core),
+            "clear_cache": core.clear_cache,
+            "sleep": core.sleep,
+            "wake": core.wake,
+        }
+        try:
+            if ask.what not in answers:
+                raise InvalidRequestError(f"an engine has no {ask.what}")
+            return Answer(ask.number, answers[ask.what]())
+        except RealizarError as error:
+            if _ends_the_engine(error):
+                raise
+            return Answer(ask.number, error=record_error(error))
 
     def _stats(self, core: EngineCore) -> EngineStats:
         counts, blocks, memory = core.counts, core.block_counts, core.device_memory
@@ -294,17 +307,6 @@ class EngineLoop:
             device_memory_used_bytes=0 if memory is None else memory.used_bytes,
             device_memory_total_bytes=0 if memory is None else memory.total_bytes,
         )
-
-
-def _transfer(core: EngineCore, command: Sleep | Wake) -> TransferAnswer:
-    """Have the engine sleep or wake; an error that leaves it as it was is part of the answer."""
-    try:
-        done = core.sleep() if isinstance(command, Sleep) else core.wake()
-    except RealizarError as error:
-        if _ends_the_engine(error):
-            raise
-        return TransferAnswer(command.ticket, error=record_error(error))
-    return TransferAnswer(command.ticket, done)
 
 
 def _ends_the_engine(error: Exception) -> bool:

@@ -102,7 +102,7 @@ class EngineProcess:
 
     def _sort(self, command: Command) -> None:
         if isinstance(command, Ping):
-            self._report(Pong(command.ticket, self._loop.step_age_s))
+            self._report(Pong(self._loop.step_age_s))
         elif isinstance(command, Load):
             take_place(command)
             logging.getLogger("realizar").setLevel(command.log_level)  # numba's own log would drown the rest

@@ -6,7 +6,7 @@ writes them as msgpack.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -18,6 +18,9 @@ from realizar.kv_cache.key_changes import CacheChanges
 from realizar.outputs import PromptProgress
 from realizar.request import Request
 from realizar.step_deltas import StepDeltas
+
+Question: TypeAlias = Literal["stats", "audit", "clear_cache", "sleep", "wake", "samples", "exposition"]
+_Value = TypeVar("_Value")
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -83,34 +86,16 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     choice: int | None = None
 
 
-class AskStats(msgspec.Struct, frozen=True, tag="ask_stats"):
-    """Ask for the engine's figures. The answer is `StatsAnswer` with the same ticket."""
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """Ask for something beside a request; the answer is `Answer` with the same number.
 
-    ticket: int
+    `what`, of an engine: `stats` (`EngineStats`), `audit` (the finding of the block audit, or None), `clear_cache` (the
+    prefix cache forgets all that it holds), `sleep` (`Transfer`: the device's memory is given back while no request is
+    open) or `wake` (the same, taken again). Between a server's processes see `server.processes.messages`.
+    """
 
-
-class AskAudit(msgspec.Struct, frozen=True, tag="ask_audit"):
-    """Ask for the block audit. The answer is `AuditAnswer` with the same ticket."""
-
-    ticket: int
-
-
-class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
-    """Give the device's memory back while no request is open. The answer is `TransferAnswer` with the same ticket."""
-
-    ticket: int
-
-
-class Wake(msgspec.Struct, frozen=True, tag="wake"):
-    """Take the device's memory again. The answer is `TransferAnswer` with the same ticket."""
-
-    ticket: int
-
-
-class ClearCache(msgspec.Struct, frozen=True, tag="clear_cache"):
-    """Have the prefix cache forget all that it holds. The answer is `CacheCleared` with the same ticket."""
-
-    ticket: int
+    number: int
+    what: Question
 
 
 class WatchKeys(msgspec.Struct, frozen=True, tag="watch_keys"):
@@ -118,16 +103,14 @@ class WatchKeys(msgspec.Struct, frozen=True, tag="watch_keys"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Ask for a sign of life. The answer is `Pong` with the same ticket, at once, even in the middle of a step."""
-
-    ticket: int
+    """Ask for a sign of life. The answer is `Pong`, at once, even in the middle of a step."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """End the engine; open requests get no more outputs."""
 
 
-Command: TypeAlias = Load | Add | Abort | AskStats | AskAudit | Sleep | Wake | ClearCache | WatchKeys | Ping | Shutdown
+Command: TypeAlias = Load | Add | Abort | Ask | WatchKeys | Ping | Shutdown
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -184,37 +167,17 @@ class PromptRead(msgspec.Struct, frozen=True, tag="prompt_read"):
     progress: PromptProgress
 
 
-class StatsAnswer(msgspec.Struct, frozen=True, tag="stats"):
-    ticket: int
-    stats: EngineStats
+class Answer(msgspec.Struct, Generic[_Value], frozen=True, tag="answer"):
+    """What was asked for, or why it is not to be had; the other side then is as it was before."""
 
-
-class AuditAnswer(msgspec.Struct, frozen=True, tag="audit"):
-    """`fault` is the audit's finding, or None."""
-
-    ticket: int
-    fault: str | None
-
-
-class TransferAnswer(msgspec.Struct, frozen=True, tag="transfer"):
-    """The copies of a sleep or a wake, or the error that prevented it; the engine then is as it was before."""
-
-    ticket: int
-    transfer: Transfer | None = None
-    error: ErrorRecord | None = None
-
-
-class CacheCleared(msgspec.Struct, frozen=True, tag="cache_cleared"):
-    """Nothing that was computed before is found any more. `error`: why it could not be done."""
-
-    ticket: int
+    number: int
+    value: _Value | None = None
     error: ErrorRecord | None = None
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
     """`step_s`: seconds since the running step began, 0 between steps."""
 
-    ticket: int
     step_s: float = 0.0
 
 
@@ -249,10 +212,7 @@ Event: TypeAlias = (
     | RequestsLost
     | CachedKeys
     | Outputs
-    | StatsAnswer
-    | AuditAnswer
-    | TransferAnswer
-    | CacheCleared
+    | Answer[EngineStats | Transfer | str]
     | Pong
     | Failed
 )

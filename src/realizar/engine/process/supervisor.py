@@ -15,7 +15,7 @@ import msgspec
 from realizar.checkpoint.model_files import ModelFiles
 from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.process.child import ChildEnd, EngineChild, LivenessPolicy
-from realizar.engine.process.messages import Command, Event, Load, Ready, Sleep, Wake
+from realizar.engine.process.messages import Ask, Command, Event, Load, Ready
 from realizar.errors import CaptureLostError, EngineDeadError, InvalidRequestError, RealizarError
 from realizar.frames import FrameError
 
@@ -67,8 +67,8 @@ class ProcessLink:
         Raises:
             InvalidRequestError: the command is too large to be sent.
         """
-        if isinstance(command, Sleep | Wake):
-            self._is_asleep = isinstance(command, Sleep)
+        if isinstance(command, Ask) and command.what in ("sleep", "wake"):
+            self._is_asleep = command.what == "sleep"
         if self._child is None:
             return
         try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import cast
 
+from realizar.engine.clients.questions import Questions
 from realizar.engine.process.child import LivenessPolicy, is_stopped
 from realizar.engine.process.messages import Ping, Pong
 from realizar.frames import FrameError, FrameReader, encode_frame
@@ -30,6 +31,7 @@ class ApiProcess(asyncio.Protocol):
 
     Attributes:
         takes_connections: it has said that it is ready for them, and lives. has_started: it has said so.
+        asked: what it was asked for.
         num_connections: handed over, and not known to be closed. max_connections: its share.
     """
 
@@ -37,6 +39,7 @@ class ApiProcess(asyncio.Protocol):
         self, on_message: Callable[[ApiProcess, FromProcess], None], liveness: LivenessPolicy | None = None
     ) -> None:
         self._on_message, self._liveness = on_message, liveness or LivenessPolicy()
+        self.asked = Questions(self.send)
         self._missed_pings = 0
         self._fault: str | None = None
         self._reader: FrameReader[FromProcess] = FrameReader(FromProcess)
@@ -169,7 +172,7 @@ class ApiProcess(asyncio.Protocol):
 
     async def _ping(self) -> None:
         """Send pings. Missed pings count, and seconds do not, because this process may have been delayed itself."""
-        rules, ticket = self._liveness, 0
+        rules = self._liveness
         while True:
             most = rules.max_missed_pings if self.has_started else rules.start_limit_s / rules.ping_interval_s
             if self._missed_pings >= min(most, rules.max_stopped_pings) and is_stopped(self._process):
@@ -179,9 +182,8 @@ class ApiProcess(asyncio.Protocol):
             if self._fault is not None:
                 self._end()
                 return
-            ticket += 1
             self._missed_pings += 1
-            self.send(Ping(ticket))
+            self.send(Ping())
             await asyncio.sleep(rules.ping_interval_s)
 
     def _end(self) -> None:

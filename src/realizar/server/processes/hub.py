@@ -20,37 +20,34 @@ from typing import Any
 import uvicorn
 
 from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_questions import Questions
 from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.clients.questions import answer_to
 from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
-    CacheCleared,
-    ClearCache,
+    Answer,
+    Ask,
     Loading,
     Outputs,
     PromptRead,
+    Question,
     Ready,
     Refused,
     RequestsLost,
     record_error,
 )
-from realizar.errors import EngineDeadError, RealizarError
+from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
 from realizar.request import Request
 from realizar.server.figures import own_samples
 from realizar.server.metrics import MetricSamples, add_samples, exposition_of
 from realizar.server.processes.child import ApiProcess
 from realizar.server.processes.messages import (
-    AskExposition,
-    AskSamples,
     ConnectionsClosed,
     Drain,
     EngineBlocked,
     EngineLost,
-    Exposition,
     FromProcess,
-    Samples,
     Start,
     Started,
     Stop,
@@ -104,7 +101,6 @@ class Hub:
         self._tasks: set[asyncio.Task[None]] = set()
         self._samples: dict[ApiProcess, tuple[MetricSamples, ...]] = {}
         self._retired: tuple[MetricSamples, ...] = ()  # of processes that have ended
-        self._samples_asked: Questions[tuple[MetricSamples, ...]] = Questions()
         self._last_state: Ready | Loading | EngineBlocked | None = None
         self._listener: socket.socket | None = None
         self._listens = self._draining = False
@@ -229,6 +225,7 @@ class Hub:
         for request_id, entry in list(self._open.items()):
             if entry.process is process:
                 self._close(request_id)
+        process.asked.fail(EngineDeadError("the process is gone"))
         self._retired = add_samples((self._retired, self._samples.pop(process, ())))
 
     def _take(self, process: ApiProcess, message: FromProcess) -> None:
@@ -240,17 +237,15 @@ class Hub:
                 entry = self._open.get(request_id)
                 if entry is not None and entry.process is process:
                     self._abort(request_id, choice)
-            case ClearCache(ticket):
-                self._spawn(lambda: self._clear_cache(process, ticket))
+            case Ask():
+                self._spawn(lambda: self._answer(process, message))
             case ConnectionsClosed(count):
                 process.num_connections -= count
             case Started():
                 self._listen(wanted=not self._stopping.is_set())
-            case Samples(ticket, metrics):
-                self._samples[process] = metrics
-                self._samples_asked.answer(ticket, metrics)
-            case AskExposition(ticket):
-                self._spawn(lambda: self._expose(process, ticket))
+            case Answer():  # of samples, which count although they may be late
+                self._samples[process] = message.value or ()
+                process.asked.answer(message)
 
     def _add(self, process: ApiProcess, request: Request) -> None:
         if request.request_id in self._open:
@@ -282,16 +277,19 @@ class Hub:
         elif self._engine is not None:
             self._engine.end_choice(request_id, choice)
 
-    async def _clear_cache(self, process: ApiProcess, ticket: int) -> None:
-        """Have the engine's prefix cache forget what it holds, and tell the process that asked."""
-        try:
-            if self._engine is None:
-                raise EngineDeadError("the engine was not started")
-            await self._engine.clear_cache()
-        except RealizarError as error:
-            process.send(CacheCleared(ticket, record_error(error)))
-        else:
-            process.send(CacheCleared(ticket))
+    async def _answer(self, process: ApiProcess, ask: Ask) -> None:
+        """Do what a process asks for."""
+        process.send(await answer_to(ask, self._asked_for(ask.what)))
+
+    async def _asked_for(self, what: Question) -> bytes | None:
+        if self._engine is None:
+            raise EngineDeadError("the engine was not started")
+        if what == "exposition":
+            return await self._exposition(self._engine)
+        if what != "clear_cache":
+            raise InvalidRequestError(f"the main process does not {what}")
+        await self._engine.clear_cache()
+        return None
 
     def _close(self, request_id: str) -> None:
         """End a request that nobody waits for any more."""
@@ -321,22 +319,13 @@ class Hub:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _expose(self, process: ApiProcess, ticket: int) -> None:
-        """Answer with the metrics of all processes; one that is busy counts as it last did."""
-        if self._engine is None:
-            return
-        asked = []
-        for each in self._processes:
-            if each.takes_connections:
-                own_ticket, answer = self._samples_asked.ask()
-                each.send(AskSamples(own_ticket))
-                asked.append(answer)
-        if asked:
-            await asyncio.wait(asked, timeout=_SAMPLES_PATIENCE_S)
-        stats = await self._engine.stats()
+    async def _exposition(self, engine: AsyncEngine) -> bytes:
+        """The metrics of all processes; one that is busy counts as it last did."""
+        asked = [each.asked.ask("samples", _SAMPLES_PATIENCE_S) for each in self._processes if each.takes_connections]
+        await asyncio.gather(*asked, return_exceptions=True)
+        stats = await engine.stats()
         summed = add_samples((self._retired, *self._samples.values()))
-        text = exposition_of({self._model_name: stats}, (*summed, *own_samples(), *self._more_samples()))
-        process.send(Exposition(ticket, text))
+        return exposition_of({self._model_name: stats}, (*summed, *own_samples(), *self._more_samples()))
 
     def _listen(self, *, wanted: bool) -> None:
         """Accept connections, or leave them waiting."""

@@ -7,16 +7,16 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
-from realizar.engine.clients.async_questions import Questions
+from realizar.engine.clients.questions import Questions, answer_to
 from realizar.engine.loading import find_checkpoint
-from realizar.engine.process.messages import Abort, Add, ClearCache, Command, Ping, Pong, restore_error
+from realizar.engine.process.messages import Abort, Add, Answer, Ask, Command, Ping, Pong, Question, restore_error
 from realizar.errors import InvalidRequestError
 from realizar.frames import FrameError, FrameReader, encode_frame
 from realizar.server.app import create_app
@@ -26,15 +26,11 @@ from realizar.server.http.memory_return import keep_little_memory
 from realizar.server.http.protocol import bounded_protocol
 from realizar.server.metrics import Metrics, MetricSamples
 from realizar.server.processes.messages import (
-    AskExposition,
-    AskSamples,
     ConnectionsClosed,
     Drain,
     EngineBlocked,
     EngineLost,
-    Exposition,
     FromProcess,
-    Samples,
     Start,
     Started,
     Stop,
@@ -190,8 +186,8 @@ class _HubLink(asyncio.Protocol):
         self._reader, self._pending, self._stop = reader, pending, stop
         self._listener: LinkListener | None = None
         self._transport: asyncio.WriteTransport | None = None
-        self._expositions: Questions[bytes] = Questions()
-        self._draining: asyncio.Task[None] | None = None
+        self._asked = Questions(self.report)
+        self._tasks: set[asyncio.Task[None]] = set()
         self.samples: Callable[[], tuple[MetricSamples, ...]] = tuple
 
     async def start(self, listener: LinkListener) -> None:
@@ -207,7 +203,7 @@ class _HubLink(asyncio.Protocol):
         Raises:
             InvalidRequestError: the command is too large to be sent.
         """
-        if isinstance(command, Add | Abort | ClearCache):
+        if isinstance(command, Add | Abort | Ask):
             try:
                 self.report(command)
             except FrameError as error:
@@ -223,9 +219,8 @@ class _HubLink(asyncio.Protocol):
 
     async def exposition(self, metrics: Metrics) -> bytes:
         """The metrics of the whole server."""
-        ticket, answer = self._expositions.ask()
-        self.report(AskExposition(ticket))
-        return await answer
+        text: bytes = await self._asked.ask("exposition")
+        return text
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
@@ -254,16 +249,30 @@ class _HubLink(asyncio.Protocol):
                 listener.blocked(reason)
             case Drain():
                 if isinstance(listener, AsyncEngine):
-                    self._draining = asyncio.create_task(listener.drain())
+                    self._spawn(listener.drain())
             case Stop():
                 self._stop()
-            case AskSamples(ticket):
-                self.report(Samples(ticket, self.samples()))
-            case Ping(ticket):
-                self.report(Pong(ticket))
-            case Exposition(ticket, text):
-                self._expositions.answer(ticket, text)
+            case Ask():
+                self._spawn(self._answer(message))
+            case Ping():
+                self.report(Pong())
+            case Answer():
+                self._asked.answer(message)
+                listener.handle(Answer(message.number, error=message.error))
             case Start():
                 raise FrameError("a second start")
             case _:
                 listener.handle(message)
+
+    async def _answer(self, ask: Ask) -> None:
+        self.report(await answer_to(ask, self._asked_for(ask.what)))
+
+    async def _asked_for(self, what: Question) -> tuple[MetricSamples, ...]:
+        if what != "samples":
+            raise InvalidRequestError(f"an API process has no {what}")
+        return self.samples()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,6 +1,8 @@
 """Messages between the main process and an API process, beside the engine's own. msgspec and the nouns.
 
-An API process sends the commands that it would send to an engine, and gets the engine's events that concern it.
+An API process sends the commands that it would send to an engine, and gets the engine's events that concern it. It may
+ask to `clear_cache`, and for the `exposition`: the metrics of the whole server, as bytes in Prometheus' text format. It
+is asked for `samples`: its own metrics.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from realizar.engine.process.messages import (
     Abort,
     Accepted,
     Add,
-    CacheCleared,
-    ClearCache,
+    Answer,
+    Ask,
     ErrorRecord,
     Loading,
     Outputs,
@@ -75,19 +77,6 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Close all connections when their answers are complete, and end."""
 
 
-class AskSamples(msgspec.Struct, frozen=True, tag="ask_samples"):
-    """Ask an API process for its metrics; the answer is `Samples` with the same ticket."""
-
-    ticket: int
-
-
-class Exposition(msgspec.Struct, frozen=True, tag="exposition"):
-    """The metrics of the whole server in Prometheus' text format; the answer to `AskExposition`."""
-
-    ticket: int
-    text: bytes
-
-
 ToProcess: TypeAlias = (
     Start
     | Loading
@@ -97,13 +86,12 @@ ToProcess: TypeAlias = (
     | RequestsLost
     | PromptRead
     | Outputs
-    | CacheCleared
     | EngineLost
     | EngineBlocked
     | Drain
     | Stop
-    | AskSamples
-    | Exposition
+    | Ask
+    | Answer[bytes]
     | Ping
 )
 
@@ -118,17 +106,4 @@ class ConnectionsClosed(msgspec.Struct, frozen=True, tag="connections_closed"):
     count: int
 
 
-class Samples(msgspec.Struct, frozen=True, tag="samples"):
-    """The metrics of one API process."""
-
-    ticket: int
-    metrics: tuple[MetricSamples, ...]
-
-
-class AskExposition(msgspec.Struct, frozen=True, tag="ask_exposition"):
-    """Ask for the metrics of the whole server; the answer is `Exposition` with the same ticket."""
-
-    ticket: int
-
-
-FromProcess: TypeAlias = Add | Abort | ClearCache | Pong | Started | ConnectionsClosed | Samples | AskExposition
+FromProcess: TypeAlias = Add | Abort | Ask | Answer[tuple[MetricSamples, ...]] | Pong | Started | ConnectionsClosed
