@@ -9,13 +9,14 @@ the tokens that follow or raises. So does a wrong state, where rows have one (`k
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kv_cache.scripted_states import ScriptedStates, states_of
 from realizar.backends.base import Capacity, DeviceMemory, ForwardInput
-from realizar.batch import FROM_PREVIOUS_STEP, OpenedRow, RowOutput, ScheduledRow, StepOutput
+from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, OpenedRow, RowOutput, ScheduledRow, StepOutput
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.mixers import ShortConvolution
@@ -127,8 +128,10 @@ def expected_tokens(
 class ScriptedStep:
     """A step whose rows are sampled when its result, or the step after it, needs them."""
 
-    def __init__(self, backend: ScriptedBackend, rows: Sequence[tuple[ScheduledRow, list[int]]]) -> None:
-        self._backend, self._rows = backend, rows
+    def __init__(
+        self, backend: ScriptedBackend, rows: Sequence[tuple[ScheduledRow, list[int]]], forward_input: ForwardInput
+    ) -> None:
+        self._backend, self._rows, self._input = backend, rows, forward_input
         self._masks: dict[int, NDArray[np.bool_]] = {}
         self._held: frozenset[int] = frozenset()
         self._output: StepOutput | None = None
@@ -149,7 +152,8 @@ class ScriptedStep:
 
     def result(self) -> StepOutput:
         if self._output is None:
-            self._output = StepOutput.of([self._row_output(row, states) for row, states in self._rows])
+            output = StepOutput.of([self._row_output(row, states) for row, states in self._rows])
+            self._output = replace(output, drafts=self._backend.propose(self._input, output))
         return self._output
 
     def _row_output(self, row: ScheduledRow, states: list[int]) -> RowOutput:
@@ -193,6 +197,8 @@ class OpenRow:
 class ScriptedBackend:
     """See the module. `fail_at` makes that submit raise; `num_ids` few ids make drafts come true.
 
+    With `num_drafts` it proposes so many tokens after a row's choices, the last of which is wrong at times.
+
     With `num_snapshots` rows have a state, and there is memory for so many snapshots; None is no state. For
     `num_host_snapshots` there is memory on the host.
     """
@@ -212,11 +218,12 @@ class ScriptedBackend:
         num_ids: int = VOCAB_SIZE,
         num_snapshots: int | None = None,
         num_host_snapshots: int = 0,
+        num_drafts: int = 0,
     ) -> None:
         self.windows = tuple(windows)
         self.limits = Capacity(
             block_size, tuple(num_blocks), max_rows, max_step_tokens, context_length, 0, 0, 0, "scripted", 0.0,
-            num_snapshots=num_snapshots or 0, num_host_snapshots=num_host_snapshots,
+            num_snapshots=num_snapshots or 0, num_host_snapshots=num_host_snapshots, num_drafts=num_drafts,
         )  # fmt: skip
         self._states = None if num_snapshots is None else ScriptedStates(num_snapshots, block_size, num_host_snapshots)
         self.fail_at, self.num_ids = fail_at, num_ids
@@ -270,7 +277,7 @@ class ScriptedBackend:
         rows = [(row, self._run_row(place, row, forward_input)) for place, row in enumerate(forward_input.rows)]
         if self._states is not None:
             self._states.take(forward_input.state_moves, forward_input.rows)
-        self._last = ScriptedStep(self, rows)
+        self._last = ScriptedStep(self, rows, forward_input)
         return self._last
 
     def shutdown(self) -> None:
@@ -279,6 +286,36 @@ class ScriptedBackend:
     def choose(self, open_row: OpenRow, state: int, allowed: NDArray[np.bool_]) -> int:
         """The next token of a row."""
         return choose(state, open_row.sampling, open_row.choice, allowed, self.num_ids)
+
+    def propose(self, step: ForwardInput, output: StepOutput) -> NDArray[np.int32] | None:
+        """Drafts after each row's choices, for whose keys and values the row has slots: they are written over."""
+        lookahead = step.columns.lookahead
+        require(
+            (lookahead is None) is (self.limits.num_drafts == 0), "drafts are wanted of who has none, or the reverse"
+        )
+        if lookahead is None:
+            return None
+        drafts = np.full((len(step.rows), self.limits.num_drafts), NO_CHOICE, np.int32)
+        for place, (row, made) in enumerate(zip(step.rows, output.rows, strict=True)):
+            require(0 <= row.lookahead <= self.limits.num_drafts, "too many drafts are wanted")
+            if not made.token_ids or made.error is not None:
+                continue
+            tokens = list(self.rows[row.row].tokens)
+            for at in range(row.lookahead):
+                self._spoil(step, place, len(tokens) - 1)
+                state = history_states(tokens, self.windows, has_state=self.has_state)[-1]
+                foreseen = self.choose(self.rows[row.row], state, np.ones(self.vocab_size, np.bool_))
+                is_wrong = at == row.lookahead - 1 and state % 3 == 0
+                tokens.append((foreseen + 1) % self.num_ids if is_wrong else foreseen)
+                drafts[place, at] = tokens[-1]
+        return drafts
+
+    def _spoil(self, step: ForwardInput, place: int, position: int) -> None:
+        """Write over the slots of a row's position after its tokens: they are nobody else's."""
+        size = self.limits.block_size
+        for group, tables in enumerate(step.block_tables):
+            slot = int(tables[place, position // size]) * size + position % size
+            self._values[group][slot], self._positions[group][slot] = 0, -1
 
     def _check(self, step: ForwardInput) -> None:
         tokens = len(step.token_ids)

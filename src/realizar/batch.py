@@ -12,7 +12,6 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,6 @@ from realizar.outputs import RowError, TokenLogprobs
 from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
 from realizar.state_moves import NO_MOVES, StateMoves
-
-_Fact = TypeVar("_Fact")
 
 FROM_PREVIOUS_STEP = -1  # a token id that only the device knows: the row's choice in the step before
 NO_CHOICE = -1  # in place of a token id where a row has chosen nothing
@@ -81,7 +78,7 @@ class ScheduledRow:
             drafts.
         pooling: the final hidden state wanted: of the row's last token here, or the mean over its tokens from the first
             on. For a mean, all steps of the row must name it; each gives the mean so far.
-        num_uncertain: as in `StepRows`.
+        num_uncertain, lookahead: as in `StepRows`.
     """
 
     sequence_id: int
@@ -93,6 +90,7 @@ class ScheduledRow:
     num_drafts: int = 0
     pooling: Pooling | None = None
     num_uncertain: int = 0
+    lookahead: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -125,6 +123,8 @@ class StepRows:
         logprob_queries: by index of the row, where there are any.
         pooling: the hidden state wanted, by index of the row, where one is.
         only_decodes: each row computes one token without drafts and chooses after it, and nothing else is wanted.
+        lookahead: int32 [rows], how many drafts the backend may propose after the row's choices. For their keys and
+            values the row has blocks: for so many positions after its tokens. None where no row wants any.
     """
 
     sequence_ids: NDArray[np.int64]
@@ -138,6 +138,7 @@ class StepRows:
     logprob_queries: Mapping[int, tuple[LogprobQuery, ...]] = field(default_factory=dict)
     pooling: Mapping[int, Pooling] = field(default_factory=dict)
     only_decodes: bool = False
+    lookahead: NDArray[np.int32] | None = None
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow]) -> StepRows:
@@ -154,6 +155,9 @@ class StepRows:
             num_uncertain=np.array([row.num_uncertain for row in rows], np.int32),
             logprob_queries={index: row.logprob_queries for index, row in enumerate(rows) if row.logprob_queries},
             pooling={index: row.pooling for index, row in enumerate(rows) if row.pooling is not None},
+            lookahead=np.array([row.lookahead for row in rows], np.int32)
+            if any(row.lookahead for row in rows)
+            else None,
         )
         made.__dict__["rows"] = tuple(rows)  # the property need not make them again
         return made
@@ -174,22 +178,6 @@ class StepRows:
             sequence_ids, numbers, num_computed_tokens, token_ids, starts, samples, none, uncertain, only_decodes=True
         )
 
-    def followed_by(self, other: StepRows) -> StepRows:
-        """These rows, then others."""
-        count, tokens = len(self.numbers), len(self.token_ids)
-        return StepRows(
-            sequence_ids=np.concatenate((self.sequence_ids, other.sequence_ids)),
-            numbers=np.concatenate((self.numbers, other.numbers)),
-            num_computed_tokens=np.concatenate((self.num_computed_tokens, other.num_computed_tokens)),
-            token_ids=np.concatenate((self.token_ids, other.token_ids)),
-            starts=np.concatenate((self.starts, other.starts[1:] + np.int32(tokens))),
-            samples=np.concatenate((self.samples, other.samples)),
-            num_drafts=np.concatenate((self.num_drafts, other.num_drafts)),
-            num_uncertain=np.concatenate((self.num_uncertain, other.num_uncertain)),
-            logprob_queries=_joined(self.logprob_queries, other.logprob_queries, count),
-            pooling=_joined(self.pooling, other.pooling, count),
-        )
-
     def __len__(self) -> int:
         return len(self.numbers)
 
@@ -202,6 +190,12 @@ class StepRows:
     def num_context_tokens(self) -> NDArray[np.int32]:
         """int32 [rows], tokens of each row after the step, drafts included."""
         return self.num_computed_tokens + self.num_tokens
+
+    @cached_property
+    def most_context_tokens(self) -> int:
+        """Tokens of the row that has the most after the step, with those of its lookahead."""
+        ends = self.num_context_tokens if self.lookahead is None else self.num_context_tokens + self.lookahead
+        return int(ends.max(initial=0))
 
     @cached_property
     def are_decodes(self) -> NDArray[np.bool_]:
@@ -238,6 +232,7 @@ class StepRows:
             num_drafts=int(self.num_drafts[index]),
             pooling=self.pooling.get(index),
             num_uncertain=int(self.num_uncertain[index]),
+            lookahead=0 if self.lookahead is None else int(self.lookahead[index]),
         )
 
     def without_choices(self, numbers: Collection[int]) -> StepRows:
@@ -256,6 +251,7 @@ class StepRows:
             num_uncertain=self.num_uncertain,
             logprob_queries={index: queries for index, queries in self.logprob_queries.items() if kept[index]},
             pooling={index: pooling for index, pooling in self.pooling.items() if kept[index]},
+            lookahead=self.lookahead,
         )  # fmt: skip
 
 
@@ -263,11 +259,6 @@ class StepRows:
 def _decode_columns(count: int) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.int32]]:
     """`starts`, `samples`, and numbers of drafts and uncertain tokens of `count` rows that decode; never written."""
     return np.arange(count + 1, dtype=np.int32), np.ones(count, np.bool_), np.zeros(count, np.int32)
-
-
-def _joined(first: Mapping[int, _Fact], second: Mapping[int, _Fact], count: int) -> dict[int, _Fact]:
-    """Facts by index of the row, of `count` rows and of those that follow them."""
-    return {**first, **{count + index: fact for index, fact in second.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,12 +347,15 @@ class StepOutput:
             the most drafts needs. NO_CHOICE follows a row's last choice, and stands for all of a row with an error.
         others: by index, rows that have more than choices: log-probabilities, a pooled state or an error.
         logprobs: by index, the log-probability of rows that have one choice with it, and are not among `others`.
+        drafts: int32 [rows, most], what the backend proposes to follow each row's last choice, NO_CHOICE after a row's
+            last draft; at most the row's lookahead. None where it proposes nothing.
     """
 
     numbers: NDArray[np.intp]
     choices: NDArray[np.int32]
     others: Mapping[int, RowOutput] = field(default_factory=dict)
     logprobs: Mapping[int, StepEntry] = field(default_factory=dict)
+    drafts: NDArray[np.int32] | None = None
 
     @classmethod
     def of(cls, rows: Iterable[RowOutput]) -> StepOutput:

@@ -32,11 +32,12 @@ def make_scheduler(
     max_queued: int | None = None,
     policy: Policy | None = None,
     drafts: int = 0,
+    proposed: int = 0,
     windows: tuple[int | None, ...] = (None,),
     has_state: bool = False,
     num_snapshots: int = 0,
 ) -> Scheduler:
-    """Blocks of 2 tokens; drafts follow the last 1 to 3 tokens."""
+    """Blocks of 2 tokens; drafts follow the last 1 to 3 tokens, beside `proposed` of the backend."""
     cache = KVCacheManager(
         [attention_cache(window) for window in windows],
         [num_blocks] * len(windows),
@@ -54,7 +55,7 @@ def make_scheduler(
         context_length=100,
         max_queued=max_queued,
         policy=policy,
-        drafting=Drafting(PromptLookup(drafts, 3, 1), drafts, 1000) if drafts else None,
+        drafting=Drafting(PromptLookup(drafts, 3, 1), drafts, 1000, proposed) if drafts else None,
         clock=Clock(),
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realizar.batch import FROM_PREVIOUS_STEP, RowOutput, StepOutput
+from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, RowOutput, StepOutput
 from realizar.scheduler.drafts import DraftLookup
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape
 
@@ -114,3 +116,28 @@ def test_nothing_is_drafted_after_a_token_that_is_not_known() -> None:
     scheduler.schedule()
     ahead = scheduler.schedule()
     assert [(row.token_ids, row.draft_ids) for row in ahead.rows] == [((FROM_PREVIOUS_STEP,), ())]
+
+
+def test_rows_that_choose_have_blocks_for_the_backends_drafts_if_any_are_free() -> None:
+    """Blocks of 2 tokens, 5 of them: rows of 3 and of 1 token have 3, and two more for drafts of the first alone."""
+    scheduler = make_scheduler(drafts=4, proposed=4, num_blocks=5)
+    scheduler.add(request("a", (1, 2, 3), max_tokens=7))
+    scheduler.add(request("b", (4,), max_tokens=7))
+    batch = scheduler.schedule()
+    assert [(row.num_context_tokens, row.lookahead) for row in batch.rows] == [(3, 4), (1, 1)]
+    drafts = np.array([[5, 6, 7, NO_CHOICE], [NO_CHOICE] * 4], np.int32)
+    output = StepOutput.of([RowOutput(row.row, (9,)) for row in batch.rows])
+    scheduler.update(batch, replace(output, drafts=drafts))
+    batch = scheduler.schedule()
+    assert [(row.token_ids, row.draft_ids) for row in batch.rows] == [((9, 5, 6, 7), (5, 6, 7)), ((9,), ())]
+    assert scheduler.counts.preemptions == 0
+    scheduler.update(batch, StepOutput.of([RowOutput(row.row, (5, 8)[: row.num_tokens]) for row in batch.rows]))
+    assert (scheduler.counts.draft_tokens, scheduler.counts.accepted_tokens) == (3, 1)
+    scheduler.audit()
+
+
+def test_a_chunk_of_a_prompt_wants_no_drafts() -> None:
+    scheduler = make_scheduler(drafts=2, proposed=2, max_step_tokens=4)
+    scheduler.add(request("a", (1, 2, 3, 4, 5, 6), max_tokens=9))
+    assert [(row.num_tokens, row.lookahead) for row in scheduler.schedule().rows] == [(4, 0)]
+    assert [(row.num_tokens, row.lookahead) for row in scheduler.schedule().rows] == [(2, 2)]

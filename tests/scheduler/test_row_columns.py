@@ -34,14 +34,17 @@ def test_columns_and_rows_say_the_same() -> None:
         ScheduledRow(9, 1, (4, 5, 6), 11, True, num_drafts=2, num_uncertain=3),
         ScheduledRow(10, 2, (1, 2), 0, False, pooling="mean"),
     )
-    columns = StepRows.of(rows[:2]).followed_by(StepRows.of(rows[2:]))
+    assert StepRows.of(rows).lookahead is None
+    rows = (rows[0], rows[1], replace(rows[2], lookahead=2), rows[3])
+    columns = StepRows.of(rows)
     assert columns.rows == rows
     assert columns.query_starts == (0, 1, 1, 4, 6)
     assert columns.num_context_tokens.tolist() == [21, 9, 14, 2]
+    assert columns.most_context_tokens == 21
     assert columns.are_decodes.tolist() == [True, False, True, False]
     unwanted = columns.without_results([1, 2])
     assert [row.sample for row in unwanted.rows] == [True, False, False, False]
-    assert unwanted.rows[2] == ScheduledRow(9, 1, (4, 5, 6), 11, False, num_uncertain=3)
+    assert unwanted.rows[2] == ScheduledRow(9, 1, (4, 5, 6), 11, False, num_uncertain=3, lookahead=2)
     assert unwanted.rows[3] == ScheduledRow(10, 2, (1, 2), 0, False)
 
 

@@ -70,6 +70,8 @@ class Capacity:
         load_s: seconds that loading took.
         step_sizes: numbers of tokens, ascending, to which a step with prompts is padded; none where none is.
         num_snapshots: of states; 0 for a model without any. num_host_snapshots: of those in the host's memory.
+        num_drafts: tokens that the backend itself proposes after a row's choices, at most (`StepOutput.drafts`); 0
+            where it has no drafter.
     """
 
     block_size: int
@@ -85,6 +87,7 @@ class Capacity:
     step_sizes: tuple[int, ...] = ()
     num_snapshots: int = 0
     num_host_snapshots: int = 0
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

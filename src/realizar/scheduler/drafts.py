@@ -1,6 +1,7 @@
 """Drafts: tokens that may follow a sequence, verified by the model in one step. numpy only.
 
-`Drafter` proposes them, `PromptLookup` is one, and `Drafting` is the scheduler's side.
+`Drafter` proposes them, `PromptLookup` is one, and `Drafting` is the scheduler's side. A backend may propose drafts
+too, which come with the results of its steps.
 """
 
 from __future__ import annotations
@@ -148,40 +149,56 @@ class Drafting:
 
     Attributes:
         num_drafts, num_accepted: tokens drafted and verified so far, and those of them that were right.
+        most_proposed: drafts of a sequence that the backend itself proposes at most; 0 where it proposes none.
 
     Args:
-        drafter: None drafts nothing.
+        drafter: goes before the backend: what that proposes is taken where the drafter has nothing. None drafts
+            nothing.
         most_drafts: drafts of a sequence that the backend has room for.
         vocab_size: ids of the vocabulary are below it.
+        most_proposed: as the backend's `Capacity` has it.
 
     Raises:
         InvalidRequestError: there is a drafter, and room for no draft.
     """
 
-    def __init__(self, drafter: Drafter | None, most_drafts: int, vocab_size: int) -> None:
+    def __init__(self, drafter: Drafter | None, most_drafts: int, vocab_size: int, most_proposed: int = 0) -> None:
         if drafter is not None and most_drafts < 1:
             message = f"a drafter needs speculative_tokens of at least 1, not {most_drafts}"
             raise InvalidRequestError(message, "speculative_tokens")
         self._drafter, self._most_drafts, self._vocab_size = drafter, most_drafts, vocab_size
+        self.most_proposed = min(most_proposed, most_drafts)
         self.num_drafts = self.num_accepted = 0
+        self._of_backend: set[int] = set()  # ids of sequences whose drafts the backend has proposed
 
     @property
     def awaits_results(self) -> bool:
-        """As `Drafter.awaits_results`; False without a drafter."""
-        return self._drafter is not None and self._drafter.awaits_results
+        """As `Drafter.awaits_results`, and True where the backend proposes drafts; False where nobody does."""
+        return self.most_proposed > 0 or (self._drafter is not None and self._drafter.awaits_results)
 
     @property
     def is_on(self) -> bool:
         """True if drafts may be proposed."""
-        return self._drafter is not None
+        return self.most_proposed > 0 or self._drafter is not None
 
-    def propose(self, going: ListOf[Sequence]) -> None:
-        """Have drafts proposed, in one call, for sequences that go on from a known token and have room for a draft."""
-        if self._drafter is None or not going:
+    def propose(self, going: ListOf[Sequence], proposed: NDArray[np.int32] | None) -> None:
+        """Have drafts proposed, in one call, for sequences that go on from a known token and have room for a draft.
+
+        Args:
+            proposed: int32 [sequences, most], the backend's drafts of each, NO_CHOICE after the last; None for none.
+        """
+        if not going:
             return
-        with self._faults():
-            for sequence, drafts in zip(going, self._drafter.propose(going), strict=True):
-                sequence.propose(self._usable(sequence, drafts))
+        found: ListOf[tuple[int, ...]] = [()] * len(going)
+        if self._drafter is not None:
+            with self._faults():
+                found = [self._usable(*each) for each in zip(going, self._drafter.propose(going), strict=True)]
+        for index, (sequence, drafts) in enumerate(zip(going, found, strict=True)):
+            self._of_backend.discard(sequence.sequence_id)
+            if not drafts and proposed is not None:
+                drafts = self._usable(sequence, tuple(proposed[index].tolist()))
+                self._of_backend.add(sequence.sequence_id)
+            sequence.propose(drafts)
 
     def verified(self, sequences: Iterable[Sequence], num_drafts: ListOf[int], num_accepted: ListOf[int]) -> None:
         """Drafts of sequences came back with a step, so many of each, and so many were right."""
@@ -190,10 +207,12 @@ class Drafting:
         if self._drafter is not None:
             with self._faults():
                 for sequence, drafts, accepted in zip(sequences, num_drafts, num_accepted, strict=True):
-                    self._drafter.verified(sequence, drafts, accepted)
+                    if sequence.sequence_id not in self._of_backend:
+                        self._drafter.verified(sequence, drafts, accepted)
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence has ended."""
+        self._of_backend.discard(sequence.sequence_id)
         if self._drafter is not None:
             with self._faults():
                 self._drafter.forget(sequence.sequence_id)

@@ -258,7 +258,7 @@ class Scheduler:
             self._schedule_prompts(prompts, plan)
         if self._is_shared and len(plan.decodes):
             self._read_steps.note(plan.prompts, is_much=is_much)
-        columns = self._advance(plan)
+        columns = self._look_ahead(self._advance(plan))
         self._rows.submitted(columns.numbers)
         if len(columns) and self._pace is not None:
             self._pace.submitted(self._clock())
@@ -278,7 +278,9 @@ class Scheduler:
         outputs = self._update_rows(batch.columns, output, now)
         self._finished(batch)
         if self._drafting.is_on:
-            self._drafting.propose(self._open.of_rows(batch.columns.numbers[self._table.go_on(batch.columns)]))
+            go_on = self._table.go_on(batch.columns)
+            proposed = None if output.drafts is None else output.drafts[go_on]
+            self._drafting.propose(self._open.of_rows(batch.columns.numbers[go_on]), proposed)
         return outputs
 
     def audit(self) -> None:
@@ -524,6 +526,22 @@ class Scheduler:
             for sequence in self._open.of_rows(rows[are_new & ((counts > 1) | ~columns.samples)]):
                 self._register(sequence)
         return replace(columns, logprob_queries=queries, pooling=pooling) if queries or pooling else columns
+
+    def _look_ahead(self, columns: StepRows) -> StepRows:
+        """The rows, with blocks for drafts that the backend proposes after their choices, as far as there are any.
+
+        Nobody gives way for them.
+        """
+        most = self._drafting.most_proposed
+        if not most or not len(columns):
+            return columns
+        rows, ends = columns.numbers, columns.num_context_tokens
+        # The choice stands after the row's tokens, and another one follows the last draft.
+        wanted = np.clip(self._table.most_tokens[rows] - 2 - ends, 0, most) * columns.samples
+        for index in (self._cache.num_steady(rows, ends) < wanted).nonzero()[0].tolist():
+            first, count = int(columns.num_computed_tokens[index]), int(columns.num_tokens[index])
+            wanted[index] = self._cache.allocate(int(rows[index]), first, count + int(wanted[index])) - count
+        return replace(columns, lookahead=wanted.astype(np.int32))
 
     def _update_rows(self, step: StepRows, output: StepOutput, now_s: float) -> list[TokenOutput]:
         """Take in the results of a step's rows. What one row raises, or has for an error, ends its request alone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -47,9 +48,9 @@ def test_threads_meet_unless_each_goes_on_with_what_it_computed(weights: str, up
     assert [each.part for each in body.operations if not each.barrier] == ["qkv", "qkv", *["gate and up"] * ups]
 
 
-def unfused(spec: ModelSpec) -> Program:
+def unfused(spec: ModelSpec, hidden_layers: Sequence[int] = ()) -> Program:
     """A model's program whose blocks decline every fusion."""
-    program = build_program(spec)
+    program = build_program(spec, hidden_layers)
     blocks = [
         replace(
             block,

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from engine.core.core_runs import run as run_core
+from engine.core.core_runs import tokens
 from realizar.config import EngineConfig
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import InvalidRequestError
@@ -139,3 +141,52 @@ def test_drafts_from_the_first_beyond_the_vocabulary_on_are_dropped(
 def test_a_drafter_without_room_for_drafts_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="a drafter needs speculative_tokens of at least 1, not 0"):
         new_core(ScriptedBackend(), make_spec((None,)), EngineConfig(), drafter=Foreseeing(3))
+
+
+def run_proposing(count: int, **fields: int) -> tuple[ScriptedBackend, EngineCore]:
+    """Three requests to their end on a backend that proposes 3 drafts, one more than half of them right."""
+    backend = ScriptedBackend(max_step_tokens=64, num_drafts=3)
+    config = EngineConfig(max_running=8, max_step_tokens=64, speculative_tokens=3, **fields)
+    core = new_core(backend, make_spec((None,)), config, steps_in_flight=2)
+    for name, prompt in PROMPTS.items():
+        core.add(Request(name, prompt, GREEDY, count))
+    found = run_core(core)
+    for name, prompt in PROMPTS.items():
+        assert tokens(found[name]) == expected_tokens(prompt, (None,), GREEDY, count)
+    return backend, core
+
+
+def test_drafts_of_the_backend_are_verified_and_counted() -> None:
+    backend, core = run_proposing(COUNT)
+    assert backend.num_steps <= 6
+    assert core.counts.draft_tokens >= core.counts.accepted_tokens > 3 * COUNT // 2
+    plain = ScriptedBackend(max_step_tokens=64)
+    without = new_core(plain, make_spec((None,)), EngineConfig(max_running=8, max_step_tokens=64))
+    for name, prompt in PROMPTS.items():
+        without.add(Request(name, prompt, GREEDY, COUNT))
+    run_core(without)
+    assert plain.num_steps == COUNT
+
+
+def test_what_is_looked_up_goes_before_what_the_backend_proposes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that knows the text is believed; it is told of its own drafts alone."""
+    drafter = Foreseeing(2)
+    monkeypatch.setattr(drafter, "propose", lambda sequences: [
+        drafter._drafts(each) if each.request.request_id == "a" else () for each in sequences
+    ])  # fmt: skip
+    backend = ScriptedBackend(max_step_tokens=64, num_drafts=3)
+    config = EngineConfig(max_running=8, max_step_tokens=64, speculative_tokens=3)
+    core = new_core(backend, make_spec((None,)), config, drafter=drafter)
+    for name, prompt in PROMPTS.items():
+        core.add(Request(name, prompt, GREEDY, COUNT))
+    found = run_core(core)
+    for name, prompt in PROMPTS.items():
+        assert tokens(found[name]) == expected_tokens(prompt, (None,), GREEDY, COUNT)
+    assert set(drafter.verdicts) == {"a"}
+    assert core.counts.draft_tokens > sum(drafts for drafts, _ in drafter.verdicts["a"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_no_draft_is_wanted_that_no_choice_could_follow(count: int) -> None:
+    _, core = run_proposing(count, prompt_lookup_min=4)
+    assert core.counts.draft_tokens == 3 * max(count - 2, 0)

@@ -113,18 +113,20 @@ def check(request: Request, choice: int, received: Received, windows: tuple[int 
 
 
 def run(
-    arrivals: int, windows: tuple[int | None, ...], steps_in_flight: int, drafts: int, num_blocks: int, seed: int
-) -> EngineCore:
-    """All arrivals, each ended, aborted or refused; nothing is open at the end."""
+    arrivals: int, windows: tuple[int | None, ...], steps_in_flight: int, drafts: int, num_blocks: int, seed: int,
+    proposes: bool = False,
+) -> EngineCore:  # fmt: skip
+    """All arrivals, each ended, aborted or refused; nothing is open at the end. With `proposes` the backend drafts."""
     source = Arrivals(seed)
     rng = source.rng
     backend = ScriptedBackend(
         windows, num_blocks=[num_blocks] * len(windows), max_rows=6, max_step_tokens=14, context_length=CONTEXT,
-        num_ids=NUM_IDS,
+        num_ids=NUM_IDS, num_drafts=drafts if proposes else 0,
     )  # fmt: skip
     config = EngineConfig(
-        max_running=6, max_step_tokens=14, max_queued=8, speculative_tokens=drafts, prompt_lookup_min=1
-    )
+        max_running=6, max_step_tokens=14, max_queued=8, speculative_tokens=drafts,
+        prompt_lookup_min=3 if proposes else 1,
+    )  # fmt: skip
     drafter = prompt_lookup(config)
     if drafter is not None:
         drafter.awaits_results = steps_in_flight == 1  # with two in flight, too, where the engine would wait
@@ -172,17 +174,19 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("windows", "steps_in_flight", "drafts", "num_blocks"),
+    ("windows", "steps_in_flight", "drafts", "num_blocks", "proposes"),
     wider(
-        [((None,), 1, 3, 12), ((None,), 2, 0, 11), ((None, 7), 1, 2, 14), ((5,), 2, 3, 9)],
-        ((None,), 2, 0, 11),
-        ((5,), 2, 3, 9),
+        [((None,), 1, 3, 12, False), ((None,), 2, 0, 11, False), ((None, 7), 1, 2, 14, False), ((5,), 2, 3, 9, False),
+         ((None,), 1, 3, 12, True), ((None, 7), 2, 2, 14, True)],
+        ((None,), 2, 0, 11, False),
+        ((5,), 2, 3, 9, False),
+        ((None, 7), 2, 2, 14, True),
     ),
-)
+)  # fmt: skip
 def test_everyone_gets_what_its_history_gives(
-    windows: tuple[int | None, ...], steps_in_flight: int, drafts: int, num_blocks: int
+    windows: tuple[int | None, ...], steps_in_flight: int, drafts: int, num_blocks: int, proposes: bool
 ) -> None:
-    core = run(500, windows, steps_in_flight, drafts, num_blocks, seed=num_blocks)
+    core = run(500, windows, steps_in_flight, drafts, num_blocks, num_blocks, proposes)
     counts = core.counts
     assert counts.preemptions > 10
     assert counts.prefix_cache_hits > 0.1 * counts.prefix_cache_queries
@@ -194,4 +198,4 @@ def test_everyone_gets_what_its_history_gives(
 @pytest.mark.parametrize("seed", range(12))
 def test_everyone_gets_what_its_history_gives_at_length(seed: int) -> None:
     windows = ((None,), (None, 7), (6, None), (5,), (3, 11), (None, 20))[seed % 6]
-    run(10_000, windows, 1 + seed % 2, seed % 4, 9 + seed, seed)
+    run(10_000, windows, 1 + seed % 2, seed % 4, 9 + seed, seed, proposes=seed % 3 == 0)

@@ -110,7 +110,8 @@ class EngineCore:
 
     def _drafting(self, drafter: Drafter | None) -> Drafting:
         drafts = None if drafter is None else GrammarDrafts(self._grammars.certain_ids, drafter)
-        return Drafting(drafts, self._config.speculative_tokens, self._spec.vocab_size)
+        config, proposed = self._config, self._capacity.num_drafts
+        return Drafting(drafts, config.speculative_tokens, self._spec.vocab_size, proposed)
 
     @property
     def spec(self) -> ModelSpec:
@@ -454,7 +455,7 @@ def build_forward_input(batch: ScheduledBatch, cache: KVCacheManager) -> Forward
         columns=columns,
         positions=positions,
         slot_mapping=cache.slot_mapping(rows, positions),
-        block_tables=cache.block_tables(columns.numbers, int(columns.num_context_tokens.max())),
+        block_tables=cache.block_tables(columns.numbers, columns.most_context_tokens),
         state_moves=batch.state_moves,
     )
 
