@@ -15,12 +15,13 @@ import time
 
 import numpy as np
 
-from realizar.backends.cpu.codegen import activation_layout as layout
+from realizar.backends.cpu import activation_layout as layout
+from realizar.backends.cpu.activation_layout import GROUP
+from realizar.backends.cpu.codegen.formats import format_number
 from realizar.backends.cpu.instruction_set import index_of as set_index
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.linear import LINEAR, make_linear
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.cpu.weights.formats import GROUP, format_number
 from realizar.backends.cpu.weights.pack import PackedMatrix, pack
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import block_source, random_blocks
@@ -74,6 +75,7 @@ def main() -> int:
     for weight_type in given.types:
         data = random_blocks(weight_type, SIZE, SIZE, np.random.default_rng(1), 0.02)
         matrix = pack(block_source(weight_type, data, SIZE, SIZE), instructions.lanes)
+        assert isinstance(matrix, PackedMatrix)
         seconds = best_seconds(matrix, instructions.name, given.tokens)
         speed = SIZE * SIZE * given.tokens / seconds / 1e9
         print(f"{weight_type.name:8} {instructions.name:12} {speed:8.1f} G multiply-adds/s")

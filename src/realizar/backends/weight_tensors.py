@@ -42,6 +42,12 @@ class WeightTensors:
         *outer, columns = self._spec.tensors[name].shape
         return math.prod(outer) * self.layout(name).row_bytes(columns)
 
+    @property
+    def table_bytes(self) -> int:
+        """Bytes as stored of what is read row by row: the embedding, and the table of the layers' own inputs."""
+        own = 0 if self._spec.layer_inputs is None else self.size_bytes(self._spec.layer_inputs.table)
+        return self.size_bytes(self._spec.embedding) + own
+
     def are_float32(self, matrices: Iterable[Linear | ExpertLinear]) -> bool:
         """True if every matrix is stored in float32."""
         return all(self.layout(matrix.weight).float_type == "f32" for matrix in matrices)

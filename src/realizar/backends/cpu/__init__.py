@@ -9,8 +9,9 @@ interpreter's lock. Read in this order:
    for mixers with a state. The kernels of a mixture of experts meet in the arrays of `routing.py`.
 3. `walker.py`, `threads.py`: the walk of that table by all threads, with barriers, and the exceptions that
    kernels raise there.
-4. `kernels/`: the C functions of that table; `codegen/`: their inner loops as LLVM code; `kernel_library.py` makes
-   them and `kernel_cache.py` keeps them on disk. `memory.py` reads and writes memory by address there.
+4. `kernels/`: the C functions of that table; `codegen/`: their inner loops as LLVM code; `activation_layout.py`: the
+   records of quantised activations that they read. `kernel_library.py` makes
+   the kernels and `kernel_cache.py` keeps them on disk. `memory.py` reads and writes memory by address there.
 5. `weights/`: matrices packed into tiles. `kv/`: the KV cache. `state/`: states of rows. `sampling/`: the choice of
    tokens, by the kernel in `kernels/sampling/`.
 

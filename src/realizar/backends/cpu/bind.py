@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.bind_kv import AttentionBinder
 from realizar.backends.cpu.bind_state import StateBinder
 from realizar.backends.cpu.codegen.vector_math import CLAMPED
@@ -26,10 +27,8 @@ from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walka
 from realizar.backends.cpu.records import Record, address
 from realizar.backends.cpu.routing import pairs_of_item
 from realizar.backends.cpu.state.sizes import input_columns
-from realizar.backends.cpu.weights.formats import GROUP
-from realizar.backends.cpu.weights.load import Matrix, Weights
-from realizar.backends.cpu.weights.pack import PackedMatrix
-from realizar.backends.cpu.weights.pack_floats import FloatMatrix
+from realizar.backends.cpu.weights.load import Weights
+from realizar.backends.cpu.weights.pack import FloatMatrix, Matrix, PackedMatrix
 from realizar.backends.cpu.workspace import RecordBuffer, Workspace, kept_stream, written_records
 from realizar.backends.machine import read_machine
 from realizar.backends.parts import SHARED_PART, block_name, inputs_part, join_part

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.recurrence import head_lanes, run_columns
 from realizar.backends.cpu.instruction_set import InstructionSet
 from realizar.backends.cpu.kernel_library import KernelLibrary
@@ -19,7 +20,6 @@ from realizar.backends.cpu.operations import BoundOperation
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.state.memory import StateMemory
 from realizar.backends.cpu.state.sizes import convolution_floats, input_columns
-from realizar.backends.cpu.weights.formats import GROUP
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.weights.pack import PackedMatrix
 from realizar.backends.cpu.workspace import Workspace, written_records

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from realizar.backends.cpu.codegen.formats import WeightFormat, format_number
 from realizar.backends.cpu.compile_events import on_compiling
 from realizar.backends.cpu.instruction_set import InstructionSet, index_of
 from realizar.backends.cpu.kernels.activate import make_activate
@@ -30,7 +31,6 @@ from realizar.backends.cpu.kernels.sampling.truncate import make_draw
 from realizar.backends.cpu.kernels.select import select
 from realizar.backends.cpu.kernels.short_convolution import short_convolution
 from realizar.backends.cpu.kv.layout import KV_DTYPES
-from realizar.backends.cpu.weights.formats import WeightFormat, format_number
 
 _MADE: dict[tuple[Any, ...], Any] = {}
 

@@ -1,4 +1,4 @@
-"""Planned memory of a model on the CPU, from its header alone; the sizes equal those of a load."""
+"""Planned memory of a model on the CPU, from its header alone: what a load allocates is made without bytes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,17 @@ from realizar.backends.cpu.kv.memory import KVSizes, kv_limit_bytes, most_kv_byt
 from realizar.backends.cpu.load import PARTIAL_FLOATS, refuse_copies
 from realizar.backends.cpu.state.sizes import state_sizes
 from realizar.backends.cpu.supported import SUPPORTED
-from realizar.backends.cpu.weights.pack import packed_bytes
-from realizar.backends.cpu.weights.pack_floats import packed_float_bytes
+from realizar.backends.cpu.weights.load import Weights
+from realizar.backends.cpu.weights.pack import no_bytes
 from realizar.backends.cpu.workspace import Workspace
 from realizar.backends.kv_blocks import host_snapshots_within
 from realizar.backends.machine import free_memory_bytes, memory_bytes
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.weight_tensors import WeightTensors, naming_refusals
+from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
-from realizar.models.parameters import size_of_token
-from realizar.models.parts import Linear
-from realizar.models.spec import ExpertLinear, ModelSpec
-from realizar.models.tensor_source import TensorName
-from realizar.quantization import FLOAT32_LAYOUT
+from realizar.models.spec import ModelSpec
 
 
 def plan_memory(
@@ -46,22 +42,20 @@ def plan_memory(
     check_tensors(spec, checkpoint)
     instructions = select(config.instruction_set)
     workspace = Workspace(spec, config, instructions.tile_tokens[0])  # never written: it costs nothing
-    tensors = WeightTensors(spec, checkpoint)
+    weights = Weights(spec, checkpoint, instructions.lanes, config.threads)
+    weights.reserve(spec.matrices(), no_bytes)
     machine = memory_bytes() if free_bytes is None else None
     free = free_memory_bytes() if free_bytes is None else free_bytes
     sizes = [KVSizes(spec, replace(config, context_length=length)) for length in planned_lengths(config.context_length)]
-    routers = {experts.router.weight for _, experts in spec.mixtures()}
-    sizes_of = {each.weight: _matrix_bytes(tensors, each, instructions.lanes, routers) for each in spec.matrices()}
     limit = kv_limit_bytes(spec, config, sizes[-1], free, machine)
     states, num_snapshots = state_sizes(spec, config.speculative_tokens), sizes[-1].num_snapshots(limit)
     blocks = limit - num_snapshots * states.slot_bytes
     on_host = host_snapshots_within(config, states.slot_bytes, num_snapshots)
     return MemoryPlan(
         device="cpu",
-        weight_bytes=sum(sizes_of.values()),
-        token_weight_bytes=size_of_token(spec, sizes_of),
-        embedding_bytes=tensors.size_bytes(spec.embedding)
-        + (0 if spec.layer_inputs is None else tensors.size_bytes(spec.layer_inputs.table)),
+        weight_bytes=weights.size_bytes,
+        token_weight_bytes=weights.token_bytes,
+        embedding_bytes=WeightTensors(spec, checkpoint).table_bytes,
         workspace_bytes=workspace.size_bytes
         + 4 * PARTIAL_FLOATS
         + config.threads * scratch_bytes(spec.vocab_size)
@@ -80,14 +74,3 @@ def plan_memory(
         num_host_snapshots=on_host,
         host_snapshot_bytes=on_host * states.slot_bytes,
     )
-
-
-def _matrix_bytes(tensors: WeightTensors, matrix: Linear | ExpertLinear, lanes: int, routers: set[TensorName]) -> int:
-    """Packed bytes of a matrix, or of that of all experts."""
-    with naming_refusals(matrix.weight):
-        layout = tensors.layout(matrix.weight)
-        if matrix.weight in routers and not layout.is_float:
-            layout = FLOAT32_LAYOUT
-        size = packed_float_bytes if layout.is_float else packed_bytes
-        count = matrix.num_experts if isinstance(matrix, ExpertLinear) else 1
-        return count * size(layout, matrix.out_features, matrix.in_features, lanes)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from realizar.backends.cpu.codegen.activation_layout import RECORD_BYTES
+from realizar.backends.cpu.activation_layout import GROUP, RECORD_BYTES
 from realizar.backends.cpu.kernels.linear import BLOCK_TOKENS
 from realizar.backends.cpu.kernels.routing import COUNT_FIELDS, COUNT_READ, COUNT_SORTED, ITEM_FIELDS
 from realizar.backends.cpu.records import aligned_zeros
-from realizar.backends.cpu.weights.formats import GROUP
 from realizar.models.spec import Experts
 
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.codegen.activation_layout import RECORD_BYTES
+from realizar.backends.cpu.activation_layout import GROUP, RECORD_BYTES
 from realizar.backends.cpu.kernels.attention import ROW_FIELDS
 from realizar.backends.cpu.kernels.delta_net import delta_scratch_bytes
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.routing import Routing, num_positions
 from realizar.backends.cpu.state.sizes import convolved_width, inputs_width, output_width, state_sizes
-from realizar.backends.cpu.weights.formats import GROUP
 from realizar.backends.machine import memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import InvalidRequestError

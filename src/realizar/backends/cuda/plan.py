@@ -63,7 +63,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     program, tensors = build_program(spec, config.hidden_layers), WeightTensors(spec, checkpoint)
     layouts = {linear.weight: tensors.layout(linear.weight) for linear in spec.linears()}
     matrices = _matrix_sizes(spec, layouts, tensors)
-    weight_bytes, embedding = sum(matrices.values()), _table_bytes(spec, tensors)
+    weight_bytes, embedding = sum(matrices.values()), tensors.table_bytes
     device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, _EVERYTHING)
     compute = compute_type(config.kv_dtype, is_gpu=True)
     sizes = step_sizes(spec, config, tile_tokens(spec, compute))
@@ -107,12 +107,6 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
         num_host_snapshots=on_host,
         host_snapshot_bytes=on_host * state,
     )
-
-
-def _table_bytes(spec: ModelSpec, tensors: WeightTensors) -> int:
-    """Bytes of what is read row by row: the embedding, and the table of the layers' own inputs."""
-    own = 0 if spec.layer_inputs is None else tensors.size_bytes(spec.layer_inputs.table)
-    return tensors.size_bytes(spec.embedding) + own
 
 
 def _token_bytes(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile) -> float:

@@ -6,10 +6,9 @@ import pytest
 from llvmlite import binding, ir
 
 from realizar.backends.cpu.codegen.emit import I64, Emitter
-from realizar.backends.cpu.codegen.tile import TileEmitter
-from realizar.backends.cpu.codegen.tile_addresses import TileAddresses
+from realizar.backends.cpu.codegen.formats import packed_format
+from realizar.backends.cpu.codegen.tile import TileAddresses, TileEmitter
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS, index_of
-from realizar.backends.cpu.weights.formats import packed_format
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 

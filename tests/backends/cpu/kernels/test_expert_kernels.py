@@ -15,7 +15,7 @@ from backends.cpu.kernels.linear_harness import HOST_SETS
 from random_models import Recipe, random_model
 from realizar.backends.cpu.kernels.routing import CHOOSE, COUNT_FIELDS, ITEM_FIELDS, SORT, choose, sort_by_expert
 from realizar.backends.cpu.records import address
-from realizar.backends.cpu.weights.pack_floats import FloatMatrix
+from realizar.backends.cpu.weights.pack import FloatMatrix
 from reference_tensors import load_tensors
 
 

@@ -22,7 +22,6 @@ from realizar.backends.cpu.kernels.float_linear import FLOAT_LINEAR, FLOAT_TYPES
 from realizar.backends.cpu.kernels.quantize import quantize_group
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.pack import pack
-from realizar.backends.cpu.weights.pack_floats import pack_floats
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import block_source, random_blocks
 
@@ -84,7 +83,7 @@ def test_float_weights(instruction_set: str, kind: str) -> None:
     rng, ggml_type = np.random.default_rng(4), GGMLType[kind.upper()]
     for rows, cols, tokens in ((1, 64, 9), (17, 30, 7), (33, 257, 2)):
         source = block_source(ggml_type, random_blocks(ggml_type, rows, cols, rng, 0.5), rows, cols)
-        matrix = pack_floats(source, lanes_of(instruction_set))
+        matrix = pack(source, lanes_of(instruction_set))
         x = np.zeros((tokens, matrix.columns), np.float32)
         x[:, :cols] = rng.standard_normal((tokens, cols))
         weights = source.dequantize().astype(np.float64)

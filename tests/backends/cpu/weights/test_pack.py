@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from backends.cpu.kernels.linear_harness import filled_blocks
+from realizar.backends.cpu.codegen.formats import KEPT_LAYOUTS, format_at, format_number, packed_format
 from realizar.backends.cpu.weights import pack as packing
-from realizar.backends.cpu.weights.formats import KEPT_LAYOUTS, format_at, format_number, packed_format
-from realizar.backends.cpu.weights.pack import allocate, pack, packed_bytes
-from realizar.backends.cpu.weights.pack_floats import pack_floats
+from realizar.backends.cpu.weights.pack import allocate, no_bytes, pack
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.errors import UnsupportedModelError
 from realizar.quantization import (
@@ -74,7 +73,7 @@ def test_slices_pack_as_matrices_of_their_own(ggml_type: GGMLType) -> None:
     part = whole.slice_out_features(3, 36).slice_columns(unit, 3 * unit)
     alone = block_source(ggml_type, np.ascontiguousarray(part.raw).reshape(-1), 33, 2 * unit)
     if part.layout.is_float:
-        floats, expected = pack_floats(part, 8), pack_floats(alone, 8)
+        floats, expected = pack(part, 8), pack(alone, 8)
         np.testing.assert_array_equal(floats.weights.view(np.uint8), expected.weights.view(np.uint8))
         return
     got, want = pack(part, 8), pack(alone, 8)
@@ -88,7 +87,7 @@ def test_packed_size(ggml_type: GGMLType, lanes: int) -> None:
     cols, layout = 4 * 256, GGML_LAYOUTS[ggml_type]
     limit = 1.3 if ggml_type is GGMLType.TQ1_0 else 1.05
     assert allocate(layout, 64, cols, lanes).size_bytes <= limit * 64 * layout.row_bytes(cols)
-    assert allocate(layout, 64, cols, lanes).size_bytes == packed_bytes(layout, 64, cols, lanes)
+    assert allocate(layout, 64, cols, lanes, zeros=no_bytes).size_bytes == allocate(layout, 64, cols, lanes).size_bytes
 
 
 @pytest.mark.parametrize("planes", [False, True], ids=["raw", "planes"])
@@ -140,7 +139,7 @@ def test_a_layout_that_no_kernel_expresses_is_refused(case: str) -> None:
     layout, reason = _REFUSED[case]
     layout = replace(layout, name="ODD")
     with pytest.raises(UnsupportedModelError, match=f"^weights in the layout ODD do not run on the CPU: .*{reason}"):
-        allocate(layout, 16, 256, 16)
+        packed_format(layout)
 
 
 def test_columns_that_are_no_whole_groups_are_refused() -> None:

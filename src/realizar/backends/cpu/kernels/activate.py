@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numba import cfunc, types
 
+from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.linear import cut, run_of
 from realizar.backends.cpu.kernels.quantize import activate_group, offset_of, quantize_group
 from realizar.backends.cpu.memory import load_i64
 from realizar.backends.cpu.records import Record
-from realizar.backends.cpu.weights.formats import GROUP
 
 ACTIVATE = Record(
     "step count_field gate up input_stride groups out out_stride records records_groups records_width source_groups "

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numba import cfunc, literally, types
 
+from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.attention_tile import NEVER, add_values, score_keys, widen_run
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
@@ -44,7 +45,6 @@ from realizar.backends.cpu.kernels.attention_segment import (
 from realizar.backends.cpu.kernels.quantize import gate_group, offset_of, quantize_group
 from realizar.backends.cpu.kv.layout import ELEMENT_BYTES, KV_DTYPES
 from realizar.backends.cpu.memory import clear, inner, load_f32, load_i64, view
-from realizar.backends.cpu.weights.formats import GROUP
 
 # One segment for many tiles of queries: its keys and values converted to float32 once, by each thread for its tiles.
 #

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import literally
 
+from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.attention_tile import NEVER, add_values, padded_queries, score_keys, softmax_row
 from realizar.backends.cpu.kernels import attention_record as record
 from realizar.backends.cpu.kernels.attention_record import BATCH, SEGMENT, TILE
 from realizar.backends.cpu.memory import clear, inner, load_f32, load_i64, view
-from realizar.backends.cpu.weights.formats import GROUP
 
 
 class Tile(NamedTuple):

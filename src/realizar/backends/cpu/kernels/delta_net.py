@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numba import cfunc, literally, types
 
+from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.recurrence import convolve, dot, gate_head, pass_over, scale
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.attention_record import STEP_ROWS
@@ -21,7 +22,6 @@ from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
 from realizar.backends.cpu.memory import clear, inner, load_f32, load_i64, read_f32, view, write_f32
 from realizar.backends.cpu.records import Record
 from realizar.backends.cpu.state.rows import FIRST, IS_NEW, REPLAYED, SLOT, STATE_ROW_FIELDS, TOKENS, UNCERTAIN
-from realizar.backends.cpu.weights.formats import GROUP
 
 # inputs float32 [tokens, ...]: q, k, v, then from these columns on the gate, beta and decay. `rows` is of
 # `state/rows.py`. `states`, `matrices` and `replays` are the layer's parts of slot 0 and of row 0: the last inputs of

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba import cfunc, types
 
+from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.float_linear import WIDTHS, multiply_float_tile
@@ -26,7 +27,6 @@ from realizar.backends.cpu.kernels.routing import (
 )
 from realizar.backends.cpu.memory import inner, load_i64, view
 from realizar.backends.cpu.records import Record
-from realizar.backends.cpu.weights.formats import GROUP
 
 EXPERT_LINEAR = Record(
     "counts items codes scales supers table codes_stride scales_stride supers_stride tiles groups "

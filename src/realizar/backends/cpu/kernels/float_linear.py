@@ -10,6 +10,7 @@ from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
 from realizar.backends.cpu.codegen.emit import F32, I16, Emitter, Value
+from realizar.backends.cpu.codegen.formats import CHAINS
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.linear import add_bias
@@ -18,7 +19,6 @@ from realizar.backends.cpu.records import Record
 
 FLOAT_TYPES = ("f32", "f16", "bf16")
 FLOAT_BYTES = (4, 2, 2)
-CHAINS = 4  # independent sums over columns k % 4, added in a fixed order: hides the latency of fma
 TOKEN_BLOCK = 64
 WIDTHS = (4, 2, 1)  # tokens at once
 

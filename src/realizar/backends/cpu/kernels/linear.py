@@ -8,15 +8,15 @@ import numpy as np
 from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
-from realizar.backends.cpu.codegen.activation_layout import RECORD_BYTES
+from realizar.backends.cpu.activation_layout import RECORD_BYTES
 from realizar.backends.cpu.codegen.emit import Emitter
+from realizar.backends.cpu.codegen.formats import format_at
 from realizar.backends.cpu.codegen.tile import TileAddresses, TileEmitter
 from realizar.backends.cpu.instruction_set import INSTRUCTION_SETS
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.quantize import offset_of
 from realizar.backends.cpu.memory import inner, load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
-from realizar.backends.cpu.weights.formats import format_at
 
 LINEAR = Record(
     "step count_field codes scales supers table codes_stride scales_stride supers_stride tiles groups "

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit, types
 
-from realizar.backends.cpu.codegen.activation_layout import RECORD_BYTES
+from realizar.backends.cpu.activation_layout import GROUP, RECORD_BYTES
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group, quantize_residual
 from realizar.backends.cpu.memory import load_f32, load_i64, view
 from realizar.backends.cpu.records import Record
-from realizar.backends.cpu.weights.formats import GROUP
 from realizar.models.parts import Norm
 
 NO_NORM, RMS_NORM, LAYER_NORM = 0, 1, 2

@@ -8,10 +8,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from realizar.backends.cpu.codegen import activation_layout as layout
+from realizar.backends.cpu import activation_layout as layout
+from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.emit import F32, I8, I32, Value
 from realizar.backends.cpu.codegen.vector_math import CLAMPED, VectorMath
-from realizar.backends.cpu.weights.formats import GROUP
 
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", CLAMPED, "relu_squared")
 

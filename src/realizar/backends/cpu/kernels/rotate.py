@@ -9,13 +9,13 @@ from llvmlite import ir
 from numba import cfunc, literally, types
 from numba.extending import intrinsic
 
+from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.emit import F16, I16, Emitter
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.normalize import normalize_row
 from realizar.backends.cpu.kv.layout import KV_DTYPES
 from realizar.backends.cpu.memory import inner, load_f32, load_i64, read_f32, view
 from realizar.backends.cpu.records import Record
-from realizar.backends.cpu.weights.formats import GROUP
 
 # `value_stride` and `second_value` in bytes: where not 0, a value is the sum of two terms so far apart.
 # `query_scales`, where not 0: a factor of each token's queries, float32 [tokens]. `value_eps`, where not 0: values are

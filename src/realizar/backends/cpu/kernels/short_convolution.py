@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numba import cfunc, types
 
+from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.kernels.attention_record import STEP_ROWS
 from realizar.backends.cpu.kernels.quantize import offset_of, quantize_group
 from realizar.backends.cpu.memory import inner, load_i64, view
 from realizar.backends.cpu.records import Record
 from realizar.backends.cpu.state.rows import FIRST, IS_NEW, REPLAYED, SLOT, STATE_ROW_FIELDS, TOKENS, UNCERTAIN
-from realizar.backends.cpu.weights.formats import GROUP
 
 # `input` has b, c and x of each token after one another, `channels` each. `taps` is float32 [length, channels] and
 # `bias` [channels] or 0. `rows` is of `state/rows.py`. `states` and `replays` are the layer's parts of slot 0 and of

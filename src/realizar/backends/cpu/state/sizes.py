@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from realizar.backends.cpu.weights.formats import GROUP
+from realizar.backends.cpu.activation_layout import GROUP
 from realizar.models.mixers import GatedDeltaNet, ShortConvolution
 from realizar.models.spec import Mixer, ModelSpec
 

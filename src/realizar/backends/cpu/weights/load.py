@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -13,24 +13,22 @@ from numba import float32, int32, int64, njit, types, void
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from realizar.backends.cpu.activation_layout import GROUP
 from realizar.backends.cpu.codegen.emit import F16, F32, I8, I16, I32, Value
+from realizar.backends.cpu.codegen.formats import packed_format
 from realizar.backends.cpu.kernel_cache import is_kept
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.cpu.weights.formats import GROUP, packed_format
-from realizar.backends.cpu.weights.pack import PackedMatrix, allocate, fill, pack
-from realizar.backends.cpu.weights.pack_floats import FloatMatrix, allocate_floats, fill_floats, pack_floats
-from realizar.backends.cpu.weights.repack_fields import Fields
-from realizar.backends.cpu.weights.repack_readers import READERS
+from realizar.backends.cpu.weights.pack import Matrix, Zeros, allocate, fill
+from realizar.backends.cpu.weights.repack_readers import READERS, Fields
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.parameters import size_of_token
 from realizar.models.parts import Linear, Norm
 from realizar.models.spec import ExpertLinear, ModelSpec
 from realizar.models.tensor_source import TensorName
-from realizar.quantization import MatrixSource, WeightLayout, float32_source
+from realizar.quantization import FLOAT32_LAYOUT, MatrixSource, WeightLayout, float32_source
 from realizar.quantization.layout import FloatType
 
-Matrix = PackedMatrix | FloatMatrix
 _CHECKED_BYTES = 4 << 20  # of the embedding, at a time
 
 
@@ -52,9 +50,22 @@ class Weights:
         self._rates: dict[TensorName, NDArray[np.float32]] = {}
         self._expert_biases: dict[TensorName, NDArray[np.float32]] = {}
         self._vectors: dict[tuple[TensorName, float, float], NDArray[np.float32]] = {}
-        self._embedding = EmbeddingRows(self._tensors.matrix(spec.embedding))
-        inputs = spec.layer_inputs
-        self._layer_rows = None if inputs is None else EmbeddingRows(self._tensors.matrix(inputs.table))
+
+    def reserve(self, matrices: Iterable[Linear | ExpertLinear], zeros: Zeros = aligned_zeros) -> None:
+        """Allocate the matrices, of which the checkpoint's header is read alone; `zeros` makes their memory.
+
+        Raises:
+            UnsupportedModelError: no kernel expresses a matrix's layout, or experts of a layer have several.
+        """
+        for each in matrices:
+            with naming_refusals(each.weight):
+                layout, count = self._tensors.layout(each.weight), 1
+                if isinstance(each, ExpertLinear):
+                    count = each.num_experts
+                elif each.weight in self._routers and not layout.is_float:
+                    layout = FLOAT32_LAYOUT
+                made = allocate(layout, each.out_features, each.in_features, self._lanes, count, zeros)
+                self.matrices[each.weight] = made
 
     def load(self, matrices: Sequence[Linear | ExpertLinear], progress: Callable[[int], None]) -> None:
         """Pack the matrices; `progress` gets the bytes of each as it is done.
@@ -65,46 +76,43 @@ class Weights:
         """
         self._tensors.check_vectors()
         distinct = list({each.weight: each for each in matrices}.values())
+        self.reserve(distinct)
+        inputs = self._spec.layer_inputs
+        self._embedding = EmbeddingRows(self._tensors.matrix(self._spec.embedding))
+        self._layer_rows = None if inputs is None else EmbeddingRows(self._tensors.matrix(inputs.table))
         with ThreadPoolExecutor(self._threads) as pool:
             for each, following in zip(distinct, [*distinct[1:], None], strict=True):
                 if isinstance(following, Linear):
                     self._tensors.matrix(following.weight).prefetch()
-                load = self._load_experts if isinstance(each, ExpertLinear) else self._load
                 with naming_refusals(each.weight):
-                    progress(load(each, pool))  # type: ignore[arg-type]
+                    done = self._fill_experts(each, pool) if isinstance(each, ExpertLinear) else self._fill(each, pool)
+                progress(done)
             if self._spec.tensors[self._spec.embedding] not in (self._spec.tensors[name] for name in self.matrices):
                 self._check_rows(self._spec.embedding, pool)
-            if self._spec.layer_inputs is not None:
-                self._check_rows(self._spec.layer_inputs.table, pool)
+            if inputs is not None:
+                self._check_rows(inputs.table, pool)
 
-    def _load(self, linear: Linear, pool: Executor) -> int:
+    def _fill(self, linear: Linear, pool: Executor) -> int:
         """Pack a matrix; returns its bytes in the file."""
         stored = self._tensors.matrix(linear.weight)
         source = float32_source(stored) if linear.weight in self._routers else stored
-        pack_any = pack_floats if source.layout.is_float else pack
-        self.matrices[linear.weight] = pack_any(source, self._lanes, pool, _checked(source))
+        fill(self.matrices[linear.weight], source, self._lanes, pool, _checked(source))
         stored.release(0, stored.out_features)
         return stored.size_bytes
 
-    def _load_experts(self, stack: ExpertLinear, pool: Executor) -> int:
-        """Pack a matrix of each expert into one store, an expert on a thread; returns their bytes in the file."""
-        layout, count = self._tensors.layout(stack.weight), stack.num_experts
-        make = allocate_floats if layout.is_float else allocate
-        matrix: Matrix = make(layout, stack.out_features, stack.in_features, self._lanes, count)
+    def _fill_experts(self, stack: ExpertLinear, pool: Executor) -> int:
+        """Pack a matrix of each expert, an expert on a thread; returns their bytes in the file."""
+        matrix, count = self.matrices[stack.weight], stack.num_experts
         self._tensors.expert(stack.weight, 0).prefetch()
 
         def load(expert: int) -> int:
             if expert + 1 < count:
                 self._tensors.expert(stack.weight, expert + 1).prefetch()
-            source, part = self._tensors.expert(stack.weight, expert), matrix.part(expert)
-            if isinstance(part, FloatMatrix):
-                fill_floats(part, source, self._lanes, None, _checked(source))
-            else:
-                fill(part, source, self._lanes, None, _checked(source))
+            source = self._tensors.expert(stack.weight, expert)
+            fill(matrix.part(expert), source, self._lanes, None, _checked(source))
             source.release(0, source.out_features)
             return source.size_bytes
 
-        self.matrices[stack.weight] = matrix
         return sum(pool.map(load, range(count)))
 
     def vector(self, name: TensorName, offset: float = 0.0, scale: float = 1.0) -> NDArray[np.float32]:

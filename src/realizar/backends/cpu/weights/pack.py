@@ -1,4 +1,4 @@
-"""Matrices as the kernels read them: sources to tiles, by several threads. The layout of tiles stands in `formats`."""
+"""Matrices as the kernels read them: sources to the tiles of `codegen.formats`, by several threads."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from numba import njit, types
+from llvmlite import ir
+from numba import int64, njit, types, void
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from realizar.backends.cpu.codegen.emit import Value
-from realizar.backends.cpu.kernel_cache import is_kept
-from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.cpu.weights.formats import (
-    GROUP,
+from realizar.backends.cpu.activation_layout import GROUP
+from realizar.backends.cpu.codegen.emit import Emitter, Value
+from realizar.backends.cpu.codegen.formats import (
+    CHAINS,
     KEPT_LAYOUTS,
     PLANES,
     SMALL_BYTES,
@@ -25,10 +25,12 @@ from realizar.backends.cpu.weights.formats import (
     WeightFormat,
     packed_format,
 )
-from realizar.backends.cpu.weights.repack_fields import WORDS, Fields
-from realizar.backends.cpu.weights.repack_readers import READERS
+from realizar.backends.cpu.kernel_cache import is_kept
+from realizar.backends.cpu.records import address, aligned_zeros
+from realizar.backends.cpu.weights.repack_readers import READERS, WORDS, Fields
 from realizar.errors import UnsupportedModelError
 from realizar.quantization import Codebook, MatrixSource, Planes, WeightLayout
+from realizar.quantization.layout import FloatType
 from realizar.quantization.microscaling import half_e4m3
 
 _PIECE_BYTES = 4 << 20  # of the file: what a thread packs before its pages are released
@@ -79,36 +81,75 @@ class PackedMatrix:
         }  # fmt: skip
 
 
-def allocate(layout: WeightLayout, out_features: int, cols: int, lanes: int, count: int = 1) -> PackedMatrix:
+@dataclass(frozen=True, slots=True)
+class FloatMatrix:
+    """A float matrix in tiles [tiles, padded columns, lanes], or several of one shape, one after another.
+
+    Attributes:
+        kind: element type, `f32`, `f16` or `bf16`.
+        columns: padded to a multiple of 4.
+        tiles: of one matrix.
+        weights: float32, or uint16 bits.
+        count: matrices.
+    """
+
+    kind: FloatType
+    out_features: int
+    columns: int
+    tiles: int
+    weights: NDArray[np.generic]
+    count: int = 1
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the weights, padding included."""
+        return int(self.weights.nbytes)
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile."""
+        return self.size_bytes // (self.count * self.tiles)
+
+    def part(self, index: int) -> FloatMatrix:
+        """One of several matrices; its weights are a view."""
+        return replace(self, weights=self.weights.reshape(self.count, -1)[index], count=1)
+
+
+Matrix: TypeAlias = PackedMatrix | FloatMatrix
+Zeros: TypeAlias = Callable[[int, type[np.generic]], NDArray[np.generic]]
+"""Makes one-dimensional arrays of so many zeros."""
+
+
+def allocate(
+    layout: WeightLayout, out_features: int, cols: int, lanes: int, count: int = 1, zeros: Zeros = aligned_zeros
+) -> Matrix:
     """`count` matrices of zeros in the format of a layout.
+
+    Args:
+        lanes: out_features of a tile.
+        zeros: makes their memory.
 
     Raises:
         UnsupportedModelError: no kernel can express the layout, or the columns are not whole groups.
     """
-    sizes = _sizes(layout, out_features, cols, lanes)
-    codes, scales, supers = (aligned_zeros(count * size, np.uint8) for size in sizes)
-    weight_format, tiles = packed_format(layout), -(-out_features // lanes)
-    return PackedMatrix(weight_format, out_features, cols, tiles, codes, scales, supers, _table(layout), count)  # type: ignore[arg-type]
-
-
-def packed_bytes(layout: WeightLayout, out_features: int, cols: int, lanes: int) -> int:
-    """Bytes of a packed matrix of a layout.
-
-    Raises:
-        UnsupportedModelError: as in `allocate`.
-    """
-    return sum(_sizes(layout, out_features, cols, lanes))
-
-
-def _sizes(layout: WeightLayout, out_features: int, cols: int, lanes: int) -> tuple[int, int, int]:
-    """Bytes of codes, scales and super-scales."""
-    weight_format, tiles = packed_format(layout), -(-out_features // lanes)
+    tiles = -(-out_features // lanes)
+    if layout.float_type is not None:
+        columns, dtype = -(-cols // CHAINS) * CHAINS, np.float32 if layout.float_type == "f32" else np.uint16
+        weights = zeros(count * tiles * columns * lanes, dtype)
+        return FloatMatrix(layout.float_type, out_features, columns, tiles, weights, count)
+    weight_format = packed_format(layout)
     if cols % GROUP:
         raise UnsupportedModelError(
             f"weights in the layout {layout.name} do not run on the CPU: {cols} columns are not a multiple of {GROUP}"
         )
-    codes, scales = weight_format.codes_bytes(lanes, cols), weight_format.scales_bytes(lanes, cols)
-    return tiles * codes, tiles * scales, tiles * weight_format.supers_bytes(lanes, cols)
+    of_tile = weight_format.codes_bytes, weight_format.scales_bytes, weight_format.supers_bytes
+    codes, scales, supers = (zeros(count * tiles * size(lanes, cols), np.uint8) for size in of_tile)
+    return PackedMatrix(weight_format, out_features, cols, tiles, codes, scales, supers, _table(layout), count)  # type: ignore[arg-type]
+
+
+def no_bytes(count: int, dtype: type[np.generic]) -> NDArray[np.generic]:
+    """A one-dimensional array of zeros that takes no memory: all are one, which can't be written."""
+    return np.broadcast_to(np.zeros(1, dtype), count)
 
 
 def _table(layout: WeightLayout) -> NDArray[np.uint8] | None:
@@ -123,8 +164,8 @@ def _table(layout: WeightLayout) -> NDArray[np.uint8] | None:
 
 def pack(
     source: MatrixSource, lanes: int, pool: Executor | None = None, packed: Callable[[int, int], None] | None = None
-) -> PackedMatrix:
-    """Pack a matrix of codes; equal to what its `Planes` hold. Arguments as in `fill`.
+) -> Matrix:
+    """Pack a matrix; codes equal what its `Planes` hold. Arguments as in `fill`.
 
     Raises:
         UnsupportedModelError: as in `allocate` and `fill`.
@@ -135,10 +176,10 @@ def pack(
 
 
 def fill(
-    matrix: PackedMatrix, source: MatrixSource, lanes: int, pool: Executor | None = None,
+    matrix: Matrix, source: MatrixSource, lanes: int, pool: Executor | None = None,
     packed: Callable[[int, int], None] | None = None,
 ) -> None:  # fmt: skip
-    """Pack a matrix of codes into one of zeros, of the format of its layout.
+    """Pack a matrix into one of zeros, of the format of its layout.
 
     Args:
         lanes: out_features of a tile.
@@ -149,7 +190,9 @@ def fill(
         UnsupportedModelError: a layout that keeps its blocks comes without raw bytes.
     """
     raw = source.raw if source.layout in _REPACKED else None
-    if raw is not None:
+    if isinstance(matrix, FloatMatrix):
+        run = _transposed(source, matrix, lanes)
+    elif raw is not None:
         run = _repacked(source.layout, raw, matrix, lanes)
     elif matrix.weight_format.kept is None:
         run = _from_planes(source, matrix, lanes)
@@ -157,7 +200,16 @@ def fill(
         raise UnsupportedModelError(
             f"weights in the layout {source.layout.name} run on the CPU only from their own blocks, which are missing"
         )
-    over_tiles(matrix.tiles, source.out_features, lanes, source.row_bytes, run, pool, packed)
+    step = max(1, _PIECE_BYTES // (source.row_bytes * lanes))
+
+    def piece(first: int) -> None:
+        stop = min(first + step, matrix.tiles)
+        run(first, stop)
+        if packed is not None:
+            packed(first * lanes, min(stop * lanes, source.out_features))
+
+    for _ in (map if pool is None else pool.map)(piece, range(0, matrix.tiles, step)):
+        pass
 
 
 def _repacked(
@@ -185,23 +237,6 @@ def _from_planes(source: MatrixSource, matrix: PackedMatrix, lanes: int) -> Call
         _pack_planes(planes, weight_format, lanes, (codes[first:stop], scales[first:stop], supers[first:stop]))
 
     return run
-
-
-def over_tiles(
-    tiles: int, out_features: int, lanes: int, row_bytes: int, run: Callable[[int, int], None],
-    pool: Executor | None, packed: Callable[[int, int], None] | None,
-) -> None:  # fmt: skip
-    """Call `run(first tile, last tile + 1)` for runs of tiles, on the pool's threads."""
-    step = max(1, _PIECE_BYTES // (row_bytes * lanes))
-
-    def piece(first: int) -> None:
-        stop = min(first + step, tiles)
-        run(first, stop)
-        if packed is not None:
-            packed(first * lanes, min(stop * lanes, out_features))
-
-    for _ in (map if pool is None else pool.map)(piece, range(0, tiles, step)):
-        pass
 
 
 # Matrices to tiles from their `Planes`: the road of layouts whose own bytes no repacker reads. numpy only.
@@ -401,3 +436,53 @@ def _codebook_table(book: Codebook, signs: bool) -> NDArray[np.uint8]:
     if not signs:
         entries = entries[book.entries // 2 :].astype(np.int16) + np.int16(128)
     return np.ascontiguousarray(entries.astype(np.uint8)).reshape(-1)
+
+
+# Float matrices to tiles, compiled.
+
+
+def _transposed(source: MatrixSource, matrix: FloatMatrix, lanes: int) -> Callable[[int, int], None]:
+    """Packs runs of tiles of a float matrix."""
+    raw, out_features, cols = source.raw, source.out_features, source.in_features
+    assert raw is not None  # every float matrix has its raw bytes
+    transpose, row_bytes = make_transpose(source.layout.block_bytes, lanes), raw.strides[0]
+    target, columns = address(matrix.weights), matrix.columns
+
+    def run(first: int, stop: int) -> None:
+        transpose(address(raw) + first * lanes * row_bytes, row_bytes, target, out_features, cols, columns, first, stop)
+
+    return run
+
+
+@cache
+def make_transpose(size: int, lanes: int) -> Any:
+    """Moves numbers of `size` bytes. Its arguments: address of the first tile's first out_feature, bytes from one to
+    the next, target, out_features, columns of the source and of the target, first tile, last tile + 1."""
+
+    @njit(void(*[int64] * 8), nogil=True, cache=is_kept())
+    def transpose(
+        source: int, row_bytes: int, target: int, out_features: int, cols: int, columns: int, first: int, stop: int
+    ) -> None:
+        for tile in range(first, stop):
+            for lane in range(min(lanes, out_features - tile * lanes)):
+                at = source + ((tile - first) * lanes + lane) * row_bytes
+                to = target + (tile * columns * lanes + lane) * size
+                for column in range(cols):
+                    move(size, at + column * size, to + column * lanes * size)
+
+    return transpose
+
+
+@intrinsic(prefer_literal=True)
+def move(typing_context: Any, size: Any, source: Any, target: Any) -> Any:
+    """Copy `size` bytes. Addresses."""
+    if not isinstance(size, types.IntegerLiteral):
+        return None
+    kind = ir.IntType(8 * size.literal_value)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        e = Emitter(builder, 1)
+        e.store(e.load(arguments[1], kind), arguments[2], 1)
+        return context.get_dummy_value()
+
+    return void(size, int64, int64), codegen

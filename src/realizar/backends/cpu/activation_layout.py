@@ -17,6 +17,8 @@ takes no arithmetic port, where the dot products are the limit; a shift of what 
 
 from __future__ import annotations
 
+GROUP = 32
+"""Columns that share one activation scale: the activations of a record."""
 RECORD_BYTES = 64
 
 

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, cast
 
-from realizar.backends.cpu.codegen.activation_layout import OFFSET_SUMS
+from realizar.backends.cpu.activation_layout import GROUP, OFFSET_SUMS
 from realizar.backends.cpu.codegen.vector_codebook_blocks import KINDS
 from realizar.errors import UnsupportedModelError
 from realizar.quantization import WeightLayout
 
-GROUP = 32  # columns that share one activation scale
 SmallType = Literal["none", "f16", "i8", "u8", "u4", "e8m0", "e4m3"]
 
 PLANES: dict[int, tuple[int, ...]] = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
@@ -93,6 +92,9 @@ class WeightFormat:
         return cols // self.super_size * self.planes * lanes * 2 if self.super_size else 0
 
 
+CHAINS = 4
+"""Independent sums over columns k % 4, added in a fixed order, which hides the latency of fma. The columns of float
+matrices are padded with zeros to a multiple of it."""
 KEPT_LAYOUTS = tuple(KINDS)
 """Layouts whose blocks of 256 columns are kept as they are, since kernels read them so."""
 _OFFSETS = (0, *OFFSET_SUMS)  # that a group of 32 can have
