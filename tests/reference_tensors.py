@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,3 +41,9 @@ def load_tensor(source: TensorSource, checkpoint: Checkpoint) -> NDArray[np.floa
 
 def _values(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
     return tensor_source(checkpoint, name).dequantize().reshape(tensor_shape(checkpoint, name))
+
+
+def looked_up(spec: ModelSpec, checkpoint: Checkpoint, ids: Sequence[int]) -> NDArray[np.float32]:
+    """The embeddings of ids as layers get them, float32 [ids, hidden_size]."""
+    table = load_tensor(spec.tensors[spec.embedding], checkpoint)
+    return table[list(ids)] * np.float32(spec.embedding_scale)

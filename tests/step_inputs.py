@@ -1,8 +1,9 @@
-"""Records of a step by hand: rows that open, rows that are scheduled, and the arrays that a backend reads."""
+"""Records by hand: rows that open, rows that are scheduled, the arrays that a backend reads, given embeddings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput
 from realizar.batch import OpenedRow, ScheduledRow, StepRows
+from realizar.engine.clients.prompt_embeddings import prompt_embeddings
+from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 
 
@@ -44,3 +47,19 @@ def step_input(
     """A step over these rows, with slots and block tables per cache group."""
     places = [row.num_computed_tokens + index for row in rows for index in range(row.num_tokens)]
     return ForwardInput(StepRows.of(rows), np.array(places, np.int32), tuple(slots), tuple(tables))
+
+
+def with_given(
+    request: Request, embeddings: NDArray[np.float32], runs: Sequence[tuple[int, int]], placeholder: int | None
+) -> Request:
+    """The request with embeddings for runs of its prompt's tokens.
+
+    Args:
+        embeddings: float32 [prompt tokens, hidden_size]. runs: first token and end of each.
+        placeholder: the id under them; None leaves the prompt's ids.
+    """
+    ids = list(request.prompt_token_ids)
+    for start, end in runs:
+        ids[start:end] = ids[start:end] if placeholder is None else [placeholder] * (end - start)
+    given = tuple(prompt_embeddings(embeddings[start:end], start) for start, end in runs)
+    return replace(request, prompt_token_ids=tuple(ids), embeddings=given)

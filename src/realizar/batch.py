@@ -9,7 +9,7 @@ and `RowOutput` are the same facts of one row, for code that is about single row
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -23,6 +23,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.state_moves import NO_MOVES, StateMoves
 
 FROM_PREVIOUS_STEP = -1  # a token id that only the device knows: the row's choice in the step before
+GIVEN_EMBEDDING = -1  # in a row's history, in place of a token id under which the request brings an embedding
 NO_CHOICE = -1  # in place of a token id where a row has chosen nothing
 
 
@@ -41,6 +42,19 @@ class LogprobQuery:
     top_n: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenEmbeddings:
+    """Embeddings of a run of a row's tokens in a step, in place of those of their ids; see `PromptEmbeddings`.
+
+    Attributes:
+        index: of the first within this step's tokens of the row.
+        values: float32 [tokens, hidden_size], not to be written.
+    """
+
+    index: int
+    values: NDArray[np.float32]
+
+
 @dataclass(frozen=True, slots=True)
 class OpenedRow:
     """A row that starts with this step, as `Backend.open` takes it.
@@ -49,7 +63,7 @@ class OpenedRow:
         sequence_id: the scheduler's number of the sequence.
         row: its place in the backend and in the block tables.
         sampling: parameters of the request.
-        history: prompt and any output so far (after preemption).
+        history: prompt and any output so far (after preemption); GIVEN_EMBEDDING where the request brings one.
         num_prompt_tokens: how many of `history` are prompt.
         choice: index among the request's n choices.
     """
@@ -79,6 +93,7 @@ class ScheduledRow:
         pooling: the final hidden state wanted: of the row's last token here, or the mean over its tokens from the first
             on. For a mean, all steps of the row must name it; each gives the mean so far.
         num_uncertain, lookahead: as in `StepRows`.
+        embeddings: that the request brings for some of the tokens, ascending.
     """
 
     sequence_id: int
@@ -91,6 +106,7 @@ class ScheduledRow:
     pooling: Pooling | None = None
     num_uncertain: int = 0
     lookahead: int = 0
+    embeddings: tuple[GivenEmbeddings, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -125,6 +141,7 @@ class StepRows:
         only_decodes: each row computes one token without drafts and chooses after it, and nothing else is wanted.
         lookahead: int32 [rows], how many drafts the backend may propose after the row's choices. For their keys and
             values the row has blocks: for so many positions after its tokens. None where no row wants any.
+        embeddings: that requests bring in place of those of their ids, by index of the row, where there are any.
     """
 
     sequence_ids: NDArray[np.int64]
@@ -139,6 +156,7 @@ class StepRows:
     pooling: Mapping[int, Pooling] = field(default_factory=dict)
     only_decodes: bool = False
     lookahead: NDArray[np.int32] | None = None
+    embeddings: Mapping[int, tuple[GivenEmbeddings, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow]) -> StepRows:
@@ -158,6 +176,7 @@ class StepRows:
             lookahead=np.array([row.lookahead for row in rows], np.int32)
             if any(row.lookahead for row in rows)
             else None,
+            embeddings={index: row.embeddings for index, row in enumerate(rows) if row.embeddings},
         )
         made.__dict__["rows"] = tuple(rows)  # the property need not make them again
         return made
@@ -206,6 +225,13 @@ class StepRows:
         decodes: NDArray[np.bool_] = self.samples & (self.num_tokens - self.num_drafts == 1)
         return decodes
 
+    @property
+    def given(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Each run of tokens with given embeddings: the index of the first in the step, float32 [run, hidden_size]."""
+        for index, runs in self.embeddings.items():
+            for run in runs:
+                yield int(self.starts[index]) + run.index, run.values
+
     @cached_property
     def query_starts(self) -> tuple[int, ...]:
         """`starts` as integers of Python."""
@@ -233,6 +259,7 @@ class StepRows:
             pooling=self.pooling.get(index),
             num_uncertain=int(self.num_uncertain[index]),
             lookahead=0 if self.lookahead is None else int(self.lookahead[index]),
+            embeddings=self.embeddings.get(index, ()),
         )
 
     def without_choices(self, numbers: Collection[int]) -> StepRows:
@@ -252,6 +279,7 @@ class StepRows:
             logprob_queries={index: queries for index, queries in self.logprob_queries.items() if kept[index]},
             pooling={index: pooling for index, pooling in self.pooling.items() if kept[index]},
             lookahead=self.lookahead,
+            embeddings=self.embeddings,
         )  # fmt: skip
 
 

@@ -34,6 +34,36 @@ class Client:
 
 NO_CLIENT = Client()
 
+DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEmbeddings:
+    """Embeddings that a request brings for a run of its prompt's tokens, in place of those of their ids.
+
+    Each stands where a layer's input does: after the embedding's scale, as in llama.cpp, and as `inputs_embeds` of
+    Gemma 3 in transformers. Where transformers scales `inputs_embeds` (Gemma 2, Granite), they are scaled before.
+    `realizar.engine.clients.prompt_embeddings` makes one.
+
+    Attributes:
+        start: number of prompt tokens before the run.
+        values: float32 [tokens, hidden_size], finite.
+        digests: 32 bytes for each token: equal ones are of equal embeddings.
+    """
+
+    start: int
+    values: bytes = field(repr=False)
+    digests: bytes = field(repr=False)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.digests) // DIGEST_BYTES
+
+    @property
+    def end(self) -> int:
+        """Number of prompt tokens up to the end of the run."""
+        return self.start + self.num_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -41,7 +71,8 @@ class Request:
 
     Attributes:
         request_id: unique among open requests.
-        prompt_token_ids: not empty, each within the vocabulary.
+        prompt_token_ids: not empty, each within the vocabulary. Under given embeddings an id matters to layers that
+            have inputs of their own, which are those of the id, and to the prefix cache; penalties do not count it.
         sampling: with `seed` set; `stop_token_ids` are all ids that end a choice, the model's included unless ignored.
         max_tokens: tokens to generate per choice; 0 only scores or pools the prompt.
         arrival_s: of `time.monotonic`.
@@ -54,6 +85,7 @@ class Request:
             keeps copies of it there.
         reports_progress: True if the engine tells how much of the prompt it has read, after each step that reads some.
         client: whose share of the places, and of the work before it runs, the request takes.
+        embeddings: that the request brings for some of the prompt's tokens, ascending and without overlap.
     """
 
     request_id: str
@@ -67,6 +99,7 @@ class Request:
     client: Client = NO_CLIENT
     reports_progress: bool = False
     prompt_marks: tuple[int, ...] = ()
+    embeddings: tuple[PromptEmbeddings, ...] = ()
 
     @property
     def num_prompt_tokens(self) -> int:

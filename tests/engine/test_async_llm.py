@@ -12,6 +12,7 @@ import pytest
 
 from realizar import LLM, AsyncLLM, SamplingParams
 from realizar.errors import EngineDeadError, EngineUnavailableError, HubError, InvalidRequestError
+from reference_tensors import looked_up
 from tiny_model import write_tiny_model
 from waits import HANG_S
 
@@ -57,6 +58,9 @@ def test_texts_chats_scores_and_vectors_are_those_of_the_twin(path: Path, llm: L
         chat, twin = await model.chat(question, GREEDY), llm.chat(question, GREEDY)
         assert (chat[0].outputs, chat[0].prompt_token_ids) == (twin[0].outputs, twin[0].prompt_token_ids)
         np.testing.assert_array_equal(await model.embed(PROMPTS, pooling="mean"), llm.embed(PROMPTS, pooling="mean"))
+        ids = llm.tokenizer.encode(PROMPTS[0])
+        (given,) = await model.generate({"prompt_embeds": looked_up(llm.spec, llm.checkpoint, ids)}, GREEDY)
+        assert given.outputs[0].text == wanted[0]
         assert await model.score("Once upon", 2) == llm.score("Once upon", 2)
         assert model.default_sampling == llm.default_sampling
         assert (model.max_request_tokens, model.tokenizer.eos_ids) == (256, llm.tokenizer.eos_ids)

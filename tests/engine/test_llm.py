@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from realizar import LLM, SamplingParams
 from realizar.errors import ContextLengthError, EngineDeadError, InvalidRequestError
+from reference_tensors import looked_up
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 PROMPTS = [
@@ -33,6 +35,23 @@ def llm(smollm2_path: Path) -> Iterator[LLM]:
 def alone(llm: LLM) -> list[str]:
     """The greedy text of each prompt by itself."""
     return [llm.generate(prompt, GREEDY)[0].outputs[0].text for prompt in PROMPTS]
+
+
+def test_prompts_of_embeddings_are_as_their_ids(llm: LLM, alone: list[str]) -> None:
+    """One, or some among others, in lists or in arrays of another type, and as a stream."""
+    ids = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+    rows = [looked_up(llm.spec, llm.checkpoint, each) for each in ids]
+    (one,) = llm.generate({"prompt_embeds": rows[0]}, GREEDY)
+    assert (one.outputs[0].text, one.prompt, len(one.prompt_token_ids)) == (alone[0], None, len(ids[0]))
+    others = [{"prompt_embeds": rows[1].astype(np.float64)}, ids[2], PROMPTS[3], {"prompt_embeds": rows[4].tolist()}]
+    assert [output.outputs[0].text for output in llm.generate(others, GREEDY)] == alone[1:]
+    with llm.stream({"prompt_embeds": rows[3]}, GREEDY) as stream:
+        assert "".join(delta.text for delta in stream) == alone[3]
+    np.testing.assert_array_equal(
+        llm.embed([{"prompt_embeds": rows[3]}], pooling="mean"), llm.embed(PROMPTS[3], pooling="mean")
+    )
+    with pytest.raises(InvalidRequestError, match="2 embeddings have 16 values; the model's have 576 each"):
+        llm.generate({"prompt_embeds": [[0.0] * 8] * 2}, GREEDY)
 
 
 def test_a_known_fact(alone: list[str]) -> None:
@@ -146,7 +165,7 @@ def test_the_context_is_never_cut(llm: LLM) -> None:
 def test_one_bad_prompt_runs_none(llm: LLM, alone: list[str]) -> None:
     with pytest.raises(InvalidRequestError, match="the prompt is empty"):
         llm.generate([PROMPTS[0], ""], GREEDY)
-    with pytest.raises(InvalidRequestError, match="text or token ids, not float"):
+    with pytest.raises(InvalidRequestError, match="not float"):
         llm.generate([[1, 2], [0.5]], GREEDY)  # type: ignore[list-item]
     assert llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].text == alone[0]
 
@@ -234,13 +253,13 @@ def test_blocks_that_left_a_window_are_not_missed(gemma3_path: Path) -> None:
 
 @pytest.mark.parametrize("prompts", [5, None, 1.5, {"prompt": "a"}, {"prompt_token_ids": [1, 2]}, b"abc", [b"abc"]])
 def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="a prompt must be text or token ids"):
+    with pytest.raises(InvalidRequestError, match="a prompt must be text, token ids or "):
         llm.generate(prompts, GREEDY)
 
 
 @pytest.mark.parametrize("prompt", [["a", "b"], {"prompt": "a"}, 5])
 def test_a_stream_takes_one_prompt(llm: LLM, prompt: Any) -> None:
     several = isinstance(prompt, list)
-    said = "one prompt is wanted here, not a list of texts" if several else "a prompt must be text or token ids, not"
+    said = "one prompt is wanted here, not a list of texts" if several else "a prompt must be text, token ids or "
     with pytest.raises(InvalidRequestError, match=said):
         llm.stream(prompt, GREEDY)

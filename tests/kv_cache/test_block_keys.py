@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.kv_cache.block_keys import BlockKeys
+from realizar.request import DIGEST_BYTES, PromptEmbeddings
 
 
 @given(ids=st.lists(st.integers(0, 2**31 - 1), max_size=40), size=st.integers(1, 7), step=st.integers(1, 9))
@@ -23,6 +24,38 @@ def test_keys_are_a_chain_of_sha256(ids: list[int], size: int, step: int) -> Non
     for end in range(0, len(ids) + step, step):
         known = ids[:end]
         assert list(keys.of(np.array(known, np.int32))) == wanted[: len(known) // size]
+
+
+@given(
+    runs=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=3),
+    size=st.integers(1, 7),
+    flip=st.booleans(),
+)
+def test_embeddings_are_part_of_the_keys_from_their_block_on(
+    runs: list[tuple[int, int]], size: int, flip: bool
+) -> None:
+    """By places and digests alone, however they are cut into runs; a key differs from the first that differs on."""
+    at, ids = 0, np.zeros(24, np.int32)
+    whole: list[PromptEmbeddings] = []
+    for gap, count in runs:
+        at = min(at + gap, 20)
+        digests = b"".join([bytes([at + place]) * DIGEST_BYTES for place in range(min(count, 24 - at))])
+        whole.append(PromptEmbeddings(at, b"", digests))
+        at = whole[-1].end
+    single = [
+        PromptEmbeddings(run.start + place, b"", run.digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES])
+        for run in whole
+        for place in range(run.num_tokens)
+    ]
+    found = list(BlockKeys(size, None, whole).of(ids))
+    assert found == list(BlockKeys(size, None, single).of(ids))
+    if single:
+        changed = PromptEmbeddings(single[-1].start, b"", b"x" * DIGEST_BYTES)
+        others = [*single[:-1], *([changed] if flip else [])]  # another embedding, or that of the id
+        same = single[-1].start // size
+        different = list(BlockKeys(size, None, others).of(ids))
+        assert different[:same] == found[:same]
+        assert not set(different[same:]) & set(found[same:])
 
 
 def test_what_differs_anywhere_before_differs_in_the_key() -> None:

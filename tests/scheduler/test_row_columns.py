@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from realizar.batch import FROM_PREVIOUS_STEP, RowOutput, ScheduledRow, StepOutput, StepRows
+from realizar.batch import FROM_PREVIOUS_STEP, GivenEmbeddings, RowOutput, ScheduledRow, StepOutput, StepRows
 from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams
@@ -28,11 +28,12 @@ def test_random_requests_go_by_the_rules(first: int) -> None:
 
 
 def test_columns_and_rows_say_the_same() -> None:
+    given = GivenEmbeddings(1, np.ones((1, 3), np.float32))
     rows = (
         ScheduledRow(7, 3, (FROM_PREVIOUS_STEP,), 20, True),
         ScheduledRow(8, 0, (), 9, False),
         ScheduledRow(9, 1, (4, 5, 6), 11, True, num_drafts=2, num_uncertain=3),
-        ScheduledRow(10, 2, (1, 2), 0, False, pooling="mean"),
+        ScheduledRow(10, 2, (1, 2), 0, False, pooling="mean", embeddings=(given,)),
     )
     assert StepRows.of(rows).lookahead is None
     rows = (rows[0], rows[1], replace(rows[2], lookahead=2), rows[3])
@@ -45,7 +46,8 @@ def test_columns_and_rows_say_the_same() -> None:
     unwanted = columns.without_results([1, 2])
     assert [row.sample for row in unwanted.rows] == [True, False, False, False]
     assert unwanted.rows[2] == ScheduledRow(9, 1, (4, 5, 6), 11, False, num_uncertain=3, lookahead=2)
-    assert unwanted.rows[3] == ScheduledRow(10, 2, (1, 2), 0, False)
+    assert unwanted.rows[3] == ScheduledRow(10, 2, (1, 2), 0, False, embeddings=(given,))
+    assert [(first, values is given.values) for first, values in columns.given] == [(5, True)]
 
 
 def test_results_as_columns_and_by_row() -> None:

@@ -256,7 +256,9 @@ class AsyncLLM:
         while True:
             engine = self._model_now().engine
             try:
-                stream = await engine.generate(prompt.token_ids, sampling, prompt=prompt.text, **kinds)
+                stream = await engine.generate(
+                    prompt.token_ids, sampling, prompt=prompt.text, embeddings=prompt.embeddings, **kinds
+                )
             except QueueFullError:
                 if not engine.num_open:
                     self._note_end()  # others may have waited for this one

@@ -125,7 +125,7 @@ class LLM:
         """Complete prompts in one batch; the results have the order of the prompts. Surplus prompts wait for room.
 
         Args:
-            prompts: a text, token ids, or a sequence of texts or token ids.
+            prompts: a text, token ids, `{"prompt_embeds": embeddings}` (see `EmbedsPrompt`), or a sequence of these.
             sampling_params: one for all prompts, or a sequence with one for each; None takes `default_sampling`.
             progress: callback with the number of finished prompts and of all. True writes a line to stderr, False
                 writes nothing; None writes a line if stderr is a terminal and there are several prompts.
@@ -236,9 +236,9 @@ class LLM:
             InvalidRequestError, ContextLengthError, CapacityError: the text can't be scored.
             EngineDeadError: the engine stopped.
         """
-        text, token_ids = self._reader.prompt(prompt)
+        found = self._reader.prompt(prompt)
         sampling = SamplingParams(prompt_logprobs=top_n)
-        with self._client.submit(token_ids, sampling, prompt=text, score_only=True, keep_deltas=False) as stream:
+        with self._submit(found, sampling, score_only=True, keep_deltas=False) as stream:
             return list(stream.result().prompt_logprobs or ())
 
     def close(self) -> None:
@@ -259,8 +259,12 @@ class LLM:
         return f"LLM({name!r}, device={place!r}, context_length={self._max_request_tokens}{state})"
 
     def _stream(self, prompt: PromptTokens, sampling: SamplingParams | None) -> RequestStream:
-        wanted = self._reader.samplings(sampling, 1)[0]
-        return self._client.submit(prompt.token_ids, wanted, prompt=prompt.text)
+        return self._submit(prompt, self._reader.samplings(sampling, 1)[0])
+
+    def _submit(self, prompt: PromptTokens, sampling: SamplingParams, **fields: Any) -> RequestStream:
+        return self._client.submit(
+            prompt.token_ids, sampling, prompt=prompt.text, embeddings=prompt.embeddings, **fields
+        )
 
     def _run_all(
         self,
@@ -292,9 +296,7 @@ class LLM:
         """
         while True:
             try:
-                return self._client.submit(
-                    prompt.token_ids, sampling, prompt=prompt.text, pooling=pooling, keep_deltas=False
-                )
+                return self._submit(prompt, sampling, pooling=pooling, keep_deltas=False)
             except QueueFullError:
                 if not self._client.wait_for_an_end(reporter.step):
                     raise

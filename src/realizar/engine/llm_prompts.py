@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypedDict
+
+from numpy.typing import ArrayLike
 
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.engine.clients.prompt_embeddings import prompt_embeddings
 from realizar.engine.llm_options import template_variables
 from realizar.errors import InvalidRequestError
 from realizar.models.pooling import default_pooling
-from realizar.request import Pooling
+from realizar.request import Pooling, PromptEmbeddings
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.generation_defaults import default_sampling
 from realizar.tokenizer.load import load_tokenizer
@@ -19,17 +22,29 @@ from realizar.tokenizer.stop_checker import StopChecker
 from realizar.tokenizer.templates.chat_messages import Message
 from realizar.tokenizer.templates.chat_template import ChatTemplate
 
-Prompt: TypeAlias = "str | Sequence[int]"
+
+class EmbedsPrompt(TypedDict):
+    """A prompt of embeddings, one for each token: numbers [tokens, hidden_size], as `PromptEmbeddings` has them."""
+
+    prompt_embeds: ArrayLike
+
+
+Prompt: TypeAlias = "str | Sequence[int] | EmbedsPrompt"
 Conversation: TypeAlias = "Sequence[Message]"
 Samplings: TypeAlias = "SamplingParams | Sequence[SamplingParams] | None"
 Tools: TypeAlias = "Sequence[Mapping[str, Any]] | None"
 
 
 class PromptTokens(NamedTuple):
-    """A prompt's text, or None where ids or a conversation were given, and its token ids."""
+    """A prompt's text, or None where something else was given, its token ids, and embeddings in place of theirs."""
 
     text: str | None
     token_ids: list[int]
+    embeddings: tuple[PromptEmbeddings, ...] = ()
+
+
+_WANTED = "a prompt must be text, token ids or {'prompt_embeds': ...}"
+_PLACEHOLDER = 0  # under an embedding; in vocabularies of models whose layers have inputs of their own, padding
 
 
 class PromptReader:
@@ -53,10 +68,13 @@ class PromptReader:
         """Tokenize one prompt.
 
         Raises:
-            InvalidRequestError: it is neither text nor token ids.
+            InvalidRequestError: it is neither text nor token ids nor embeddings.
         """
         if isinstance(prompt, str):
             return PromptTokens(prompt, self.tokenizer.encode(prompt))
+        if isinstance(prompt, Mapping) and prompt.keys() == {"prompt_embeds"}:
+            given = prompt_embeddings(prompt["prompt_embeds"])
+            return PromptTokens(None, [_PLACEHOLDER] * given.num_tokens, (given,))
         _check_sequence(prompt)
         return PromptTokens(None, [_token_id(token_id) for token_id in prompt])
 
@@ -66,11 +84,11 @@ class PromptReader:
         Raises:
             InvalidRequestError: as of `prompt`.
         """
-        if isinstance(prompts, str):
+        if isinstance(prompts, str | Mapping):
             return [self.prompt(prompts)]
         _check_sequence(prompts)
         items: list[Any] = list(prompts)
-        one = bool(items) and not isinstance(items[0], str | Sequence)
+        one = bool(items) and not isinstance(items[0], str | Sequence | Mapping)
         return [self.prompt(items)] if one else [self.prompt(item) for item in items]
 
     def chat(self, messages: Conversation, tools: Tools, variables: Mapping[str, Any]) -> PromptTokens:
@@ -149,7 +167,7 @@ class PromptReader:
 def _check_sequence(value: Any) -> None:
     """Refuse what has no items, and mappings and bytes, whose items would be taken for prompts or token ids."""
     if not isinstance(value, Iterable) or isinstance(value, Mapping | bytes):
-        raise InvalidRequestError(f"a prompt must be text or token ids, not {type(value).__name__}", "prompt")
+        raise InvalidRequestError(f"{_WANTED}, not {type(value).__name__}", "prompt")
 
 
 def _token_id(value: Any) -> int:
@@ -158,4 +176,4 @@ def _token_id(value: Any) -> int:
     try:
         return int(value.__index__())
     except AttributeError:
-        raise InvalidRequestError(f"a prompt must be text or token ids, not {type(value).__name__}", "prompt") from None
+        raise InvalidRequestError(f"{_WANTED}, not {type(value).__name__}", "prompt") from None

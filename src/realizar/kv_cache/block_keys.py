@@ -1,8 +1,9 @@
 """`BlockKeys`: names for the contents of a sequence's full blocks. numpy only.
 
 A block's KV depends on its tokens, on all tokens before them, and on whatever else the request brings. Its key is
-SHA-256 over the key of the block before and its own token ids; the first block follows a key of the salt. No two
-histories with one key can be made, so that a hit never shows one client the contents of another's block.
+SHA-256 over the key of the block before, its own token ids, and place and digest of each embedding that the request
+brings for one of them; the first block follows a key of the salt. No two histories with one key can be made, so that a
+hit never shows one client the contents of another's block.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from realizar.request import DIGEST_BYTES, PromptEmbeddings
+
 
 class BlockKeys:
     """Keys of the full blocks of one growing history.
@@ -20,10 +23,13 @@ class BlockKeys:
     Args:
         block_size: tokens per block.
         context: what a block's contents or its sharing depend on beside the tokens: the salt.
+        embeddings: that the request brings for some of the tokens.
     """
 
-    def __init__(self, block_size: int, context: str | None) -> None:
-        self._block_size = block_size
+    def __init__(
+        self, block_size: int, context: str | None, embeddings: Sequence[PromptEmbeddings] = ()
+    ) -> None:  # fmt: skip
+        self._block_size, self._embeddings = block_size, embeddings
         self._root = hashlib.sha256(
             b"" if context is None else b"salt " + context.encode("utf-8", "surrogatepass")
         ).digest()
@@ -39,5 +45,15 @@ class BlockKeys:
         while (len(self._keys) + 1) * size <= len(token_ids):
             start = len(self._keys) * size
             parent = self._keys[-1] if self._keys else self._root
-            self._keys.append(hashlib.sha256(parent + token_ids[start : start + size].tobytes()).digest())
+            given = b"".join([_given(run, start, start + size) for run in self._embeddings])
+            self._keys.append(hashlib.sha256(parent + token_ids[start : start + size].tobytes() + given).digest())
         return self._keys
+
+
+def _given(run: PromptEmbeddings, start: int, end: int) -> bytes:
+    """Place and digest of each embedding of a block's tokens, those from `start` to `end`."""
+    at = range(max(run.start, start), min(run.end, end))
+    places = [(token - start, (token - run.start) * DIGEST_BYTES) for token in at]
+    return b"".join(
+        [place.to_bytes(4, "little") + run.digests[first : first + DIGEST_BYTES] for place, first in places]
+    )

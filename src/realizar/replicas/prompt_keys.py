@@ -13,7 +13,7 @@ _MOST_BLOCKS = 4096  # beyond them a replica is far ahead in any case, and the e
 
 
 def prompt_keys(request: Request, block_tokens: int) -> tuple[bytes, ...]:
-    """Keys of the full blocks of a request's prompt, with its salt; of a very long prompt, of its start.
+    """Keys of the full blocks of a request's prompt, with its salt and embeddings; of a very long prompt, of its start.
 
     Args:
         block_tokens: tokens of a block of the prefix cache; 0 without one, and then there are no keys.
@@ -21,7 +21,8 @@ def prompt_keys(request: Request, block_tokens: int) -> tuple[bytes, ...]:
     if not block_tokens:
         return ()
     token_ids = np.array(request.prompt_token_ids[: _MOST_BLOCKS * block_tokens], np.int32)
-    return tuple([key[:KEY_BYTES] for key in BlockKeys(block_tokens, request.cache_salt).of(token_ids)])
+    keys = BlockKeys(block_tokens, request.cache_salt, request.embeddings)
+    return tuple([key[:KEY_BYTES] for key in keys.of(token_ids)])
 
 
 def report_of(changes: CacheChanges, incarnation: int, number: int) -> KeyReport:

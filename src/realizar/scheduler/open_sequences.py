@@ -216,7 +216,7 @@ class OpenSequences:
             bisect.insort(self.waiting, sequence, key=order)
 
     def _sequence(self, request: Request, choice: int) -> Sequence:
-        keys = BlockKeys(self._block_size, request.cache_salt)
+        keys = BlockKeys(self._block_size, request.cache_salt, request.embeddings)
         return Sequence(next(self._ids), request, choice, keys, self._table)
 
     def start(self, sequence: Sequence) -> None:

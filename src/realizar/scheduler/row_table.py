@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, StepRows
+from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, GivenEmbeddings, StepRows
+from realizar.request import PromptEmbeddings
 
 FEW_STOP_IDS = 16  # of a row, that are compared for all rows at once; those of a row with more are compared apart
 _NOBODY = -1  # in place of the number of a sequence
@@ -57,6 +58,7 @@ class RowTable:
         chosen: int64 [rows], greater the later the row was chosen last to decode before others.
         may_repeat: int32 [rows], 1 where the token before a sampled one may be computed again and the model has a
             state.
+        given_end: int32 [rows], the number of tokens up to the last one that has a given embedding.
 
     Args:
         has_state: the model has one.
@@ -77,12 +79,15 @@ class RowTable:
         self.is_running = np.zeros(num_rows, np.bool_)
         self.chosen = np.zeros(num_rows, np.int64)
         self.may_repeat = np.zeros(num_rows, np.int32)
+        self.given_end = np.zeros(num_rows, np.int32)
+        self._given: dict[int, list[tuple[int, NDArray[np.float32]]]] = {}  # start and values of runs, by row
         self._stop_ids = np.full((num_rows, FEW_STOP_IDS), _NO_ID, np.int32)
         self._many_stop_ids: dict[int, Column] = {}  # of rows that have more
 
     def open(
         self, row: int, sequence_id: int, token_ids: Column, *, most_tokens: int, least_tokens: int,
         stop_ids: Collection[int], samples: bool, may_be_held: bool = False,
+        embeddings: Sequence[PromptEmbeddings] = (),
     ) -> None:  # fmt: skip
         """Give a row to a sequence of which nothing is computed.
 
@@ -91,6 +96,7 @@ class RowTable:
             least_tokens: may be more than any row ever has.
             stop_ids: of any value.
             may_be_held: the row follows a grammar (`Scheduler.hold`).
+            embeddings: as in `Request`.
         """
         self.sequence_ids[row] = sequence_id
         self.token_ids[row, : len(token_ids)] = token_ids
@@ -100,6 +106,11 @@ class RowTable:
         self.may_repeat[row] = may_be_held and self._has_state
         self.most_tokens[row], self.least_tokens[row] = most_tokens, min(least_tokens, _LARGEST)
         self.samples[row] = samples
+        self.given_end[row] = embeddings[-1].end if embeddings else 0
+        if embeddings:
+            self._given[row] = [
+                (run.start, np.frombuffer(run.values, np.float32).reshape(run.num_tokens, -1)) for run in embeddings
+            ]
         usable = [token_id for token_id in set(stop_ids) if 0 <= token_id <= _LARGEST]
         self._stop_ids[row] = _NO_ID
         if len(usable) <= FEW_STOP_IDS:
@@ -111,6 +122,8 @@ class RowTable:
         """Take the row from its sequence: results of submitted steps are nobody's."""
         self.sequence_ids[row], self.is_running[row] = _NOBODY, False
         self._many_stop_ids.pop(row, None)
+        self._given.pop(row, None)
+        self.given_end[row] = 0
 
     def num_remaining(self, rows: Rows) -> Column:
         """Tokens to compute before each row's next sampled one; 0 where none is wanted, or drafts are in flight."""
@@ -149,7 +162,8 @@ class RowTable:
             self.num_computed[rows] = computed + 1
             self.num_pending[rows] += 1
             uncertain = self.may_repeat[rows] if self._has_state else None
-            return StepRows.of_decodes(self.sequence_ids[rows], rows, computed, token_ids, uncertain)
+            decodes = StepRows.of_decodes(self.sequence_ids[rows], rows, computed, token_ids, uncertain)
+            return self._with_given(decodes)
         samples = self.samples[rows] & (counts - num_drafts == self.num_remaining(rows))
         starts = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
@@ -160,7 +174,25 @@ class RowTable:
         self.num_pending[rows] += samples
         self.num_drafts[rows], self.num_proposed[rows] = num_drafts, 0
         uncertain = num_drafts + self.may_repeat[rows] * samples if self._has_state else num_drafts
-        return StepRows(self.sequence_ids[rows], rows, computed, token_ids, starts, samples, num_drafts, uncertain)
+        return self._with_given(
+            StepRows(self.sequence_ids[rows], rows, computed, token_ids, starts, samples, num_drafts, uncertain)
+        )
+
+    def _with_given(self, step: StepRows) -> StepRows:
+        """The step, with the embeddings that its rows bring."""
+        if not self._given:
+            return step
+        found: dict[int, tuple[GivenEmbeddings, ...]] = {}
+        for index in (step.num_computed_tokens < self.given_end[step.numbers]).nonzero()[0].tolist():
+            start, end = int(step.num_computed_tokens[index]), int(step.num_context_tokens[index])
+            runs = tuple(
+                GivenEmbeddings(max(first - start, 0), values[max(start - first, 0) : end - first])
+                for first, values in self._given[int(step.numbers[index])]
+                if first < end and start < first + len(values)
+            )
+            if runs:
+                found[index] = runs
+        return replace(step, embeddings={**step.embeddings, **found}) if found else step
 
     def hold(self, step: StepRows, held: NDArray[np.bool_]) -> None:
         """Take back that some open rows of a submitted step, bool [rows], sample a token after it."""
@@ -175,7 +207,7 @@ class RowTable:
         token_ids, computed = step.token_ids.copy(), step.num_computed_tokens.copy()
         token_ids[places] = self.token_ids[numbers, self.num_known[numbers] - 1]
         computed[rows] -= 1
-        return replace(step, token_ids=token_ids, num_computed_tokens=computed)
+        return self._with_given(replace(step, token_ids=token_ids, num_computed_tokens=computed))
 
     def append_tokens(self, rows: Rows, sampled: NDArray[np.int32]) -> Appended:
         """Append to each row its sampled tokens up to the one that ends it: the rule by which outputs end.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.batch import LogprobQuery, OpenedRow
+from realizar.batch import GIVEN_EMBEDDING, LogprobQuery, OpenedRow
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.outputs import NO_SNAPSHOTS
 from realizar.request import Request
@@ -64,6 +64,7 @@ class Sequence:
             stop_ids=sampling.stop_token_ids,
             samples=self.request.max_tokens > 0,
             may_be_held=sampling.structured is not None,
+            embeddings=self.request.embeddings,
         )
 
     def leave_row(self) -> None:
@@ -152,11 +153,14 @@ class Sequence:
 
     def opened(self) -> OpenedRow:
         """The record with which the backend opens its row."""
+        history = self.token_ids.tolist()
+        for run in self.request.embeddings:
+            history[run.start : run.end] = [GIVEN_EMBEDDING] * run.num_tokens
         return OpenedRow(
             sequence_id=self.sequence_id,
             row=self.own_row,
             sampling=self.request.sampling,
-            history=tuple(self.token_ids.tolist()),
+            history=tuple(history),
             num_prompt_tokens=self.num_prompt_tokens,
             choice=self.choice,
         )

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from realizar.engine.clients.async_requests import Suspects, fingerprint
+from realizar.engine.clients.prompt_embeddings import prompt_embeddings
 from realizar.errors import InvalidRequestError, QueueFullError
 from realizar.request import Client, Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
@@ -38,6 +39,7 @@ def test_content_is_what_counts() -> None:
     )
     assert fingerprint(again) == fingerprint(POISON)
     grammar = StructuredOutput("regex", "a")
+    given = prompt_embeddings([[1.0, 2.0]])
     changes = [
         replace(POISON, prompt_token_ids=(1, 78)),
         replace(POISON, max_tokens=9),
@@ -45,8 +47,11 @@ def test_content_is_what_counts() -> None:
         replace(POISON, sampling=SamplingParams(top_k=3)),
         replace(POISON, sampling=SamplingParams(logit_bias={3: 1.0})),
         replace(POISON, sampling=SamplingParams(structured=grammar)),
+        replace(POISON, embeddings=(given,)),
+        replace(POISON, embeddings=(prompt_embeddings([[1.0, 2.5]]),)),
+        replace(POISON, embeddings=(replace(given, start=1),)),
     ]
-    assert len({fingerprint(each) for each in (POISON, *changes)}) == 7
+    assert len({fingerprint(each) for each in (POISON, *changes)}) == 10
 
 
 def test_one_shared_death_keeps_nobody_out() -> None:

@@ -25,9 +25,9 @@ from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.parts import cached_tokens_read
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.batch import OpenedRow
+from realizar.batch import GIVEN_EMBEDDING, OpenedRow
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import DeviceLostError, KernelError
+from realizar.errors import DeviceLostError, InvalidRequestError, KernelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec
 
@@ -133,6 +133,8 @@ class CUDABackend:
             return self.model.states.time_fetch()
 
     def open(self, opened: OpenedRow) -> None:
+        if GIVEN_EMBEDDING in opened.history:
+            raise InvalidRequestError("a GPU takes no embeddings in a prompt", "prompt_embeds")
         with device_errors(self.device.torch_device):
             self.model.sampler.open(opened)
 

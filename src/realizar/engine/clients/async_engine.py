@@ -38,7 +38,7 @@ from realizar.errors import (
     QueueFullError,
     RealizarError,
 )
-from realizar.request import NO_CLIENT, Client, Pooling, Request
+from realizar.request import NO_CLIENT, Client, Pooling, PromptEmbeddings, Request
 from realizar.sampling_params import SamplingParams
 
 _STATS_PATIENCE_S = 1.0
@@ -167,6 +167,7 @@ class AsyncEngine:
         score_only: bool = False,
         pooling: Pooling | None = None,
         keep_deltas: bool = True,
+        embeddings: Sequence[PromptEmbeddings] = (),
     ) -> AsyncStream:
         """Queue a request; returns once the engine has it. Close the stream, whatever happens.
 
@@ -180,6 +181,7 @@ class AsyncEngine:
             score_only: generate nothing; for `prompt_logprobs` alone.
             pooling: generate nothing; the output has the pooled hidden state.
             keep_deltas: True if the deltas will be iterated; False if only `result` will be read.
+            embeddings: that stand in place of those of ids, as in `Request`.
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: the request can't run.
@@ -196,6 +198,7 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
             client=client,
+            embeddings=embeddings,
         )
         request = replace(request, reports_progress=reports_progress)
         return await self._submit(request, prompt, keep_deltas=keep_deltas)

@@ -234,7 +234,8 @@ def fingerprint(request: Request) -> bytes:
     """SHA-256 of a request's content, without its id, client, time and seed (which is often drawn anew)."""
     bias = sorted(request.sampling.logit_bias.items())
     sampling = replace(request.sampling, seed=None, logit_bias={})
-    content = (request.prompt_token_ids, request.max_tokens, request.pooling, bias, sampling)
+    given = [(run.start, run.digests) for run in request.embeddings]
+    content = (request.prompt_token_ids, request.max_tokens, request.pooling, bias, sampling, given)
     return hashlib.sha256(msgspec.msgpack.encode(content)).digest()
 
 

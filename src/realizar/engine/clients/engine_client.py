@@ -20,7 +20,7 @@ from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import DeviceLostError, EngineDeadError, QueueFullError, RealizarError, RequestFailedError
 from realizar.outputs import ChoiceDelta, RequestOutput
-from realizar.request import Pooling, Request
+from realizar.request import Pooling, PromptEmbeddings, Request
 from realizar.sampling_params import SamplingParams
 
 _ANEW = "close this LLM and make a new one"
@@ -137,6 +137,7 @@ class EngineClient:
         score_only: bool = False,
         pooling: Pooling | None = None,
         keep_deltas: bool = True,
+        embeddings: Sequence[PromptEmbeddings] = (),
     ) -> RequestStream:
         """Queue a request. It runs while a caller waits for it or for another request.
 
@@ -145,6 +146,7 @@ class EngineClient:
             score_only: generate nothing; for `prompt_logprobs` alone.
             pooling: generate nothing; the output has the pooled hidden state.
             keep_deltas: True if the deltas will be iterated; False if only `result` will be read.
+            embeddings: that stand in place of those of ids, as in `Request`.
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: the request can't run.
@@ -161,6 +163,7 @@ class EngineClient:
             score_only=score_only,
             pooling=pooling,
             has_snapshots=self._core.capacity.num_snapshots > 0,
+            embeddings=embeddings,
         )
         self._prepare_grammar(request)
         stream = RequestStream(self, request.request_id)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from realizar.errors import InvalidRequestError
-from realizar.request import NO_CLIENT, Client, Pooling, Request
+from realizar.request import NO_CLIENT, Client, Pooling, PromptEmbeddings, Request
 from realizar.sampling_params import SamplingParams
 
 _MOST_MARKS = 1024  # of one prompt: far more than there are snapshots for
@@ -27,6 +27,7 @@ def prepare_request(
     pooling: Pooling | None = None,
     client: Client = NO_CLIENT,
     has_snapshots: bool = False,
+    embeddings: Sequence[PromptEmbeddings] = (),
 ) -> Request:
     """Resolve and check a request. `EngineCore.add` checks later that it fits the engine.
 
@@ -34,7 +35,7 @@ def prepare_request(
         max_request_tokens: tokens of prompt and output together; `max_tokens=None` uses all that are left.
         end_ids: the model's end-of-generation ids.
         score_only: generate nothing; for `prompt_logprobs` alone.
-        priority, cache_salt, pooling, client: as in `Request`; a pooled request generates nothing.
+        priority, cache_salt, pooling, client, embeddings: as in `Request`; a pooled request generates nothing.
         has_snapshots: the engine keeps snapshots of states, and wants to know where the prompt's messages end.
 
     Raises:
@@ -69,7 +70,8 @@ def prepare_request(
         cache_salt=client.salt(cache_salt),
         pooling=pooling,
         client=client,
-        prompt_marks=_message_ends(prompt_token_ids, end_ids) if has_snapshots else (),
+        embeddings=tuple(embeddings),
+        prompt_marks=_message_ends(prompt_token_ids, end_ids, embeddings) if has_snapshots else (),
     )
 
 
@@ -88,13 +90,16 @@ def _stop_ids(sampling: SamplingParams, end_ids: Collection[int], vocab_size: in
     return stops
 
 
-def _message_ends(prompt_token_ids: Sequence[int], end_ids: Collection[int]) -> tuple[int, ...]:
+def _message_ends(
+    prompt_token_ids: Sequence[int], end_ids: Collection[int], embeddings: Sequence[PromptEmbeddings]
+) -> tuple[int, ...]:
     """Numbers of tokens after which a message ends: a template ends messages as the model ends its answers.
 
     The last one leaves out the generation prompt. Of very many, the first and the last ones count.
     """
     ends = frozenset(end_ids)
-    marks = tuple([place for place, token_id in enumerate(prompt_token_ids, 1) if token_id in ends])
+    places = [place for place, token_id in enumerate(prompt_token_ids, 1) if token_id in ends]
+    marks = tuple([place for place in places if not any(run.start < place <= run.end for run in embeddings)])
     return marks if len(marks) <= _MOST_MARKS else (marks[0], *marks[1 - _MOST_MARKS :])
 
 

@@ -29,6 +29,7 @@ from realizar.errors import (
     DeviceLostError,
     EngineDeadError,
     EngineUnavailableError,
+    InvalidRequestError,
     RealizarError,
     StepError,
     UnsupportedModelError,
@@ -183,6 +184,7 @@ class EngineCore:
             EngineDeadError: the engine stopped.
         """
         self._check_alive()
+        _check_embeddings(request, self._spec.hidden_size)
         while not self.holds_grammar(request):
             self._grammars.prepare(request.sampling.structured, request.client.name)
         self._scheduler.add(request)
@@ -441,6 +443,24 @@ class EngineCore:
     def _die(self, reason: str) -> None:
         self._death = reason
         self._in_flight.clear()
+
+
+def _check_embeddings(request: Request, hidden_size: int) -> None:
+    """Refuse given embeddings that are not the model's, or have no place in the prompt."""
+    end = 0
+    for run in request.embeddings:
+        values = 4 * hidden_size * run.num_tokens
+        if not run.num_tokens or len(run.values) != values:
+            raise InvalidRequestError(
+                f"{run.num_tokens} embeddings have {len(run.values) // 4} values; the model's have {hidden_size} each",
+                "prompt_embeds",
+            )
+        if run.start < 0 or run.end > request.num_prompt_tokens:
+            place = f"tokens {run.start} to {run.end - 1} of a prompt of {request.num_prompt_tokens}"
+            raise InvalidRequestError(f"embeddings are given for {place}", "prompt_embeds")
+        if run.start < end:
+            raise InvalidRequestError(f"two embeddings are given for token {run.start} of the prompt", "prompt_embeds")
+        end = run.end
 
 
 def build_forward_input(batch: ScheduledBatch, cache: KVCacheManager) -> ForwardInput:
