@@ -18,12 +18,13 @@ from random_models import Recipe, random_model
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, tile_tokens
-from realizar.backends.cuda.plan import graph_bytes, matrix_bytes, plan_memory
+from realizar.backends.cuda.plan import graph_bytes, plan_memory
 from realizar.backends.cuda.sampling.native_graphs import num_graphs
 from realizar.backends.cuda.shapes import step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.weights.pack import pack_matrix
+from realizar.backends.cuda.weights.pack_raw import reserve
 from realizar.backends.cuda.weights.plain import PlainMatrix
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import build_program
@@ -44,7 +45,9 @@ def test_a_matrix_is_as_large_as_planned(name: str) -> None:
     ggml_type, rows, cols = GGMLType[name], 130, 512
     data = random_blocks(ggml_type, rows, cols, np.random.default_rng(1), 0.02)
     source = block_source(ggml_type, data, rows, cols)
-    assert matrix_bytes(source.layout, rows, cols) == pack_matrix(source, "cpu").size_bytes
+    reserved = reserve([source], "meta")
+    assert reserved.weights.is_meta
+    assert reserved.size_bytes == pack_matrix(source, "cpu").size_bytes
 
 
 def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:

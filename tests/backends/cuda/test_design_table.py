@@ -33,7 +33,7 @@ from realizar.backends.cuda.matmul.linears import MergedLinear  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import load_tuning  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
-from realizar.backends.cuda.weights.load import matrix_bytes  # noqa: E402
+from realizar.backends.cuda.weights.experts import matrix_bytes  # noqa: E402
 from realizar.backends.cuda.weights.plain import pack_plain  # noqa: E402
 from realizar.bench.profile import StepWork, one_step, open_rows  # noqa: E402
 from realizar.checkpoint.checkpoint import Checkpoint  # noqa: E402

@@ -28,7 +28,7 @@ from realizar.backends.cuda.matmul.experts import (  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
 from realizar.backends.cuda.matmul.tuning_table import own_table, write_table  # noqa: E402
 from realizar.backends.cuda.native.grouped.source import DirectTiles  # noqa: E402
-from realizar.backends.cuda.weights.experts import ExpertLoader, PackedExperts  # noqa: E402
+from realizar.backends.cuda.weights.experts import ExpertLoader, ExpertsPlan, PackedExperts  # noqa: E402
 from realizar.backends.cuda.weights.pack_raw import Packer  # noqa: E402
 from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
@@ -93,7 +93,8 @@ def test_pairs(weights: str, shape: str, clamped: bool) -> None:
     part = spec.layers[0].feed_forward
     assert isinstance(part, Experts)
     tensors, done = WeightTensors(spec, checkpoint), []
-    matrices = ExpertLoader(tensors, DEVICE, Packer(DEVICE), done.append).load(part)
+    plan = ExpertsPlan.of(part, tensors, packs=True, stacks_shared=False)
+    matrices = ExpertLoader(tensors, DEVICE, Packer(DEVICE), done.append).load(part, plan)
     assert sum(done) == sum(tensors.size_bytes(linear.weight) for linear in part.expert_linears())
     matmuls = ExpertMatmuls(MatmulKernels(DEVICE))
     matmuls.prepare([(part, matrices)])

@@ -27,7 +27,7 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.matmul.routing import Router, RouterKernels
 from realizar.backends.cuda.norms import Folded, ResidualAdd, Run
-from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts, Stack, stack_bytes
+from realizar.backends.cuda.weights.experts import ExpertMatrices, PackedExperts, Stack, matrix_bytes
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.program import Inputs, Join
@@ -75,7 +75,7 @@ class ExpertsBinder:
         if experts.up.weight not in self._inputs:
             matrices = self._matrices[experts.up.weight]
             router, apart = self._router(inputs.norm, experts), experts.norms is not None
-            at_once, grouped = self._matmuls.ends_with_activation(matrices), self._grouped
+            at_once, grouped = matrices.ends_with_activation, self._grouped
             pairs = tuple(dict.fromkeys(map(input_format, matrices.gate_up)))
             self._inputs[experts.up.weight] = ExpertsInput(
                 pairs, grouped.input_format if grouped is not None and at_once else None,
@@ -127,9 +127,9 @@ class ExpertsBinder:
             added: how they are added to the stream; in some steps that is done then. None where something else reads
                 them.
         """
-        matrices, matmuls = self._matrices[experts.up.weight], self._matmuls
+        matrices = self._matrices[experts.up.weight]
         pairs = Pairs(self._space.chosen, self._space.expert_weights, matrices.per_token(experts))
-        if matmuls.ends_with_activation(matrices):
+        if matrices.ends_with_activation:
             run = self._activate_at_once(experts, matrices, pairs, consumer, folded)
             yield self._launch("expert gate and up", run, matrices.gate_up[0], experts)
         else:
@@ -192,7 +192,7 @@ class ExpertsBinder:
         """A launch that reads at most `per_token` experts for each token."""
         matrices = self._matrices[experts.up.weight]
         return Launch(
-            name, run, stack_bytes(stack), share_of_token=matrices.per_token(experts) / matrices.count(experts)
+            name, run, matrix_bytes(stack), share_of_token=matrices.per_token(experts) / matrices.count(experts)
         )
 
     def _choose(self, experts: Experts, consumer: ExpertsInput, router: MergedLinear) -> Run:
@@ -303,7 +303,7 @@ class ExpertsBinder:
     def _activated(self, experts: Experts) -> ActivationBuffer:
         """The input of the last matrix, a row for each pair of the largest step that multiplies pairs."""
         matrices, tokens = self._matrices[experts.up.weight], self._space.arrays.sizes.tokens
-        if self._grouped is not None and self._matmuls.ends_with_activation(matrices):
+        if self._grouped is not None and matrices.ends_with_activation:
             tokens = min(tokens, self._matmuls.pair_tokens(experts, matrices))
         pairs = tokens * matrices.per_token(experts)
         return self._space.activations.get(input_format(matrices.down), experts.down.in_features, pairs)

@@ -66,7 +66,9 @@ class DeviceProfile:
 
     @property
     def has_cuda_kernels(self) -> bool:
-        """True if CUDA C++ runs here: an NVIDIA card from Ampere on."""
+        """True if CUDA C++ runs here: an NVIDIA card from Ampere on, as one is that is planned for (`meta`)."""
+        if self.torch_device.type == "meta":
+            return True
         return self.is_gpu and torch.version.hip is None and self.capability >= (8, 0)
 
     @property

@@ -42,7 +42,7 @@ from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.shapes import chunk_kinds, mixed_kinds, row_counts, step_sizes, token_counts
 from realizar.backends.cuda.sleep.load_memory import LoadMemory
 from realizar.backends.cuda.step_arrays import StepSizes
-from realizar.backends.cuda.weights.load import Weights
+from realizar.backends.cuda.weights.load import Weights, stacks_shared
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.host_sampler import HostSampler
 from realizar.backends.load_progress import LoadProgress, report_weights
@@ -92,14 +92,8 @@ class LoadedModel:
 
     @property
     def capacity(self) -> Capacity:
-        weights = self.weights
-        unread = sum(
-            stacks.size_bytes // stacks.count(one) * (one.num_experts - one.experts_per_token)
-            for _, one in self.spec.mixtures()
-            for stacks in [weights.experts[one.up.weight]]
-        )
         return loaded_capacity(
-            self.config, self.kv, weights.size_bytes, self.load_s, self.copy_bytes, weights.size_bytes - unread,
+            self.config, self.kv, self.weights.size_bytes, self.load_s, self.copy_bytes, self.weights.token_bytes,
             tuple(token_counts(self.space.arrays.sizes.tokens)),
         )  # fmt: skip
 
@@ -224,8 +218,8 @@ def _load_parts(
     kernels = None
     if device.has_matmuls:
         kernels = MatmulKernels(device.torch_device, config.batch_invariant, device.without)
-    stacks_shared = kernels is not None and not config.batch_invariant and not config.fp8_copies
-    weights = Weights(spec, program, checkpoint, device, kernels is not None and kernels.packs_floats, stacks_shared)
+    packs_floats = kernels is not None and kernels.packs_floats
+    weights = Weights(spec, program, checkpoint, device, packs_floats, stacks_shared(config))
     body, tail = weights.apart(program.block_matmuls()), program.tail.matmuls()
     weights.load(body + tail, report_weights(checkpoint.size_bytes, progress))
     space = _make_workspace(spec, config, device)

@@ -1,13 +1,12 @@
 """Planned memory of a model on an NVIDIA GPU, from its header alone; no GPU is needed.
 
-Weights are counted in fragment order, as cards from Ampere on have them. KV cache and workspace are the backend's own,
-made on torch's `meta` device, which takes no memory. What is not known before kernels are chosen is estimated: partial
+Weights, KV cache and workspace are the backend's own, made on torch's `meta` device, which takes no memory: matrices in
+fragment order, as cards from Hopper on have them. What is not known before kernels are chosen is estimated: partial
 sums of matmuls, inputs of matmuls, graphs. What torch and the driver take for themselves stays out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -16,10 +15,9 @@ from realizar.backends.cuda.attention.kv_memory import KVMemory, kv_limit_bytes
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, compute_type, fixed_parts, tile_tokens
 from realizar.backends.cuda.layouts.activations import padded_cols
-from realizar.backends.cuda.layouts.fragments import BLOCK, fragment_format
 from realizar.backends.cuda.matmul.expert_lines import ExpertShape
 from realizar.backends.cuda.matmul.experts import expert_floats
-from realizar.backends.cuda.matmul.fp8_copies import copy_bytes, is_copied
+from realizar.backends.cuda.matmul.fp8_copies import copied_bytes
 from realizar.backends.cuda.matmul.grouped_tiles import step_tiles
 from realizar.backends.cuda.recurrences.bind import scan_scratch
 from realizar.backends.cuda.recurrences.memory import slot_bytes
@@ -28,19 +26,16 @@ from realizar.backends.cuda.sampling.native_graphs import num_graphs
 from realizar.backends.cuda.shapes import chunk_kinds, row_counts, step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
-from realizar.backends.cuda.weights.experts import packed_bytes, packs_floats
+from realizar.backends.cuda.weights.load import Weights, stacks_shared
 from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.kv_blocks import host_snapshots_within, most_requests, snapshots_within
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
-from realizar.backends.program import Program, build_program
+from realizar.backends.program import build_program
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.backends.weight_tensors import WeightTensors, naming_refusals
+from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
-from realizar.models.parameters import size_of_token
-from realizar.models.spec import ExpertLinear, ModelSpec
-from realizar.models.tensor_source import TensorName
-from realizar.quantization import FLOAT32_LAYOUT, WeightLayout
+from realizar.models.spec import ModelSpec
 
 _EVERYTHING = 1 << 60  # bytes: no limit
 _GRAPH, _GRAPH_LAYER = 140_000, 80_000  # bytes of a graph on an H200, and of a layer in one: 74 of a 1B take 105 MB
@@ -60,17 +55,17 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     """
     SUPPORTED.check(spec)
     check_tensors(spec, checkpoint)
-    program, tensors = build_program(spec, config.hidden_layers), WeightTensors(spec, checkpoint)
-    layouts = {linear.weight: tensors.layout(linear.weight) for linear in spec.linears()}
-    matrices = _matrix_sizes(spec, layouts, tensors)
-    weight_bytes, embedding = sum(matrices.values()), tensors.table_bytes
+    program = build_program(spec, config.hidden_layers)
     device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, _EVERYTHING)
+    weights = Weights(spec, program, checkpoint, device, packs_floats=True, stacks_shared=stacks_shared(config))
+    weights.load(weights.apart(program.matmuls()), lambda _size: None)
+    weight_bytes, embedding = weights.size_bytes, WeightTensors(spec, checkpoint).table_bytes
     compute = compute_type(config.kv_dtype, is_gpu=True)
     sizes = step_sizes(spec, config, tile_tokens(spec, compute))
     parts = config.max_running * fixed_parts(config.context_length) if config.batch_invariant else MAX_PARTS
     workspace = Workspace(spec, sizes, device, compute, parts)
     workspace_bytes = workspace.size_bytes + _recurrence_bytes(spec, config, workspace)
-    copies = _copy_bytes(program, layouts) if config.fp8_copies else 0
+    copies = sum(map(copied_bytes, weights.groups.values())) if config.fp8_copies else 0
     graphs = graph_bytes(len(spec.layers), sizes) if config.graphs else 0
     reserved = _sampling_bytes(spec, config, sizes) + _estimated_bytes(spec, sizes) + graphs
     limit = kv_limit_bytes(config, max(free - weight_bytes - copies - embedding - workspace_bytes - reserved, 0))
@@ -98,7 +93,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
             ContextPlan(length, cache.size_bytes, blocks // cache.size_bytes) for length, cache in caches.items()
         ),
         copy_bytes=copies,
-        token_weight_bytes=size_of_token(spec, matrices),
+        token_weight_bytes=weights.token_bytes,
         reserved_bytes=reserved,
         graph_bytes=graphs,
         state_bytes=state,
@@ -120,30 +115,6 @@ def _recurrence_bytes(spec: ModelSpec, config: ResolvedConfig, workspace: Worksp
     scratch = () if config.batch_invariant else scan_scratch(spec, workspace)
     handed_on = sum(each.numel() * each.element_size() for each in scratch)
     return config.max_running * slot_bytes(spec, config) + handed_on
-
-
-def _matrix_sizes(
-    spec: ModelSpec, layouts: Mapping[TensorName, WeightLayout], tensors: WeightTensors
-) -> dict[TensorName, int]:
-    """Bytes on the device of every matrix, of experts those of all together.
-
-    Raises:
-        UnsupportedModelError: no kernel expresses a matrix's layout.
-    """
-    as_floats = {linear.weight for _, experts in spec.mixtures() for linear in experts.scorers()}
-    sizes = {}
-    for matrix in spec.linears():
-        with naming_refusals(matrix.weight):
-            layout = FLOAT32_LAYOUT if matrix.weight in as_floats else layouts[matrix.weight]
-            sizes[matrix.weight] = matrix_bytes(layout, matrix.out_features, matrix.in_features)
-    for _, experts in spec.mixtures():
-        linears = experts.expert_linears()
-        gate, up, down = (tensors.layout(linear.weight) for linear in linears)
-        packs = packs_floats(experts, gate, up, down)
-        for linear, layout in zip(linears, (gate, up, down), strict=True):
-            with naming_refusals(linear.weight):
-                sizes[linear.weight] = _stack_bytes(layout, linear, packs)
-    return sizes
 
 
 def _sampling_bytes(spec: ModelSpec, config: ResolvedConfig, sizes: StepSizes) -> int:
@@ -189,34 +160,3 @@ def graph_bytes(num_layers: int, sizes: StepSizes) -> int:
     counts = row_counts(sizes.rows)
     steps = len(counts) + sum(count <= _MOST_LONG for count in counts) + len(chunk_kinds(sizes))
     return steps * (_GRAPH + num_layers * _GRAPH_LAYER) + num_graphs(sizes.rows) * _GRAPH
-
-
-def _stack_bytes(layout: WeightLayout, linear: ExpertLinear, packs_floats: bool) -> int:
-    """Bytes of a matrix of every expert: in fragment order, or as stored where it is of floats that are not packed."""
-    if layout.is_float and not packs_floats:
-        return linear.num_experts * linear.out_features * layout.row_bytes(linear.in_features)
-    return packed_bytes(layout, linear)
-
-
-def _copy_bytes(program: Program, layouts: Mapping[TensorName, WeightLayout]) -> int:
-    """Bytes of the FP8 copies of all matmuls whose matrices are quantised."""
-    groups = {tuple(linear.weight for linear in group): group for group in program.matmuls()}
-    sizes = [
-        (sum(linear.out_features for linear in group), group[0].in_features)
-        for weights, group in groups.items()
-        if not any(layouts[weight].is_float for weight in weights)
-    ]
-    return sum(copy_bytes(*size) for size in sizes if is_copied(*size))
-
-
-def matrix_bytes(layout: WeightLayout, out_features: int, cols: int) -> int:
-    """Bytes of a matrix on the device: in fragment order with its scales, or as stored where it is of float32.
-
-    bf16 and fp16 take as much packed as stored, but for scales and padding.
-
-    Raises:
-        UnsupportedModelError: no kernel expresses the layout.
-    """
-    if layout.float_type == "f32":
-        return out_features * layout.row_bytes(cols)
-    return fragment_format(layout).size_bytes(out_features, cols) + 4 * -(-out_features // BLOCK)

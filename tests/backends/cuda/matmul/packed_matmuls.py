@@ -50,13 +50,13 @@ class HostPacker:
     def __init__(self, device: torch.device, *, repacks: bool = True) -> None: ...
 
     def pack(
-        self, parts: Sequence[MatrixSource], into: torch.Tensor | None = None, interleaved: bool = False
+        self, parts: Sequence[MatrixSource], into: PackedMatrix | torch.Tensor | None = None, interleaved: bool = False
     ) -> PackedMatrix:
         packed = pack_by_threads(parts, "cpu", into, interleaved=interleaved)
         floats, at = [part.dequantize() for part in parts], packed.weights.data_ptr()
         for old in [each for each in _floats if at <= each < at + packed.weights.numel()]:
             del _floats[old]  # of memory that was freed
-        if interleaved:
+        if packed.interleaved:
             strips = np.stack([each.reshape(-1, 64, packed.in_features) for each in floats], axis=1)
             _floats[at] = strips.reshape(-1, packed.in_features)
         else:

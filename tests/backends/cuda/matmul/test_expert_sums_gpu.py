@@ -16,7 +16,7 @@ from realizar.backends.cuda.matmul import experts as expert_matmuls  # noqa: E40
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs  # noqa: E402
 from realizar.backends.cuda.matmul.quantized import Int8Activations, MatmulKernels  # noqa: E402
 from realizar.backends.cuda.matmul.residual import Residual, epilogue_square_parts  # noqa: E402
-from realizar.backends.cuda.weights.experts import ExpertLoader, PackedExperts  # noqa: E402
+from realizar.backends.cuda.weights.experts import ExpertLoader, ExpertsPlan, PackedExperts  # noqa: E402
 from realizar.backends.cuda.weights.pack_raw import Packer  # noqa: E402
 from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
 from realizar.models.spec import Experts  # noqa: E402
@@ -45,7 +45,8 @@ def test_sums(
     part = spec.layers[0].feed_forward
     assert isinstance(part, Experts)
     tensors = WeightTensors(spec, checkpoint)
-    matrices = ExpertLoader(tensors, DEVICE, Packer(DEVICE), lambda _: None).load(part)
+    plan = ExpertsPlan.of(part, tensors, packs=True, stacks_shared=False)
+    matrices = ExpertLoader(tensors, DEVICE, Packer(DEVICE), lambda _: None).load(part, plan)
     matmuls = ExpertMatmuls(MatmulKernels(DEVICE))
     matmuls.prepare([(part, matrices)])
     assert matmuls.residual_tokens(part, matrices) == 3

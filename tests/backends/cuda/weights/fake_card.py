@@ -30,7 +30,7 @@ class FakePacker:
     def pack(
         self,
         parts: Sequence[MatrixSource],
-        into: torch.Tensor | None = None,
+        into: PackedMatrix | torch.Tensor | None = None,
         uploaded: Callable[[int], None] | None = None,
         **options: Any,
     ) -> PackedMatrix:

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from random_models import Recipe, random_model  # noqa: E402
-from realizar.backends.cuda.weights.experts import ExpertLoader, PackedExperts, fits_stacks  # noqa: E402
+from realizar.backends.cuda.weights.experts import ExpertLoader, ExpertsPlan, PackedExperts  # noqa: E402
 from realizar.backends.cuda.weights.pack_raw import pack_by_threads  # noqa: E402
 from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
 from realizar.models.spec import Experts  # noqa: E402
@@ -24,8 +24,8 @@ DEVICE = torch.device("cpu")
 class ThreadPacker:
     """Packs on the host."""
 
-    def pack(self, parts: object, into: object, interleaved: bool) -> object:
-        return pack_by_threads(parts, DEVICE, into, interleaved=interleaved)  # type: ignore[arg-type]
+    def pack(self, parts: object, into: object) -> object:
+        return pack_by_threads(parts, DEVICE, into)  # type: ignore[arg-type]
 
 
 def mixture(recipe: Recipe) -> tuple[Experts, WeightTensors]:
@@ -33,6 +33,10 @@ def mixture(recipe: Recipe) -> tuple[Experts, WeightTensors]:
     part = spec.layers[0].feed_forward
     assert isinstance(part, Experts)
     return part, WeightTensors(spec, checkpoint)
+
+
+def is_stacked(part: Experts, tensors: WeightTensors) -> bool:
+    return bool(ExpertsPlan.of(part, tensors, packs=True, stacks_shared=True).joined)
 
 
 @pytest.mark.parametrize(
@@ -50,13 +54,13 @@ def mixture(recipe: Recipe) -> tuple[Experts, WeightTensors]:
 )
 def test_experts_of_one_kind_join(recipe: Recipe, fits: bool) -> None:
     part, tensors = mixture(recipe)
-    assert fits_stacks(part, tensors) is fits
+    assert is_stacked(part, tensors) is fits
     if fits:
         assert part.shared is not None
         other = replace(part.shared, activation="gelu")
-        assert not fits_stacks(replace(part, shared=other), tensors)
+        assert not is_stacked(replace(part, shared=other), tensors)
         narrow = replace(part.shared, up=replace(part.shared.up, out_features=64))
-        assert not fits_stacks(replace(part, shared=narrow), tensors)
+        assert not is_stacked(replace(part, shared=narrow), tensors)
 
 
 def test_its_matrices_lie_behind_the_others() -> None:
@@ -65,7 +69,9 @@ def test_its_matrices_lie_behind_the_others() -> None:
     assert part.shared.gate is not None
     done: list[int] = []
     loader = ExpertLoader(tensors, DEVICE, ThreadPacker(), done.append)  # type: ignore[arg-type]
-    plain, stacked = loader.load(part), loader.load(part, shared=True)
+    plain, stacked = (
+        loader.load(part, ExpertsPlan.of(part, tensors, packs=True, stacks_shared=shared)) for shared in (False, True)
+    )
     assert sum(done) == sum(
         tensors.size_bytes(one.weight) for one in (*part.expert_linears() * 2, *part.shared.linears())
     )

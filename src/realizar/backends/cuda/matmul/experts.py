@@ -162,10 +162,6 @@ class ExpertMatmuls:
         self._sum_kernels: dict[SumKey, Kernel] = {}
         self.experts_read = ExpertsRead("cpu" if matmuls is None else matmuls.device)
 
-    def ends_with_activation(self, matrices: ExpertMatrices) -> bool:
-        """True if the launch of gate and up applies the activation, and writes what down reads."""
-        return len(matrices.gate_up) == 1 and isinstance(matrices.down, PackedExperts)
-
     def pair_tokens(self, experts: Experts, matrices: ExpertMatrices) -> int:
         """The most tokens of a step that multiplies pairs, where there are grouped matmuls.
 
@@ -202,7 +198,7 @@ class ExpertMatmuls:
         Shared experts that are not among them come after these and are added to their outputs.
         """
         down = matrices.down
-        if not isinstance(down, PackedExperts) or not self.ends_with_activation(matrices):
+        if not isinstance(down, PackedExperts) or not matrices.ends_with_activation:
             return 0
         if (experts.shared is not None and not matrices.shared) or matrices.per_token(experts) > _WARPS:
             return 0
@@ -232,7 +228,7 @@ class ExpertMatmuls:
         return stack.format, MatvecTiles(1, 1, parts, 2, max(1, min(at_once, _WARPS // parts))), per_token
 
     def _keys(self, experts: Experts, matrices: ExpertMatrices) -> Iterable[Key]:
-        activation = gated_activation(experts) if self.ends_with_activation(matrices) else None
+        activation = gated_activation(experts) if matrices.ends_with_activation else None
         for stack, gated in (*((each, activation) for each in matrices.gate_up), (matrices.down, None)):
             if isinstance(stack, PackedExperts) and not stack.format.is_float:
                 for tokens in range(1, PAIR_TOKENS + 2):  # with more than the last they stay the same

@@ -22,6 +22,7 @@ from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.layouts.activations import CHUNK, half_activations
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulConfig, MatmulKernels
+from realizar.backends.cuda.weights.load import Matrix
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.errors import InvalidRequestError, UnsupportedModelError
 
@@ -108,14 +109,15 @@ def sum_type(device: DeviceProfile) -> torch.dtype:
     raise UnsupportedModelError(f"torch's FP8 matmul with row scales does not run on {device.name}: {reason}")
 
 
-def is_copied(out_features: int, cols: int) -> bool:
-    """True if matrices with `out_features` together have a copy."""
-    return out_features % _MULTIPLE == 0 and cols % _MULTIPLE == 0
+def copied_bytes(matrices: Sequence[Matrix]) -> int:
+    """Bytes of codes and scales of a copy of matrices that share an input; 0 where they have none.
 
-
-def copy_bytes(out_features: int, cols: int) -> int:
-    """Bytes of codes and scales."""
-    return out_features * cols + 4 * out_features
+    All that is quantised and packed is copied, of sizes that FP8 matmuls take.
+    """
+    packed = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix) and not matrix.format.is_float]
+    out_features, cols = sum(matrix.out_features for matrix in packed), packed[0].in_features if packed else 0
+    fits = len(packed) == len(matrices) and out_features % _MULTIPLE == 0 and cols % _MULTIPLE == 0
+    return out_features * cols + 4 * out_features if fits else 0
 
 
 def copy_matrices(matmuls: MatmulKernels, matrices: Sequence[PackedMatrix], out: torch.dtype) -> FP8Copy:

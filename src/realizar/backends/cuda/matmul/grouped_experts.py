@@ -56,7 +56,7 @@ class GroupedExperts:
         """
         sizes = sorted(counts)
         for experts, matrices in mixtures:
-            if not self._pairs.ends_with_activation(matrices):
+            if not matrices.ends_with_activation:
                 continue
             self._buffers_of(experts, matrices)
             least = self._pairs.pair_tokens(experts, matrices)

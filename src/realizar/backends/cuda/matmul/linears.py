@@ -19,9 +19,8 @@ from realizar.backends.cuda.matmul.fp8_copies import (
     FP8_INPUT,
     LEAST_TOKENS,
     FP8Copy,
-    copy_bytes,
+    copied_bytes,
     copy_matrices,
-    is_copied,
     prepare_copying,
 )
 from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
@@ -29,7 +28,8 @@ from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations, MatmulConfig, MatmulKernels
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
 from realizar.backends.cuda.native.sources import GatedActivation
-from realizar.backends.cuda.weights.load import Matrix, matrix_bytes
+from realizar.backends.cuda.weights.experts import matrix_bytes
+from realizar.backends.cuda.weights.load import Matrix
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.plain import PlainMatrix
 
@@ -232,21 +232,21 @@ class MergedLinear:
 def copy_to_fp8(
     linears: Sequence[MergedLinear], matmuls: MatmulKernels, sums: torch.dtype, copied: Callable[[float], None]
 ) -> int:
-    """Give all that is quantised and packed, of sizes that FP8 matmuls take, a copy; `copied` gets the fraction done.
+    """Give all matmuls that `copied_bytes` names a copy; `copied` gets the fraction done.
 
     Returns the bytes of all copies.
 
     Args:
         sums: from `fp8_copies.sum_type`.
     """
-    quantised = (one for one in linears if one.all_packed and not one.has_packed_floats)
-    wanted = [one for one in quantised if is_copied(one.width, one.cols)]
+    sizes = {one: copied_bytes([segment.matrix for segment in one.segments]) for one in linears}
+    wanted = [one for one, size in sizes.items() if size]
     matrices = [_packed(one) for one in wanted]
     prepare_copying(matmuls, [matrix for group in matrices for matrix in group])
     for done, (linear, group) in enumerate(zip(wanted, matrices, strict=True)):
         linear.copy = copy_matrices(matmuls, group, sums)
         copied((done + 1) / len(wanted))
-    return sum(copy_bytes(linear.width, linear.cols) for linear in wanted)
+    return sum(sizes.values())
 
 
 def _packed(linear: MergedLinear) -> list[PackedMatrix]:

@@ -24,7 +24,7 @@ from realizar.backends.cuda.matmul.grouped_tiles import (
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning
 from realizar.backends.cuda.native.grouped.source import AnyTiles, DirectTiles, GroupedTiles
 from realizar.backends.cuda.native.sources import MatvecTiles
-from realizar.backends.cuda.weights.experts import is_interleaved
+from realizar.backends.cuda.weights.experts import ExpertsPlan
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import KernelError
@@ -81,10 +81,10 @@ def tuned_experts(spec: ModelSpec, checkpoint: Checkpoint) -> list[TunedExperts]
     tensors = WeightTensors(spec, checkpoint)
     found: dict[tuple[ExpertShape, int], Counter[tuple[WeightLayout, WeightLayout]]] = {}
     for _, experts in spec.mixtures():
-        gate, up, down = (tensors.layout(linear.weight) for linear in experts.expert_linears())
-        if gate.is_float or down.is_float or not is_interleaved(experts, gate, up):
-            continue
-        found.setdefault((ExpertShape.of(experts), experts.experts_per_token), Counter())[gate, down] += 1
+        plan = ExpertsPlan.of(experts, tensors, packs=True, stacks_shared=False)
+        gate_up, down = plan.gate_up[0].layout, plan.down.layout
+        if not (gate_up.is_float or down.is_float) and len(plan.gate_up) == 1:
+            found.setdefault((ExpertShape.of(experts), experts.experts_per_token), Counter())[gate_up, down] += 1
     return [TunedExperts(*key, *layouts.most_common(1)[0][0]) for key, layouts in found.items()]
 
 

@@ -11,11 +11,12 @@ import torch
 
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, fragment_format
 from realizar.backends.cuda.weights.finite import check_finite
+from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_floats import FLOAT_TYPES
-from realizar.backends.cuda.weights.pack_raw import Packer
+from realizar.backends.cuda.weights.pack_raw import Packer, Reserver, table_of
 from realizar.backends.cuda.weights.plain import PlainMatrix, pack_plain, stack_plain
 from realizar.backends.cuda.weights.store import aligned
-from realizar.backends.weight_tensors import WeightTensors
+from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.models.parts import Linear
 from realizar.models.spec import ExpertLinear, Experts
 from realizar.quantization import MatrixSource, WeightLayout
@@ -61,6 +62,13 @@ class PackedExperts:
         """Block scales of an expert."""
         return -(-self.out_features // BLOCK)
 
+    def part(self, first: int, end: int) -> PackedMatrix:
+        """The matrices of experts `first` to `end`, one below the other."""
+        weights = self.weights[first * self.stride : end * self.stride]
+        scales = self.block_scales[first * self.strips : end * self.strips]
+        out_features = (end - first) * self.out_features
+        return PackedMatrix(out_features, self.in_features, self.format, weights, scales, self.table, self.interleaved)
+
     @property
     def size_bytes(self) -> int:
         """Bytes of all experts."""
@@ -92,8 +100,17 @@ class ExpertMatrices:
         return *self.gate_up, self.down
 
     @property
+    def ends_with_activation(self) -> bool:
+        """True if the launch of gate and up applies the activation, and writes what down reads."""
+        return len(self.gate_up) == 1 and isinstance(self.down, PackedExperts)
+
+    @property
     def size_bytes(self) -> int:
-        return sum(map(stack_bytes, self.stacks))
+        return sum(map(matrix_bytes, self.stacks))
+
+    def unread_bytes(self, experts: Experts) -> int:
+        """Bytes of the experts that a token does not go through."""
+        return self.size_bytes // self.count(experts) * (experts.num_experts - experts.experts_per_token)
 
     @property
     def shared(self) -> int:
@@ -109,26 +126,89 @@ class ExpertMatrices:
         return experts.experts_per_token + self.shared
 
 
-def stack_bytes(stack: Stack) -> int:
+def matrix_bytes(matrix: PackedMatrix | Stack) -> int:
     """Bytes on the device."""
-    return stack.numel() * stack.element_size() if isinstance(stack, torch.Tensor) else stack.size_bytes
+    return matrix.numel() * matrix.element_size() if isinstance(matrix, torch.Tensor) else matrix.size_bytes
 
 
-def is_interleaved(experts: Experts, gate: WeightLayout, up: WeightLayout) -> bool:
-    """True if gate and up of these layouts lie in one stack, where they are packed."""
-    return gate == up and experts.up.out_features % BLOCK == 0
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    """A stack before it is loaded.
+
+    Attributes:
+        linears: the experts' matrices; two interleave, by blocks of 64 out_features.
+        layout: of all of them, as stored.
+        is_packed: True if they are put in fragment order.
+        shared: the matrices of a shared expert that lies behind the others; none where it is apart.
+    """
+
+    linears: tuple[ExpertLinear, ...]
+    layout: WeightLayout
+    is_packed: bool
+    shared: tuple[Linear, ...] = ()
+
+    def reserve(self, device: torch.device) -> PackedExperts | torch.Tensor:
+        """The stack without weights.
+
+        Raises:
+            UnsupportedModelError: no format expresses the layout.
+        """
+        first, out_features = self.linears[0], sum(one.out_features for one in self.linears)
+        count, cols, joined = first.num_experts + bool(self.shared), first.in_features, int(bool(self.shared))
+        if not self.is_packed:
+            rows = count * out_features
+            return torch.empty((rows, cols), dtype=FLOAT_TYPES[self.layout.float_type or "f32"], device=device)
+        with naming_refusals(first.weight):
+            weight_format = fragment_format(self.layout)
+        size, strips = count * weight_format.size_bytes(out_features, cols), -(-out_features // BLOCK)
+        memory = torch.empty(aligned(size) + 4 * count * strips, dtype=torch.uint8, device=device)
+        weights, scales = memory[:size], memory[aligned(size) :].view(torch.float32)
+        table, interleaved = table_of(self.layout, device), len(self.linears) == 2
+        return PackedExperts(count, out_features, cols, weight_format, weights, scales, table, interleaved, joined)
 
 
-def packs_floats(experts: Experts, gate: WeightLayout, up: WeightLayout, down: WeightLayout) -> bool:
-    """True if matrices of bf16 and fp16 among these are packed as well: where grouped matmuls read all of them."""
-    return is_interleaved(experts, gate, up) and "f32" not in (gate.float_type, down.float_type)
+@dataclass(frozen=True, slots=True)
+class ExpertsPlan:
+    """The stacks of a mixture, decided by layouts alone: what loads it, plans its memory and binds it reads this."""
+
+    gate_up: tuple[StackPlan, ...]
+    down: StackPlan
+
+    @staticmethod
+    def of(experts: Experts, tensors: WeightTensors, *, packs: bool, stacks_shared: bool) -> ExpertsPlan:
+        """Decide.
+
+        Gate and up of one layout interleave. Matrices of bf16 and fp16 are packed as well where grouped matmuls read
+        all of a mixture.
+
+        Args:
+            packs: True if matrices can be put in fragment order.
+            stacks_shared: True if a shared expert lies in the stacks where it can.
+        """
+        assert experts.gate is not None  # `SUPPORTED` lists no experts without
+        gate, up, down = (tensors.layout(one.weight) for one in experts.expert_linears())
+        interleaves = packs and gate == up and experts.up.out_features % BLOCK == 0
+        floats = interleaves and "f32" not in (gate.float_type, down.float_type)
+        packed = {layout: packs and (floats or not layout.is_float) for layout in (gate, up, down)}
+        shared = experts.shared if stacks_shared and interleaves and _fits_stacks(experts, tensors) else None
+        last = () if shared is None else shared.linears()
+        if interleaves and packed[gate]:
+            gate_up: tuple[StackPlan, ...] = (StackPlan((experts.gate, experts.up), gate, True, last[:-1]),)
+        else:
+            gate_up = StackPlan((experts.gate,), gate, packed[gate]), StackPlan((experts.up,), up, packed[up])
+        return ExpertsPlan(gate_up, StackPlan((experts.down,), down, packed[down], last[-1:]))
+
+    @property
+    def joined(self) -> tuple[Linear, ...]:
+        """The matrices of the shared expert that are in the stacks."""
+        return tuple(one for stack in (*self.gate_up, self.down) for one in stack.shared)
 
 
-def fits_stacks(experts: Experts, tensors: WeightTensors) -> bool:
-    """True if the shared expert of a mixture can be one more of its packed stacks: it has the sizes, the types and the
-    activation of the experts, which are quantised, and nothing has biases."""
-    shared, gate = experts.shared, experts.gate
-    if shared is None or shared.gate is None or gate is None or experts.norms is not None:
+def _fits_stacks(experts: Experts, tensors: WeightTensors) -> bool:
+    """True if a shared expert has the sizes, the types and the activation of the others, which are quantised, and
+    nothing has biases."""
+    shared = experts.shared
+    if shared is None or shared.gate is None or experts.norms is not None:
         return False
     if experts.clamped or shared.activation != experts.activation:
         return False
@@ -138,17 +218,7 @@ def fits_stacks(experts: Experts, tensors: WeightTensors) -> bool:
             return False
         if sizes != (own.out_features, own.in_features):
             return False
-    return is_interleaved(experts, tensors.layout(gate.weight), tensors.layout(experts.up.weight))
-
-
-def packed_bytes(layout: WeightLayout, linear: ExpertLinear) -> int:
-    """Bytes of a packed stack.
-
-    Raises:
-        UnsupportedModelError: no format expresses the layout.
-    """
-    size = fragment_format(layout).size_bytes(linear.out_features, linear.in_features)
-    return linear.num_experts * (size + 4 * -(-linear.out_features // BLOCK))
+    return True
 
 
 class ExpertLoader:
@@ -160,35 +230,27 @@ class ExpertLoader:
     """
 
     def __init__(
-        self, tensors: WeightTensors, device: torch.device, packer: Packer | None, progress: Callable[[int], None]
+        self,
+        tensors: WeightTensors,
+        device: torch.device,
+        packer: Packer | Reserver | None,
+        progress: Callable[[int], None],
     ) -> None:
         self._tensors, self._device, self._packer, self._progress = tensors, device, packer, progress
 
-    def load(self, experts: Experts, *, shared: bool = False) -> ExpertMatrices:
-        """The matrices of a mixture.
-
-        Args:
-            shared: True if the shared expert is the last of each stack; see `fits_stacks`.
+    def load(self, experts: Experts, plan: ExpertsPlan) -> ExpertMatrices:
+        """The matrices of a mixture; on the device `meta` nothing is read.
 
         Raises:
             CheckpointError: a weight is NaN or infinite.
             UnsupportedModelError: no kernel reads a matrix's layout.
         """
-        assert experts.gate is not None  # `SUPPORTED` lists no experts without
-        gate, up, down = (self._tensors.layout(linear.weight) for linear in experts.expert_linears())
-        floats, last_one = packs_floats(experts, gate, up, down), experts.shared if shared else None
-        if self._packer is not None and (floats or not gate.is_float) and is_interleaved(experts, gate, up):
-            gate_up: tuple[Stack, ...] = (
-                self._stack(
-                    experts.gate, experts.up, packs_floats=floats, last=last_one.linears()[:-1] if last_one else ()
-                ),
-            )
-            biases: tuple[torch.Tensor | None, ...] = (self._biases(experts.gate, experts.up),)
-        else:
-            gate_up = self._stack(experts.gate), self._stack(experts.up)
-            biases = self._biases(experts.gate), self._biases(experts.up)
-        down_stack = self._stack(experts.down, packs_floats=floats, last=(last_one.down,) if last_one else ())
-        return ExpertMatrices(gate_up, down_stack, biases, self._biases(experts.down))
+        if self._device.type == "meta":
+            stacks = [stack.reserve(self._device) for stack in (*plan.gate_up, plan.down)]
+            return ExpertMatrices(tuple(stacks[:-1]), stacks[-1], (None,) * len(plan.gate_up), None)
+        gate_up = tuple(self._stack(stack) for stack in plan.gate_up)
+        biases = tuple(self._biases(*stack.linears) for stack in plan.gate_up)
+        return ExpertMatrices(gate_up, self._stack(plan.down), biases, self._biases(experts.down))
 
     def _biases(self, *linears: ExpertLinear) -> torch.Tensor | None:
         """Biases of a stack: float32 [experts, out_features], of two linears interleaved; zeros for one without."""
@@ -204,23 +266,21 @@ class ExpertLoader:
         values = np.stack([part.reshape(len(part), -1, width) for part in parts], axis=2)
         return torch.from_numpy(np.ascontiguousarray(values).reshape(len(values), -1)).to(self._device)
 
-    def _stack(self, *linears: ExpertLinear, packs_floats: bool = False, last: Sequence[Linear] = ()) -> Stack:
-        """The matrices of one layout of all experts, as one stack; two are interleaved.
-
-        Args:
-            last: the matrices of one expert more.
-        """
-        layout = self._tensors.layout(linears[0].weight)
-        parts = [self._sources(linear) for linear in linears]
-        shared = [self._tensors.matrix(linear.weight) for linear in last]
-        check_finite(source for part in (*parts, shared) for source in part)
-        if layout.is_float and not (packs_floats and self._packer is not None):
-            made: Stack = self._floats(parts[0], FLOAT_TYPES[layout.float_type or "f32"])
-        elif self._packer is None:
-            made = stack_plain([pack_plain(source, self._device) for source in parts[0]])
+    def _stack(self, plan: StackPlan) -> Stack:
+        parts = [self._sources(linear) for linear in plan.linears]
+        shared = [self._tensors.matrix(linear.weight) for linear in plan.shared]
+        sources = [source for part in (*parts, shared) for source in part]
+        check_finite(sources)
+        made: Stack
+        if not plan.is_packed and not plan.layout.is_float:
+            made = stack_plain([pack_plain(source, self._device) for source in sources])
         else:
-            made = self._packed(self._packer, linears, list(zip(*parts, strict=True)), shared)
-        for source in (source for part in (*parts, shared) for source in part):
+            made = plan.reserve(self._device)
+            if isinstance(made, PackedExperts):
+                self._pack(made, list(zip(*parts, strict=True)), shared)
+            else:
+                self._copy(made, sources)
+        for source in sources:
             source.release(0, source.out_features)
             self._progress(source.size_bytes)
         return made
@@ -232,42 +292,24 @@ class ExpertLoader:
             return [whole]
         return [self._tensors.expert(linear.weight, expert) for expert in range(linear.num_experts)]
 
-    def _packed(
-        self, packer: Packer, linears: Sequence[ExpertLinear], runs: Sequence[Sequence[MatrixSource]],
-        last: Sequence[MatrixSource],
-    ) -> PackedExperts:  # fmt: skip
+    def _pack(self, stack: PackedExperts, runs: Sequence[Sequence[MatrixSource]], last: Sequence[MatrixSource]) -> None:
         """Pack runs of experts, of each the sources that interleave; a run is one expert or all.
 
         Args:
             last: the sources of one expert behind them, or none.
         """
-        routed, cols, out_features = (
-            linears[0].num_experts,
-            linears[0].in_features,
-            sum(one.out_features for one in linears),
-        )
-        count, of_run = routed + bool(last), routed // len(runs)
-        weight_format = fragment_format(runs[0][0].layout)
-        stride, strips = weight_format.size_bytes(out_features, cols), -(-out_features // BLOCK)
-        size = count * stride
-        memory = torch.empty(aligned(size) + 4 * count * strips, dtype=torch.uint8, device=self._device)
-        weights, block_scales = memory[:size], memory[aligned(size) :].view(torch.float32)
-        table, interleaved = None, len(linears) == 2
+        assert self._packer is not None
+        of_run = stack.routed // len(runs)
         for index, run in enumerate((*runs, last) if last else runs):
             first = index * of_run  # all runs are as long but the last, which may be the one more
-            end = count if index == len(runs) else first + of_run
-            place = weights[first * stride : end * stride], block_scales[first * strips : end * strips]
-            table = packer.pack(run, place, interleaved=interleaved).table
-        return PackedExperts(
-            count, out_features, cols, weight_format, weights, block_scales, table, interleaved, int(bool(last))
-        )
+            end = stack.count if index == len(runs) else first + of_run
+            self._packer.pack(run, stack.part(first, end))
 
-    def _floats(self, sources: Sequence[MatrixSource], dtype: torch.dtype) -> torch.Tensor:
-        """Float matrices one below the other, as they are stored: [experts * out_features, in_features]."""
-        memory = torch.empty(sum(s.size_bytes for s in sources), dtype=torch.uint8, device=self._device)
-        at = 0
+    def _copy(self, stack: torch.Tensor, sources: Sequence[MatrixSource]) -> None:
+        """Copy float matrices, as they are stored, one below the other."""
+        first = 0
         for source in sources:
             assert source.raw is not None  # float matrices have their bytes
-            memory[at : at + source.size_bytes].copy_(torch.from_numpy(np.array(source.raw, copy=True).reshape(-1)))
-            at += source.size_bytes
-        return memory.view(dtype).view(-1, sources[0].in_features)
+            rows = stack[first : first + source.out_features].view(torch.uint8)
+            rows.copy_(torch.from_numpy(np.array(source.raw, copy=True).reshape(-1)).view(rows.shape))
+            first += source.out_features

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,19 +16,20 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.device_errors import translate
-from realizar.backends.cuda.weights.experts import ExpertLoader, ExpertMatrices, fits_stacks
+from realizar.backends.cuda.weights.experts import ExpertLoader, ExpertMatrices, ExpertsPlan, matrix_bytes
 from realizar.backends.cuda.weights.finite import check_finite
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.pack_floats import FLOAT_TYPES
-from realizar.backends.cuda.weights.pack_raw import Packer, memory_bytes
+from realizar.backends.cuda.weights.pack_raw import Packer, Reserver, memory_bytes
 from realizar.backends.cuda.weights.plain import PlainMatrix, pack_plain
 from realizar.backends.cuda.weights.store import Store
 from realizar.backends.program import Program
+from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CapacityError, DeviceLostError
 from realizar.models.parts import Linear, Norm
-from realizar.models.spec import FeedForward, Layer, ModelSpec
+from realizar.models.spec import Experts, FeedForward, Layer, ModelSpec
 from realizar.models.tensor_source import TensorName
 from realizar.quantization import MatrixSource, WeightLayout
 
@@ -38,7 +41,7 @@ _MERGED_OUT_FEATURES = 64  # matrices lie one below the other at multiples of th
 
 
 class Weights:
-    """Device copies of a checkpoint's tensors.
+    """Device copies of a checkpoint's tensors. On torch's device `meta` a load takes no memory, and reads nothing.
 
     Args:
         packs_floats: True if the matmuls read bf16 and fp16 matrices packed, as they do quantised ones.
@@ -58,7 +61,7 @@ class Weights:
         packs_floats: bool = False, stacks_shared: bool = False,
     ) -> None:  # fmt: skip
         self._spec, self._tensors, self._device = spec, WeightTensors(spec, checkpoint), device
-        self._packs_floats = packs_floats
+        self._packs_floats, self._reads = packs_floats, device.torch_device.type != "meta"
         self.groups: dict[Group, tuple[Matrix, ...]] = {}
         inputs = [block.inputs for block in program.blocks]
         self.gated: dict[Group, FeedForward] = {
@@ -66,16 +69,18 @@ class Weights:
         }
         self.layer_table: PlainMatrix | torch.Tensor | None = None
         self.stacked: set[TensorName] = set()
+        self._plans: list[tuple[Experts, ExpertsPlan]] = []
         for _, experts in spec.mixtures():
+            plan = ExpertsPlan.of(experts, self._tensors, packs=device.has_matmuls, stacks_shared=stacks_shared)
+            self._plans.append((experts, plan))
+            self.stacked.update(linear.weight for linear in plan.joined)
             shared = experts.shared
-            if shared is not None and stacks_shared and fits_stacks(experts, self._tensors):
-                self.stacked.update(linear.weight for linear in shared.linears())
-            elif shared is not None and shared.gate is not None:
+            if shared is not None and shared.gate is not None and not plan.joined:
                 self.gated[shared.gate.weight, shared.up.weight] = shared
         self._vectors: dict[tuple[TensorName, float, float], torch.Tensor] = {}
         self.experts: dict[TensorName, ExpertMatrices] = {}
         self._as_floats = {linear.weight for _, experts in spec.mixtures() for linear in experts.scorers()}
-        self._packer: Packer | None = None
+        self._packer: Packer | Reserver | None = None
         self._tables: dict[WeightLayout, torch.Tensor | None] = {}
         self._stores: dict[TensorName, Store] = {}
 
@@ -92,21 +97,38 @@ class Weights:
         Raises:
             CheckpointError: a weight is NaN or infinite.
         """
-        self._tensors.check_vectors()
+        if self._reads:
+            self._tensors.check_vectors()
         if self._device.has_matmuls:
-            self._packer = Packer(self._device.torch_device, repacks="repack" not in self._device.without)
+            on, repacks = self._device.torch_device, "repack" not in self._device.without
+            self._packer = Packer(on, repacks=repacks) if self._reads else Reserver(on)
         for linears in groups:
             key = tuple(linear.weight for linear in linears)
             if key not in self.groups:
-                sources = [self._tensors.matrix(name) for name in key]
-                check_finite(sources)
-                with naming(*key):
+                with self._reading(key, progress), naming(*key):
                     self._make_store(key[0])
                     self.groups[key] = tuple(self._pack_group(linears, self._stores.get(key[0])))
-                for source in sources:
-                    source.release(0, source.out_features)
-                    progress(source.size_bytes)
-        embedding = self._spec.embedding
+        if self._reads:
+            self._load_tables(progress)
+        loader = ExpertLoader(self._tensors, self._device.torch_device, self._packer, progress)
+        for experts, plan in self._plans:
+            with naming(*(linear.weight for linear in experts.expert_linears())):
+                self.experts[experts.up.weight] = loader.load(experts, plan)
+        self._packer = None
+
+    @contextmanager
+    def _reading(self, names: Iterable[TensorName], progress: Callable[[int], None]) -> Iterator[None]:
+        """A context before which matrices are looked at for what is not finite, and after which they are released."""
+        sources = [self._tensors.matrix(name) for name in names] if self._reads else []
+        check_finite(sources)
+        yield
+        for source in sources:
+            source.release(0, source.out_features)
+            progress(source.size_bytes)
+
+    def _load_tables(self, progress: Callable[[int], None]) -> None:
+        """Load what is read row by row."""
+        embedding, inputs = self._spec.embedding, self._spec.layer_inputs
         own = self.groups.get((embedding,), ())
         if own and not isinstance(own[0], PackedMatrix):
             self.embedding = own[0]
@@ -116,19 +138,9 @@ class Weights:
                 check_finite([source])
             with naming(embedding):
                 self.embedding = self._pack_plain(source)
-        if self._spec.layer_inputs is not None:
-            source = self._tensors.matrix(self._spec.layer_inputs.table)
-            check_finite([source])
-            with naming(self._spec.layer_inputs.table):
-                self.layer_table = self._pack_plain(source)
-            source.release(0, source.out_features)
-            progress(source.size_bytes)
-        loader = ExpertLoader(self._tensors, self._device.torch_device, self._packer, progress)
-        for _, experts in self._spec.mixtures():
-            with naming(*(linear.weight for linear in experts.expert_linears())):
-                shared = experts.shared is not None and experts.shared.up.weight in self.stacked
-                self.experts[experts.up.weight] = loader.load(experts, shared=shared)
-        self._packer = None
+        if inputs is not None:
+            with self._reading([inputs.table], progress), naming(inputs.table):
+                self.layer_table = self._pack_plain(self._tensors.matrix(inputs.table))
 
     def vector(self, name: TensorName, offset: float = 0.0, scale: float = 1.0) -> torch.Tensor:
         """float32 [elements] of a vector, plus `offset`, times `scale`."""
@@ -171,6 +183,12 @@ class Weights:
         dense = sum(matrix_bytes(matrix) for group in self.groups.values() for matrix in group)
         return dense + sum(experts.size_bytes for experts in self.experts.values())
 
+    @property
+    def token_bytes(self) -> int:
+        """Those that a token reads: of a mixture's experts those that it goes through."""
+        mixtures = (one for _, one in self._spec.mixtures())
+        return self.size_bytes - sum(self.experts[one.up.weight].unread_bytes(one) for one in mixtures)
+
     def _make_store(self, weight: TensorName) -> None:
         """Allocate the memory of the layer that has this matrix, once; the head is in no layer and has its own."""
         if weight in self._stores:
@@ -210,8 +228,8 @@ class Weights:
         Routers become float32: a score decides which experts a token goes through. So do gates of shared experts.
         """
         if linears[0].weight in self._as_floats:
-            values = self._tensors.matrix(linears[0].weight).dequantize()
-            yield self._send(values.reshape(-1), store).view(values.shape)
+            source = self._tensors.matrix(linears[0].weight)
+            yield self._stored(source, torch.float32, source.dequantize, store)
             return
         for layout, run in itertools.groupby(linears, lambda linear: self._tensors.layout(linear.weight)):
             part = list(run)
@@ -222,8 +240,9 @@ class Weights:
                 continue
             mergeable = all(source.out_features % _MERGED_OUT_FEATURES == 0 for source in sources[:-1])
             for together in [sources] if mergeable else [[source] for source in sources]:
-                into = None if store is None else store.take(memory_bytes(together))
-                packed = self._packer.pack(together, into, interleaved=self._interleaved(part))
+                with naming_refusals(part[0].weight):
+                    into = None if store is None else store.take(memory_bytes(together))
+                    packed = self._packer.pack(together, into, interleaved=self._interleaved(part))
                 yield replace(packed, table=self._tables.setdefault(layout, packed.table))
 
     def _is_packed(self, layout: WeightLayout) -> bool:
@@ -244,21 +263,41 @@ class Weights:
         kind, raw = source.layout.float_type, source.raw
         if kind is None or raw is None:
             return pack_plain(source, self._device.torch_device)
-        return (
-            self._copy(raw.reshape(-1), store).view(FLOAT_TYPES[kind]).reshape(source.out_features, source.in_features)
-        )
+        return self._stored(source, FLOAT_TYPES[kind], partial(np.ascontiguousarray, raw), store)
+
+    def _stored(
+        self, source: MatrixSource, dtype: torch.dtype, values: Callable[[], NDArray[Any]], store: Store | None
+    ) -> torch.Tensor:
+        """[out_features, in_features] of a type, with the bytes of `values`, which a plan does not ask for."""
+        shape = source.out_features, source.in_features
+        memory = self._take(math.prod(shape) * dtype.itemsize, store)
+        if self._reads:
+            _copy(values().reshape(-1).view(np.uint8), memory)
+        return memory.view(dtype).view(shape)
 
     def _send(self, values: NDArray[np.float32], store: Store | None) -> torch.Tensor:
-        return self._copy(np.ascontiguousarray(values).view(np.uint8), store).view(torch.float32)
+        data = np.ascontiguousarray(values).view(np.uint8)
+        memory = self._take(data.size, store)
+        _copy(data, memory)
+        return memory.view(torch.float32)
 
-    def _copy(self, data: NDArray[np.uint8], store: Store | None) -> torch.Tensor:
-        """uint8 [size in bytes] on the device; what the host holds of it at once is bounded."""
-        size, device = data.size, self._device.torch_device
-        out = torch.empty(size, dtype=torch.uint8, device=device) if store is None else store.take(size)
-        for first in range(0, size, _COPIED_AT_ONCE):
-            part = data[first : first + _COPIED_AT_ONCE]
-            out[first : first + part.size].copy_(torch.from_numpy(np.array(part, copy=True)))
-        return out
+    def _take(self, size_bytes: int, store: Store | None) -> torch.Tensor:
+        """uint8 [size_bytes] of a layer's memory, or of its own."""
+        if store is not None:
+            return store.take(size_bytes)
+        return torch.empty(size_bytes, dtype=torch.uint8, device=self._device.torch_device)
+
+
+def _copy(data: NDArray[np.uint8], memory: torch.Tensor) -> None:
+    """Copy bytes to the device; what the host holds of them at once is bounded."""
+    for first in range(0, data.size, _COPIED_AT_ONCE):
+        part = data[first : first + _COPIED_AT_ONCE]
+        memory[first : first + part.size].copy_(torch.from_numpy(np.array(part, copy=True)))
+
+
+def stacks_shared(config: ResolvedConfig) -> bool:
+    """True if shared experts may join the stacks of experts, whose sums have orders of their own, and no copies."""
+    return not config.batch_invariant and not config.fp8_copies
 
 
 @contextmanager
@@ -274,8 +313,3 @@ def naming(*names: TensorName) -> Iterator[None]:
             raise type(ours)(f"{'tensor' if len(names) == 1 else 'tensors'} {', '.join(names)}: {ours}") from error
         finally:
             del ours
-
-
-def matrix_bytes(matrix: Matrix) -> int:
-    """Bytes on the device."""
-    return matrix.numel() * matrix.element_size() if isinstance(matrix, torch.Tensor) else matrix.size_bytes

@@ -32,7 +32,6 @@ _PIECE_BYTES = 32 << 20
 _RUN_OUT_FEATURES = 4 * BLOCK  # packed by one thread at a time
 
 
-Memory: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 _Run: TypeAlias = tuple[MatrixSource, int, torch.Tensor, torch.Tensor]
 """A matrix, the first out_feature of the run, and where its strips and scales land."""
 
@@ -43,23 +42,33 @@ def memory_bytes(parts: Sequence[MatrixSource]) -> int:
     Raises:
         UnsupportedModelError: no format expresses their layout.
     """
-    weight_format = fragment_format(parts[0].layout)
-    return _memory_bytes(weight_format, sum(part.out_features for part in parts), parts[0].in_features)
+    out_features = sum(part.out_features for part in parts)
+    size = fragment_format(parts[0].layout).size_bytes(out_features, parts[0].in_features)
+    return aligned(size) + 4 * -(-out_features // BLOCK)
 
 
-def _memory_bytes(weight_format: FragmentFormat, out_features: int, cols: int) -> int:
-    return aligned(weight_format.size_bytes(out_features, cols)) + 4 * -(-out_features // BLOCK)
+def reserve(
+    parts: Sequence[MatrixSource], device: torch.device | str, into: torch.Tensor | None = None,
+    interleaved: bool = False,
+) -> PackedMatrix:  # fmt: skip
+    """A matrix that has memory, and no weights yet. Arguments as in `Packer.pack`."""
+    weight_format, cols = fragment_format(parts[0].layout), parts[0].in_features
+    out_features = sum(part.out_features for part in parts)
+    size = weight_format.size_bytes(out_features, cols)
+    memory = torch.empty(memory_bytes(parts), dtype=torch.uint8, device=device) if into is None else into
+    scales, table = memory[aligned(size) :].view(torch.float32), table_of(parts[0].layout, device)
+    return PackedMatrix(out_features, cols, weight_format, memory[:size], scales, table, interleaved)
 
 
 def pack_by_threads(
-    parts: Sequence[MatrixSource], device: torch.device | str, into: Memory | None = None,
+    parts: Sequence[MatrixSource], device: torch.device | str, into: PackedMatrix | torch.Tensor | None = None,
     uploaded: Callable[[int], None] | None = None, interleaved: bool = False,
 ) -> PackedMatrix:  # fmt: skip
     """The result of `Packer.pack`, made on the host from `Planes` of some strips at a time, a thread for each core."""
-    first, weight_format = parts[0], fragment_format(parts[0].layout)
-    out_features, cols = sum(part.out_features for part in parts), first.in_features
-    weights, scales = _allocate(weight_format, out_features, cols, device, into)
-    strips, places = weights.view(len(scales), -1), strip_places([part.out_features for part in parts], interleaved)
+    matrix = into if isinstance(into, PackedMatrix) else reserve(parts, device, into, interleaved)
+    weights, scales, weight_format = matrix.weights, matrix.block_scales, matrix.format
+    counts = [part.out_features for part in parts]
+    strips, places = weights.view(len(scales), -1), strip_places(counts, matrix.interleaved)
     runs = [
         (part, start, strips[place][start // BLOCK :], scales[place][start // BLOCK :])
         for part, place in zip(parts, places, strict=True)
@@ -80,30 +89,26 @@ def pack_by_threads(
             to_scales[: block_scales.size].copy_(torch.from_numpy(block_scales))
             if uploaded is not None:
                 uploaded(size)
-    return PackedMatrix(
-        out_features, cols, weight_format, weights, scales, _table_of(first.layout, device), interleaved
-    )
+    return matrix
 
 
-def _allocate(
-    weight_format: FragmentFormat, out_features: int, cols: int, device: torch.device | str, into: Memory | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate memory for weights and block scales, one behind the other, unless it is given."""
-    if isinstance(into, tuple):
-        return into
-    memory: torch.Tensor = (
-        torch.empty(_memory_bytes(weight_format, out_features, cols), dtype=torch.uint8, device=device)
-        if into is None
-        else into
-    )
-    size = weight_format.size_bytes(out_features, cols)
-    return memory[:size], memory[aligned(size) :].view(torch.float32)
-
-
-def _table_of(layout: WeightLayout, device: torch.device | str) -> torch.Tensor | None:
+def table_of(layout: WeightLayout, device: torch.device | str) -> torch.Tensor | None:
     """The codebook of a layout on the device, or None."""
     book = codebook_table(layout)
     return None if book is None else torch.from_numpy(book).to(device)
+
+
+class Reserver:
+    """Makes the matrices that `Packer` does, and packs nothing into them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def pack(
+        self, parts: Sequence[MatrixSource], into: PackedMatrix | torch.Tensor | None = None, interleaved: bool = False
+    ) -> PackedMatrix:
+        """A matrix without weights; arguments as of `Packer.pack`."""
+        return into if isinstance(into, PackedMatrix) else reserve(parts, self._device, into, interleaved)
 
 
 class Packer:
@@ -122,15 +127,15 @@ class Packer:
         self._staging = 0
 
     def pack(
-        self, parts: Sequence[MatrixSource], into: Memory | None = None,
+        self, parts: Sequence[MatrixSource], into: PackedMatrix | torch.Tensor | None = None,
         uploaded: Callable[[int], None] | None = None, interleaved: bool = False,
     ) -> PackedMatrix:  # fmt: skip
         """Pack one matrix, or several of one layout one below the other or interleaved.
 
         Args:
             parts: matrices of one layout and width; all but the last have a multiple of 64 out_features.
-            into: memory for weights and block scales, 256-byte aligned: uint8 [memory_bytes(parts)], or both apart;
-                allocated if None.
+            into: memory for weights and block scales, 256-byte aligned: uint8 [memory_bytes(parts)], or a matrix that
+                has it; allocated if None.
             uploaded: called with the number of raw bytes of each run that is on its way.
             interleaved: True if blocks of 64 out_features of two matrices alternate.
 
@@ -148,16 +153,16 @@ class Packer:
         raws = [part.raw for part in parts if part.raw is not None]
         if not known or len(raws) < len(parts):
             return pack_by_threads(parts, self.device, into, uploaded, interleaved)
-        counts = [part.out_features for part in parts]
-        weights, scales = _allocate(weight_format, sum(counts), cols, self.device, into)
-        for raw, place in zip(raws, strip_places(counts, interleaved), strict=True):
+        matrix = into if isinstance(into, PackedMatrix) else reserve(parts, self.device, into, interleaved)
+        weights, scales = matrix.weights, matrix.block_scales
+        places = strip_places([part.out_features for part in parts], matrix.interleaved)
+        for raw, place in zip(raws, places, strict=True):
             if (kind := first.layout.float_type) is not None:
                 strips = weights.view(len(scales), -1)[place]
                 self._pack_floats(raw, FLOAT_TYPES[kind], strips, scales[place], uploaded)
             else:
                 self._pack_part(raw, first.layout, cols, weights, scales, place, uploaded)
-        table = _table_of(first.layout, self.device)
-        return PackedMatrix(sum(counts), cols, weight_format, weights, scales, table, interleaved)
+        return matrix
 
     def _pack_floats(
         self, raw: NDArray[np.uint8], dtype: torch.dtype, weights: torch.Tensor, scales: torch.Tensor,
