@@ -17,6 +17,7 @@ from realizar.batch import LogprobQuery
 from realizar.config import EngineConfig
 from realizar.sampling_params import SamplingParams
 from step_inputs import opened_row
+from wider import diagonal
 
 RECIPE = Recipe(vocab_size=96)
 RECIPES = {
@@ -48,7 +49,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
     made.close()
 
 
-@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize(("runner", "name"), diagonal(RECIPES, SAMPLINGS), indirect=["runner"])
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_same_text_with_any_drafts(runner: Runner, name: str, data: st.DataObject) -> None:

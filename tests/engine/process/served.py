@@ -179,7 +179,7 @@ def is_ready(url: str) -> bool:
     return httpx.get(f"{url}/ready", timeout=HANG_S).status_code == 200
 
 
-def short_text(url: str) -> str:
-    response = httpx.post(f"{url}/v1/completions", json=SHORT, timeout=HANG_S)
+def short_text(url: str, **fields: Any) -> str:
+    response = httpx.post(f"{url}/v1/completions", json={**SHORT, **fields}, timeout=HANG_S)
     assert response.status_code == 200, response.text
     return str(response.json()["choices"][0]["text"])

@@ -28,12 +28,13 @@ from realizar.engine.process.messages import Load
 from realizar.replicas.places import places_on_cores
 from realizar.replicas.topology import allowed_cpus, read_cores
 from waits import HANG_S, child_commands, is_alive, wait_until
+from wider import wider
 
 REPLICAS = ("--replicas", "2", "--max-running", "2")
 ROOM = 2 * 2 * (1 + QUEUED_PER_ROW)  # answers that run and wait
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one API process", "two API processes"])
+@pytest.fixture(scope="module", params=wider([1, 2], 2), ids="{} API processes".format)
 def server(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One server for the tests that leave it as it was: 2 answers run in each replica."""
     hold = tmp_path_factory.mktemp("hold")
@@ -144,16 +145,16 @@ def test_replicas_restart_one_by_one_and_no_request_fails(server: Served) -> Non
     """With as many clients as the server has room for."""
     url = server.wait_ready()
     wait_until(lambda: num_ready(url) == 2)
-    before, whole = engine_pids(server), short_text(url)
+    before, whole = engine_pids(server), short_text(url, max_tokens=2)
     ended = threading.Event()
 
     def ask() -> set[str]:
         texts: set[str] = set()
         while not ended.is_set():
-            texts.add(short_text(url))
+            texts.add(short_text(url, max_tokens=2))
         return texts
 
-    with ThreadPoolExecutor(ROOM) as clients:
+    with server.held_steps(), ThreadPoolExecutor(ROOM) as clients:
         asking = [clients.submit(ask) for _ in range(ROOM)]
         server.process.send_signal(signal.SIGHUP)
         try:

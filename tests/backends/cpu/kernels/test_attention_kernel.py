@@ -26,6 +26,7 @@ from realizar.backends.cpu.kernels.attention import (
     scratch_bytes,
 )
 from realizar.backends.cpu.kv.layout import KV_DTYPES, KVLayout
+from wider import wider
 
 BLOCK = 32
 THREADS = 3
@@ -194,7 +195,7 @@ MIXED = Case(
 )  # shares a compiled kernel with other tests
 
 
-@pytest.mark.parametrize("instruction_set", OTHERS)
+@pytest.mark.parametrize("instruction_set", wider(OTHERS, "portable"))
 def test_other_instruction_sets(instruction_set: str) -> None:
     skip_unless_supported(instruction_set)
     check(MIXED, instruction_set)

@@ -17,6 +17,7 @@ from realizar.backends.cpu.kernels.routing import CHOOSE, COUNT_FIELDS, ITEM_FIE
 from realizar.backends.cpu.records import address
 from realizar.backends.cpu.weights.pack import FloatMatrix
 from reference_tensors import load_tensors
+from wider import wider
 
 
 def run_choose(
@@ -282,11 +283,11 @@ TYPES = [("Q4_K", "Q6_K"), ("Q8_0", "F32"), ("MXFP4", "IQ4_NL"), ("F16", "Q4_0")
 
 @pytest.mark.parametrize(
     ("instruction_set", "weights", "down"),
-    [
-        pytest.param(name, *types, marks=[pytest.mark.full] * (position > 0 and types != TYPES[0]))
-        for position, name in enumerate(HOST_SETS)
-        for types in TYPES
-    ],
+    wider(
+        [(name, *types) for name in HOST_SETS for types in TYPES],
+        *((HOST_SETS[0], *types) for types in TYPES),
+        (HOST_SETS[-1], *TYPES[0]),
+    ),
 )
 def test_quantised_experts(weights: str, down: str, instruction_set: str) -> None:
     """Near float64 alone; and the same bits for a token alone, in any batch, and with any number of threads."""

@@ -24,6 +24,7 @@ from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.weights.pack import pack
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import block_source, random_blocks
+from wider import diagonal, wider
 
 
 @njit
@@ -43,7 +44,7 @@ def test_records_are_the_kernels() -> None:
     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("instruction_set", HOST_SETS)
+@pytest.mark.parametrize("instruction_set", wider(HOST_SETS, HOST_SETS[0], HOST_SETS[-1]))
 def test_residual_and_bias(instruction_set: str) -> None:
     """out + r * (W x + bias); rounding of one fused step apart."""
     rng = np.random.default_rng(2)
@@ -77,8 +78,7 @@ def _float_kernel(instruction_set: str, kind: str) -> Any:
     return make_float_linear(isa_index(instruction_set), FLOAT_TYPES.index(kind), 0).ctypes
 
 
-@pytest.mark.parametrize("kind", FLOAT_TYPES)
-@pytest.mark.parametrize("instruction_set", HOST_SETS)
+@pytest.mark.parametrize(("instruction_set", "kind"), diagonal(HOST_SETS, FLOAT_TYPES))
 def test_float_weights(instruction_set: str, kind: str) -> None:
     rng, ggml_type = np.random.default_rng(4), GGMLType[kind.upper()]
     for rows, cols, tokens in ((1, 64, 9), (17, 30, 7), (33, 257, 2)):
