@@ -1,6 +1,6 @@
 """Times the parsers of answers: microseconds a token for a long string argument in each format, and for long content.
 
-    python scripts/time_parsers.py --characters 1000000
+    python scripts/tokenizer/time_parsers.py --characters 1000000
 
 A token is four characters. The time must not grow with the answer's length.
 """
