@@ -27,20 +27,19 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from cuda_serve import served, write_model
 
-from realizar.bench.mix.compare import MIX, MixResult, MixTarget, compare_mixes, find_server
-from realizar.bench.mix.generators import Generators, default_generators
-from realizar.bench.mix.kinds import find_kind
-from realizar.bench.mix.report import BUSY, as_markdown, as_record, figures_of_all, output_rate, settled_rates
-from realizar.bench.mix.requests import MixWork
-from realizar.bench.serve_client import Target
-from realizar.bench.serve_compare import first_model
-from realizar.bench.serve_workload import Lengths
+from realizar.bench.serve.client import Server
+from realizar.bench.serve.compare import MIX, ServerRuns, compare_servers
+from realizar.bench.serve.figures import figures_of, output_rate
+from realizar.bench.serve.kinds import find_kind, parse_weights
+from realizar.bench.serve.load import Generators, LoadRun, default_generators
+from realizar.bench.serve.report import BUSY, as_markdown, as_record
+from realizar.bench.serve.servers import find_server
+from realizar.bench.serve.workload import Lengths, Workload
 from realizar.hub.pull import resolve
 from realizar.models.generated.shapes import SHAPES
 
@@ -122,40 +121,46 @@ def _name_of(command: bytes) -> str:
 
 
 def kinds_in_turn(
-    server: MixTarget, in_flight: int, arguments: argparse.Namespace, generators: Generators, times: ProcessorTimes
-) -> MixResult:
-    work = MixWork(
+    server: Server, in_flight: int, arguments: argparse.Namespace, generators: Generators, times: ProcessorTimes
+) -> ServerRuns:
+    work = Workload(
         seconds=arguments.seconds, concurrency=in_flight, seed=arguments.seed,
-        prompt_words=Lengths(arguments.words, arguments.words),
+        prompt_length=Lengths(arguments.words, arguments.words),
         output_tokens=Lengths(arguments.tokens, arguments.tokens),
     )  # fmt: skip
-    return _run(server, work, generators, arguments, times, arguments.kinds.split(","), f"kinds-{in_flight}")
+    loads = {
+        kind: replace(work, weights=parse_weights((), "kinds") if kind == MIX else {kind: 1.0})
+        for kind in arguments.kinds.split(",")
+    }
+    return _run(server, loads, generators, arguments, times, f"kinds-{in_flight}")
 
 
 def mixed_clients(
-    server: MixTarget, words: str, arguments: argparse.Namespace, generators: Generators, times: ProcessorTimes,
+    server: Server, words: str, arguments: argparse.Namespace, generators: Generators, times: ProcessorTimes,
     number: int,
-) -> MixResult:  # fmt: skip
-    work = MixWork(
+) -> ServerRuns:  # fmt: skip
+    work = Workload(
         seconds=arguments.mixed_seconds, concurrency=arguments.clients, seed=arguments.seed + 1000 * (1 + number),
-        prompt_words=Lengths.parse(words, "mixed-words"),
+        prompt_length=Lengths.parse(words, "mixed-words"),
         output_tokens=Lengths.parse(arguments.mixed_tokens, "mixed-tokens"), leave_share=arguments.leave,
     )  # fmt: skip
-    return _run(server, work, generators, arguments, times, (), f"mixed-{words}")
+    return _run(server, {MIX: work}, generators, arguments, times, f"mixed-{words}")
 
 
 def _run(
-    server: MixTarget, work: MixWork, generators: Generators, arguments: argparse.Namespace,
-    times: ProcessorTimes, kinds: Sequence[str], name: str,
-) -> MixResult:  # fmt: skip
-    rounds = arguments.rounds if kinds else 1
+    server: Server, loads: dict[str, Workload], generators: Generators, arguments: argparse.Namespace,
+    times: ProcessorTimes, name: str,
+) -> ServerRuns:  # fmt: skip
+    work = next(iter(loads.values()))
+    rounds = 1 if name.startswith("mixed") else arguments.rounds
 
     def log(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
         if text.startswith("round "):
-            times.begin(f"{work.concurrency} x {text.rpartition(', ')[2]}" if kinds else "mixed clients")
+            label = text.rpartition(", ")[2]
+            times.begin("mixed clients" if name.startswith("mixed") else f"{work.concurrency} x {label}")
 
-    (result,) = compare_mixes([server], work, generators, alone=kinds, rounds=rounds, timeout_s=300, log=log)
+    (result,) = compare_servers([server], loads, generators, rounds=rounds, timeout_s=300, log=log)
     times.begin(None)
     print(as_markdown([result]), flush=True)
     if arguments.out is not None:
@@ -166,7 +171,23 @@ def _run(
     return result
 
 
-def aims(result: MixResult, in_flight: int, arguments: argparse.Namespace) -> list[str]:
+def settled_rates(run: LoadRun, settle_s: float) -> tuple[int, float, float]:
+    """The requests that ended once a load has run for `settle_s`, and their prompt and output tokens per second.
+
+    A load's first requests come all at once, and at its end prompts have been read whose answers are still to come: the
+    shorter the load, the more of its tokens are of prompts. These are whole requests, so their tokens are in the mix's
+    own ratio.
+    """
+    begin_s, end_s = run.start_s + settle_s, run.end_s
+    ended = [
+        each for each in run.answers if each.error is None and len(each.deltas_s) and begin_s <= each.ended_s <= end_s
+    ]
+    prompts = sum(each.prompt_tokens or each.request.prompt_length for each in ended)
+    seconds = max(end_s - begin_s, 1e-9)
+    return len(ended), prompts / seconds, sum(each.output_tokens for each in ended) / seconds
+
+
+def aims(result: ServerRuns, in_flight: int, arguments: argparse.Namespace) -> list[str]:
     """Lines that say for each kind what it reached of what is aimed for."""
     on_gpu = arguments.device != "cpu"
     share_of_others = _SHARE_OF_SHAPE.get(arguments.shape, _SHARE)
@@ -184,19 +205,19 @@ def aims(result: MixResult, in_flight: int, arguments: argparse.Namespace) -> li
     return lines
 
 
-def mixed_lines(result: MixResult, words: str) -> list[str]:
+def mixed_lines(result: ServerRuns, words: str) -> list[str]:
     """Lines with the totals of the mixed clients, whose prompts have so many words."""
     runs = result.runs[MIX]
-    every, run = figures_of_all(runs), runs[0]
-    rates = f"{every.prompt_tokens_per_s:,.0f} prompt and {every.output_tokens_per_s:,.0f} generated tokens/s"
-    counts = f"{every.num_requests} requests, {every.num_failed} failed, {every.num_left} left early"
+    every, run = figures_of(runs), runs[0]
+    rates = f"{every.input_throughput:,.0f} prompt and {every.output_throughput:,.0f} generated tokens/s"
+    counts = f"{every.requests} requests, {every.failed} failed, {every.left} left early"
     lines = [f"mixed clients, {words} words: {rates}; {counts}"]
     settle_s = _SETTLING * run.duration_s
-    if (settled := settled_rates(run, settle_s)).num_requests:
-        prompts, generated = settled.prompt_tokens_per_s, settled.output_tokens_per_s
+    num_settled, prompts, generated = settled_rates(run, settle_s)
+    if num_settled:
         ratio = prompts / max(generated, 1e-9)
         lines.append(
-            f"of the {settled.num_requests} requests that ended after {settle_s:.1f} s: {prompts:,.0f} prompt and "
+            f"of the {num_settled} requests that ended after {settle_s:.1f} s: {prompts:,.0f} prompt and "
             f"{generated:,.0f} generated tokens/s, {ratio:.1f} prompt tokens for each that is generated"
         )
     if (gaps := every.multiples) is not None:
@@ -207,7 +228,7 @@ def mixed_lines(result: MixResult, words: str) -> list[str]:
     return lines
 
 
-def busy_lines(*results: MixResult) -> list[str]:
+def busy_lines(*results: ServerRuns) -> list[str]:
     """A line for each load whose generator was busy enough to be the bound."""
     return [
         f"THE GENERATOR WAS BUSY, {run.busy[0]:.0%} of a core, in {label}: its rate may be the generator's"
@@ -262,8 +283,8 @@ def parse_arguments() -> argparse.Namespace:
 def measure(arguments: argparse.Namespace, times: ProcessorTimes) -> list[str]:
     """Load the server that runs at the port; the summary's lines."""
     url = f"http://127.0.0.1:{arguments.port}"
-    server = find_server(Target(arguments.model or arguments.shape, url, first_model(url, None)), None)
-    results: list[MixResult] = []
+    server = find_server(Server(arguments.model or arguments.shape, url, ""))
+    results: list[ServerRuns] = []
     lines: list[str] = []
     with Generators(arguments.generators) as generators:
         for in_flight in map(int, arguments.in_flight.split(",")) if arguments.seconds else ():

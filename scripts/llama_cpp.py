@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from realizar.bench.serve_process import library_environment
+from realizar.bench.serve.process import library_environment
 
 PROGRAMS = ("llama-batched-bench", "llama-bench")
 GENERATED = 128  # tokens a row, as in `cuda_bench.py`

@@ -22,9 +22,8 @@ import numpy as np
 
 from realizar.backends.cuda.shapes import padded_tokens, token_counts
 from realizar.batch import NO_CHOICE, ScheduledBatch, StepOutput
-from realizar.bench.mix.dialects import REALIZAR
-from realizar.bench.mix.requests import MixRequest, MixWork, draw_request
-from realizar.bench.serve_workload import Lengths
+from realizar.bench.serve.dialects import REALIZAR
+from realizar.bench.serve.workload import Lengths, PlannedRequest, Workload, draw_request
 from realizar.cache_kinds import FullCache
 from realizar.kv_cache.manager import KVCacheManager
 from realizar.request import Request
@@ -64,7 +63,7 @@ class Device:
 class Sent:
     """A request under way, times in simulated seconds."""
 
-    request: MixRequest
+    request: PlannedRequest
     due_s: float
     times_s: list[float] = field(default_factory=list)  # of tokens
     open_choices: int = 1
@@ -74,7 +73,7 @@ class Sent:
 class Load:
     """The clients' side."""
 
-    work: MixWork
+    work: Workload
     now_s: float = 0.0
     number: int = 0
     under_way: dict[str, Sent] = field(default_factory=dict)
@@ -86,10 +85,10 @@ class Load:
         drawn = draw_request(self.work, self.number, REALIZAR, "m")
         name, choices = str(self.number), CHOICES.get(drawn.kind, 1)
         self.number += 1
-        prompt = (self.number, *range(1, drawn.num_words))
+        prompt = (self.number, *range(1, drawn.prompt_length))
         self.under_way[name] = Sent(drawn, self.now_s, open_choices=choices)
-        if drawn.call.leave_after_s is not None:
-            heapq.heappush(self.disconnects, (self.now_s + drawn.call.leave_after_s, name))
+        if drawn.leave_after_s is not None:
+            heapq.heappush(self.disconnects, (self.now_s + drawn.leave_after_s, name))
         scheduler.add(
             Request(name, prompt, SamplingParams(n=choices, temperature=0.0), drawn.max_tokens, cache_salt=name)
         )
@@ -114,7 +113,7 @@ class Load:
             return
         sent.times_s.append(self.now_s)
         sent.open_choices -= finished
-        after = sent.request.call.leave_after_deltas
+        after = sent.request.leave_after_deltas
         if after is not None and len(sent.times_s) >= after:
             scheduler.abort(name)
             self.end(name, scheduler)
@@ -165,14 +164,14 @@ def run(
 def as_counted(load: Load, seconds: float) -> tuple[float, float]:
     """Prompt and generated tokens a second over the whole time: a prompt counts with its first token."""
     every = [*(sent for _, sent in load.ended), *load.under_way.values()]
-    prompts = sum(sent.request.num_words for sent in every if sent.times_s)
+    prompts = sum(sent.request.prompt_length for sent in every if sent.times_s)
     return prompts / seconds, sum(len(sent.times_s) for sent in every) / seconds
 
 
 def settled(load: Load, settle_s: float, seconds: float) -> tuple[float, float]:
     """The same of the requests that ended after the first seconds, over the time since."""
     ended = [sent for time_s, sent in load.ended if time_s >= settle_s]
-    prompts = sum(sent.request.num_words for sent in ended if sent.times_s)
+    prompts = sum(sent.request.prompt_length for sent in ended if sent.times_s)
     return prompts / (seconds - settle_s), sum(len(sent.times_s) for sent in ended) / (seconds - settle_s)
 
 
@@ -188,9 +187,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1000)
     parser.add_argument("--unpadded", action="store_true", help="the pace does not know to what steps are padded")
     given = parser.parse_args()
-    work = MixWork(
+    work = Workload(
         seconds=given.seconds, concurrency=given.clients, seed=given.seed, leave_share=given.leave, salt="mix",
-        prompt_words=Lengths.parse(given.words, "words"), output_tokens=Lengths.parse(given.tokens, "tokens"),
+        prompt_length=Lengths.parse(given.words, "words"), output_tokens=Lengths.parse(given.tokens, "tokens"),
     )  # fmt: skip
     load = Load(work)
     sizes, mixed_s = run(load, Device(), given.clients, given.seconds, given.max_running, unpadded=given.unpadded)

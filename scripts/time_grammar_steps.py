@@ -41,7 +41,7 @@ from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import resolve_model
 from realizar.batch import NO_CHOICE, OpenedRow, StepOutput
-from realizar.bench.mix.grammars import REGEX, any_schema
+from realizar.bench.serve.kinds import REGEX, any_schema
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig

@@ -16,12 +16,11 @@ import socket
 import sys
 import time
 
-from realizar.bench.mix.dialects import REALIZAR
-from realizar.bench.mix.generators import Generators
-from realizar.bench.mix.report import output_rate
-from realizar.bench.mix.requests import MixWork
-from realizar.bench.serve_client import Target
-from realizar.bench.serve_workload import Lengths
+from realizar.bench.serve.client import Server
+from realizar.bench.serve.dialects import REALIZAR
+from realizar.bench.serve.figures import output_rate
+from realizar.bench.serve.load import Generators
+from realizar.bench.serve.workload import Lengths, Workload
 
 _TOKENS = 256
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -95,13 +94,13 @@ def main() -> int:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     server = multiprocessing.get_context("spawn").Process(target=_serve, args=(listener, arguments.rate), daemon=True)
     server.start()
-    work = MixWork(
+    work = Workload(
         weights={"greedy": 1.0}, seconds=arguments.seconds, concurrency=arguments.streams,
-        prompt_words=Lengths(64, 64), output_tokens=Lengths(_TOKENS, _TOKENS),
+        prompt_length=Lengths(64, 64), output_tokens=Lengths(_TOKENS, _TOKENS),
     )  # fmt: skip
     with Generators(arguments.generators) as generators:
         time.sleep(1.0)  # until the server's process is up; connections wait for it
-        run = generators.run(Target("sender", url, "m"), REALIZAR, work, "greedy", 60.0)
+        run = generators.run(Server("sender", url, "m", dialect=REALIZAR), work, 60.0)
     server.terminate()
     rate = output_rate(run)
     cpu_s = 1e6 * sum(run.busy) / max(rate, 1e-9)

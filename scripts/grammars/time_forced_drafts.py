@@ -21,7 +21,7 @@ from functools import partial
 from itertools import groupby
 
 from realizar import LLM, SamplingParams
-from realizar.bench.mix.grammars import any_schema
+from realizar.bench.serve.kinds import any_schema
 from realizar.engine.core.row_grammars import RowGrammars
 from realizar.engine.loading import find_checkpoint
 from realizar.sampling_params import StructuredOutput

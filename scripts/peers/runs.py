@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from peers.tools import PeerTools
-from realizar.bench.serve_process import library_environment
+from realizar.bench.serve.process import library_environment
 from realizar.errors import CapacityError
 
 _TIMEOUT_S = 1800

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 # Dotted names that begin as a package does: keys of GGUF's metadata and of OpenTelemetry, and other libraries.
 _KEYS = ("tokenizer.ggml.", "http.re", "cuda.bindings", "ray.")
 _DOTTED = re.compile(r"`(?:realizar\.)?([a-z_]+(?:\.[A-Za-z_]+)+)`")
-_FILES = re.compile(r"\.(?:py|cu|js|md|json|jinja)$")
+_FILES = re.compile(r"\.(?:py|cu|js|md|json|jinja|toml)$")
 _SUFFIXES = (".py", ".cu", ".js", ".md")
 
 

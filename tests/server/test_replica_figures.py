@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 
 from realizar.backends.load_progress import LoadProgress
-from realizar.bench.serve_client import Target
-from realizar.bench.serve_report import ReplicaCounts, parse_replicas, read_replicas, replicas_as_markdown
+from realizar.bench.serve.client import Server
+from realizar.bench.serve.compare import ServerRuns
+from realizar.bench.serve.load import LoadRun
+from realizar.bench.serve.report import as_markdown
+from realizar.bench.serve.servers import ServerState, read_state
 from realizar.engine.clients.async_link import ThreadLink
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.core.metrics import EngineStats
@@ -41,16 +44,21 @@ def test_sums_and_replicas_agree_and_have_names_of_their_own() -> None:
 
 
 def test_a_report_of_a_load_has_what_each_replica_did() -> None:
-    before = parse_replicas(_text(EngineStats(prompt_tokens=30), EngineStats()))
-    after = parse_replicas(
+    before = ServerState.parse(_text(EngineStats(prompt_tokens=30), EngineStats()))
+    after = ServerState.parse(
         _text(EngineStats(prompt_tokens=50, prefix_cache_hits=12, generation_tokens=5), EngineStats(prompt_tokens=7))
     )
-    assert after["0"].since(before["0"]) == ReplicaCounts(20, 12, 5)
-    table = replicas_as_markdown([Target("ours", "http://x", "m")], [before], [after])
-    assert table.splitlines()[2:] == ["| ours replica 0 | 20 | 12 | 5 |", "| ours replica 1 | 7 | 0 | 0 |"]
-    assert replicas_as_markdown([Target("ours", "http://x", "m")], [{}], [{}]) == ""
+    gained = after.since(before)
+    assert gained.replicas == {
+        "0": {"prompt_tokens": 20, "cached_tokens": 12, "output_tokens": 5},
+        "1": {"prompt_tokens": 7, "cached_tokens": 0, "output_tokens": 0},
+    }
+    assert gained.counters["prompt_tokens"] == 27, "replicas are not counted twice"
+    run = LoadRun(0.0, 1.0, [], (0.1,))
+    text = as_markdown([ServerRuns(Server("ours", "http://x", "m"), runs={"plain": [run]}, state=gained)])
+    assert "- replica 0: prompt_tokens 20, cached_tokens 12, output_tokens 5" in text.splitlines()
 
 
-def test_a_server_that_can_not_be_asked_has_no_replicas() -> None:
-    assert read_replicas(Target("ours", "http://127.0.0.1:9/v1", "m")) == {}
-    assert read_replicas(Target("ours", "nonsense", "m")) == {}
+def test_a_server_that_can_not_be_asked_has_no_figures() -> None:
+    assert read_state(Server("ours", "http://127.0.0.1:9/v1", "m")) is None
+    assert read_state(Server("ours", "nonsense", "m")) is None

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("ray.serve")
 
 from ray_serve.cluster.conftest import RUNNING, TwoHosts
-from realizar.bench.serve_report import parse_replicas
+from realizar.bench.serve.servers import ServerState
 from server_thread import NAME
 from waits import HANG_S
 
@@ -75,7 +75,9 @@ def test_the_openai_client_finds_the_same_api(hosts: TwoHosts) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
     wait_until(lambda: sum(stats.generation_tokens > 0 for stats in hosts.engines()) == 2, "both engines had requests")
-    wait_until(lambda: len(parse_replicas(httpx.get(f"{hosts.url}/metrics").text)) == 2, "each has its own figures")
+    wait_until(
+        lambda: len(ServerState.parse(httpx.get(f"{hosts.url}/metrics").text).replicas) == 2, "each has its own figures"
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,218 +3,366 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from realizar.cli.commands.bench_serve_mix import load_mixed, make_mix_work
 from realizar.cli.options.arguments import Integer, MaybeInteger, check_folder
-from realizar.cli.options.load import LoadOptions
-from realizar.cli.options.mix import MixOptions
 from realizar.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from realizar.bench.serve_client import Target
-    from realizar.bench.serve_process import ServerSize
-    from realizar.bench.serve_report import Summary
-    from realizar.bench.serve_run import LoadRun
-    from realizar.bench.serve_workload import Workload
+    from realizar.bench.serve.client import Server
+    from realizar.bench.serve.compare import ServerRuns
+    from realizar.bench.serve.process import ServerSize
+    from realizar.bench.serve.workload import LengthSource, Workload
+
+_CONCURRENCY, _REQUESTS = 16, 64
+_LEAVE = 0.25
+_CONTEXT, _MIX_CONTEXT = 2048, 8192
+_TEMPLATE_TOKENS = 64
+# Of each protocol: the requests, and the tokens of a prompt and of an answer, where the options leave them open.
+_PROTOCOLS = {"sglang": (1000, 1024, 1024), "vllm": (1000, 1024, 128)}
 
 
-_CONTEXTS = {False: 2048, True: 8192}  # of started servers, without and with a mix
-_LOAD, _NO_MIX = LoadOptions(), MixOptions()
-_Context = Annotated[
-    MaybeInteger,
-    Parameter(
-        help="Tokens per request of started servers, or of one that does not say; default 2,048, for a mix 8,192."
-    ),
-]
-_Threads = Annotated[
-    MaybeInteger, Parameter(name=("--threads", "-t"), help="CPU threads of started servers; default their own.")
-]
+@Parameter(name="*", group="Load", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Options of a load.
 
-_Goodput = Annotated[
-    tuple[str, ...],
-    Parameter(consume_multiple=True, negative=(), help="Objectives in ms: ttft:500 tpot:50 e2e:9000."),
-]
+    Attributes:
+        requests: requests in a round; default 64, with a protocol 1,000.
+        seconds: time of a round, in place of a number of requests.
+        rate: mean arrivals per second, at random times (Poisson); inf has all arrive at the start.
+        concurrency: requests open at a time; several are loads in turn. Default 16, and no limit with --rate.
+        prompt_words: words of a prompt, about a token each: 128 (the default), or 64-256.
+        output_tokens: tokens of an answer: 64 (the default), or 32-128.
+        shared_words: words that all prompts start with.
+        chat: send chats instead of completions.
+        temperature: temperature of every request; default 0.
+        ignore_eos: ask for answers of full length.
+        leave: share of clients that leave before their answer is complete; default 0, of a mix 0.25.
+        rounds: times that every server gets the load, in turn.
+        warmup: requests sent first and not counted; every kind is sent once in any case.
+        seed: of everything that is drawn.
+        timeout_s: seconds that an answer may take.
+        generators: processes that send the requests; default one for each four cores.
+    """
+
+    requests: Annotated[MaybeInteger, Parameter(name=("--requests", "--num-prompts"))] = None
+    seconds: float | None = None
+    rate: Annotated[float | None, Parameter(name=("--rate", "--request-rate"))] = None
+    concurrency: Annotated[
+        tuple[Integer, ...], Parameter(name=("--concurrency", "--max-concurrency"), consume_multiple=True)
+    ] = ()
+    prompt_words: str | None = None
+    output_tokens: str | None = None
+    shared_words: Integer = 0
+    chat: bool = False
+    temperature: float | None = None
+    ignore_eos: Annotated[bool, Parameter(negative="--no-ignore-eos")] = True
+    leave: float | None = None
+    rounds: Integer = 1
+    warmup: Integer = 2
+    seed: Integer = 0
+    timeout_s: float = 600.0
+    generators: MaybeInteger = None
+
+    def check(self) -> None:
+        """Check, before long work, what the load itself does not.
+
+        Raises:
+            InvalidRequestError: a number is out of range.
+        """
+        _check_count("rounds", self.rounds)
+        if not self.timeout_s > 0:
+            raise InvalidRequestError(f"--timeout-s must be above 0, not {self.timeout_s:g}", "timeout-s")
+
+
+@Parameter(name="*", group="Protocol", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtocolOptions:
+    """Options of a load as in SGLang's bench_serving or vLLM's bench serve, with --dataset-name random.
+
+    Attributes:
+        protocol: whose; prompts are random token ids, all requests arrive at once, --max-concurrency open at a time.
+        random_input_len: tokens of a prompt; default 1,024.
+        random_output_len: tokens of an answer; default 1,024 for sglang, 128 for vllm.
+        random_range_ratio: sglang draws lengths from that share of them on (1 is fixed), vllm around (0 is fixed).
+    """
+
+    protocol: Literal["sglang", "vllm"] | None = None
+    random_input_len: Annotated[MaybeInteger, Parameter(name=("--random-input-len", "--random-input"))] = None
+    random_output_len: Annotated[MaybeInteger, Parameter(name=("--random-output-len", "--random-output"))] = None
+    random_range_ratio: float | None = None
+
+    def lengths(self) -> tuple[LengthSource, LengthSource] | None:
+        """Tokens of a prompt and of an answer; None without a protocol.
+
+        Raises:
+            InvalidRequestError: a value is out of range, or there is no protocol that it could be for.
+        """
+        from realizar.bench.serve.workload import Lengths
+
+        options = ("random_input_len", "random_output_len", "random_range_ratio")
+        if self.protocol is None:
+            for name in options:
+                if getattr(self, name) is not None:
+                    raise InvalidRequestError(f"--{name.replace('_', '-')} needs --protocol sglang or vllm", name)
+            return None
+        given = (self.random_input_len, self.random_output_len)
+        defaults = _PROTOCOLS[self.protocol][1:]
+        lengths = [default if length is None else length for length, default in zip(given, defaults, strict=True)]
+        for name, length in zip(options, lengths, strict=False):
+            _check_count(name.replace("_", "-"), length)
+        prompt, answer = (Lengths.around(each, self.random_range_ratio or 0.0, self.protocol) for each in lengths)
+        return prompt, answer
+
+
+@Parameter(name="*", group="Mix", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixOptions:
+    """Options of a load of mixed kinds; each of them asks for one.
+
+    Attributes:
+        mix: send kinds of requests mixed, of lengths as in a published trace, unless lengths are given.
+        mix_weights: weights of kinds: greedy=2 json-schema=1; other kinds are then not sent.
+        kind: send these kinds in turn, each alone; mix stands for all of them mixed.
+    """
+
+    mix: bool = False
+    mix_weights: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+    kind: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+
+    def weights(self) -> dict[str, dict[str, float]]:
+        """The weights of kinds of each load, by its label; empty without a mix.
+
+        Raises:
+            InvalidRequestError: a kind is not known, or options exclude each other.
+        """
+        from realizar.bench.serve.compare import MIX
+        from realizar.bench.serve.kinds import find_kind, parse_weights
+
+        if not self.kind:
+            wanted = self.mix or self.mix_weights
+            return {MIX: parse_weights(self.mix_weights, "mix-weights")} if wanted else {}
+        if self.mix or self.mix_weights:
+            raise InvalidRequestError("--kind sends kinds in turn, --mix sends them mixed: give one of them", "kind")
+        return {
+            name: parse_weights((), "kind") if name == MIX else {find_kind(name, "kind").name: 1.0}
+            for name in self.kind
+        }
+
+
+@Parameter(name="*", group="Servers", negative=())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Options of the servers to load.
+
+    Attributes:
+        url: server to load; without it, realizar serves --model-file.
+        peer_url: server to load in turn; repeatable.
+        model: model that requests name; default the server's first.
+        api_key: key of the server at --url.
+        model_file: model to serve, as `realizar serve` takes it.
+        llama_server: llama.cpp's server, to load in turn.
+        parallel: requests at a time of started servers; default as many as are open, 16 at least.
+        context_length: tokens per request of started servers, or of one that does not say; default what requests need.
+        threads: CPU threads of started servers; default their own.
+        api_processes: API processes of the server of --model-file.
+        replicas: replicas of the server of --model-file.
+    """
+
+    url: str | None = None
+    peer_url: tuple[str, ...] = ()
+    model: str | None = None
+    api_key: str | None = None
+    model_file: str | None = None
+    llama_server: Path | None = None
+    parallel: MaybeInteger = None
+    context_length: MaybeInteger = None
+    threads: Annotated[MaybeInteger, Parameter(name=("--threads", "-t"))] = None
+    api_processes: Integer = 1
+    replicas: Integer = 1
+
+    def check(self) -> None:
+        """Check, before servers are started, what they would refuse late.
+
+        Raises:
+            InvalidRequestError: a number is out of range.
+        """
+        for name in ("parallel", "context_length", "api_processes", "replicas"):
+            if (value := getattr(self, name)) is not None:
+                _check_count(name.replace("_", "-"), value)
+
+
+_SERVERS, _LOAD, _PROTOCOL, _NO_MIX = ServerOptions(), LoadOptions(), ProtocolOptions(), MixOptions()
 
 
 def bench_serve_command(
     *,
-    url: Annotated[str | None, Parameter(help="Server to load; without it, realizar serves --model-file.")] = None,
-    peer_url: Annotated[tuple[str, ...], Parameter(negative=(), help="Server to load in turn; repeatable.")] = (),
-    model: Annotated[str | None, Parameter(help="Model that requests name; default the server's first.")] = None,
-    api_key: Annotated[str | None, Parameter(help="Key of the server at --url.")] = None,
-    model_file: Annotated[str | None, Parameter(help="Model to serve, as `realizar serve` takes it.")] = None,
-    llama_server: Annotated[Path | None, Parameter(help="llama.cpp's server, to load in turn.")] = None,
-    parallel: Annotated[Integer, Parameter(help="Requests at a time of started servers.")] = 16,
-    context_length: _Context = None,
-    threads: _Threads = None,
-    api_processes: Annotated[Integer, Parameter(help="API processes of the server of --model-file.")] = 1,
-    replicas: Annotated[Integer, Parameter(help="Replicas of the server of --model-file.")] = 1,
-    temperature: Annotated[float | None, Parameter(help="Temperature of every request; default 0.")] = None,
-    goodput: _Goodput = (),
-    warmup: Annotated[Integer, Parameter(help="Requests sent first and not counted.")] = 2,
-    picture: Annotated[Path | None, Parameter(help="Write the latency picture, SVG, to this file.")] = None,
+    servers: ServerOptions = _SERVERS,
     load: LoadOptions = _LOAD,
+    protocol: ProtocolOptions = _PROTOCOL,
     mixed: MixOptions = _NO_MIX,
+    goodput: Annotated[
+        tuple[str, ...],
+        Parameter(consume_multiple=True, negative=(), help="Objectives in ms: ttft:500 tpot:50 e2el:9000."),
+    ] = (),
+    json_file: Annotated[Path | None, Parameter(name="--json", help="Write all figures to this file.")] = None,
+    picture: Annotated[Path | None, Parameter(help="Write the latency picture, SVG, to this file.")] = None,
+    compare: Annotated[
+        tuple[Path, ...],
+        Parameter(consume_multiple=True, negative=(), help="Load nothing: compare two files of --json."),
+    ] = (),
 ) -> None:
     """Measure a server under load: time to first text, between texts, throughput, goodput."""
-    from realizar.bench.serve_client import Target
-    from realizar.bench.serve_process import ServerSize
-    from realizar.bench.serve_report import parse_objectives
+    from realizar.bench.serve.compare import compare_servers
+    from realizar.bench.serve.figures import parse_objectives
+    from realizar.bench.serve.load import Generators, default_generators
+    from realizar.bench.serve.noise import compare_saved
+    from realizar.bench.serve.report import as_markdown, as_record
 
-    context_length = context_length if context_length is not None else _CONTEXTS[mixed.is_wanted]
-    _check_counts(
-        ("context-length", context_length),
-        ("parallel", parallel),
-        ("api-processes", api_processes),
-        ("replicas", replicas),
-    )
-    load.check()
-    check_folder(picture)
-    size = ServerSize(parallel, context_length, threads, api_processes=api_processes, replicas=replicas)
-    asked = Target("", url or "", model or "", api_key, load.chat)
-    if mixed.is_wanted:
-        _refuse_in_mixes(("goodput", goodput), ("temperature", temperature), ("picture", picture))
-        mix = make_mix_work(load, mixed)
-        with _running(asked, peer_url, model_file, llama_server, size) as targets:
-            load_mixed(targets, mix, load, mixed, context_length, _report)
+    if compare:
+        if len(compare) != 2:
+            raise InvalidRequestError("--compare takes two files of bench-serve --json", "compare")
+        print(compare_saved(*compare))
         return
-    mixed.check()
-    objectives, work = parse_objectives(goodput), _workload(load)
-    extra: dict[str, object] = {"temperature": temperature or 0.0, **({"ignore_eos": True} if load.ignore_eos else {})}
-    with _running(replace(asked, extra=extra), peer_url, model_file, llama_server, size) as targets:
-        _load_plainly(targets, work, load, objectives, warmup, picture)
-
-
-def _workload(load: LoadOptions) -> Workload:
-    from realizar.bench.serve_workload import Lengths, Workload
-
-    return Workload(
-        num_requests=load.requests,
-        prompt_words=Lengths.parse(load.prompt_words or "128", "prompt-words"),
-        output_tokens=Lengths.parse(load.output_tokens or "64", "output-tokens"),
-        rate_per_s=load.rate,
-        concurrency=load.open_at_once,
-        shared_words=load.shared_words,
-        seed=load.seed,
-    )
-
-
-def _load_plainly(
-    targets: list[Target],
-    work: Workload,
-    load: LoadOptions,
-    objectives: dict[str, float],
-    warmup: int,
-    picture: Path | None,
-) -> None:
-    """Load servers with requests of one kind, print the report and write the figures.
-
-    Raises:
-        InvalidRequestError: a server completed no request.
-    """
-    from realizar.bench.serve_compare import compare_servers
-    from realizar.bench.serve_report import as_markdown, read_replicas, replicas_as_markdown, summarize
-
-    before = [read_replicas(target) for target in targets]
-    runs = compare_servers(targets, work, rounds=load.rounds, warmup=warmup, timeout_s=load.timeout_s, log=_report)
-    summaries = [summarize(run, objectives) for run in runs]
-    print(as_markdown(summaries))
-    if replicas := replicas_as_markdown(targets, before, [read_replicas(target) for target in targets]):
-        print(f"\n{replicas}")
-    rest = {"rounds": load.rounds, "chat": load.chat, "objectives_ms": objectives}
-    _write_record(load.json_file, runs, summaries, work, rest)
-    _write_picture(picture, runs, work)
-    if any(summary.num_failed == summary.num_requests for summary in summaries):
+    servers.check()
+    load.check()
+    check_folder(json_file)
+    check_folder(picture)
+    loads, objectives = _loads(load, protocol, mixed), parse_objectives(goodput)
+    count = default_generators() if load.generators is None else load.generators
+    with Generators(count) as generators, _running(servers, list(loads.values()), mixed) as running:
+        results = compare_servers(
+            running, loads, generators, rounds=load.rounds, warmup=load.warmup, timeout_s=load.timeout_s, log=_report
+        )
+    print(as_markdown(results, objectives))
+    if json_file is not None:
+        work = asdict(next(iter(loads.values()))) | {"concurrency": load.concurrency or None}
+        rest = {"loads": list(loads), "rounds": load.rounds, "generators": count, "objectives_ms": objectives}
+        record = as_record(results, {**work, "protocol": protocol.protocol, **rest}, objectives)
+        json_file.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    if picture is not None:
+        _write_picture(picture, results)
+    if any(all(each.error is not None for run in result.all_runs for each in run.answers) for result in results):
         raise InvalidRequestError("a server completed no request", "url")
 
 
-def _refuse_in_mixes(*options: tuple[str, object]) -> None:
-    """Refuse options that a load of kinds has no use for."""
-    for name, value in options:
-        if value is not None and value != ():
-            raise InvalidRequestError(f"--{name} does not go with --mix or --kind", name)
+def _loads(load: LoadOptions, protocol: ProtocolOptions, mixed: MixOptions) -> dict[str, Workload]:
+    """The loads that the options ask for, by label.
 
+    Raises:
+        InvalidRequestError: a value is out of range, or options exclude each other.
+    """
+    from realizar.bench.serve.workload import TRACE_ANSWERS, TRACE_PROMPTS, Lengths, Workload
 
-def _check_counts(*counts: tuple[str, int]) -> None:
-    """Refuse a count below 1 under the name of its option."""
-    for name, value in counts:
-        if value < 1:
-            raise InvalidRequestError(f"--{name} must be at least 1, not {value}", name)
-
-
-def _write_record(
-    path: Path | None, runs: list[LoadRun], summaries: list[Summary], work: Workload, rest: dict[str, object]
-) -> None:
-    """Write all figures as JSON, if a path is given; `rest` is what the load has beside the workload."""
-    from realizar.bench.serve_report import as_record
-
-    if path is None:
-        return
-    record = as_record(runs, summaries, {**asdict(work), **rest})
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-def _write_picture(path: Path | None, runs: list[LoadRun], work: Workload) -> None:
-    """Write the latency picture, if a path is given."""
-    from realizar.bench.serve_picture import latency_svg
-
-    if path is not None:
-        path.write_text(latency_svg(runs, _title(runs, work)), encoding="utf-8")
+    weights, random_lengths = mixed.weights(), protocol.lengths()
+    words, tokens = load.prompt_words, load.output_tokens
+    if random_lengths is not None:
+        for name, value in (("--mix or --kind", weights), ("--prompt-words", words), ("--output-tokens", tokens)):
+            if value:
+                raise InvalidRequestError(f"--protocol does not go with {name}", "protocol")
+    if weights and load.temperature is not None:
+        raise InvalidRequestError("--temperature does not go with --mix or --kind", "temperature")
+    is_plain = not weights
+    requests = load.requests
+    if requests is None:
+        requests = _PROTOCOLS[protocol.protocol][0] if protocol.protocol else _REQUESTS
+    lengths: tuple[LengthSource, LengthSource] = random_lengths or (
+        Lengths.parse(words or "128", "prompt-words") if words or is_plain else TRACE_PROMPTS,
+        Lengths.parse(tokens or "64", "output-tokens") if tokens or is_plain else TRACE_ANSWERS,
+    )
+    leave = load.leave if load.leave is not None else _LEAVE if mixed.mix or mixed.mix_weights else 0.0
+    base = Workload(
+        weights={"temperature" if load.temperature else "greedy": 1.0},
+        fields={"temperature": load.temperature} if load.temperature else {},
+        num_requests=requests if load.seconds is None else None,
+        seconds=load.seconds,
+        prompt_length=lengths[0],
+        output_tokens=lengths[1],
+        rate_per_s=None if load.rate == math.inf else load.rate,
+        concurrency=_CONCURRENCY if load.rate is None and protocol.protocol is None else None,
+        leave_share=leave,
+        exact=is_plain,
+        shared_words=load.shared_words,
+        token_ids=random_lengths is not None,
+        ignore_eos=load.ignore_eos,
+        chat=load.chat,
+        seed=load.seed,
+    )
+    loads = {label: replace(base, weights=each) for label, each in weights.items()} or {"plain": base}
+    if len(load.concurrency) < 2:
+        most_open = load.concurrency[0] if load.concurrency else base.concurrency
+        return {label: replace(work, concurrency=most_open) for label, work in loads.items()}
+    return {
+        f"{label}, {most_open} open" if weights else f"{most_open} open": replace(work, concurrency=most_open)
+        for most_open in load.concurrency
+        for label, work in loads.items()
+    }
 
 
 @contextmanager
-def _running(
-    asked: Target, peer_urls: tuple[str, ...], model_file: str | None, llama_program: Path | None, size: ServerSize
-) -> Iterator[list[Target]]:
-    """The servers to load; those that had to be started are stopped at the end of the block.
+def _running(servers: ServerOptions, loads: Sequence[Workload], mixed: MixOptions) -> Iterator[list[Server]]:
+    """The servers to load; those that had to be started are stopped at the end of the block."""
+    from realizar.bench.serve.client import Server
+    from realizar.bench.serve.process import ServerSize
+    from realizar.bench.serve.servers import find_server
 
-    Args:
-        asked: the given address, model and key; missing ones are empty.
-        peer_urls: further servers, asked for their first models, without the key of the other.
-    """
-    from realizar.bench.serve_compare import first_model
-
+    most_open = max((work.concurrency or 0 for work in loads), default=0)
+    context_length = servers.context_length
+    if context_length is None:
+        longest = max(_longest(work.prompt_length) + _longest(work.output_tokens) for work in loads)
+        context_length = _MIX_CONTEXT if mixed.weights() else max(_CONTEXT, longest + _TEMPLATE_TOKENS)
+    size = ServerSize(
+        servers.parallel or max(_CONCURRENCY, most_open),
+        context_length,
+        servers.threads,
+        api_processes=servers.api_processes,
+        replicas=servers.replicas,
+    )
     with ExitStack() as running:
         running.enter_context(_unwinding_on_termination())
-        targets = _start(running, asked, model_file, llama_program, size)
-        for url in peer_urls:
-            targets.append(replace(asked, name=url, url=url, model=first_model(url, None), api_key=None))
-        yield targets
+        found = _start(running, servers, size)
+        # The key and the model's name are those of the server at --url.
+        found += [Server(url, url, "") for url in servers.peer_url]
+        yield [find_server(replace(each, context_tokens=context_length)) for each in found]
 
 
-def _start(
-    running: ExitStack, asked: Target, model_file: str | None, llama_program: Path | None, size: ServerSize
-) -> list[Target]:
+def _longest(lengths: LengthSource) -> int:
+    from realizar.bench.serve.workload import Quantiles
+
+    return lengths.points[-1][1] if isinstance(lengths, Quantiles) else lengths.high
+
+
+def _start(running: ExitStack, servers: ServerOptions, size: ServerSize) -> list[Server]:
     """Start the servers to load; `running` stops them."""
-    from realizar.bench.serve_compare import first_model
-    from realizar.bench.serve_process import llama_server, realizar_server
+    from realizar.bench.serve.client import Server
+    from realizar.bench.serve.process import llama_server, realizar_server
     from realizar.hub.pull import resolve
 
-    if not asked.url and model_file is None:
+    model_file, program, model = servers.model_file, servers.llama_server, servers.model or ""
+    if not servers.url and model_file is None:
         raise InvalidRequestError("name a server with --url, or a model to serve with --model-file", "url")
-    if llama_program is not None and model_file is None:
+    if program is not None and model_file is None:
         raise InvalidRequestError("--llama-server needs --model-file", "model-file")
-    ours = replace(asked, name=asked.url)
-    if not asked.url and model_file is not None:
+    if servers.url:
+        found = [Server(servers.url, servers.url, model, servers.api_key)]
+    else:
         _report(f"starting realizar serve {model_file}")
-        ours = replace(asked, name="realizar", url=running.enter_context(realizar_server(model_file, size)))
-    if not ours.model:
-        ours = replace(ours, model=first_model(ours.url, ours.api_key))
-    if llama_program is None or model_file is None:
-        return [ours]
-    _report(f"starting {llama_program.name}")
-    address = running.enter_context(llama_server(llama_program, resolve(model_file), size))
-    return [ours, replace(asked, name="llama.cpp", url=address, model=first_model(address, None), api_key=None)]
+        found = [Server("realizar", running.enter_context(realizar_server(str(model_file), size)), model)]
+    if program is not None and model_file is not None:
+        _report(f"starting {program.name}")
+        found.append(Server("llama.cpp", running.enter_context(llama_server(program, resolve(model_file), size)), ""))
+    return found
 
 
 @contextmanager
@@ -230,12 +378,21 @@ def _unwinding_on_termination() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _title(runs: list[LoadRun], work: Workload) -> str:
-    if work.rate_per_s is not None:
-        how = f"{work.rate_per_s:g} requests/s, random arrivals"
-    else:
-        how = f"{work.concurrency} requests at a time"
-    return f"{runs[0].target.model}: {how}, share of all in percent"
+def _write_picture(path: Path, results: Sequence[ServerRuns]) -> None:
+    from realizar.bench.serve.picture import latency_svg
+
+    curves = [
+        (result.server.name if len(result.runs) == 1 else f"{result.server.name}, {label}", answers)
+        for result in results
+        for label, runs in result.runs.items()
+        for answers in [[each for run in runs for each in run.answers]]
+    ]
+    path.write_text(latency_svg(curves, f"{results[0].server.model}: share of all in percent"), encoding="utf-8")
+
+
+def _check_count(name: str, value: int) -> None:
+    if value < 1:
+        raise InvalidRequestError(f"--{name} must be at least 1, not {value}", name)
 
 
 def _report(text: str) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from realizar.bench.mix.invariance import (
+from check_invariance import (
     Crowd,
     Difference,
     Subject,
@@ -19,8 +18,9 @@ from realizar.bench.mix.invariance import (
     run_alone,
     run_beside,
 )
-from realizar.bench.mix.kinds import KINDS
-from realizar.bench.serve_workload import Lengths
+
+from realizar.bench.serve.kinds import KINDS
+from realizar.bench.serve.workload import Lengths
 from realizar.config import EngineConfig
 from realizar.engine.loading import find_checkpoint, load_core
 from realizar.errors import QueueFullError

@@ -1,4 +1,4 @@
-"""The requests of a mix: kinds by their weights, lengths by the published percentiles, fields by the server's names."""
+"""Requests of a load: kinds by their weights, lengths by the published percentiles, fields by the server's names."""
 
 from __future__ import annotations
 
@@ -11,11 +11,27 @@ import msgspec
 import numpy as np
 import pytest
 
-from realizar.bench.mix.dialects import LLAMA_CPP, OPENAI, REALIZAR, VLLM, Dialect, UnknownFieldsError, find_dialect
-from realizar.bench.mix.kinds import KINDS, parse_weights
-from realizar.bench.mix.lengths import TRACE_ANSWERS, TRACE_PROMPTS, Quantiles
-from realizar.bench.mix.requests import MixRequest, MixWork, draw_request
-from realizar.bench.serve_workload import Lengths
+from realizar.bench.serve.dialects import (
+    LLAMA_CPP,
+    OPENAI,
+    REALIZAR,
+    SGLANG,
+    VLLM,
+    Dialect,
+    UnknownFieldsError,
+    find_dialect,
+)
+from realizar.bench.serve.kinds import KINDS, parse_weights
+from realizar.bench.serve.workload import (
+    TRACE_ANSWERS,
+    TRACE_PROMPTS,
+    Lengths,
+    PlannedRequest,
+    Protocol,
+    Quantiles,
+    Workload,
+    draw_request,
+)
 from realizar.errors import InvalidRequestError
 from realizar.server.openai.records.chat import ChatCompletionRequest
 from realizar.server.openai.records.completion import CompletionRequest
@@ -24,9 +40,12 @@ _SENT = {"model", "prompt", "messages", "max_tokens", "stream", "stream_options"
 _OF_OPENAI = {
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs"),
     *("stop", "n", "response_format", "tools", "tool_choice"),
+    "ignore_eos",  # which a server that refuses it is spared
 }
-# vLLM's sampling parameters in its API beside OpenAI's, and those of llama.cpp's `POST /completion`, from their pages.
-_OF_VLLM = _OF_OPENAI | {"top_k", "min_p", "repetition_penalty", "ignore_eos", "structured_outputs"}
+# Sampling parameters of SGLang's and vLLM's APIs beside OpenAI's, and those of llama.cpp's `POST /completion`, from
+# their pages.
+_OF_VLLM = _OF_OPENAI | {"top_k", "min_p", "repetition_penalty", "structured_outputs"}
+_OF_SGLANG = _OF_VLLM - {"structured_outputs"} | {"regex"}
 _OF_LLAMA_CPP = _OF_OPENAI | {
     *("top_k", "min_p", "typical_p", "repeat_penalty", "repeat_last_n", "ignore_eos", "n_probs", "grammar"),
     *("json_schema", "mirostat", "mirostat_tau", "mirostat_eta"),
@@ -34,23 +53,23 @@ _OF_LLAMA_CPP = _OF_OPENAI | {
 }
 
 
-def work(**changes: Any) -> MixWork:
-    return MixWork(**{"num_requests": 10, "concurrency": 2, "output_tokens": Lengths(100, 100), **changes})
+def work(**changes: Any) -> Workload:
+    return Workload(**{"num_requests": 10, "concurrency": 2, "output_tokens": Lengths(100, 100), **changes})
 
 
-def draw(load: MixWork, number: int = 0, dialect: Dialect = REALIZAR) -> MixRequest:
+def draw(load: Workload, number: int = 0, dialect: Dialect = REALIZAR) -> PlannedRequest:
     return draw_request(load, number, dialect, "m")
 
 
-def body_of(request: MixRequest) -> dict[str, Any]:
-    return dict(json.loads(request.call.body))
+def body_of(request: PlannedRequest) -> dict[str, Any]:
+    return dict(json.loads(request.body))
 
 
 def test_a_number_and_a_seed_make_a_request() -> None:
     load = work(leave_share=0.5)
     drawn = [draw(load, number) for number in range(40)]
     assert drawn == [draw(load, number) for number in range(40)]
-    assert len({request.call.body for request in drawn}) == 40
+    assert len({request.body for request in drawn}) == 40
     assert all(draw(work(seed=1, leave_share=0.5), number) != drawn[number] for number in range(40))
 
 
@@ -77,23 +96,23 @@ def test_lengths_follow_the_trace(lengths: Quantiles, mean: float) -> None:
 
 
 def test_requests_fit_into_the_context() -> None:
-    longest = work(prompt_words=Lengths(6000, 6000), context_tokens=1000)
+    longest = work(prompt_length=Lengths(6000, 6000), context_tokens=1000)
     request = draw(longest)
     assert request.was_shortened
-    assert request.num_words * 1.3 + request.max_tokens <= 1000
+    assert request.prompt_length * 1.3 + request.max_tokens <= 1000
     assert request.max_tokens == 100
-    assert not draw(work(prompt_words=Lengths(50, 50), context_tokens=1000)).was_shortened
-    assert draw(work(context_tokens=20)).num_words == 1
+    assert not draw(work(prompt_length=Lengths(50, 50), context_tokens=1000)).was_shortened
+    assert draw(work(context_tokens=20)).prompt_length == 1
 
 
 def test_some_clients_leave() -> None:
-    drawn = [draw(work(leave_share=0.4), number).call for number in range(2000)]
+    drawn = [draw(work(leave_share=0.4), number) for number in range(2000)]
     after_deltas = [call.leave_after_deltas for call in drawn if call.leave_after_deltas is not None]
     after_s = [call.leave_after_s for call in drawn if call.leave_after_s is not None]
     assert (len(after_deltas) + len(after_s)) / 2000 == pytest.approx(0.4, abs=0.05)
     assert len(after_s) / 2000 == pytest.approx(0.08, abs=0.03)
     assert 1 <= min(after_deltas) < max(after_deltas) < 100, "before the answer is complete"
-    alone = [draw(work(), number).call for number in range(100)]
+    alone = [draw(work(), number) for number in range(100)]
     assert {(call.leave_after_deltas, call.leave_after_s) for call in alone} == {(None, None)}
 
 
@@ -102,9 +121,9 @@ def test_some_clients_leave() -> None:
 def test_realizar_knows_every_field(kind: str, chat: bool) -> None:
     """The server's own records refuse what they do not know."""
     request = draw(work(weights={kind: 1.0}, chat=chat))
-    record = ChatCompletionRequest if request.call.chat else CompletionRequest
-    msgspec.json.decode(request.call.body, type=record)
-    assert request.call.chat == (chat or kind == "tools")
+    record = ChatCompletionRequest if request.chat else CompletionRequest
+    msgspec.json.decode(request.body, type=record)
+    assert request.chat == (chat or kind == "tools")
     assert {"temperature", "top_p", "top_k", "min_p", "ignore_eos"} <= set(body_of(request))
 
 
@@ -112,6 +131,7 @@ def test_realizar_knows_every_field(kind: str, chat: bool) -> None:
     ("dialect", "known", "lacking"),
     [
         (VLLM, _OF_VLLM, {"typical", "mirostat", "dry"}),
+        (SGLANG, _OF_SGLANG, {"typical", "mirostat", "dry"}),
         (LLAMA_CPP, _OF_LLAMA_CPP, set()),
         (OPENAI, _OF_OPENAI, {"typical", "mirostat", "dry", "top-k-top-p-min-p", "penalties", "regex"}),
     ],
@@ -134,6 +154,7 @@ def test_fields_have_each_servers_names() -> None:
         return body_of(draw(work(weights={kind: 1.0}, chat=chat), dialect=dialect))
 
     assert sent("regex", REALIZAR)["structured_outputs"] == sent("regex", VLLM)["structured_outputs"]
+    assert sent("regex", SGLANG)["regex"] == sent("regex", VLLM)["structured_outputs"]["regex"]
     assert sent("regex", LLAMA_CPP)["grammar"].startswith("root ::=")
     assert sent("penalties", LLAMA_CPP)["repeat_penalty"] == sent("penalties", VLLM)["repetition_penalty"]
     assert sent("logprobs", REALIZAR)["logprobs"] == sent("logprobs", LLAMA_CPP)["n_probs"] == 5
@@ -142,9 +163,10 @@ def test_fields_have_each_servers_names() -> None:
     schema = sent("json-schema", REALIZAR)["response_format"]["json_schema"]["schema"]
     assert sent("json-schema", LLAMA_CPP)["json_schema"] == schema
     assert sent("json-schema", LLAMA_CPP, chat=True)["response_format"]["json_schema"]["schema"] == schema
-    assert [find_dialect(owner) for owner in ("realizar", "vllm", "llamacpp", "x")] == [
+    assert [find_dialect(owner) for owner in ("realizar", "vllm", "sglang", "llamacpp", "x")] == [
         REALIZAR,
         VLLM,
+        SGLANG,
         LLAMA_CPP,
         OPENAI,
     ]
@@ -176,10 +198,10 @@ def test_weights() -> None:
         {"num_requests": None},
         {"num_requests": 0},
         {"num_requests": None, "seconds": 0.0},
-        {"rate_per_s": 1.0},
-        {"concurrency": None},
+        {"rate_per_s": 0.0},
+        {"num_requests": None, "seconds": 1.0, "concurrency": None},
         {"concurrency": 0},
-        {"concurrency": None, "rate_per_s": float("inf")},
+        {"rate_per_s": float("inf")},
         {"leave_share": 1.5},
         {"leave_share": -0.1},
         {"shared_words": -1},
@@ -190,3 +212,64 @@ def test_weights() -> None:
 def test_refused_loads(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         work(**changes)
+
+
+def test_words_that_all_prompts_share() -> None:
+    load = work(shared_words=6, prompt_length=Lengths(3, 9), output_tokens=Lengths(1, 4))
+    drawn = [draw(load, number) for number in range(500)]
+    prompts = [body_of(request)["prompt"].split() for request in drawn if not request.chat]
+    assert {len(prompt) - 6 for prompt in prompts} == set(range(3, 10))
+    assert len({tuple(prompt[:6]) for prompt in prompts}) == 1
+    assert {request.max_tokens for request in drawn} == {1, 2, 3, 4}
+    assert {request.prompt_length for request in drawn} == set(range(9, 16))
+
+
+def test_prompts_of_token_ids_have_exact_lengths() -> None:
+    """Chats can't have them; nothing is shortened, and the answer must hold a text."""
+    load = work(
+        token_ids=True, exact=True, prompt_length=Lengths(700, 800), context_tokens=100, weights={"greedy": 1.0}
+    )
+    drawn = [draw(load, number) for number in range(50)]
+    prompts = [body_of(request)["prompt"] for request in drawn]
+    assert all(
+        700 <= len(prompt) == request.prompt_length <= 800 for prompt, request in zip(prompts, drawn, strict=True)
+    )
+    assert all(300 <= id_ < 30_000 for prompt in prompts for id_ in prompt)
+    assert len({tuple(prompt[:8]) for prompt in prompts}) == 50, "no prefix is in a cache"
+    assert not any(request.was_shortened or request.may_be_empty for request in drawn)
+    (message,) = body_of(draw(work(token_ids=True, chat=True, weights={"greedy": 1.0})))["messages"]
+    assert isinstance(message["content"], str)
+
+
+def test_fields_of_every_request() -> None:
+    request = draw(work(weights={"temperature": 1.0}, fields={"temperature": 0.25}))
+    assert body_of(request)["temperature"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("protocol", "ratio", "ends"),
+    [  # as compute_random_lens of SGLang and RandomDataset of vLLM give them for a length of 1,000
+        ("sglang", 1.0, (1000, 1000)),
+        ("sglang", 0.8, (800, 1000)),
+        ("sglang", 0.0, (1, 1000)),
+        ("vllm", 0.0, (1000, 1000)),
+        ("vllm", 0.25, (750, 1250)),
+        ("vllm", 0.9995, (1, 2000)),
+    ],
+)
+def test_range_ratios(protocol: Protocol, ratio: float, ends: tuple[int, int]) -> None:
+    assert Lengths.around(1000, ratio, protocol) == Lengths(*ends)
+
+
+@pytest.mark.parametrize(("protocol", "ratio"), [("sglang", 1.1), ("sglang", -0.1), ("vllm", 1.0), ("vllm", -0.1)])
+def test_refused_range_ratios(protocol: Protocol, ratio: float) -> None:
+    with pytest.raises(InvalidRequestError, match="random-range-ratio must be from 0"):
+        Lengths.around(1000, ratio, protocol)
+
+
+def test_lengths() -> None:
+    assert Lengths.parse("128", "x") == Lengths(128, 128)
+    assert Lengths.parse("64-256", "x") == Lengths(64, 256)
+    for wrong in ("", "0", "-3", "5-2", "a", "1-2-3", "1.5"):
+        with pytest.raises(InvalidRequestError, match="prompt-words"):
+            Lengths.parse(wrong, "prompt-words")

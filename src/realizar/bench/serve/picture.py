@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from realizar.bench.picture import SERIES, legend, line, svg, text
-from realizar.bench.serve_client import Answered
-from realizar.bench.serve_run import LoadRun
+from realizar.bench.serve.client import Answer
 
-_PANELS: tuple[tuple[str, Callable[[Answered], list[float]]], ...] = (
-    ("Until the first text", lambda answered: [answered.ttft_s]),
-    ("Between texts", lambda answered: answered.gaps_s),
-    ("Until the whole answer", lambda answered: [answered.e2e_s]),
+_PANELS: tuple[tuple[str, Callable[[Answer], Iterable[float]]], ...] = (
+    ("Until the first text", lambda answer: [answer.ttft_s] if len(answer.deltas_s) else []),
+    ("Between texts", lambda answer: answer.gaps_s.tolist()),
+    ("Until the whole answer", lambda answer: [answer.e2el_s]),
 )
 _WIDTH, _TOP, _PLOT_HEIGHT, _LEFT, _GAP = 960, 76, 220, 44, 60
 _MARKED = (50, 90, 99)  # percent: drawn as dots, and written out below
@@ -20,18 +19,19 @@ _MAX_POINTS = 200
 _MAX_TICKS = 6
 
 
-def latency_svg(runs: Sequence[LoadRun], title: str) -> str:
-    """Three panels with a curve for each run, and its median, p90 and p99 below.
+def latency_svg(loads: Sequence[tuple[str, Iterable[Answer]]], title: str) -> str:
+    """Three panels with a curve of the whole answers of each load, by its name, and its median, p90 and p99 below.
 
     Time in milliseconds is on a logarithmic axis that begins and ends where the curves do; percent of all go upwards.
     """
     width = (_WIDTH - _LEFT - 20 - _GAP * (len(_PANELS) - 1)) / len(_PANELS)
-    names = [(run.target.name, _colour(index)) for index, run in enumerate(runs)]
+    names = [(name, _colour(index)) for index, (name, _) in enumerate(loads)]
+    whole = [[each for each in answers if each.is_whole] for _, answers in loads]
     parts = [text(_LEFT, 20, title, size=14, kind="bold"), *legend(_LEFT, 32, names)]
     for index, (label, values_of) in enumerate(_PANELS):
-        values = [sorted(1000 * value for each in run.good for value in values_of(each)) for run in runs]
+        values = [sorted(1000 * value for each in answers for value in values_of(each)) for answers in whole]
         parts += _panel(label, values, _LEFT + index * (width + _GAP), width)
-    return svg(_WIDTH, _TOP + _PLOT_HEIGHT + 56 + 16 * len(runs), parts)
+    return svg(_WIDTH, _TOP + _PLOT_HEIGHT + 56 + 16 * len(loads), parts)
 
 
 def _colour(index: int) -> str:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from realizar.bench import serve_client
-from realizar.bench.serve_client import Target
-from realizar.bench.serve_compare import compare_servers, first_model
-from realizar.bench.serve_run import LoadRun, run_load
-from realizar.bench.serve_workload import Lengths, Workload, plan_requests
+from realizar.bench.serve import client
+from realizar.bench.serve.client import Answer, Server
+from realizar.bench.serve.compare import ServerRuns, compare_servers
+from realizar.bench.serve.dialects import OPENAI, REALIZAR
+from realizar.bench.serve.load import Generators, LoadRun
+from realizar.bench.serve.servers import find_server
+from realizar.bench.serve.workload import Lengths, Workload
 from realizar.cli.main import app, run_app
 from realizar.errors import HubError, InvalidRequestError
 from scripted_api import Delta, Script, ScriptedApi, held, words
@@ -31,12 +35,18 @@ def api() -> Iterator[ScriptedApi]:
 
 
 def work(**changes: Any) -> Workload:
-    given: dict[str, Any] = {"num_requests": 8, "concurrency": 8, "prompt_words": Lengths(5, 5)}
-    return Workload(**{**given, "output_tokens": Lengths(DELTAS, DELTAS), **changes})
+    given: dict[str, Any] = {"num_requests": 8, "concurrency": 8, "prompt_length": Lengths(5, 5), "exact": True}
+    return Workload(**{**given, "weights": {"greedy": 1.0}, "output_tokens": Lengths(DELTAS, DELTAS), **changes})
 
 
-def load(api: ScriptedApi, load: Workload, **target: Any) -> LoadRun:
-    return run_load(Target("it", api.url, "scripted-1b", **target), plan_requests(load), load)
+def load(api: ScriptedApi, work: Workload, timeout_s: float = HANG_S, **server: Any) -> LoadRun:
+    given = {"dialect": REALIZAR, "url": api.url, **server}
+    return Generators(1).run(Server("it", model="scripted-1b", **given), work, timeout_s)
+
+
+def good(run: LoadRun) -> list[Answer]:
+    """The answers that came whole, in the order in which they were due."""
+    return sorted((each for each in run.answers if each.is_whole), key=lambda each: each.due_s)
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -49,18 +59,18 @@ def test_times_are_the_servers(api: ScriptedApi, chat: bool, monkeypatch: pytest
         deltas = words("a" * 4 * DELTAS).deltas
         return Script([replace(delta, after=event) for delta, event in zip(deltas, [None, *seen], strict=False)])
 
-    on_body = serve_client._Exchange.on_body
+    on_body = client._Exchange.on_body
 
-    def note(self: serve_client._Exchange, body: bytes) -> None:
+    def note(self: client._Exchange, body: bytes) -> None:
         on_body(self, body)
         for event in seen[: len(self.deltas_s)]:
             event.set()
 
-    monkeypatch.setattr(serve_client._Exchange, "on_body", note)
+    monkeypatch.setattr(client._Exchange, "on_body", note)
     api.script = one_by_one
-    run = load(api, work(num_requests=3, concurrency=1), chat=chat)
-    assert len(run.good) == 3
-    for answered, span in zip(run.good, api.spans, strict=True):
+    run = load(api, work(num_requests=3, concurrency=1, chat=chat))
+    assert len(good(run)) == 3
+    for answered, span in zip(good(run), api.spans, strict=True):
         assert answered.output_tokens == len(answered.deltas_s) == len(span.deltas_s) == DELTAS
         assert answered.prompt_tokens == 7, "as the server counts"
         moments = [answered.due_s, answered.sent_s, span.begun_s]
@@ -72,8 +82,8 @@ def test_times_are_the_servers(api: ScriptedApi, chat: bool, monkeypatch: pytest
 
 
 def test_what_is_sent(api: ScriptedApi) -> None:
-    load(api, work(num_requests=1), extra={"ignore_eos": True})
-    load(api, work(num_requests=1), chat=True, api_key="k")
+    load(api, work(num_requests=1))
+    load(api, work(num_requests=1, chat=True), api_key="k")
     completion, chat = api.requests
     assert len(completion["prompt"].split()) == 5
     assert completion["max_tokens"] == DELTAS
@@ -95,11 +105,33 @@ def test_open_loop_does_not_wait_for_answers(api: ScriptedApi) -> None:
     api.script = script
     poisson = work(num_requests=20, concurrency=None, rate_per_s=200.0)
     run = load(api, poisson)
-    assert len(run.good) == 20
-    assert max(a.sent_s for a in run.answered) < min(a.deltas_s[0] for a in run.answered)
-    planned = [request.arrival_s for request in plan_requests(poisson)]
-    assert [a.due_s - run.answered[0].due_s for a in run.answered] == pytest.approx([p - planned[0] for p in planned])
-    assert all(a.sent_s >= a.due_s for a in run.answered)
+    assert len(good(run)) == 20
+    assert max(a.sent_s for a in run.answers) < min(a.deltas_s[0] for a in run.answers)
+    rng, due_s = random.Random(poisson.seed), [run.start_s]
+    for _ in range(19):
+        due_s.append(due_s[-1] + rng.expovariate(200.0))
+    assert [a.due_s for a in good(run)] == pytest.approx(due_s)
+    assert all(a.sent_s >= a.due_s for a in run.answers)
+
+
+def test_arrivals_are_a_poisson_process(api: ScriptedApi) -> None:
+    """Exponential gaps: as wide as their mean."""
+    run = load(api, work(num_requests=400, concurrency=None, rate_per_s=2000.0, output_tokens=Lengths(1, 1)))
+    gaps = np.diff([each.due_s for each in good(run)])
+    assert (gaps > 0).all()
+    assert gaps.mean() == pytest.approx(1 / 2000, rel=0.15)
+    assert gaps.std() == pytest.approx(1 / 2000, rel=0.25)
+
+
+def test_what_has_arrived_waits_for_another_to_end(api: ScriptedApi) -> None:
+    """With a rate and a limit of open requests, and with all arriving at once: the wait is none of the server's."""
+    for rate_per_s in (500.0, None):
+        api.spans.clear()
+        run = load(api, work(num_requests=12, concurrency=2, rate_per_s=rate_per_s))
+        assert most_open(api) <= 2
+        assert all(each.due_s >= run.start_s for each in good(run))
+        ends = sorted(each.ended_s for each in good(run))
+        assert all(each.due_s >= ends[place] for place, each in enumerate(good(run)[2:]))
 
 
 def test_closed_loop_keeps_so_many_open(api: ScriptedApi) -> None:
@@ -112,8 +144,13 @@ def test_closed_loop_keeps_so_many_open(api: ScriptedApi) -> None:
 
     api.script = script
     load(api, work(num_requests=12, concurrency=3))
+    assert most_open(api) == 3
+
+
+def most_open(api: ScriptedApi) -> int:
+    """Answers that were open at a time, as the server saw them."""
     events = sorted([(span.begun_s, 1) for span in api.spans] + [(span.ended_s or 0, -1) for span in api.spans])
-    assert max(itertools.accumulate(change for _, change in events)) == 3
+    return max(itertools.accumulate(change for _, change in events))
 
 
 def test_failures_are_reported_and_not_timed(api: ScriptedApi) -> None:
@@ -126,21 +163,27 @@ def test_failures_are_reported_and_not_timed(api: ScriptedApi) -> None:
     for name, script in scripts.items():
         api.script = lambda body, script=script: script
         run = load(api, work(num_requests=2))
-        assert run.good == []
+        assert good(run) == []
         messages = {"refused": "status 429", "dies": "engine died", "breaks": "broke off", "empty": "no text"}
-        assert all(messages[name] in str(answered.error) for answered in run.answered)
+        assert all(messages[name] in str(answered.error) for answered in run.answers)
 
 
 def test_slow_and_absent_servers(api: ScriptedApi) -> None:
     api.script = lambda body: held("")
-    target = Target("it", api.url, "m")
-    run = run_load(target, plan_requests(work()), work(), timeout_s=0.3)
-    assert {answered.error for answered in run.answered} == {"no whole answer within 0.3 s"}
-    gone = run_load(replace(target, url="http://127.0.0.1:9"), plan_requests(work()), work())
-    assert all("127.0.0.1:9" in str(answered.error) for answered in gone.answered)
+    run = load(api, work(), timeout_s=0.3)
+    assert {answered.error for answered in run.answers} == {"no whole answer within 0.3 s"}
+    gone = load(api, work(), url="http://127.0.0.1:9")
+    assert all("127.0.0.1:9" in str(answered.error) for answered in gone.answers)
     for url in ("ftp://x", "localhost:8000", "http://a:b", ""):
         with pytest.raises(InvalidRequestError):
-            run_load(replace(target, url=url), plan_requests(work(num_requests=1)), work(num_requests=1))
+            load(api, work(num_requests=1), url=url)
+
+
+def compare(*servers: Server, rounds: int = 1, warmup: int = 0, log: Any = str) -> list[ServerRuns]:
+    loads = {"plain": work()}
+    given: dict[str, Any] = {"rounds": rounds, "warmup": warmup, "timeout_s": HANG_S, "log": log}
+    with Generators(1) as generators:
+        return compare_servers(servers, loads, generators, **given)
 
 
 def test_servers_in_turn(api: ScriptedApi) -> None:
@@ -152,12 +195,10 @@ def test_servers_in_turn(api: ScriptedApi) -> None:
     reported: list[str] = []
     with ScriptedApi(script=strict) as other:
         api.script = lambda body: words("abcd")
-        targets = [
-            Target(name, url, "m", extra={"ignore_eos": True}) for name, url in (("a", api.url), ("b", other.url))
-        ]
-        runs = compare_servers(targets, work(), rounds=2, warmup=1, timeout_s=HANG_S, log=reported.append)
+        servers = [Server(name, url, "m", dialect=OPENAI) for name, url in (("a", api.url), ("b", other.url))]
+        results = compare(*servers, rounds=2, warmup=1, log=reported.append)
         asked = [sorted(body["prompt"] for body in server.requests[-16:]) for server in (api, other)]
-    assert [len(run.good) for run in runs] == [16, 16]
+    assert [[len(good(run)) for run in result.runs["plain"]] for result in results] == [[8, 8]] * 2
     assert asked[0] == asked[1]
     assert len(set(asked[0])) == 16, "every round has prompts of its own: a cache must not help the second"
     assert (len(api.requests), len(other.requests)) == (17, 18)
@@ -169,22 +210,36 @@ def test_servers_in_turn(api: ScriptedApi) -> None:
 def test_a_server_that_refuses_the_first_request(api: ScriptedApi) -> None:
     api.script = lambda body: Script(status=404, error="no such model")
     with pytest.raises(InvalidRequestError, match="no such model"):
-        compare_servers([Target("a", api.url, "m")], work(), rounds=1, warmup=0, timeout_s=HANG_S, log=str)
+        compare(Server("a", api.url, "m"))
+
+
+def test_warming_up(api: ScriptedApi) -> None:
+    """A short request of each kind, then others as long as those that are measured, with other prompts."""
+    api.script = lambda body: words("abcd")
+    compare(Server("a", api.url, "m"), warmup=4)
+    assert [len(body["prompt"].split()) for body in api.requests[:5]] == [4, 5, 5, 5, 5]
+    assert len(api.requests) == 4 + 8
+    assert len({body["prompt"] for body in api.requests}) == 12
+    assert {body["max_tokens"] for body in api.requests[:4]} == {4}
 
 
 def test_first_model(api: ScriptedApi) -> None:
-    assert first_model(api.url, None) == first_model(f"{api.url}/v1/", None) == "scripted-1b"
+    for url in (api.url, f"{api.url}/v1/"):
+        found = find_server(Server("a", url, ""))
+        assert (found.model, found.dialect, found.context_tokens) == ("scripted-1b", REALIZAR, 4096)
     api.key = "k"
-    assert first_model(api.url, "k") == "scripted-1b"
+    assert find_server(Server("a", api.url, "", "k")).model == "scripted-1b"
     with pytest.raises(HubError, match="401"):
-        first_model(api.url, None)
+        find_server(Server("a", api.url, ""))
+    named = Server("a", api.url, "its-name", context_tokens=100)
+    assert find_server(named) == named, "a server that lists no models can be loaded by a model's name"
 
 
 def test_cuts_between_bytes_do_not_matter(api: ScriptedApi) -> None:
     """A piece holds letters of several bytes, quotes and line ends; it counts once however it is cut."""
     text = json.dumps({"é": "\n\n data: x"})
     api.script = lambda body: Script([Delta({"content": text})] * 50)
-    (answered,) = load(api, work(num_requests=1)).good
+    (answered,) = good(load(api, work(num_requests=1)))
     assert len(answered.deltas_s) == 50
 
 
@@ -198,7 +253,7 @@ def test_cuts_between_bytes_do_not_matter(api: ScriptedApi) -> None:
 )
 def test_addresses_without_a_server(url: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        first_model(url, None)
+        find_server(Server("a", url, ""))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""Names of a request's fields: realizar's, vLLM's and llama.cpp's, and OpenAI's alone.
+"""Names of a request's fields: realizar's, vLLM's, SGLang's and llama.cpp's, and OpenAI's alone.
 
 A field that a server does not know is left away where it changes nothing (a `min_p` of 0); a kind that needs one is not
-sent to that server.
+sent to that server. `ignore_eos` is not OpenAI's, but most servers know it; it is left away where one refuses it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from realizar.bench.mix.grammars import Expression
-from realizar.bench.mix.kinds import NEUTRAL, Fields
+from realizar.bench.serve.kinds import NEUTRAL, Expression, Fields
 from realizar.sampling_params import SAMPLERS
 
 _OPENAI = frozenset(
     {each.name for each in SAMPLERS if each.servers == "openai"}
-    | {"logit_bias", "logprobs", "stop", "n", "json_schema", "tools", "tool_choice"}
+    | {"logit_bias", "logprobs", "stop", "n", "json_schema", "tools", "tool_choice", "ignore_eos"}
 )
-_VLLM = _OPENAI | {each.name for each in SAMPLERS if each.servers == "vllm"} | {"ignore_eos", "regex"}
+_VLLM = _OPENAI | {each.name for each in SAMPLERS if each.servers == "vllm"} | {"regex"}
 _OURS = _VLLM | {each.name for each in SAMPLERS}
 
 
@@ -68,7 +67,10 @@ class Dialect:
             schema = {"name": "answer", "strict": True, "schema": value}
             return {"response_format": {"type": "json_schema", "json_schema": schema}}
         if name == "regex" and isinstance(value, Expression):
-            return {"grammar": value.gbnf} if llama else {"structured_outputs": {"regex": value.regex}}
+            plain = {"regex": value.regex}
+            return (
+                {"grammar": value.gbnf} if llama else plain if self.name == "SGLang" else {"structured_outputs": plain}
+            )
         if name == "logit_bias" and llama:
             return {name: [[int(key), bias] for key, bias in value.items()]}
         if name == "logprobs":
@@ -80,6 +82,7 @@ class Dialect:
 
 REALIZAR = Dialect("realizar", "realizar", _OURS)
 VLLM = Dialect("vLLM", "vllm", _VLLM)
+SGLANG = Dialect("SGLang", "sglang", _VLLM)
 LLAMA_CPP = Dialect(
     "llama.cpp",
     "llamacpp",
@@ -89,7 +92,7 @@ LLAMA_CPP = Dialect(
     {"repeat_last_n": 65_536, "dry_penalty_last_n": 65_536},
 )
 OPENAI = Dialect("OpenAI", "", _OPENAI)
-_DIALECTS = (REALIZAR, VLLM, LLAMA_CPP)
+_DIALECTS = (REALIZAR, VLLM, SGLANG, LLAMA_CPP)
 
 
 def find_dialect(owner: str) -> Dialect:
@@ -97,8 +100,8 @@ def find_dialect(owner: str) -> Dialect:
     return next((dialect for dialect in _DIALECTS if dialect.owner == owner.lower()), OPENAI)
 
 
-def make_body(model: str, prompt: str, max_tokens: int, fields: Fields, *, chat: bool) -> bytes:
-    """The JSON of a streamed request, with fields of `translate`."""
+def make_body(model: str, prompt: str | list[int], max_tokens: int, fields: Fields, *, chat: bool) -> bytes:
+    """The JSON of a streamed request, with fields of `translate`. A prompt of token ids is a completion's."""
     asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     stream = {"stream": True, "stream_options": {"include_usage": True}}
     return json.dumps({"model": model, **asked, "max_tokens": max_tokens, **stream, **fields}).encode()

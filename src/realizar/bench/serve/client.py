@@ -7,19 +7,21 @@ not take the cores that the server needs.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
 import math
 import ssl
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+import urllib.request
+from dataclasses import dataclass, replace
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from realizar.bench.serve.dialects import OPENAI, Dialect
+from realizar.bench.serve.workload import PlannedRequest
 from realizar.errors import InvalidRequestError
 
 
@@ -41,7 +43,7 @@ class _Choice(msgspec.Struct):
 
     @property
     def has_text(self) -> bool:
-        """True for a text, a reasoning (`reasoning` at vLLM) or a part of a tool call."""
+        """True for a text, a reasoning (`reasoning` at vLLM) or a part of a tool request."""
         if self.text or (delta := self.delta) is None:
             return bool(self.text)
         return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
@@ -62,7 +64,7 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Server:
     """A server to load.
 
     Attributes:
@@ -70,99 +72,92 @@ class Target:
         url: with or without `/v1`.
         model: that requests name.
         api_key: or None.
-        chat: true sends chats, false completions.
-        extra: further fields of every request.
+        dialect: its names of fields.
+        context_tokens: that a request may hold, where it is known.
     """
 
     name: str
     url: str
     model: str
     api_key: str | None = None
-    chat: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    dialect: Dialect = OPENAI
+    context_tokens: int | None = None
 
-    def body(self, prompt: str, max_tokens: int) -> bytes:
-        """The JSON of a request."""
-        asked = {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
-        stream = {"stream": True, "stream_options": {"include_usage": True}}
-        return json.dumps({"model": self.model, **asked, "max_tokens": max_tokens, **stream, **self.extra}).encode()
+    def get(self, path: str, timeout_s: float = 10.0) -> bytes:
+        """The body of a page, such as `/metrics`.
 
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One streamed request, ready to be sent, and when its client leaves.
-
-    Attributes:
-        body: JSON.
-        chat: true for a chat, false for a completion.
-        may_be_empty: an answer without a text is none the worse, as where a stop string comes first.
-        leave_after_deltas: number of deltas after which the client closes the connection; None for never.
-        leave_after_s: seconds after which it closes the connection; None for never.
-    """
-
-    body: bytes
-    chat: bool
-    may_be_empty: bool = False
-    leave_after_deltas: int | None = None
-    leave_after_s: float | None = None
+        Raises:
+            OSError: the server does not answer, or with another status than 200 (`urllib.error.HTTPError`).
+            ValueError: the address is none.
+        """
+        headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+        address = f"{self.url.rstrip('/').removesuffix('/v1')}{path}"
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=timeout_s) as answer:
+            return bytes(answer.read())
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
     """A request's times, in seconds of `time.perf_counter`.
 
     Attributes:
+        request: without its body.
         due_s: when it should have been sent. sent_s: when it was.
-        deltas_s: times at which each delta of text arrived. ended_s: time at which the answer was complete, or failed.
-        prompt_tokens, output_tokens: the server's counts; without them, deltas are counted as tokens.
+        deltas_s: float64, the times at which each delta of text arrived. ended_s: when the answer was complete, failed,
+            or its client left.
+        prompt_tokens, output_tokens: the server's counts; without them 0, and the deltas.
         error: the reason of a failure, or None.
         choices: the index of each delta's choice, as bytes; empty where every delta is of the first.
         left: the client left before the end, as it was asked to.
+        was_cut: it was under way when the load's time was over, and its client left for that alone.
     """
 
+    request: PlannedRequest
     due_s: float
     sent_s: float
-    deltas_s: tuple[float, ...]
+    deltas_s: NDArray[np.float64]
     ended_s: float
     prompt_tokens: int
     output_tokens: int
     error: str | None = None
     choices: bytes = b""
     left: bool = False
+    was_cut: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the answer is complete."""
+        return self.error is None and not self.left and not self.was_cut
 
     @property
     def ttft_s(self) -> float:
         """Seconds from the time when the request was due to its first text, with any wait before the server."""
-        return self.deltas_s[0] - self.due_s
+        return float(self.deltas_s[0]) - self.due_s
 
     @property
-    def e2e_s(self) -> float:
+    def e2el_s(self) -> float:
+        """Seconds from the time when the request was due to its end."""
         return self.ended_s - self.due_s
 
     @property
     def tpot_s(self) -> float:
-        """Mean time per token after the first."""
-        return (self.deltas_s[-1] - self.deltas_s[0]) / max(self.output_tokens - 1, 1)
+        """Mean time per token after the first; 0 without any."""
+        return float(self.deltas_s[-1] - self.deltas_s[0]) / max(self.output_tokens - 1, 1)
 
     @property
-    def gaps_s(self) -> list[float]:
+    def gaps_s(self) -> NDArray[np.float64]:
         """Seconds between one delta of text and the next of the same choice; choices follow each other."""
         if not self.choices:
-            return _gaps_s(self.deltas_s)
-        indexes = sorted(set(self.choices))
-        pairs = list(zip(self.deltas_s, self.choices, strict=True))
-        return [gap for index in indexes for gap in _gaps_s([time_s for time_s, each in pairs if each == index])]
-
-
-def _gaps_s(times_s: Sequence[float]) -> list[float]:
-    return [later - earlier for earlier, later in itertools.pairwise(times_s)]
+            return np.diff(self.deltas_s)
+        choices = np.frombuffer(self.choices, np.uint8)
+        return np.concatenate([np.diff(self.deltas_s[choices == index]) for index in np.unique(choices)])
 
 
 class _Exchange(asyncio.Protocol):
     """One request on a connection of its own."""
 
-    def __init__(self, request: bytes, call: Call) -> None:
-        self._request, self._call = request, call
+    def __init__(self, head_and_body: bytes, request: PlannedRequest) -> None:
+        self._sent, self._request = head_and_body, request
         self._parser = httptools.HttpResponseParser(self)
         self._held = b""
         self._now_s = 0.0
@@ -174,7 +169,7 @@ class _Exchange(asyncio.Protocol):
         self.whole = self.left = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast("asyncio.WriteTransport", transport).write(self._request)  # uvloop's is none of asyncio's classes
+        cast("asyncio.WriteTransport", transport).write(self._sent)  # uvloop's is none of asyncio's classes
 
     def data_received(self, data: bytes) -> None:
         self._now_s = time.perf_counter()  # what comes in one read came at one time
@@ -207,7 +202,7 @@ class _Exchange(asyncio.Protocol):
                 if choice.has_text:
                     self.deltas_s.append(self._now_s)
                     self.choices.append(choice.index & 0xFF)
-        if self._call.leave_after_deltas is not None and len(self.deltas_s) >= self._call.leave_after_deltas:
+        if self._request.leave_after_deltas is not None and len(self.deltas_s) >= self._request.leave_after_deltas:
             self.leave()
 
     def leave(self) -> None:
@@ -229,25 +224,20 @@ class _Exchange(asyncio.Protocol):
         self.error = self.error or error
         if self.error is None and not self.whole:
             self.error = "the answer broke off"
-        if self.error is None and not (self.deltas_s or self._call.may_be_empty):
+        if self.error is None and not (self.deltas_s or self._request.may_be_empty):
             self.error = "the answer holds no text"
         self.done.set_result(None)
 
 
-async def send(target: Target, prompt: str, max_tokens: int, due_s: float, timeout_s: float) -> Answered:
-    """Send a request and time its answer. A failure is recorded in `error`."""
-    return await send_call(target, Call(target.body(prompt, max_tokens), target.chat), due_s, timeout_s)
-
-
-async def send_call(target: Target, call: Call, due_s: float, timeout_s: float) -> Answered:
+async def send(server: Server, request: PlannedRequest, due_s: float, timeout_s: float) -> Answer:
     """Send a request and time its answer, until the client leaves. A failure is recorded in `error`."""
-    request, host, port, tls = _request(target, call)
+    head_and_body, host, port, tls = _http(server, request)
     loop = asyncio.get_running_loop()
-    exchange = _Exchange(request, call)
+    exchange = _Exchange(head_and_body, request)
     sent_s = time.perf_counter()
     transport: asyncio.BaseTransport | None = None
     error: str | None = None
-    patience_s = math.inf if call.leave_after_s is None else call.leave_after_s
+    patience_s = math.inf if request.leave_after_s is None else request.leave_after_s
     try:
         async with asyncio.timeout(min(timeout_s, patience_s)):
             transport, _ = await loop.create_connection(lambda: exchange, host, port, ssl=tls)
@@ -259,48 +249,48 @@ async def send_call(target: Target, call: Call, due_s: float, timeout_s: float) 
         else:
             error = f"no whole answer within {timeout_s:g} s"
     except OSError as failure:
-        error = f"{target.url}: {failure.strerror or failure}"
+        error = f"{server.url}: {failure.strerror or failure}"
     finally:
         if transport is not None:
             transport.close()
-    deltas_s = tuple(exchange.deltas_s)
     usage = exchange.usage or _Usage()
-    return Answered(
+    return Answer(
+        request=replace(request, body=b""),
         due_s=due_s,
         sent_s=sent_s,
-        deltas_s=deltas_s,
+        deltas_s=np.array(exchange.deltas_s, np.float64),
         ended_s=time.perf_counter(),
         prompt_tokens=usage.prompt_tokens,
-        output_tokens=usage.completion_tokens or len(deltas_s),
+        output_tokens=usage.completion_tokens or len(exchange.deltas_s),
         error=error,
         choices=bytes(exchange.choices) if any(exchange.choices) else b"",
         left=exchange.left,
     )
 
 
-def _request(target: Target, call: Call) -> tuple[bytes, str, int, ssl.SSLContext | None]:
+def _http(server: Server, request: PlannedRequest) -> tuple[bytes, str, int, ssl.SSLContext | None]:
     """The bytes of a request, and where to send them.
 
     Raises:
         InvalidRequestError: the address is none of HTTP.
     """
     try:
-        parts = urlsplit(target.url)
+        parts = urlsplit(server.url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:
-        raise InvalidRequestError(f"{target.url} is not an address", "url") from None
+        raise InvalidRequestError(f"{server.url} is not an address", "url") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidRequestError(f"{target.url} is not an address such as http://127.0.0.1:8000", "url")
-    path = parts.path.rstrip("/").removesuffix("/v1") + ("/v1/chat/completions" if call.chat else "/v1/completions")
+        raise InvalidRequestError(f"{server.url} is not an address such as http://127.0.0.1:8000", "url")
+    path = parts.path.rstrip("/").removesuffix("/v1") + ("/v1/chat/completions" if request.chat else "/v1/completions")
     head = [
         f"POST {path} HTTP/1.1",
         f"host: {parts.netloc.rpartition('@')[2]}",
         "connection: close",
         "content-type: application/json",
         "accept: text/event-stream",
-        f"content-length: {len(call.body)}",
+        f"content-length: {len(request.body)}",
     ]
-    if target.api_key is not None:
-        head.append(f"authorization: Bearer {target.api_key}")
+    if server.api_key is not None:
+        head.append(f"authorization: Bearer {server.api_key}")
     tls = ssl.create_default_context() if parts.scheme == "https" else None
-    return "\r\n".join([*head, "", ""]).encode() + call.body, parts.hostname, port, tls
+    return "\r\n".join([*head, "", ""]).encode() + request.body, parts.hostname, port, tls

@@ -1,4 +1,4 @@
-"""The kinds of requests in a mix, and how often each is drawn.
+"""The kinds of requests of a load, and how often a mix draws each.
 
 A kind's fields have the names of realizar's API, which are vLLM's where OpenAI's API has none. Three fields are in a
 form of their own, which `dialects` turns into a server's: `json_schema`, `regex` and `logprobs`.
@@ -12,8 +12,88 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from realizar.bench.mix.grammars import REGEX, any_schema, any_tools
 from realizar.errors import InvalidRequestError
+
+# Words that are one token, or nearly so, in the vocabularies of today's models.
+_TEXT = """
+time year people way day man thing woman life child world school state family student group country problem hand part
+place case week company system program question work government number night point home water room mother area money
+story fact month lot right study book eye job word business issue side kind head house service friend father power
+hour game line end member law car city name president team minute idea kid body information back parent face others
+level office door health person art war history party result change morning reason research girl guy moment air
+teacher force education foot boy age policy process music market sense nation plan college interest death experience
+effect use class control care field development role effort rate heart drug show leader light voice wife police mind
+difference period value building action authority model activity road table
+"""
+_WORDS = _TEXT.split()
+
+
+def any_words(rng: random.Random, count: int) -> list[str]:
+    """Words drawn for a prompt."""
+    return rng.choices(_WORDS, k=count)
+
+
+# Schemas, tools and expressions of requests that constrain their answers. Schemas are long enough for the answer that a
+# request asks for, whatever a model puts into them, so that also a model of random weights goes on to the end. Some are
+# sent again and again, as an application sends its own, others once.
+_TOKENS_A_FIELD = 5  # at the least: the key, a colon, a value and a comma
+_SIZES = (4, 16, 64)
+_KNOWN = 6
+_NEW_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """One language as a regular expression, and as llama.cpp's GBNF."""
+
+    regex: str
+    gbnf: str
+
+
+REGEX = Expression(r"([a-z]{1,12} )+\.", 'root ::= ([a-z]{1,12} " ")+ "."')
+
+
+def any_schema(rng: random.Random, tokens: int) -> dict[str, Any]:
+    """A JSON schema of an object whose fields are all required, for an answer of `tokens` tokens, 320 at the most."""
+    return _any_object(rng, next((size for size in _SIZES if size * _TOKENS_A_FIELD >= tokens), _SIZES[-1]))
+
+
+def any_tools(rng: random.Random) -> dict[str, Any]:
+    """Two tools of four arguments, one of which has to be called. The answer ends with the call, as calls are short."""
+    tools = [
+        {"type": "function", "function": {"name": name, "description": text, "parameters": _any_object(rng, _SIZES[0])}}
+        for name, text in (("look_up", "Looks a record up."), ("store", "Stores a record."))
+    ]
+    return {"tools": tools, "tool_choice": "required"}
+
+
+def _any_object(rng: random.Random, size: int) -> dict[str, Any]:
+    """One of a few objects of `size` fields, or now and then a new one."""
+    is_new = rng.random() < _NEW_SHARE
+    return _object(random.Random(rng.getrandbits(32) if is_new else rng.randrange(_KNOWN)), size)
+
+
+def _object(rng: random.Random, size: int) -> dict[str, Any]:
+    """An object of `size` fields; the same state of `rng` gives the same one."""
+    names = [f"{word}_{place}" for place, word in enumerate(any_words(rng, size))]
+    return {
+        "type": "object",
+        "properties": {name: _value(rng) for name in names},
+        "required": names,
+        "additionalProperties": False,
+    }
+
+
+def _value(rng: random.Random) -> dict[str, Any]:
+    kind = rng.randrange(5)
+    if kind == 0:
+        return {"type": "integer", "minimum": 0, "maximum": 9999}
+    if kind == 1:
+        return {"type": "boolean"}
+    if kind == 2:
+        return {"enum": any_words(rng, 4)}
+    return {"type": "string", "maxLength": 40}
+
 
 Fields = dict[str, Any]
 
