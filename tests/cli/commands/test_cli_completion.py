@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from waits import HANG_S
+from wider import wider
 
 _ZSHRC = """
 compadd () {
@@ -150,6 +151,7 @@ def test_names_go_on_behind_their_colon(shells: Shells) -> None:
         assert shells.offered(shell, "realizar run smollm2:1") == {"smollm2:135m"}
 
 
+@pytest.mark.parametrize("shell", wider(["bash", "zsh", "fish"], "bash"), indirect=True)
 def test_rm_completes_what_is_pulled(
     shells: Shells, shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ HEADS = [(head, element) for head in (64, 80, 96, 128, 256, 512) for element in 
 WIDE = [(256, "bf16"), (512, "int8")]
 Q4_K = fragment_format(GGML_LAYOUTS[GGMLType.Q4_K])
 FORMATS = [FLOATS, *dict.fromkeys(fragment_format(GGML_LAYOUTS[each]) for each in QUANTIZED_TYPES)]
-DIAGONAL = {(8, 0): "grouped", (8, 6): "attention", (8, 9): "tensor cores", (10, 0): "mat-vec", (12, 0): "attention"}
+DIAGONAL = {(8, 0): "grouped", (8, 6): "experts", (8, 9): "tensor cores", (10, 0): "mat-vec", (12, 0): "attention"}
 
 
 @dataclass(frozen=True, slots=True)

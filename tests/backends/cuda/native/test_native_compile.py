@@ -188,7 +188,8 @@ def test_parameters_of_pairs_have_the_sizes_that_launches_have() -> None:
         assert "".join(found) == sizes
 
 
-@pytest.mark.parametrize("capability", [(10, 0), pytest.param((9, 0), marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("capability", [(10, 0), (9, 0)])
 def test_four_bits_compile_for_newer_architectures(capability: tuple[int, int]) -> None:
     tiles: list[Tiles] = [MatvecTiles(1, 4, 2, 1, 4), MmaSyncTiles(128, 1, 3, 1)]
     if capability == (9, 0):
