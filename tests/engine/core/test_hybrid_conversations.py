@@ -28,6 +28,7 @@ from realizar.scheduler.pace import Policy
 from resolving import resolved
 from scripted_backend import VOCAB_SIZE
 from structured.grammar_engines import END
+from wider import diagonal, wider
 
 RECIPES = {
     "convolutions": Recipe(
@@ -114,13 +115,13 @@ def compare(chat: Chat, fresh: EngineCore) -> None:
         assert [contents(each) for each in choices] == [contents(each) for each in alone]
 
 
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize(("drafts", "steps_in_flight", "on_host"), [(0, 2, 0), (3, 1, 0), (0, 1, 8), (3, 2, 8)])
-def test_random_conversations(name: str, drafts: int, steps_in_flight: int, on_host: int) -> None:
+@pytest.mark.parametrize(("name", "pressed"), diagonal(RECIPES, [(0, 2, 0), (3, 1, 0), (0, 1, 8), (3, 2, 8)]))
+def test_random_conversations(name: str, pressed: tuple[int, int, int]) -> None:
     """Edits, branches, tenants, a window, preemption, aborts, drafts, and blocks and snapshots too few for all.
 
     Without snapshots in the host's memory, and with some.
     """
+    drafts, steps_in_flight, on_host = pressed
     recipe, backend = RECIPES[name], TightBackend(on_host)
     core = make_core(
         recipe, backend, max_running=5, context_length=640, speculative_tokens=drafts, steps_in_flight=steps_in_flight
@@ -152,7 +153,11 @@ def services() -> Iterator[tuple[LateService, LateService]]:
 
 @pytest.mark.parametrize(
     ("name", "drafts", "steps_in_flight", "on_host"),
-    [("convolutions", 3, 2, 0), ("delta-nets", 0, 2, 0), ("delta-nets", 3, 2, 8)],
+    wider(
+        [("convolutions", 3, 2, 0), ("delta-nets", 0, 2, 0), ("delta-nets", 3, 2, 8)],
+        ("convolutions", 3, 2, 0),
+        ("delta-nets", 3, 2, 8),
+    ),
 )
 def test_late_masks_and_steps_without_memory(
     name: str, drafts: int, steps_in_flight: int, on_host: int, services: tuple[LateService, LateService],

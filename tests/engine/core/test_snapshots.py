@@ -15,7 +15,7 @@ from realizar.outputs import SnapshotUse, TokenOutput
 from realizar.request import Request
 from resolving import new_core
 from scripted_backend import ScriptedBackend, ScriptedStep, choose, history_states, logprobs_of, make_spec
-from wider import wider
+from wider import diagonal, wider
 
 # Snapshots in the host's memory or none, drafts or none, steps in flight.
 PRESSED = wider(
@@ -73,8 +73,7 @@ class FaultyBackend(ScriptedBackend):
             super().close(row)
 
 
-@pytest.mark.parametrize("on_host", [0, 9])
-@pytest.mark.parametrize("steps_in_flight", [1, 2])
+@pytest.mark.parametrize(("steps_in_flight", "on_host"), diagonal([1, 2], [0, 9]))
 def test_steps_that_do_not_fit_leave_no_snapshot(steps_in_flight: int, on_host: int) -> None:
     backend = FaultyBackend(
         num_blocks=[140 if on_host else 70], max_rows=5, max_step_tokens=24, num_snapshots=1 if on_host else 12,
@@ -126,8 +125,7 @@ def test_requests_count_every_snapshot(on_host: int, drafts: int, steps_in_fligh
     assert core.counts.preemptions > 3
 
 
-@pytest.mark.parametrize("steps_in_flight", [1, 2])
-@pytest.mark.parametrize("on_host", [0, 6])
+@pytest.mark.parametrize(("on_host", "steps_in_flight"), diagonal([0, 6], [1, 2]))
 def test_clearing_in_the_midst_changes_no_answer(
     on_host: int, steps_in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
