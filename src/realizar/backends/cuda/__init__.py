@@ -6,9 +6,8 @@ A model is loaded once and stepped many times. Read in this order:
 2. `step_arrays.py`: a step's integers at fixed addresses. `StepSizes` has the sizes of the largest step, for memory;
    `StepKind` (`launch.py`) has those of one step, by which kernels, epilogues and graphs are chosen. `shapes.py`
    pads them to few kinds.
-3. `bind.py`, `bind_experts.py`, `bind_shared.py`, `bind_beside.py`, `norms.py`: the program's blocks become a
-   list of launches over the buffers of `workspace.py`. `kernel_sizes.py` has the tiles, warps and splits
-   of the Triton kernels.
+3. `bind.py`, `bind_dense.py`, `bind_mixture.py`, `norms.py`: the program's blocks become a list of launches over the
+   buffers of `workspace.py`. `kernel_sizes.py` has the tiles, warps and splits of the Triton kernels.
    `inputs/` has what comes before the blocks.
 4. `matmul/`, `attention/`: the two kinds of operations that take nearly all of a step's time.
    `recurrences/`: layers with a state, and its memory. Both gate their heads by `attention/output_gate.py`.

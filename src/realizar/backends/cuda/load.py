@@ -13,8 +13,8 @@ from realizar.backends.cuda.attention.bind import AttentionBinder
 from realizar.backends.cuda.attention.kv_memory import KVMemory
 from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.bind import Binder
-from realizar.backends.cuda.bind_experts import ExpertsBinder
-from realizar.backends.cuda.bind_shared import SharedBinder, shared_floats
+from realizar.backends.cuda.bind_dense import DenseBinder
+from realizar.backends.cuda.bind_mixture import MixtureBinder, shared_floats
 from realizar.backends.cuda.device import DeviceProfile, free_bytes
 from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.finish import StepFinisher
@@ -30,6 +30,7 @@ from realizar.backends.cuda.matmul.linears import MergedLinear, copy_to_fp8, par
 from realizar.backends.cuda.matmul.merging import Merger
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.backends.cuda.matmul.routing import RouterKernels
+from realizar.backends.cuda.norms import NormBinder
 from realizar.backends.cuda.plan import plan_memory
 from realizar.backends.cuda.recurrences.bind import RecurrenceBinder, scan_scratch
 from realizar.backends.cuda.recurrences.memory import StateMemory, slot_bytes
@@ -185,15 +186,15 @@ def load_model(
             weights, space, kv, parts.ropes, device, config.context_length, config.batch_invariant
         )
         routers = None if matmuls.kernels is None else RouterKernels(matmuls.kernels)
-        shared = SharedBinder(weights, space, parts.merger)
-        experts = ExpertsBinder(weights, space, parts.experts, routers, parts.grouped, shared)
+        norms, dense = NormBinder(spec, weights, space), DenseBinder(space)
+        experts = MixtureBinder(weights, space, parts.merger, parts.experts, routers, parts.grouped, norms, dense)
         recurrences = RecurrenceBinder(weights, space, states, scratch)
         recurring = RecurringRows(
             space.arrays.sizes, states.ring, 1 + config.speculative_tokens, scans=not config.batch_invariant
         )
         if states.rings:
             space.arrays.fill_recurrences = recurring.fill
-        binder = Binder(spec, weights, space, attention, parts.merger, experts, recurrences)
+        binder = Binder(spec, weights, space, attention, parts.merger, experts, recurrences, norms, dense)
         program = parts.program
         graphs = GraphRunner(binder.bind_body(program), binder.bind_tail(program.tail), space, device)
         decodes = _decode_kinds(space, attention, config.context_length)

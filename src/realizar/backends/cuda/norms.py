@@ -39,8 +39,8 @@ ResidualAdd = Callable[[StepKind], Residual]
 
 
 @dataclass(frozen=True, slots=True)
-class BesideOutput:
-    """Outputs of experts and of the dense feed-forward beside them, each of which has a norm before they are added.
+class ParallelOutput:
+    """Outputs of experts and of a dense feed-forward parallel to them, each of which has a norm before they are added.
 
     Attributes:
         experts: their outputs. shared: the last matmul of the feed-forward.
@@ -61,13 +61,13 @@ class BesideOutput:
 class Branch:
     """A matmul, or experts, whose output is added to the residual stream, with the norm and scale of `join`."""
 
-    linear: MergedLinear | ExpertsOutput | BesideOutput
+    linear: MergedLinear | ExpertsOutput | ParallelOutput
     join: Join
 
 
 def _is_folded(branch: Branch, consumer: Consumer) -> bool:
     """True if the consumer may apply the scale of the norm after a branch, in steps where its kernels can."""
-    return branch.join.folds_next_norm and consumer.all_packed and not isinstance(branch.linear, BesideOutput)
+    return branch.join.folds_next_norm and consumer.all_packed and not isinstance(branch.linear, ParallelOutput)
 
 
 def _applies_scale(branch: Branch, consumer: Consumer, kind: StepKind) -> bool:
@@ -122,17 +122,17 @@ class NormBinder:
     def bind_last(self, branch: Branch) -> Run:
         """Add the body's last branch to the stream."""
         join = branch.join
-        if join.norm is not None or join.output_scale is not None or isinstance(branch.linear, BesideOutput):
+        if join.norm is not None or join.output_scale is not None or isinstance(branch.linear, ParallelOutput):
             return self._whole(branch, None, None)
         return self._blocks(branch, None, None, self._none, self._none)
 
     def bind_residual_add(self, branch: Branch, consumer: Consumer | None) -> ResidualAdd:
         """The operands of a branch's residual-add epilogue, by kind of step; it begins the norm where it can."""
         space, linear = self._space, branch.linear
-        assert not isinstance(linear, BesideOutput)  # no matmul's epilogue adds it
+        assert not isinstance(linear, ParallelOutput)  # no matmul's epilogue adds it
         following = branch.join.next
         begins = following is not None and consumer is not None and _is_folded(branch, consumer)
-        norm_weight = self._arguments(following.norm)[0] if following is not None and begins else None
+        norm_weight = self.arguments(following.norm)[0] if following is not None and begins else None
         adds = Residual(space.hidden, linear.bias, float(branch.join.scale), None, None, space.epilogue_square_sums)
 
         def residual(kind: StepKind) -> Residual:
@@ -157,7 +157,7 @@ class NormBinder:
     ) -> Run:
         """One program per token."""
         space, cols, cut = self._space, self._cols, whole_width(self._cols)
-        own, added_as = self._arguments(norm), self._added(branch)
+        own, added_as = self.arguments(norm), self._added(branch)
         selected, sums_of = space.arrays["selected"], self._none if square_sums is None else square_sums
 
         def start(kind: StepKind, added: Branch | None, target: ActivationBuffer | None) -> None:
@@ -165,11 +165,11 @@ class NormBinder:
             pointers, stored = self._target(target, space.final_states if gather else None)
             ends = *added_as, space.hidden, *own, *pointers, cols, sums_of
             constants = {
-                **_norm_constants("", norm), **_norm_constants("BRANCH_", added.join.norm if added else None),
+                **norm_constants("", norm), **norm_constants("BRANCH_", added.join.norm if added else None),
                 **stored, "PARTS": 0 if square_sums is None else norm_square_parts(cols), "BLOCK": cut.block,
                 "num_warps": cut.warps, **space.launching(kind),
             }  # fmt: skip
-            if added is not None and isinstance(added.linear, BesideOutput):
+            if added is not None and isinstance(added.linear, ParallelOutput):
                 sums, sum_constants = self._both_sums(added.linear, kind)
                 normalize_beside[(tokens,)](*sums, *ends, **sum_constants, **constants)
             else:
@@ -198,9 +198,9 @@ class NormBinder:
         """Add a branch to the stream, norm it twice, and write the inputs of two consumers, `beside` of the second."""
         space, cols, cut, buffers = self._space, self._cols, whole_width(self._cols), self._space.activations
         added_as = self._added(before)
-        constants = {**_norm_constants("", first[0]), **_norm_constants("SECOND_", second[0])}
-        constants |= _norm_constants("BRANCH_", before.join.norm if before else None)
-        assert before is None or not isinstance(before.linear, BesideOutput)  # attention lies between two mixtures
+        constants = {**norm_constants("", first[0]), **norm_constants("SECOND_", second[0])}
+        constants |= norm_constants("BRANCH_", before.join.norm if before else None)
+        assert before is None or not isinstance(before.linear, ParallelOutput)  # attention lies between two mixtures
 
         def run(kind: StepKind) -> None:
             tokens = kind.tokens
@@ -211,8 +211,8 @@ class NormBinder:
                 pointers, stored = self._target(buffers.normed(one, cols) if one else None)
                 second_pointers, stored_second = self._target(buffers.beside(other, cols) if other else None)
                 normalize_twice[(tokens,)](
-                    *sums, *added_as, space.hidden, *self._arguments(first[0]), *pointers,
-                    *self._arguments(second[0]), *second_pointers, cols, **sum_constants, **constants,
+                    *sums, *added_as, space.hidden, *self.arguments(first[0]), *pointers,
+                    *self.arguments(second[0]), *second_pointers, cols, **sum_constants, **constants,
                     **stored | {"CHUNKS": -(-cols // CHUNK)}, SECOND_FORMAT=stored_second["FORMAT"],
                     SECOND_BLOCK_TOKENS=stored_second["BLOCK_TOKENS"], BLOCK=cut.block, num_warps=cut.warps,
                     **space.launching(kind),
@@ -227,7 +227,7 @@ class NormBinder:
     ) -> Run:  # fmt: skip
         """Several programs per token; the scale is left to the consumer. None where the matmul adds to the stream."""
         space, cols, cut = self._space, self._cols, norm_blocks(self._cols)
-        weight, _, _ = self._arguments(norm)
+        weight, _, _ = self.arguments(norm)
 
         def run(kind: StepKind) -> None:
             if branch.linear.adds_residual(kind):
@@ -247,32 +247,32 @@ class NormBinder:
     def _added(self, branch: Branch | None) -> tuple[Any, ...]:
         """Arguments of kernels that add a branch: its norm's, its scale, and the factor of the stream after it."""
         if branch is None:
-            return *self._arguments(None), 0.0, 1.0
+            return *self.arguments(None), 0.0, 1.0
         join = branch.join
         factor = 1.0 if join.output_scale is None else float(self._weights.vector_values(join.output_scale)[0])
-        return *self._arguments(join.norm), float(join.scale), factor
+        return *self.arguments(join.norm), float(join.scale), factor
 
     def _sums(self, branch: Branch | None, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments and constants of the sums that a branch adds; of none where there is no branch."""
         if branch is None:
             return (self._none, 0, 0, self._none), {"SPLITS": 0, "MATMUL_BIAS": False}
-        assert not isinstance(branch.linear, BesideOutput)
+        assert not isinstance(branch.linear, ParallelOutput)
         bias, partials = branch.linear.bias, self._partials(branch.linear, kind)
         pointers = partials, partials.stride(0), partials.stride(1), self._none if bias is None else bias
         return pointers, {"SPLITS": branch.linear.splits(kind), "MATMUL_BIAS": bias is not None}
 
-    def _both_sums(self, output: BesideOutput, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _both_sums(self, output: ParallelOutput, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments and constants of experts' sums, and of those beside them, each with its norm."""
         own, beside, bias = self._partials(output.experts, kind), output.sums(kind), output.shared.bias
         norm, beside_norm = output.norms.experts_output, output.norms.shared_output
         pointers = (
-            own, own.stride(0), own.stride(1), self._none, *self._arguments(norm), beside, beside.stride(0),
-            beside.stride(1), self._none if bias is None else bias, *self._arguments(beside_norm),
+            own, own.stride(0), own.stride(1), self._none, *self.arguments(norm), beside, beside.stride(0),
+            beside.stride(1), self._none if bias is None else bias, *self.arguments(beside_norm),
         )  # fmt: skip
         return pointers, {
-            "SPLITS": output.experts.splits(kind), "MATMUL_BIAS": False, **_norm_constants("OWN_", norm),
+            "SPLITS": output.experts.splits(kind), "MATMUL_BIAS": False, **norm_constants("OWN_", norm),
             "BESIDE_SPLITS": beside.shape[0], "BESIDE_MATMUL_BIAS": bias is not None,
-            **_norm_constants("BESIDE_", beside_norm),
+            **norm_constants("BESIDE_", beside_norm),
         }  # fmt: skip
 
     def _partials(self, linear: MergedLinear | ExpertsOutput, kind: StepKind) -> torch.Tensor:
@@ -291,7 +291,7 @@ class NormBinder:
         pointers = (self._none if plain is None else plain, self._cols, self._none, self._none, self._none)
         return pointers, {"FORMAT": stored.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
 
-    def _arguments(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, float]:
+    def arguments(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, float]:
         """Weight, bias and epsilon."""
         if norm is None:
             return self._none, self._none, 0.0
@@ -299,7 +299,7 @@ class NormBinder:
         return self._weights.norm_weight(norm), bias, float(norm.eps)
 
 
-def _norm_constants(prefix: str, norm: Norm | None) -> dict[str, Any]:
+def norm_constants(prefix: str, norm: Norm | None) -> dict[str, Any]:
     """A kernel's constants of one of its norms: `NORM` and `NORM_BIAS`, or `{prefix}NORM` and `{prefix}BIAS`."""
     kind, bias = NORM_KINDS[norm.kind] if norm else 0, bool(norm and norm.bias)
     return {f"{prefix}NORM": kind, f"{prefix}BIAS" if prefix else "NORM_BIAS": bias}
