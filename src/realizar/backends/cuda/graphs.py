@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -44,6 +45,9 @@ class GraphRunner:
     def run(self, kind: StepKind, selected: int) -> None:
         """Run a step and the logits of `selected` tokens, by the kind's graph if it has one, else launch by launch."""
         rows = padded_rows(selected, self._space.arrays.sizes.selected)
+        if kind.embeds:
+            self._space.place_given()
+            kind = replace(kind, embeds=False)
         if kind.tiles and self.replay(kind):
             self.run_eagerly(_NOTHING, rows)
         elif kind.tiles or not 0 < selected <= kind.tokens or not self.replay(kind):
@@ -56,9 +60,11 @@ class GraphRunner:
 
     def launches(self, body: StepKind, selected: int) -> list[tuple[Launch, StepKind]]:
         """The launches of `run_eagerly`, in order, each with its kind."""
+        given = [(Launch("given embeddings", lambda _kind: self._space.place_given()), body)] if body.embeds else []
+        body = replace(body, embeds=False)
         of_body = [(launch, body) for launch in self._body] if body.tokens else []
         of_tail = [(launch, StepKind(selected)) for launch in self._tail] if selected else []
-        return of_body + of_tail
+        return given + of_body + of_tail
 
     def replay(self, kind: StepKind) -> bool:
         """Start the graph of a kind; False where there is none."""

@@ -21,12 +21,15 @@ class StepKind:
         decodes: rows of one token that go through `attend_decode`, padded.
         tiles: of `attend_chunk`, padded where the step has a graph; 0 for a step of decodes alone.
         long: whether few decodes have long contexts, which other kernels suit than short ones.
+        embeds: whether embeddings are given for some tokens: they are copied first, beside the graph of the kind that
+            is else the same, whose kernels leave their places alone.
     """
 
     tokens: int
     decodes: int = 0
     tiles: int = 0
     long: bool = False
+    embeds: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.parts import cached_tokens_read
 from realizar.backends.resolved_config import ResolvedConfig
-from realizar.batch import GIVEN_EMBEDDING, OpenedRow
+from realizar.batch import OpenedRow
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import DeviceLostError, InvalidRequestError, KernelError
+from realizar.errors import DeviceLostError, KernelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec
 
@@ -133,8 +133,6 @@ class CUDABackend:
             return self.model.states.time_fetch()
 
     def open(self, opened: OpenedRow) -> None:
-        if GIVEN_EMBEDDING in opened.history:
-            raise InvalidRequestError("a GPU takes no embeddings in a prompt", "prompt_embeds")
         with device_errors(self.device.torch_device):
             self.model.sampler.open(opened)
 
@@ -162,13 +160,14 @@ class CUDABackend:
 
     def _kind(self, step: ForwardInput) -> StepKind:
         """The kind of a step, padded."""
-        sizes = self.model.space.arrays.sizes
+        sizes, embeds = self.model.space.arrays.sizes, bool(step.columns.embeddings)
         tiles = len(tiles_of(step, sizes.tile_tokens))
         decodes = padded_rows(count_decodes(step), sizes.rows)
         if not tiles:
             longest = int(step.columns.num_context_tokens.max(initial=0))
-            return StepKind(decodes, decodes, 0, self.model.attention.is_long(decodes, longest))
-        return self.model.graphs.padded(StepKind(padded_tokens(len(step.token_ids), sizes.tokens), decodes, tiles))
+            return StepKind(decodes, decodes, 0, self.model.attention.is_long(decodes, longest), embeds)
+        chunks = StepKind(padded_tokens(len(step.token_ids), sizes.tokens), decodes, tiles)
+        return replace(self.model.graphs.padded(chunks), embeds=embeds)
 
     def _send(self, step: ForwardInput, kind: StepKind, wanted: WantedTokens) -> None:
         """Send a step's arrays; a choice becomes its row's next token at once where no drafts must be verified."""

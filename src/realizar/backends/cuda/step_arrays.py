@@ -57,6 +57,8 @@ class StepArrays:
 
     Attributes:
         fill_recurrences: of a model whose layers have states.
+        given: of the step, in the host's memory: the first token of each run of given embeddings, and the run,
+            float32 [tokens, hidden_size].
     """
 
     def __init__(self, sizes: StepSizes, device: DeviceProfile) -> None:
@@ -79,6 +81,7 @@ class StepArrays:
         self._copied: list[torch.cuda.Event | None] = [None] * _RING
         self._next = 0
         self.fill_recurrences: FillRecurrences | None = None
+        self.given: Sequence[tuple[int, torch.Tensor]] = ()
         self._start_copy(self._host[0], 1)  # compiles it
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -113,12 +116,19 @@ class StepArrays:
         if copied is not None:
             copied.synchronize()
         end = self._fill(self._views[self._next], step, kind, selected, selected_rows)
+        self.given = [(first, self._pinned(values)) for first, values in step.columns.given] if kind.embeds else ()
         self._start_copy(self._host[self._next], end)
         if self._device.is_gpu:
             event = torch.cuda.Event()
             event.record()
             self._copied[self._next] = event
         self._next = (self._next + 1) % _RING
+
+    def _pinned(self, values: NDArray[np.float32]) -> torch.Tensor:
+        """A copy that the device reads while the host goes on."""
+        copied = torch.empty(values.shape, pin_memory=self._device.is_gpu)
+        copied.numpy()[:] = values
+        return copied
 
     def _start_copy(self, host: torch.Tensor, count: int) -> None:
         if self._device.is_gpu:
@@ -140,6 +150,9 @@ class StepArrays:
             views[name][size:padded] = nothing
 
         put("ids", step.token_ids, kind.tokens, 0)
+        if kind.embeds:  # as `kernels.embed` knows them
+            for first, values in columns.given:
+                views["ids"][first : first + len(values)] = -2 - step.token_ids[first : first + len(values)]
         put("positions", step.positions, kind.tokens, 0)
         views["token_rows"][: kind.tokens] = 0
         follows = (columns.token_ids == FROM_PREVIOUS_STEP).nonzero()[0]  # each is its row's first

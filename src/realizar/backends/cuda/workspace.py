@@ -79,6 +79,11 @@ class Workspace:
             return {"DEPENDENT": True, "launch_pdl": True}
         return {"DEPENDENT": False}
 
+    def place_given(self) -> None:
+        """Start to copy the step's given embeddings to where the embedding leaves them."""
+        for first, values in self.arrays.given:
+            self.hidden[first : first + len(values)].copy_(values, non_blocking=True)
+
     @property
     def token_state(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Counters of `kernels.store_inputs.token_complete`."""

@@ -229,17 +229,20 @@ def test_norms_of_sums_beside_each_other() -> None:
 
 @pytest.mark.parametrize("ggml_type", QUANTIZED_TYPES, ids=lambda ggml_type: ggml_type.name)
 def test_embedding_of_every_type(ggml_type: object) -> None:
-    """Bit for bit the reference's weights; id -1 is the row's last choice."""
+    """Bit for bit the reference's weights; id -1 is the row's last choice, -2 - id has an embedding, which stays."""
     cols = max(64, ggml_type.block_size)
     data = random_blocks(ggml_type, 9, cols, np.random.default_rng(6), 0.1)
     matrix = pack_plain(block_source(ggml_type, data, 9, cols), CPU)
-    out = torch.full((3, cols), float("nan"))
-    ids, rows, last = (torch.tensor(v, dtype=torch.int32) for v in ([8, -1, 0], [0, 1, 0], [2, 5]))
-    embed_quantized[(3, -(-cols // 256))](
-        ids, rows, last, out, cols, 2.0, cols=cols, **matrix.arrays, **matrix.constants, DEPENDENT=False, BLOCK=256
-    )
-    expected = dequantize(ggml_type, data.view(np.uint8).reshape(-1), 9, cols)[[8, 5, 0]] * np.float32(2)
-    assert np.array_equal(out.numpy(), expected)
+    ids, rows, last = (torch.tensor(v, dtype=torch.int32) for v in ([8, -1, 0, -5], [0, 1, 0, 1], [2, 5]))
+    expected = dequantize(ggml_type, data.view(np.uint8).reshape(-1), 9, cols)[[8, 5, 0, 3]] * np.float32(2)
+    for given in (False, True):
+        out = torch.full((4, cols), 7.0)
+        embed_quantized[(4, -(-cols // 256))](
+            ids, rows, last, out, cols, 2.0, cols=cols, **matrix.arrays, **matrix.constants, GIVEN=given,
+            DEPENDENT=False, BLOCK=256,
+        )  # fmt: skip
+        assert np.array_equal(out[:3].numpy(), expected[:3])
+        assert np.array_equal(out[3].numpy(), np.full(cols, 7.0) if given else expected[3])
 
 
 def test_fetch_copies_what_is_asked_for() -> None:

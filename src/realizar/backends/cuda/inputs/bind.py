@@ -37,8 +37,8 @@ class InputsBinder:
     norms: NormBinder
 
     def embed(self, scale: float) -> Run:
-        """hidden = scale * rows of the embedding."""
-        return self._embed(self.weights.embedding, self.space.hidden, scale)
+        """hidden = scale * rows of the embedding, but for given embeddings, which are there."""
+        return self._embed(self.weights.embedding, self.space.hidden, scale, given=True)
 
     def bind(self, inputs: LayerInputs, projection: MergedLinear, project: Run) -> Iterator[Launch]:
         """The launches that make the inputs of all layers, once `hidden` is the embedding.
@@ -48,7 +48,7 @@ class InputsBinder:
         """
         table, scale = self.weights.layer_table, float(inputs.scale * inputs.table_scale)
         assert table is not None
-        yield Launch(_PART, self._embed(table, self.space.layer_inputs, scale))
+        yield Launch(_PART, self._embed(table, self.space.layer_inputs, scale, given=False))
         yield Launch(_PART, self.norms.bind(None, None, projection)[0])
         yield Launch(_PART, project, projection.weight_bytes)
         yield Launch(_PART, self._add(inputs, projection))
@@ -59,21 +59,25 @@ class InputsBinder:
         own = self.space.layer_inputs[:, block.layer * size :]
         return lambda kind: start_gate(self.space, kind, linear, 0, size, consumer, source=own, activation=activation)
 
-    def _embed(self, table: PlainMatrix | torch.Tensor, out: torch.Tensor, scale: float) -> Run:
-        """out [tokens, cols] = scale * rows of a table. Out is contiguous."""
+    def _embed(self, table: PlainMatrix | torch.Tensor, out: torch.Tensor, scale: float, *, given: bool) -> Run:
+        """out [tokens, cols] = scale * rows of a table. Out is contiguous.
+
+        Args:
+            given: leave the places of given embeddings as they are.
+        """
         space, cols = self.space, out.shape[1]
         ids = space.arrays["ids"], space.arrays["token_rows"], space.last
         blocks = -(-cols // _EMBED_BLOCK)
 
         # Lets the next kernel start, but does not start early itself: that may read a step's arrays before it waits.
         def run(kind: StepKind) -> None:
-            grid, dependent = (kind.tokens, blocks), space.launching(kind)["DEPENDENT"]
+            grid = kind.tokens, blocks
+            constants = {"GIVEN": given, "DEPENDENT": space.launching(kind)["DEPENDENT"], "BLOCK": _EMBED_BLOCK}
             if isinstance(table, torch.Tensor):
-                embed_floats[grid](*ids, out, cols, scale, table, cols, DEPENDENT=dependent, BLOCK=_EMBED_BLOCK)
+                embed_floats[grid](*ids, out, cols, scale, table, cols, **constants)
             else:
                 embed_quantized[grid](
-                    *ids, out, cols, scale, cols=cols, **table.arrays, **table.constants, DEPENDENT=dependent,
-                    BLOCK=_EMBED_BLOCK,
+                    *ids, out, cols, scale, cols=cols, **table.arrays, **table.constants, **constants
                 )  # fmt: skip
 
         return run

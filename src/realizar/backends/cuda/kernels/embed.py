@@ -1,4 +1,7 @@
-"""The embedding of a step's tokens, quantised or of floats."""
+"""The embedding of a step's tokens, quantised or of floats.
+
+A token with a given embedding has the id -2 - id: where GIVEN, its place in the output is left as it is.
+"""
 
 import triton
 import triton.language as tl
@@ -9,10 +12,12 @@ from realizar.backends.cuda.kernels.plain_weights import load_weights
 
 @triton.jit
 def resolve_tokens(ids, token_rows, last, at, mask):
-    """Token ids; -1 stands for the choice of the row's step before."""
+    """Token ids, and where an embedding is given; -1 stands for the choice of the row's step before."""
     token = tl.load(ids + at, mask=mask, other=0)
+    is_given = token < -1
+    token = tl.where(is_given, -2 - token, token)
     row = tl.load(token_rows + at, mask=mask, other=0)
-    return tl.where(token < 0, tl.load(last + row, mask=mask & (token < 0), other=0), token)
+    return tl.where(token < 0, tl.load(last + row, mask=mask & (token < 0), other=0), token), is_given
 
 
 @triton.jit
@@ -20,31 +25,37 @@ def embed_quantized(
     ids, token_rows, last, out, out_stride, scale, low, high, small, small_minima, supers, super_minima, codebook,
     signs, cols,
     LOW: tl.constexpr, HIGH: tl.constexpr, OFFSET: tl.constexpr, GROUP: tl.constexpr, SUPER: tl.constexpr,
-    MINIMA: tl.constexpr, VECTOR: tl.constexpr, CODEBOOK: tl.constexpr, SIGNS: tl.constexpr, DEPENDENT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    MINIMA: tl.constexpr, VECTOR: tl.constexpr, CODEBOOK: tl.constexpr, SIGNS: tl.constexpr, GIVEN: tl.constexpr,
+    DEPENDENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, cols] = scale * rows of the embedding. Grid: tokens, blocks of columns."""
     begin(DEPENDENT)
     at = tl.program_id(0) + tl.arange(0, 1)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    row = resolve_tokens(ids, token_rows, last, at, at >= 0)
+    row, is_given = resolve_tokens(ids, token_rows, last, at, at >= 0)
     values = load_weights(
         low, high, small, small_minima, supers, super_minima, codebook, signs, row, columns, cols, row >= 0,
         LOW, HIGH, OFFSET, GROUP, SUPER, MINIMA, VECTOR, CODEBOOK, SIGNS,
     )  # fmt: skip
     place = at.to(tl.int64)[:, None] * out_stride + columns[None, :]
-    tl.store(out + place, values * scale, mask=(columns < cols)[None, :])
+    mask = (columns < cols)[None, :]
+    if GIVEN:
+        mask = mask & ~is_given[:, None]
+    tl.store(out + place, values * scale, mask=mask)
 
 
 @triton.jit
 def embed_floats(
-    ids, token_rows, last, out, out_stride, scale, weights, cols, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr
+    ids, token_rows, last, out, out_stride, scale, weights, cols, GIVEN: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out [tokens, cols] = scale * rows of an embedding of floats. Grid: tokens, blocks of columns."""
     begin(DEPENDENT)
     token = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < cols
-    row = resolve_tokens(ids, token_rows, last, token, token >= 0).to(tl.int64)
-    values = tl.load(weights + row * cols + columns, mask=inside, other=0.0).to(tl.float32)
+    row, is_given = resolve_tokens(ids, token_rows, last, token, token >= 0)
+    values = tl.load(weights + row.to(tl.int64) * cols + columns, mask=inside, other=0.0).to(tl.float32)
+    if GIVEN:
+        inside = inside & ~is_given
     tl.store(out + token.to(tl.int64) * out_stride + columns, values * scale, mask=inside)
