@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Hypothesis counts seconds, and a busy machine has few of them.
 _ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("some", _ANY_MACHINE, max_examples=100)
+settings.register_profile("some", _ANY_MACHINE, max_examples=40)
 settings.register_profile("full", _ANY_MACHINE, max_examples=500)
 
 _LACKS = re.compile(

@@ -13,9 +13,9 @@ from scripted_api import ScriptedApi, words
 from waits import HANG_S
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """Chromium without a window. It ends with the module: its driver keeps an event loop on this thread meanwhile."""
+    """Chromium without a window. It ends with this package: its driver keeps an event loop on this thread meanwhile."""
     executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if executable is None:
         pytest.skip("no Chromium here")

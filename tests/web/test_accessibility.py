@@ -8,6 +8,7 @@ import pytest
 
 from scripted_api import Delta, Script, ScriptedApi, words
 from web.page_driver import ask, edit, finished
+from wider import wider
 
 RICH = """# Title
 
@@ -46,7 +47,7 @@ def answer_richly(body: dict[str, Any]) -> Script:
     return Script([Delta({"reasoning_content": "Let me *see*."}), *words(RICH).deltas])
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", wider(["light", "dark"], "dark"))
 def test_axe_finds_nothing(api: ScriptedApi, browser: Any, scheme: str) -> None:
     api.script = answer_richly
     context = browser.new_context(color_scheme=scheme, reduced_motion="reduce")
@@ -94,7 +95,7 @@ def test_axe_finds_nothing_in_an_error_and_a_key(api: ScriptedApi, browser: Any)
     context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", wider(["light", "dark"], "light"))
 def test_axe_finds_nothing_in_calls_and_files(api: ScriptedApi, browser: Any, scheme: str) -> None:
     api.more = [("small", "waiting")]
     call = {"index": 0, "id": "a", "function": {"name": "f", "arguments": '{"x": 1}'}}

@@ -136,7 +136,7 @@ def check_on(capability: tuple[int, int], needed: list[Needed], folder: Path) ->
 @pytest.mark.parametrize(("capability", "part"), DIAGONAL.items(), ids=str)
 def test_a_part_for_each_card(capability: tuple[int, int], part: str, tmp_path: Path) -> None:
     found = list(kernels(capability, part, all_of_them=False))
-    check_on(capability, list({each.source: each for each in found}.values())[:4], tmp_path)
+    check_on(capability, list({each.source: each for each in found}.values())[:2], tmp_path)
 
 
 @pytest.mark.full

@@ -1,0 +1,1 @@
+"""The chat page in Chromium. A package, so that its tests share one browser."""
