@@ -130,7 +130,7 @@ class ImaginedDevice:
         self._pending: ImaginedStep | None = None
         self.num_held = self.num_steps = 0
 
-    def load(self, spec: object, checkpoint: Checkpoint, config: object) -> None:
+    def load(self, spec: object, checkpoint: Checkpoint, config: object, others: object = None) -> None:
         raise NotImplementedError("it is made loaded")
 
     def device_memory(self) -> None:

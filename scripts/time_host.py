@@ -79,7 +79,7 @@ class AtOnce:
         self._pending: CUDAStep | None = None
         self._ends = OutputEnds(spec.vocab_size)
 
-    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> None:
+    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: object = None) -> None:
         raise NotImplementedError("it is made loaded")
 
     def device_memory(self) -> None:

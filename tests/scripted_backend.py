@@ -237,7 +237,7 @@ class ScriptedBackend:
         self._values = [np.zeros(count, np.uint64) for count in slots]
         self._positions = [np.full(count, -1) for count in slots]
 
-    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig) -> None:
+    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: EngineConfig, others: object = None) -> None:
         raise NotImplementedError("scripted backends are made loaded")
 
     def device_memory(self) -> DeviceMemory | None:

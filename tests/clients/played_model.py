@@ -108,7 +108,7 @@ class PlayedBackend(ScriptedBackend):
         self._left: dict[int, tuple[OpenRow, list[int]]] = {}
         self.forbidden: list[str] = []
 
-    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: Any) -> None:
+    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: Any, others: object = None) -> None:
         """Nothing of a checkpoint is needed."""
 
     def choose(self, open_row: OpenRow, state: int, allowed: NDArray[np.bool_]) -> int:

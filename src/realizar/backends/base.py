@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,15 +196,31 @@ class Sleeps(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model and where its weights are."""
+
+    spec: ModelSpec
+    checkpoint: Checkpoint
+
+
+OtherModels: TypeAlias = Mapping[str, ModelFiles]
+"""The models of a load beside the main one, by role: `drafter` proposes drafts (`backends/draft_model.py`)."""
+NO_OTHERS: OtherModels = MappingProxyType({})
+
+
 class Backend(Protocol):
     """A device with a model on it."""
 
-    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> None:
-        """Pack the weights and allocate KV cache and workspace.
+    def load(
+        self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
+    ) -> None:
+        """Pack the weights and allocate KV cache and workspace, of all models or of none.
 
         Raises:
             CheckpointError: a tensor is missing, left over or of the wrong shape.
             CapacityError: it does not fit.
+            UnsupportedModelError: the device lacks a part of a model, or runs no model in such a role.
         """
 
     def capacity(self) -> Capacity: ...

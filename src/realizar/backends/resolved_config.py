@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from typing import Any
 
 from realizar.backends.devices import TRAITS, ChosenDevice
@@ -12,6 +13,26 @@ from realizar.config import DEFAULT_ROWS, DEFAULT_STEP_TOKENS, QUEUED_PER_ROW, E
 from realizar.models.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What another model takes of the device beside the one that is loaded.
+
+    Attributes:
+        fixed_bytes: of weights and workspace.
+        block_bytes: that its layers add to a block of each cache group.
+    """
+
+    fixed_bytes: int = 0
+    block_bytes: tuple[int, ...] = ()
+
+    def added_to(self, block_bytes: list[int]) -> list[int]:
+        """Bytes of a block of each cache group, with those of the other model's layers."""
+        return [own + other for own, other in zip_longest(block_bytes, self.block_bytes, fillvalue=0)]
+
+
+NOTHING_BESIDE = Beside()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +53,9 @@ class ResolvedConfig(EngineConfig):
         steps_in_flight: steps that are submitted before the first one's result is asked for.
         tile_tokens: tokens that a matmul of this kind of device takes at once.
         hidden_layers: indices of layers, ascending. Each step keeps the residual stream after them, which
-            `Backend.hidden_states` gives.
+            `GivesHiddenStates.hidden_states` gives.
+        beside: another model that the device is shared with.
+        kv_blocks: blocks of each cache group, where another model's are shared; None takes what memory allows.
     """
 
     threads: int
@@ -45,6 +68,8 @@ class ResolvedConfig(EngineConfig):
     steps_in_flight: int
     tile_tokens: int
     hidden_layers: tuple[int, ...] = ()
+    beside: Beside = NOTHING_BESIDE
+    kv_blocks: tuple[int, ...] | None = None
 
     @property
     def max_blocks(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from realizar.backends.base import ModelFiles
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.sampling.record import scratch_bytes
 from realizar.backends.cpu.kv.memory import KVSizes, kv_limit_bytes, most_kv_bytes
@@ -13,10 +14,11 @@ from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.weights.pack import no_bytes
 from realizar.backends.cpu.workspace import Workspace
+from realizar.backends.draft_model import drafter_bytes, drafter_config
 from realizar.backends.kv_blocks import host_snapshots_within
 from realizar.backends.machine import free_memory_bytes, memory_bytes
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
-from realizar.backends.resolved_config import ResolvedConfig
+from realizar.backends.resolved_config import Beside, ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
@@ -68,9 +70,20 @@ def plan_memory(
         contexts=tuple(
             ContextPlan(each.context_length, each.request_bytes, blocks // each.request_bytes) for each in sizes
         ),
+        beside_bytes=config.beside.fixed_bytes,
         state_bytes=states.row_bytes,
         num_snapshots=num_snapshots,
         snapshot_bytes=num_snapshots * states.slot_bytes,
         num_host_snapshots=on_host,
         host_snapshot_bytes=on_host * states.slot_bytes,
     )
+
+
+def beside_drafter(drafter: ModelFiles, spec: ModelSpec, config: ResolvedConfig) -> Beside:
+    """What a drafter takes beside the main model of this spec and configuration.
+
+    Raises what `plan_memory` does.
+    """
+    own = drafter_config(config)
+    plan, sizes = plan_memory(drafter.spec, drafter.checkpoint, own), KVSizes(drafter.spec, own)
+    return drafter_bytes(plan, sizes.block_bytes, drafter.spec, spec)

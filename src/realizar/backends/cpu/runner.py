@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import Capacity, ForwardInput
+from realizar.backends.base import NO_OTHERS, Capacity, ForwardInput, ModelFiles, OtherModels
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.attention import (
     SEGMENT,
@@ -23,9 +23,11 @@ from realizar.backends.cpu.kernels.attention import (
 )
 from realizar.backends.cpu.load import PARTIAL_FLOATS, LoadedModel, load_model, refuse_copies
 from realizar.backends.cpu.operations import BoundProgram
+from realizar.backends.cpu.plan import beside_drafter
 from realizar.backends.cpu.sampling.step_sampler import Pooled, StepSampler
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.workspace import kept_stream
+from realizar.backends.draft_model import DraftModel, find_drafter
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
@@ -84,20 +86,37 @@ class CPUBackend:
         self._last: NDArray[np.int32] = np.zeros(0, np.int32)  # by row: its last choice, 0 where it has none
         self._pending: CPUStep | None = None
         self._model: LoadedModel | None = None
+        self._drafter: DraftModel | None = None
         self._kv_heads: frozenset[tuple[int, int]] = frozenset()  # of all layers, and the queries that share one
         self._segment_floats = 0  # of a token and a segment of attention, at most
 
-    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> None:
+    def load(
+        self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
+    ) -> None:
         refuse_copies(config)
         SUPPORTED.check(spec)
         check_tensors(spec, checkpoint)
+        drafter = find_drafter(others, spec, config)
+        if drafter is not None:
+            config = replace(config, beside=beside_drafter(drafter, spec, config))
         self._model = load_model(spec, checkpoint, config, self._progress)
+        if drafter is not None:
+            self._load_drafter(drafter)
         self._last = np.zeros(config.max_running, np.int32)
         attentions = [attention for _, attention in spec.all_attentions()]
         self._kv_heads = frozenset((each.num_kv_heads, each.num_heads // each.num_kv_heads) for each in attentions)
         self._segment_floats = max(each.num_heads * (-(-each.head_size // 32) * 32 + 2) for each in attentions)
         name = select(config.instruction_set).name
         _LOG.info("loaded %s on %s with %d threads", spec.architecture, name, config.threads)
+
+    def _load_drafter(self, drafter: ModelFiles) -> None:
+        model, backend = self.model, CPUBackend(self._progress)
+        try:
+            self._drafter = DraftModel(backend, drafter, model.spec, model.config, model.kv.num_blocks)
+        except BaseException:
+            backend.shutdown()
+            self.shutdown()
+            raise
 
     @property
     def model(self) -> LoadedModel:
@@ -150,7 +169,8 @@ class CPUBackend:
         return self._logits(tokens)
 
     def capacity(self) -> Capacity:
-        return self.model.capacity
+        capacity = self.model.capacity
+        return capacity if self._drafter is None else self._drafter.joint_capacity(capacity)
 
     def device_memory(self) -> None:
         """The process's own memory is all there is."""
@@ -163,6 +183,8 @@ class CPUBackend:
 
     def open(self, opened: OpenedRow) -> None:
         self.model.rows.open(opened)
+        if self._drafter is not None:
+            self._drafter.open(opened)
 
     @property
     def snapshot_bytes(self) -> int:
@@ -173,6 +195,8 @@ class CPUBackend:
 
     def close(self, row: int) -> None:
         self.model.rows.close(row)
+        if self._drafter is not None:
+            self._drafter.close(row)
         self._pools.pop(row, None)
         self._last[row] = 0
 
@@ -237,7 +261,8 @@ class CPUBackend:
             sampler.read(first, self._logits(sampler.tokens[first : first + most]))
         numbers, choices = sampler.last_choices()
         self._last[numbers] = choices
-        return sampler.output(lambda index: self._pooled(columns, index))
+        output = sampler.output(lambda index: self._pooled(columns, index))
+        return output if self._drafter is None else self._drafter.with_drafts(forward_input, output)
 
     def _logits(self, tokens: Tokens) -> NDArray[np.float32]:
         self._run_selected(self.model.tail, tokens)
@@ -280,8 +305,11 @@ class CPUBackend:
 
     def shutdown(self) -> None:
         model, self._model, self._pending = self._model, None, None
+        drafter, self._drafter = self._drafter, None
         if model is not None:
             model.close()
+        if drafter is not None:
+            drafter.shutdown()
 
 
 class MeanPool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from realizar.backends.base import ModelFiles
 from realizar.backends.cuda.attention.kv_memory import KVMemory, kv_limit_bytes
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, compute_type, fixed_parts, tile_tokens
@@ -28,16 +29,18 @@ from realizar.backends.cuda.step_arrays import StepSizes
 from realizar.backends.cuda.supported import SUPPORTED
 from realizar.backends.cuda.weights.load import Weights, stacks_shared
 from realizar.backends.cuda.workspace import Workspace
+from realizar.backends.draft_model import drafter_bytes, drafter_config
 from realizar.backends.kv_blocks import host_snapshots_within, most_requests, snapshots_within
 from realizar.backends.memory_plan import ContextPlan, MemoryPlan, planned_lengths
 from realizar.backends.program import build_program
-from realizar.backends.resolved_config import ResolvedConfig
+from realizar.backends.resolved_config import Beside, ResolvedConfig
 from realizar.backends.weight_tensors import WeightTensors
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec
 
 _EVERYTHING = 1 << 60  # bytes: no limit
+_DEVICE = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, _EVERYTHING)
 _GRAPH, _GRAPH_LAYER = 140_000, 80_000  # bytes of a graph on an H200, and of a layer in one: 74 of a 1B take 105 MB
 _MOST_LONG = 8  # decodes at which a step has another graph where contexts are long
 
@@ -56,29 +59,28 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     SUPPORTED.check(spec)
     check_tensors(spec, checkpoint)
     program = build_program(spec, config.hidden_layers)
-    device = DeviceProfile(torch.device("meta"), "planned", (9, 0), 1, _EVERYTHING)
-    weights = Weights(spec, program, checkpoint, device, packs_floats=True, stacks_shared=stacks_shared(config))
+    weights = Weights(spec, program, checkpoint, _DEVICE, packs_floats=True, stacks_shared=stacks_shared(config))
     weights.load(weights.apart(program.matmuls()), lambda _size: None)
     weight_bytes, embedding = weights.size_bytes, WeightTensors(spec, checkpoint).table_bytes
     compute = compute_type(config.kv_dtype, is_gpu=True)
     sizes = step_sizes(spec, config, tile_tokens(spec, compute))
     parts = config.max_running * fixed_parts(config.context_length) if config.batch_invariant else MAX_PARTS
-    workspace = Workspace(spec, sizes, device, compute, parts)
+    workspace = Workspace(spec, sizes, _DEVICE, compute, parts)
     workspace_bytes = workspace.size_bytes + _recurrence_bytes(spec, config, workspace)
     copies = sum(map(copied_bytes, weights.groups.values())) if config.fp8_copies else 0
     graphs = graph_bytes(len(spec.layers), sizes) if config.graphs else 0
     reserved = _sampling_bytes(spec, config, sizes) + _estimated_bytes(spec, sizes) + graphs
-    limit = kv_limit_bytes(config, max(free - weight_bytes - copies - embedding - workspace_bytes - reserved, 0))
-    alone = replace(config, max_running=1, prefix_cache=False, kv_cache_bytes=_EVERYTHING)
+    fixed = weight_bytes + copies + embedding + workspace_bytes + reserved + config.beside.fixed_bytes
+    alone, limit = _of_one_request(config), kv_limit_bytes(config, max(free - fixed, 0))
     caches = {
-        length: KVMemory(spec, replace(alone, context_length=length), device)
+        length: KVMemory(spec, replace(alone, context_length=length), _DEVICE)
         for length in planned_lengths(config.context_length)
     }
-    token_bytes, state = _token_bytes(spec, alone, device), slot_bytes(spec, config)
+    token_bytes, state = _token_bytes(spec, alone), slot_bytes(spec, config)
     kept = state if config.prefix_cache else 0
-    snapshots = snapshots_within(limit, caches[config.context_length].size_bytes, kept, token_bytes)
+    snapshots = snapshots_within(limit, caches[config.context_length].joint_bytes, kept, token_bytes)
     blocks = limit - snapshots * state
-    most = min(float(blocks), most_requests(config) * caches[config.context_length].size_bytes)
+    most = min(float(blocks), most_requests(config) * caches[config.context_length].joint_bytes)
     on_host = host_snapshots_within(config, kept, snapshots, most / token_bytes)
     return MemoryPlan(
         device="cuda",
@@ -90,9 +92,10 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
         kv_limit_bytes=limit,
         free_bytes=free,
         contexts=tuple(
-            ContextPlan(length, cache.size_bytes, blocks // cache.size_bytes) for length, cache in caches.items()
+            ContextPlan(length, cache.joint_bytes, blocks // cache.joint_bytes) for length, cache in caches.items()
         ),
         copy_bytes=copies,
+        beside_bytes=config.beside.fixed_bytes,
         token_weight_bytes=weights.token_bytes,
         reserved_bytes=reserved,
         graph_bytes=graphs,
@@ -104,10 +107,26 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
     )
 
 
-def _token_bytes(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile) -> float:
+def beside_drafter(drafter: ModelFiles, spec: ModelSpec, config: ResolvedConfig) -> Beside:
+    """What a drafter takes beside the main model of this spec and configuration.
+
+    Raises what `plan_memory` does.
+    """
+    own = drafter_config(config)
+    plan = plan_memory(drafter.spec, drafter.checkpoint, own, _EVERYTHING)
+    cache = KVMemory(drafter.spec, _of_one_request(own), _DEVICE)
+    return drafter_bytes(plan, cache.block_bytes, drafter.spec, spec)
+
+
+def _of_one_request(config: ResolvedConfig) -> ResolvedConfig:
+    """A configuration whose cache has room for one request."""
+    return replace(config, max_running=1, prefix_cache=False, kv_cache_bytes=_EVERYTHING)
+
+
+def _token_bytes(spec: ModelSpec, config: ResolvedConfig) -> float:
     """Bytes of a request's first tokens in the KV cache, each."""
-    two_blocks = KVMemory(spec, replace(config, context_length=config.block_size), device)  # a block, and one spare
-    return two_blocks.size_bytes / (2 * config.block_size)
+    two_blocks = KVMemory(spec, replace(config, context_length=config.block_size), _DEVICE)  # a block, and one spare
+    return two_blocks.joint_bytes / (2 * config.block_size)
 
 
 def _recurrence_bytes(spec: ModelSpec, config: ResolvedConfig, workspace: Workspace) -> int:

@@ -12,22 +12,32 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.base import Capacity, DeviceMemory, ForwardInput, Transfer
+from realizar.backends.base import (
+    NO_OTHERS,
+    Capacity,
+    DeviceMemory,
+    ForwardInput,
+    ModelFiles,
+    OtherModels,
+    Transfer,
+)
 from realizar.backends.cuda.device import SLOWER, DeviceProfile, Family, open_device, refused_family
 from realizar.backends.cuda.device_errors import device_errors, step_errors
 from realizar.backends.cuda.launch import Launch, StepKind, StepLaunch
 from realizar.backends.cuda.load import LoadedModel, load_model
+from realizar.backends.cuda.plan import beside_drafter
 from realizar.backends.cuda.shapes import padded_rows, padded_tokens
 from realizar.backends.cuda.sleep.load_memory import LoadMemory, SleepingMemory
 from realizar.backends.cuda.step import CUDAStep, WantedTokens, wanted_tokens
 from realizar.backends.cuda.step_arrays import count_decodes, tiles_of
 from realizar.backends.cuda.supported import SUPPORTED
+from realizar.backends.draft_model import DraftModel, find_drafter
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.parts import cached_tokens_read
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.batch import OpenedRow
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.errors import DeviceLostError, KernelError
+from realizar.errors import DeviceLostError, KernelError, UnsupportedModelError
 from realizar.models.check_tensors import check_tensors
 from realizar.models.spec import ModelSpec
 
@@ -56,15 +66,34 @@ class CUDABackend:
         self._may_sleep = may_sleep
         self._memory = LoadMemory()
         self._model: LoadedModel | None = None
+        self._drafter: DraftModel | None = None
         self._pending: CUDAStep | None = None
 
-    def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig) -> None:
+    def load(
+        self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
+    ) -> None:
         SUPPORTED.check(spec)
         check_tensors(spec, checkpoint)
+        drafter = find_drafter(others, spec, config)
+        if drafter is not None:
+            if self._may_sleep:
+                raise UnsupportedModelError("a model that is loaded with a drafter can't sleep")
+            config = replace(config, beside=beside_drafter(drafter, spec, config))
         self._device = self._device or open_device()
         while (refused := self._try_load(spec, checkpoint, config, self._device)) is not None:
             self._device = replace(self._device, without=self._device.without | {refused})
+        if drafter is not None:
+            self._load_drafter(drafter)
         _LOG.info("loaded %s on %s", spec.architecture, self._device.name)
+
+    def _load_drafter(self, drafter: ModelFiles) -> None:
+        model, backend = self.model, CUDABackend(self._progress, self.device)
+        try:
+            self._drafter = DraftModel(backend, drafter, model.spec, model.config, model.kv.num_blocks)
+        except BaseException:
+            backend.shutdown()
+            self.shutdown()
+            raise
 
     def _try_load(
         self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile
@@ -98,7 +127,8 @@ class CUDABackend:
         return self._model
 
     def capacity(self) -> Capacity:
-        return self.model.capacity
+        capacity = self.model.capacity
+        return capacity if self._drafter is None else self._drafter.joint_capacity(capacity)
 
     def device_memory(self) -> DeviceMemory | None:
         if not self.device.is_gpu:
@@ -135,10 +165,14 @@ class CUDABackend:
     def open(self, opened: OpenedRow) -> None:
         with device_errors(self.device.torch_device):
             self.model.sampler.open(opened)
+        if self._drafter is not None:
+            self._drafter.open(opened)
 
     def close(self, row: int) -> None:
         self.model.sampler.close(row)
         self.model.finisher.close(row)
+        if self._drafter is not None:
+            self._drafter.close(row)
 
     def submit(self, forward_input: ForwardInput) -> CUDAStep:
         with step_errors(self.device.torch_device):
@@ -153,7 +187,9 @@ class CUDABackend:
         self._send(forward_input, kind, wanted)
         self._run(kind, min(len(wanted.tokens), self.model.space.arrays.sizes.selected))
         self.model.states.end(forward_input.state_moves)
-        self._pending = CUDAStep(forward_input, wanted, self.model.finisher.finish, self.device.torch_device)
+        with_drafts = None if self._drafter is None else self._drafter.with_drafts
+        finish, device = self.model.finisher.finish, self.device.torch_device
+        self._pending = CUDAStep(forward_input, wanted, finish, device, with_drafts)
         if not self.model.sampler.awaits_masks(forward_input.columns.numbers):
             self._pending.start_choices()  # the device goes on to it by itself
         return self._pending
@@ -229,6 +265,9 @@ class CUDABackend:
         return self.model.finisher.logits(tokens)
 
     def shutdown(self) -> None:
+        drafter, self._drafter = self._drafter, None
+        if drafter is not None:
+            drafter.shutdown()
         gpu = self._device.torch_device if self._device is not None and self._device.is_gpu else None
         try:
             with device_errors(gpu):

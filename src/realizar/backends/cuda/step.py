@@ -82,6 +82,7 @@ class CUDAStep:
     Args:
         finish: samples and starts the copies; called once.
         device: where the step runs.
+        with_drafts: adds what a drafter proposes to the results; None proposes nothing.
     """
 
     def __init__(
@@ -90,12 +91,13 @@ class CUDAStep:
         wanted: WantedTokens,
         finish: Callable[[CUDAStep], Finished],
         device: torch.device,
+        with_drafts: Callable[[ForwardInput, StepOutput], StepOutput] | None = None,
     ) -> None:
         self.forward_input, self.wanted = forward_input, wanted
         self.masks: Mapping[int, NDArray[np.uint32]] = {}
         self.held: frozenset[int] = frozenset()
         self._are_held = np.zeros(0, np.bool_)  # by the numbers of rows
-        self._finish, self._device = finish, device
+        self._finish, self._device, self._with_drafts = finish, device, with_drafts
         self._finished: Finished | None = None
         self._output: StepOutput | None = None
         self._failed = False
@@ -129,5 +131,6 @@ class CUDAStep:
                 self.start_choices()
                 if self._finished is None:
                     raise CapacityError("the step's rows could not be sampled")
-                self._output = self._finished.read(self)
+                output = self._finished.read(self)
+                self._output = output if self._with_drafts is None else self._with_drafts(self.forward_input, output)
         return self._output

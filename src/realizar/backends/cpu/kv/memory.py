@@ -37,7 +37,7 @@ class KVSizes:
         layouts: of the blocks of each layer with attention, by its index.
         groups: of layers with one block table.
         blocks_per_request: of each group, for a request of the whole context.
-        block_bytes: of each group, all its layers together.
+        block_bytes: of each group, all its layers together, and those of a model beside.
         snapshot_bytes: of a snapshot of states; 0 where none is kept.
 
     Raises:
@@ -58,7 +58,8 @@ class KVSizes:
         }
         self.groups = spec.block_groups()
         self.blocks_per_request = blocks_per_request(self.groups, config)
-        self.block_bytes = [sum(self.layouts[layer].block_bytes for layer in group.layers) for group in self.groups]
+        own = [sum(self.layouts[layer].block_bytes for layer in group.layers) for group in self.groups]
+        self.block_bytes = config.beside.added_to(own)
         self.snapshot_bytes = state_sizes(spec, 0).slot_bytes if config.prefix_cache else 0
         self._most_requests = most_requests(config)
 
@@ -128,7 +129,8 @@ def kv_limit_bytes(
     typical = KVSizes(spec, replace(config, context_length=typical_length))
     num_whole = max(1, int(min(most_requests(config), WHOLE_REQUESTS, _WHOLE_TOKENS // sizes.context_length)))
     wanted = max(num_whole * sizes.request_bytes, config.max_running * typical.request_bytes)
-    return min(int(wanted / (1 - sizes.snapshot_share)), most_kv_bytes(free_bytes))
+    most = most_kv_bytes(max(free_bytes - config.beside.fixed_bytes, 0))
+    return min(int(wanted / (1 - sizes.snapshot_share)), most)
 
 
 class KVMemory:
@@ -143,7 +145,7 @@ class KVMemory:
         self.dtype, self.block_size, self.layouts = sizes.dtype, sizes.block_size, sizes.layouts
         self._group = {layer: index for index, group in enumerate(sizes.groups) for layer in group.layers}
         limit = kv_limit_bytes(spec, config, sizes, free, memory_bytes())
-        self.num_blocks = sizes.num_blocks(limit)
+        self.num_blocks = sizes.num_blocks(limit) if config.kv_blocks is None else config.kv_blocks
         self.num_snapshots = sizes.num_snapshots(limit)
         self.num_host_snapshots = host_snapshots_within(config, sizes.snapshot_bytes, self.num_snapshots)
         self.snapshot_bytes = self.num_snapshots * sizes.snapshot_bytes

@@ -61,6 +61,7 @@ class KVMemory:
 
     Attributes:
         layers: keys and values by index of the layer.
+        block_bytes: of each cache group, all its layers together, and those of a model beside.
         num_snapshots: of states, within the cache's limit. snapshot_bytes: of them all, which `size_bytes` leaves out.
         num_host_snapshots: of those in the host's memory, beside that limit.
 
@@ -86,12 +87,14 @@ class KVMemory:
         self._group = {layer: index for index, group in enumerate(groups) for layer in group.layers}
         per_request = blocks_per_request(groups, config)
         attentions = dict(spec.attentions())
-        block_bytes = [sum(self._block_bytes(attentions[layer]) for layer in group.layers) for group in groups]
+        own = [sum(self._block_bytes(attentions[layer]) for layer in group.layers) for group in groups]
+        self.block_bytes = block_bytes = config.beside.added_to(own)
         request_bytes = sum(count * each for count, each in zip(per_request, block_bytes, strict=True))
         free = _free_beside_states(free_bytes(device), config.max_running, state_bytes)
         snapshot_bytes = state_bytes if config.prefix_cache else 0
-        limit = kv_limit_bytes(config, max(free - reserved, 0))
-        check_one_fits(request_bytes, limit, config.context_length)
+        limit = kv_limit_bytes(config, max(free - reserved - config.beside.fixed_bytes, 0))
+        if config.kv_blocks is None:
+            check_one_fits(request_bytes, limit, config.context_length)
         token_bytes = sum(block_bytes) / size
         self.num_snapshots = snapshots_within(limit, request_bytes, snapshot_bytes, token_bytes)
         self.snapshot_bytes = self.num_snapshots * snapshot_bytes
@@ -99,9 +102,8 @@ class KVMemory:
         most = min(limit, most_requests(config) * request_bytes)
         self.num_host_snapshots = host_snapshots_within(config, snapshot_bytes, self.num_snapshots, most / token_bytes)
         share = most / request_bytes
-        self.num_blocks = tuple(int(count * share) for count in per_request)
-        taken = sum(count * each for count, each in zip(self.num_blocks, block_bytes, strict=True))
-        taken += self.snapshot_bytes
+        self.num_blocks = config.kv_blocks or tuple(int(count * share) for count in per_request)
+        taken = self.joint_bytes + self.snapshot_bytes
         if device.is_gpu and taken > free:
             raise CapacityError(
                 f"the KV cache needs {format_bytes(taken)}, but {format_bytes(free)} of the GPU are free"
@@ -116,6 +118,11 @@ class KVMemory:
     def group_of(self, layer: int) -> int:
         """Index of the cache group that a layer belongs to."""
         return self._group[layer]
+
+    @property
+    def joint_bytes(self) -> int:
+        """Bytes of all blocks, with those of a model beside."""
+        return sum(count * each for count, each in zip(self.num_blocks, self.block_bytes, strict=True))
 
     @property
     def size_bytes(self) -> int:

@@ -1,0 +1,229 @@
+"""`DraftModel`: a model beside the main one, whose most probable tokens are a backend's drafts. numpy only.
+
+It computes the tokens that the main model's steps compute, in the same blocks: a block holds the keys and values of
+both models. So its cache is shared, found again and given up with the main one's, and nothing is read twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from realizar.backends.base import Backend, Capacity, ForwardInput, ModelFiles, OtherModels
+from realizar.backends.memory_plan import MemoryPlan
+from realizar.backends.resolved_config import NOTHING_BESIDE, Beside, ResolvedConfig
+from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, OpenedRow, StepOutput, StepRows
+from realizar.cache_kinds import attention_window
+from realizar.errors import DeviceLostError, InvalidRequestError, UnsupportedModelError
+from realizar.models.spec import ModelSpec
+from realizar.sampling_params import SamplingParams
+
+_LOG = logging.getLogger(__name__)
+_GREEDY = SamplingParams(temperature=0.0)
+_DRAFTER = "drafter"
+
+
+def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -> ModelFiles | None:
+    """The draft model among the models that a load takes beside the main one; None if there is none.
+
+    Args:
+        spec, config: of the main model.
+
+    Raises:
+        UnsupportedModelError: a model has another role, or this one can't draft for the main model.
+        InvalidRequestError: the configuration has no room for drafts.
+    """
+    unknown = sorted(others.keys() - {_DRAFTER})
+    if unknown:
+        raise UnsupportedModelError(f"no backend runs a model as {unknown[0]!r}: the one role is {_DRAFTER!r}")
+    drafter = others.get(_DRAFTER)
+    if drafter is None:
+        return None
+    if config.speculative_tokens < 1:
+        raise InvalidRequestError("a drafter needs speculative_tokens of at least 1, not 0", "speculative_tokens")
+    if drafter.spec.vocab_size != spec.vocab_size:
+        sizes = f"{drafter.spec.vocab_size} ids, and the model's {spec.vocab_size}"
+        raise UnsupportedModelError(f"the drafter's vocabulary has {sizes}: they must have the same")
+    if drafter.spec.context_length < config.context_length:
+        lengths = f"{drafter.spec.context_length} tokens, fewer than the {config.context_length} of the context"
+        raise UnsupportedModelError(f"the drafter reads {lengths}: lower context_length")
+    if drafter.spec.state_layers():
+        raise UnsupportedModelError("a drafter whose layers have states does not run: their drafts can't be undone")
+    shared_groups(drafter.spec, spec)
+    return drafter
+
+
+def shared_groups(drafter: ModelSpec, spec: ModelSpec) -> list[int]:
+    """Of each cache group of a drafter, the index of the main model's group whose blocks it shares.
+
+    Raises:
+        UnsupportedModelError: the main model has no layers that keep as many tokens.
+    """
+    kinds = [group.kind for group in spec.block_groups()]
+    for group in drafter.block_groups():
+        if group.kind not in kinds:
+            window = attention_window(group.kind)
+            kept = "all tokens" if window is None else f"a window of {window} tokens"
+            raise UnsupportedModelError(f"the drafter has layers that keep {kept}, and the model has none")
+    return [kinds.index(group.kind) for group in drafter.block_groups()]
+
+
+def drafter_config(config: ResolvedConfig, num_blocks: tuple[int, ...] | None = None) -> ResolvedConfig:
+    """The configuration of a drafter beside a main model, which computes a token more of each row that has chosen.
+
+    Args:
+        config: of the main model. num_blocks: of each of the drafter's cache groups; None to plan it alone.
+    """
+    tokens = config.max_step_tokens + config.max_running
+    return replace(
+        config, max_step_tokens=tokens, speculative_tokens=0, hidden_layers=(), beside=NOTHING_BESIDE,
+        kv_blocks=num_blocks,
+    )  # fmt: skip
+
+
+def drafter_bytes(plan: MemoryPlan, block_bytes: Sequence[int], drafter: ModelSpec, spec: ModelSpec) -> Beside:
+    """What a drafter takes beside the main model.
+
+    Args:
+        plan: of the drafter alone. block_bytes: of its cache groups. drafter: its spec. spec: the main model's.
+    """
+    added = [0] * len(spec.block_groups())
+    for group, size in zip(shared_groups(drafter, spec), block_bytes, strict=True):
+        added[group] += size
+    return Beside(plan.needed_bytes + plan.reserved_bytes, tuple(added))
+
+
+class DraftModel:
+    """A loaded drafter. One that raises is not asked again, unless the device is lost.
+
+    Args:
+        backend: that nothing is loaded in.
+        drafter: as `find_drafter` found it for the main model.
+        spec, config: of the main model. num_blocks: of each of its cache groups.
+    """
+
+    def __init__(
+        self, backend: Backend, drafter: ModelFiles, spec: ModelSpec, config: ResolvedConfig, num_blocks: Sequence[int]
+    ) -> None:
+        self._backend, self._block_size = backend, config.block_size
+        self._groups = shared_groups(drafter.spec, spec)
+        self.num_drafts = config.speculative_tokens
+        self._last = np.zeros(config.max_running, np.int32)  # by row: its last choice
+        self._fails = False
+        own = drafter_config(config, tuple(num_blocks[group] for group in self._groups))
+        backend.load(drafter.spec, drafter.checkpoint, own)
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that it is loaded in."""
+        return self._backend
+
+    def joint_capacity(self, capacity: Capacity) -> Capacity:
+        """The main model's capacity with the memory of both, and the drafts."""
+        own = self._backend.capacity()
+        return replace(
+            capacity, num_drafts=self.num_drafts, weight_bytes=capacity.weight_bytes + own.weight_bytes,
+            kv_cache_bytes=capacity.kv_cache_bytes + own.kv_cache_bytes, load_s=capacity.load_s + own.load_s,
+        )  # fmt: skip
+
+    def open(self, opened: OpenedRow) -> None:
+        """Start a row, whose drafts are the most probable tokens whatever its own parameters are."""
+        self._backend.open(replace(opened, sampling=_GREEDY))
+
+    def close(self, row: int) -> None:
+        """End a row, also one that was not opened."""
+        self._backend.close(row)
+
+    def shutdown(self) -> None:
+        """Free everything; idempotent."""
+        self._backend.shutdown()
+
+    def with_drafts(self, step: ForwardInput, output: StepOutput) -> StepOutput:
+        """A step's results with the drafts that follow them; steps come in the order in which they were submitted.
+
+        Args:
+            step: of the main model. Its rows have slots for the drafts in their blocks (`StepRows.lookahead`).
+        """
+        if self._fails:
+            return output
+        try:
+            return replace(output, drafts=self._propose(step, output))
+        except DeviceLostError:
+            raise
+        except Exception:  # noqa: BLE001 - a fault of what is only to be faster is not the batch's
+            _LOG.exception("the drafter is asked no more")
+            self._fails = True
+            return output
+
+    def _propose(self, step: ForwardInput, output: StepOutput) -> NDArray[np.int32] | None:
+        """Read the step's tokens that stand and the choices after them, then go on from each draft in turn."""
+        columns, made = step.columns, output.num_choices
+        wanted = np.zeros(len(columns), np.int32) if columns.lookahead is None else columns.lookahead * (made > 0)
+        token_ids, counts = self._standing(columns, output, wanted > 0)
+        found = self._run(step, np.arange(len(columns)), columns.num_computed_tokens, token_ids, counts, wanted > 0)
+        if not wanted.any():
+            return None
+        drafts = np.full((len(columns), self.num_drafts), NO_CHOICE, np.int32)
+        ends = columns.num_computed_tokens + counts
+        for place in range(self.num_drafts):
+            drafts[wanted > place, place] = found[wanted > place]
+            going = (wanted > place + 1).nonzero()[0]
+            if not len(going):
+                break
+            ones = np.ones(len(going), np.int32)
+            found = found.copy()
+            found[going] = self._run(step, going, ends[going] + place, drafts[going, place], ones, ones > 0)
+        return drafts
+
+    def _standing(
+        self, columns: StepRows, output: StepOutput, goes_on: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The tokens of a step's rows that stand, and the last choice of those that go on: ids, and their numbers."""
+        made, rows = output.num_choices, columns.numbers
+        accepted = np.maximum(made - 1, 0).astype(np.int32)
+        kept = columns.num_tokens - columns.num_drafts + accepted
+        ids = columns.token_ids.copy()
+        follows = (ids == FROM_PREVIOUS_STEP).nonzero()[0]
+        ids[follows] = self._last[rows[np.searchsorted(columns.starts, follows, side="right") - 1]]
+        last = output.choices[np.arange(len(columns)), np.maximum(made - 1, 0)]
+        self._last[rows[made > 0]] = last[made > 0]
+        counts = kept + goes_on
+        parts = [
+            [*ids[start : start + count].tolist(), *([int(choice)] if more else [])]
+            for start, count, choice, more in zip(columns.starts.tolist(), kept.tolist(), last, goes_on, strict=False)
+        ]
+        return np.array([token_id for part in parts for token_id in part], np.int32), counts.astype(np.int32)
+
+    def _run(
+        self, step: ForwardInput, places: NDArray[np.intp], firsts: NDArray[np.int32], token_ids: NDArray[np.int32],
+        counts: NDArray[np.int32], samples: NDArray[np.bool_],
+    ) -> NDArray[np.int32]:  # fmt: skip
+        """Compute tokens of some rows of a step, in the blocks that they have there.
+
+        Args:
+            places: of the rows in the step. firsts: position of each one's first token. counts: tokens of each.
+
+        Returns:
+            int32 [rows], the most probable token after each row's last; NO_CHOICE where `samples` is false.
+        """
+        starts = np.zeros(len(places) + 1, np.int32)
+        np.cumsum(counts, out=starts[1:])
+        within = np.arange(starts[-1], dtype=np.int32)
+        positions: NDArray[np.int32] = within + np.repeat(firsts - starts[:-1], counts)
+        none, size = np.zeros(len(places), np.int32), np.int32(self._block_size)
+        columns = StepRows(
+            step.columns.sequence_ids[places], step.columns.numbers[places], firsts, token_ids, starts, samples, none,
+            none, only_decodes=bool((counts == 1).all() and samples.all()),
+        )  # fmt: skip
+        tables = tuple([step.block_tables[group][places] for group in self._groups])
+        owners = np.repeat(np.arange(len(places)), counts)
+        slots: list[NDArray[np.int32]] = [
+            table[owners, positions // size] * size + positions % size for table in tables
+        ]
+        output = self._backend.submit(ForwardInput(columns, positions, tuple(slots), tables)).result()
+        chosen: NDArray[np.int32] = output.choices[:, 0]
+        return chosen
