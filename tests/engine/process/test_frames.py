@@ -56,7 +56,7 @@ from realizar.frames import (
     encode_frame,
 )
 from realizar.outputs import RowError, TokenLogprobs, TokenOutput
-from realizar.request import Client, Request
+from realizar.request import Client, PromptEmbeddings, Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 
 _TEXT = st.text(max_size=20)
@@ -82,6 +82,9 @@ _REQUEST = st.builds(
     pooling=st.none() | st.sampled_from(["last", "mean"]),
     client=st.builds(Client, name=_TEXT, weight=st.integers(1, 9)),
     prompt_marks=st.lists(st.integers(1, 2**31), max_size=5).map(tuple),
+    embeddings=st.lists(
+        st.builds(PromptEmbeddings, st.integers(0, 2**31), st.binary(max_size=64), st.binary(max_size=64)), max_size=3
+    ).map(tuple),
 )
 _COMMANDS = st.one_of(
     st.builds(Load, _TEXT, st.just(EngineConfig(threads=2, kv_cache_bytes=1 << 40))),

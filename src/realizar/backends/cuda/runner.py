@@ -202,8 +202,8 @@ class CUDABackend:
         if not tiles:
             longest = int(step.columns.num_context_tokens.max(initial=0))
             return StepKind(decodes, decodes, 0, self.model.attention.is_long(decodes, longest), embeds)
-        chunks = StepKind(padded_tokens(len(step.token_ids), sizes.tokens), decodes, tiles)
-        return replace(self.model.graphs.padded(chunks), embeds=embeds)
+        kind = self.model.graphs.padded(StepKind(padded_tokens(len(step.token_ids), sizes.tokens), decodes, tiles))
+        return replace(kind, embeds=True) if embeds else kind
 
     def _send(self, step: ForwardInput, kind: StepKind, wanted: WantedTokens) -> None:
         """Send a step's arrays; a choice becomes its row's next token at once where no drafts must be verified."""
