@@ -6,6 +6,8 @@ good as ended.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,11 +43,22 @@ def process(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen
 
 
 def is_alive(pid: int) -> bool:
-    """True if a process runs; a zombie does not."""
+    """True if a process runs or is stopped; a zombie does not."""
+    return _state(pid) not in ("Z", "")
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and wait until it stands still or has ended."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: _state(pid) in ("T", "Z", ""))
+
+
+def _state(pid: int) -> str:
+    """The letter of a process's state in /proc; empty once it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
     except OSError:  # also of a process that ended between the opening of the file and its reading
-        return False
+        return ""
 
 
 def child_pids(pid: int) -> list[int]:

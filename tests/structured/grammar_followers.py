@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import WorkerLimits
 from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids
-from waits import HANG_S, wait_until
+from waits import HANG_S, is_alive, stop, wait_until
 
 VOCAB_SIZE = len(TOKENS) + 7
 GRAMMAR_TOKENS = GrammarTokens(TOKENS, (CONTROL,), (END,), VOCAB_SIZE)
@@ -44,6 +45,29 @@ def end_workers(service: GrammarService, number: signal.Signals = signal.SIGKILL
         pids.append(worker.pid)
         os.kill(worker.pid, number)
     return pids
+
+
+def end_harmless_workers(service: GrammarService) -> list[int]:
+    """Kill all workers with rows; returns their pids. What is rightly taken for the cause of two deaths is let through.
+
+    That is a grammar while it is compiled, and a row where it has ended a worker: a slow machine meets them twice.
+    """
+    workers = [worker for worker in service._pool.workers if worker.slots]
+    for worker in workers:
+        wait_until(lambda worker=worker: worker.pid is not None)  # type: ignore[misc]
+        assert worker.pid is not None
+        stop(worker.pid)
+        while is_alive(worker.pid) and _is_suspect(service, int(service._memory.working[worker.place])):
+            os.kill(worker.pid, signal.SIGCONT)
+            time.sleep(0.001)
+            stop(worker.pid)
+        os.kill(worker.pid, signal.SIGKILL)
+    return [worker.pid for worker in workers if worker.pid is not None]
+
+
+def _is_suspect(service: GrammarService, working: int) -> bool:
+    rows = (row for row in service.rows._rows if row is not None)
+    return working < 0 or any(row.key == working and row.died_at == len(row.output) for row in rows)
 
 
 class Follower:

@@ -42,7 +42,7 @@ from structured.grammar_engines import (
     text_of,
     tokens_of,
 )
-from structured.grammar_followers import end_workers
+from structured.grammar_followers import end_harmless_workers
 from waits import HANG_S, wait_until
 
 SERVICE = LastingService(GRAMMAR_TOKENS)
@@ -77,7 +77,7 @@ def test_texts_are_the_same_where_processes_go_ahead(steps_in_flight: int, kills
 
     def disturb(step: int) -> None:
         if kills and step in (5, 20):
-            end_workers(service)
+            end_harmless_workers(service)
 
     check_mixed(core, disturb=disturb)
     assert core.counts.preemptions > 0
@@ -100,7 +100,7 @@ def test_killed_processes_change_no_text(options: dict[str, Any]) -> None:
 
     def disturb(step: int) -> None:
         if step in (4, 9):
-            killed.extend(end_workers(SERVICE))
+            killed.extend(end_harmless_workers(SERVICE))
         if step == 9 and SERVICE._servers.current is not None:
             os.kill(SERVICE._servers.current._process.pid, signal.SIGKILL)
 
@@ -127,7 +127,7 @@ def test_tokens_that_a_grammar_forces_are_drafts(kills: bool) -> None:
     def look_around(step: int) -> None:
         time.sleep(0.003)  # a backend's step; processes look ahead meanwhile
         if kills and step in (3, 6):
-            end_workers(service)
+            end_harmless_workers(service)
 
     steps: list[int] = []
     backend = ScriptedBackend()

@@ -33,7 +33,7 @@ from structured.grammar_engines import (
     structured_request,
     tokens_of,
 )
-from structured.grammar_followers import end_workers
+from structured.grammar_followers import end_harmless_workers, end_workers
 from waits import HANG_S
 
 
@@ -219,7 +219,7 @@ def test_a_crash_while_masks_are_due_delays_nobody(
 
     def disturb(step: int) -> None:
         if step in (3, 6):
-            end_workers(real)
+            end_harmless_workers(real)
 
     outputs = run_out(core, disturb)
     for request in requests:
