@@ -403,3 +403,59 @@ def test_requests_of_a_loaded_model_can_not_hold_up_one_that_waits() -> None:
         await asyncio.gather(*users)
 
     run(main, bound=1)
+
+
+def test_clients_who_wait_for_loads_take_turns() -> None:
+    async def main(case: Case) -> None:
+        case.loader.held.add("a")
+        one, two, three = (Client(name) for name in ("one", "two", "three"))
+        asked = [case.ask(name, one) for name in "abca"]
+        await case.settled()
+        asked += [case.ask("d", two), case.ask("e", two), case.ask("f", three)]
+        await case.settled()
+        assert case.loader.log == ["+a"]
+        case.loader.let_go("a")
+        for place in (0, 3, 4, 6, 1, 5, 2):
+            (await asked[place]).release()
+
+    log = run(main, bound=1, **dict.fromkeys("abcdef", 1)).loader.log
+    assert [entry for entry in log if entry[0] == "+"] == ["+a", "+d", "+f", "+b", "+e", "+c"]
+
+
+def test_clients_who_come_again_and_again_keep_no_other_out() -> None:
+    async def main(case: Case) -> None:
+        async def use(name: str, client: str) -> None:
+            (await case.lease(name, client=Client(client))).release()
+
+        case.loader.held.add("a")
+        greedy = [asyncio.create_task(use(name, "greedy")) for name in "abc"]
+        await case.settled()
+        last = asyncio.create_task(use("d", "newcomer"))
+        await case.settled()
+        case.loader.let_go("a")
+        for number in range(1, 9):  # each waits already when the last one's model is loaded
+            following = asyncio.create_task(use("de"[number % 2], f"newcomer {number}"))
+            await last
+            last = following
+        await asyncio.gather(*greedy, last)
+
+    log = run(main, bound=1, **dict.fromkeys("abcde", 1)).loader.log
+    loads = [entry for entry in log if entry[0] == "+"]
+    assert loads[:2] == ["+a", "+d"]
+    assert loads.index("+b") <= 4
+    assert loads.index("+c") <= 6
+
+
+def test_a_model_that_several_wait_for_comes_at_the_first_turn_of_them() -> None:
+    async def main(case: Case) -> None:
+        case.loader.held.add("a")
+        one = [case.ask(name, Client("one")) for name in "abc"]
+        await case.settled()
+        two = case.ask("c", Client("two"))
+        await case.settled()
+        case.loader.let_go("a")
+        for task in (one[0], two, one[2], one[1]):
+            (await task).release()
+
+    log = run(main, bound=1).loader.log
+    assert [entry for entry in log if entry[0] == "+"] == ["+a", "+c", "+b"]

@@ -1,6 +1,6 @@
 """`decide` says which models are loaded or woken next, and which ones make room. Integers only; nothing is done here.
 
-Models get their places in the order of their oldest waiting request, and a later one never takes the room of an
+Models get their places by the turns of the clients who wait for them, and a later one never takes the room of an
 earlier one. The order is worked out anew after each event, so that nothing is unloaded for a request that has gone.
 """
 
@@ -37,7 +37,7 @@ def decide(models: Sequence[ShelvedModel], bytes_of_pools: Mapping[str, int], ho
         host_bytes: memory of the host that the weights of models which sleep, or slept, may take together.
     """
     placing = _Placing(models, bytes_of_pools, host_bytes)
-    for model in sorted((each for each in models if each.waiters), key=lambda each: each.waiters[0].number):
+    for model in sorted((each for each in models if each.waiters), key=lambda each: each.turn):
         placing.place(model)
     return placing.decision
 

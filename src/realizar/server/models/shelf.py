@@ -27,7 +27,7 @@ from realizar.server.models.models import ModelLease, ModelState, ModelStatus
 from realizar.server.models.names import not_loaded, not_named, not_served, shown_fault, shutting_down
 from realizar.server.models.placing import decide
 from realizar.server.models.pulls import Pulls
-from realizar.server.models.shelved import KnownModel, Running, ShelvedModel, Waiter
+from realizar.server.models.shelved import KnownModel, Running, ShelvedModel, Turn, Waiter
 from realizar.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ class ModelShelf:
         self._lives = EngineLives(loader, self)
         self._pools, self._keep_alive_s, self.host_bytes = dict(bytes_of_pools), keep_alive_s, host_bytes
         self._numbers = itertools.count(1)
+        self._num_begun = 0  # loads and wakes
         self._state: EngineState = "ready"
         self._ended = asyncio.Event()
         self._released = asyncio.Event()
@@ -140,7 +141,8 @@ class ModelShelf:
         most = model.known.load.max_open
         if not model.places.has_room(client, 1, most):
             raise QueueFullError(f"{most} requests wait for the model {model.name} already; try again later", 5.0)
-        waiter = Waiter(next(self._numbers), asyncio.get_running_loop().create_future())
+        turn = self._turn(model, client.name)
+        waiter = Waiter(client.name, turn, next(self._numbers), asyncio.get_running_loop().create_future())
         model.waiters.append(waiter)
         model.places.take(client)
         try:
@@ -241,6 +243,14 @@ class ModelShelf:
         if model.stage == "failed" and model.fault is not None and pause_s > 0:
             raise not_loaded(model.name, model.fault, pause_s)
 
+    def _turn(self, model: ShelvedModel, client: str) -> Turn:
+        """A client's turn for a model, after all that it waits for already."""
+        waiting = [(each, waiter) for each in self._models.values() for waiter in each.waiters]
+        turns = {each: waiter.turn for each, waiter in waiting if waiter.client == client}
+        if model in turns:
+            return turns[model]
+        return max([self._num_begun, *(number + 1 for number, _ in turns.values())]), len(turns)
+
     def settle(self) -> None:
         """Do what is to be done for the requests that wait."""
         if self._state == "dead":
@@ -266,6 +276,7 @@ class ModelShelf:
             elif model.num_leases == 0 and way == "sleep":
                 self._lives.sleep(model)
         for model in decision.loads:
+            self._num_begun += 1
             if model.stage == "asleep":
                 self._lives.wake(model)
             else:

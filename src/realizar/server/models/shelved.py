@@ -69,11 +69,23 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A request that waits. Attributes: number: in the order of arrival, over all models. lease: what it waits for."""
+    """A request that waits.
 
+    Attributes:
+        client: its name. turn: of the client, for the model.
+        number: in the order of arrival, over all models.
+        lease: what it waits for.
+    """
+
+    client: str
+    turn: Turn
     number: int
     lease: asyncio.Future[ModelLease]
 
+
+Turn: TypeAlias = tuple[int, int]
+"""Of a client for a model: the round in which it gets the model, and the models that it waited for before. A round is a
+load that has begun. A client has one model in a round, and in a round those who wait for fewer go first."""
 
 _Stage: TypeAlias = Literal["known", "loading", "ready", "sleeping", "asleep", "waking", "closing", "failed"]
 
@@ -127,6 +139,11 @@ class ShelvedModel:
     @property
     def name(self) -> str:
         return self.known.name
+
+    @property
+    def turn(self) -> tuple[Turn, int]:
+        """Its place in the order of models that are waited for: that of the first of its waiters."""
+        return min((waiter.turn, waiter.number) for waiter in self.waiters)
 
     @property
     def num_bytes(self) -> int:
