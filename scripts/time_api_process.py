@@ -30,6 +30,7 @@ import uvicorn
 from realizar.backends.base import Capacity
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
+from realizar.engine.clients.owned_requests import DeltaSplitter
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import Accepted, Add, Command, EngineInfo, Event, Outputs, Ready
 from realizar.frames import FrameReader, encode_frame
@@ -39,7 +40,6 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.server.app import create_app
 from realizar.server.http.listen import uvicorn_config
-from realizar.server.processes.split import DeltaSplitter
 from realizar.server.run import SWITCH_INTERVAL_S
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.server.settings import ServerSettings

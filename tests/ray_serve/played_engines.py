@@ -13,6 +13,7 @@ import msgspec
 from realizar.backends.base import Capacity
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
+from realizar.engine.clients.owned_requests import NoText
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Accepted,
@@ -28,7 +29,6 @@ from realizar.ray.calls import EngineCalls
 from realizar.ray.serve_link import ServeLink
 from realizar.ray.wish import RouteWish
 from realizar.request import Request
-from realizar.server.processes.routed_link import NoText
 from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas
 from waits import HANG_S
 

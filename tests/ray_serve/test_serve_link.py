@@ -11,7 +11,16 @@ import pytest
 
 from ray_serve.played_engines import BLOCK, Scene, play, turns
 from realizar.engine.clients.async_stream import AsyncStream
-from realizar.engine.process.messages import Abort, Accepted, Ask, CachedKeys, Refused, WatchKeys, record_error
+from realizar.engine.process.messages import (
+    Abort,
+    Accepted,
+    Ask,
+    CachedKeys,
+    EngineLost,
+    Refused,
+    WatchKeys,
+    record_error,
+)
 from realizar.errors import EngineDeadError, EngineUnavailableError, InvalidRequestError
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.key_changes import CacheChanges
@@ -102,7 +111,7 @@ def test_a_queued_request_goes_to_no_third_engine() -> None:
             link.accept()
             stream = await task
             num_added = len(other.added)
-            link.listener.lost(EngineDeadError("out of luck"), restarting=True)
+            link.listener.handle(EngineLost(record_error(EngineDeadError("out of luck")), restarting=True))
         with pytest.raises(EngineDeadError, match="out of luck"):
             await stream.result()
         assert len(other.added) == num_added == 1
@@ -131,7 +140,7 @@ def test_a_running_request_of_an_engine_that_dies_gets_its_reason() -> None:
         await turns()
         scene.one.begin(5)
         stream = await task
-        scene.one.listener.lost(EngineDeadError("out of luck"), restarting=True)
+        scene.one.listener.handle(EngineLost(record_error(EngineDeadError("out of luck")), restarting=True))
         with pytest.raises(EngineDeadError, match="out of luck"):
             await stream.result()
 
@@ -141,7 +150,7 @@ def test_a_running_request_of_an_engine_that_dies_gets_its_reason() -> None:
 def test_a_request_that_no_replica_can_take_is_refused_in_the_end() -> None:
     async def main(scene: Scene) -> None:
         for link in (scene.one, scene.two):
-            link.listener.lost(EngineDeadError("out of luck"), restarting=True)  # each refuses until it is ready again
+            link.listener.handle(EngineLost(record_error(EngineDeadError("out of luck")), restarting=True))
         with pytest.raises(EngineUnavailableError):
             await opening(scene)
 
@@ -227,7 +236,7 @@ def test_a_replica_reports_what_its_engine_holds_until_that_dies() -> None:
         assert report == KeyReport(0, 2, KeyChanges([two[:KEY_BYTES]]), complete=True)
         scene.one.listener.handle(CachedKeys(CacheChanges(ends_added=two)))
         assert read_report(calls.report()).ends == KeyChanges([two[:KEY_BYTES]])  # type: ignore[union-attr]
-        scene.one.listener.lost(EngineDeadError("out of luck"), restarting=True)
+        scene.one.listener.handle(EngineLost(record_error(EngineDeadError("out of luck")), restarting=True))
         after = read_report(calls.report())
         assert after is not None
         assert (after.incarnation, after.blocks.added) == (1, [])

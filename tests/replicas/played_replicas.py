@@ -22,8 +22,10 @@ from realizar.engine.process.messages import (
     CachedKeys,
     Command,
     EngineInfo,
+    EngineLost,
     Outputs,
     Ready,
+    record_error,
 )
 from realizar.errors import EngineDeadError, InvalidRequestError
 from realizar.kv_cache.block_keys import BlockKeys
@@ -83,7 +85,7 @@ class Engine:
         self.listener.handle(Outputs(StepDeltas(1.0, ends=(ChoiceEnd(self.numbers[name], "length"),))))
 
     def die(self, *, restarting: bool = True) -> None:
-        self.listener.lost(EngineDeadError("it was killed"), restarting=restarting)
+        self.listener.handle(EngineLost(record_error(EngineDeadError("it was killed")), restarting=restarting))
         self.numbers.clear()
 
     def hold(self, token_ids: list[int]) -> None:

@@ -10,10 +10,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from realizar.engine.clients.async_link import EngineLink
-from realizar.engine.clients.link_between import LinkBetween
-from realizar.engine.process.messages import CachedKeys, Event, Ready, WatchKeys
-from realizar.errors import RealizarError
+from realizar.engine.clients.async_link import EngineLink, LinkBetween
+from realizar.engine.process.messages import CachedKeys, EngineLost, Event, Ready, WatchKeys
 from realizar.kv_cache.key_changes import KEY_BYTES as ENGINE_KEY_BYTES
 from realizar.kv_cache.key_changes import CacheChanges
 from realizar.replicas.held_keys import KeyChanges, KeyReport
@@ -78,14 +76,11 @@ class WatchedLink(LinkBetween):
         if isinstance(event, CachedKeys):
             self._held.take(event.changes)
             return
-        if isinstance(event, Ready) and event.info.cached_block_tokens:
+        if isinstance(event, EngineLost):
+            self._held.clear()
+        elif isinstance(event, Ready) and event.info.cached_block_tokens:
             self.send(WatchKeys())
         super().handle(event)
-
-    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True, counted: bool = False) -> None:
-        """See `LinkListener`."""
-        self._held.clear()
-        super().lost(error, restarting=restarting, blame=blame, counted=counted)
 
 
 def _change(held: OrderedDict[bytes, None], added: bytes, removed: bytes) -> None:

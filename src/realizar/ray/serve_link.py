@@ -38,7 +38,7 @@ from realizar.engine.process.messages import (
     record_error,
 )
 from realizar.errors import EngineDeadError, EngineUnavailableError, InvalidRequestError, RealizarError
-from realizar.ray.messages import Lost, Reports
+from realizar.ray.calls import Reports
 from realizar.ray.wish import RouteWish, wish_of
 from realizar.replicas.numbering import first_number
 from realizar.request import Request
@@ -205,7 +205,7 @@ class ServeLink:
                     translation.note_clock(reports.sent_s, time.monotonic())
                     call.replica = reports.replica
                     for event in reports.events:
-                        if isinstance(event, Lost):
+                        if isinstance(event, RequestsLost):
                             return EngineDeadError(event.error.message)
                         if isinstance(event, Refused) and event.error.kind == EngineUnavailableError.__name__:
                             return EngineUnavailableError(event.error.message, event.error.retry_after_s or 1.0)

@@ -24,7 +24,9 @@ from realizar.engine.process.messages import (
     Ask,
     CachedKeys,
     Command,
+    EngineBlocked,
     EngineInfo,
+    EngineLost,
     Event,
     Loading,
     Outputs,
@@ -34,6 +36,7 @@ from realizar.engine.process.messages import (
     RequestsLost,
     WatchKeys,
     record_error,
+    restore_error,
 )
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
 from realizar.replicas.numbering import first_number
@@ -220,11 +223,13 @@ class ReplicaLink:
                 self._pass_on(Loading(f"replica {replica.name}: {event.what}", event.share))
         elif isinstance(event, Ready):
             self._ready(replica, event)
-        else:
+        elif isinstance(event, EngineLost):
+            self._engine_lost(replica, event)
+        elif not (isinstance(event, EngineBlocked) and any(each.is_alive for each in self._replicas)):
             self._pass_on(event)
 
-    def engine_lost(self, replica: Replica, error: RealizarError, *, restarting: bool, blame: bool) -> None:
-        """See `ReplicaOwner`."""
+    def _engine_lost(self, replica: Replica, event: EngineLost) -> None:
+        error, restarting, blame = restore_error(event.error), event.restarting, event.blame
         lost = list(replica.requests.values())
         replica.requests.clear()
         self._note_states()
@@ -247,11 +252,6 @@ class ReplicaLink:
             _LOG.error("replica %s gets another engine in %.0f s: %s", replica.name, _REVIVAL_S, error)
             self._spawn(self._revive(replica))
         self._note_change()
-
-    def engine_blocked(self, replica: Replica, reason: str) -> None:
-        """See `ReplicaOwner`."""
-        if self._listener is not None and not any(each.is_alive for each in self._replicas):
-            self._listener.blocked(reason)
 
     def _add(self, command: Add) -> None:
         placed = self._placement.place(command.request)
@@ -354,8 +354,7 @@ class ReplicaLink:
             self._listener.handle(event)
 
     def _pass_loss(self, error: RealizarError, *, restarting: bool, blame: bool) -> None:
-        if self._listener is not None:
-            self._listener.lost(error, restarting=restarting, blame=blame, counted=True)
+        self._pass_on(EngineLost(record_error(error), restarting, blame, counted=True))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeAlias
 from realizar.engine.clients.async_link import EngineLink
 from realizar.engine.clients.questions import Questions
 from realizar.engine.core.metrics import EngineStats
-from realizar.engine.process.messages import Abort, Answer, Command, EngineInfo, Event
+from realizar.engine.process.messages import Abort, Answer, Command, EngineInfo, EngineLost, Event
 from realizar.errors import EngineDeadError, RealizarError
 from realizar.replicas.routing import ReplicaLoad
 from realizar.request import Request
@@ -53,13 +53,7 @@ class ReplicaOwner(Protocol):
     """Receives what happens to replicas."""
 
     def take(self, replica: Replica, event: Event) -> None:
-        """Called with every event that the replica does not handle itself."""
-
-    def engine_lost(self, replica: Replica, error: RealizarError, *, restarting: bool, blame: bool) -> None:
-        """Called when a replica's engine is gone."""
-
-    def engine_blocked(self, replica: Replica, reason: str) -> None:
-        """Called when a replica's engine can't be started before the model's files change."""
+        """Called with every event but answers. After `EngineLost` its engine's requests are still there."""
 
 
 class Replica:
@@ -147,15 +141,8 @@ class Replica:
         """See `LinkListener`."""
         if isinstance(event, Answer):
             self.asked.answer(event)
-        else:
-            self._owner.take(self, event)
-
-    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True, counted: bool = False) -> None:
-        """See `LinkListener`."""
-        self.state = "starting" if restarting else "down"
-        self.count_end(restarting=restarting)
-        self._owner.engine_lost(self, error, restarting=restarting, blame=blame)
-
-    def blocked(self, reason: str) -> None:
-        """See `LinkListener`."""
-        self._owner.engine_blocked(self, reason)
+            return
+        if isinstance(event, EngineLost):
+            self.state = "starting" if event.restarting else "down"
+            self.count_end(restarting=event.restarting)
+        self._owner.take(self, event)

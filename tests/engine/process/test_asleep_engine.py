@@ -8,9 +8,9 @@ import pytest
 
 from realizar.config import EngineConfig
 from realizar.engine.process.child import ChildEnd
-from realizar.engine.process.messages import Ask, Command, Event, Load
+from realizar.engine.process.messages import Ask, Command, EngineLost, Event, Load
 from realizar.engine.process.supervisor import ProcessLink
-from realizar.errors import EngineDeadError, RealizarError
+from realizar.errors import EngineDeadError
 from waits import HANG_S
 
 
@@ -23,13 +23,8 @@ class Listener:
         self.ends: list[bool] = []
 
     def handle(self, event: Event) -> None:
-        raise AssertionError(event)
-
-    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True) -> None:
-        self.ends.append(restarting)
-
-    def blocked(self, reason: str) -> None:
-        raise AssertionError(reason)
+        assert isinstance(event, EngineLost)
+        self.ends.append(event.restarting)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from realizar.backends.base import Capacity
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
+from realizar.engine.clients.owned_requests import NoText, RoutedLink
 from realizar.engine.process.child import LivenessPolicy
 from realizar.engine.process.messages import (
     Abort,
@@ -23,12 +24,15 @@ from realizar.engine.process.messages import (
     Answer,
     Ask,
     Command,
+    EngineBlocked,
     EngineInfo,
+    EngineLost,
     Outputs,
     Pong,
     PromptRead,
     Ready,
     Refused,
+    record_error,
     restore_error,
 )
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
@@ -39,8 +43,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.server.processes import hub as hub_module
 from realizar.server.processes.child import ApiProcess
 from realizar.server.processes.hub import Hub
-from realizar.server.processes.messages import ConnectionsClosed, EngineBlocked, EngineLost, Start, ToProcess
-from realizar.server.processes.routed_link import NoText, RoutedLink
+from realizar.server.processes.messages import ConnectionsClosed, Start, ToProcess
 from realizar.server.settings import ServerSettings
 from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas
 from waits import HANG_S
@@ -94,8 +97,8 @@ class Process(ApiProcess):
 class Scene:
     def __init__(self) -> None:
         self.hub, self.link = Hub((), "m"), Link()
-        self.engine = AsyncEngine(RoutedLink(self.link, self.hub), lambda _: NoText())
-        self.hub._engine = self.engine
+        self.engine = AsyncEngine(RoutedLink(self.link, self.hub.requests.take), lambda _: NoText())
+        self.hub.requests.engine = self.engine
         self.one, self.two = Process(self.hub), Process(self.hub)
 
     async def add(
@@ -152,7 +155,7 @@ def test_each_process_gets_what_is_of_its_requests() -> None:
         ]
         assert tokens == [[[10], [11]], [[20, 30], [31], [99]]]
         await turns()
-        assert scene.engine.num_open == len(scene.hub._open) == len(scene.hub._splitter) == 0
+        assert scene.engine.num_open == len(scene.hub.requests) == len(scene.hub.requests._splitter) == 0
 
     play(main)
 
@@ -196,10 +199,10 @@ def test_a_request_that_ends_engines_is_refused_by_whichever_process_it_comes() 
     async def main(scene: Scene) -> None:
         for process in (scene.one, scene.two):
             await scene.add(process, f"bad of {id(process)}", token=7)
-            scene.link.listener.lost(EngineDeadError("dead"), restarting=True)
+            scene.link.listener.handle(EngineLost(record_error(EngineDeadError("dead")), restarting=True))
             await turns()
             assert [each.all_of(EngineLost)[-1].restarting for each in (scene.one, scene.two)] == [True, True]
-            assert scene.engine.num_open == len(scene.hub._open) == 0
+            assert scene.engine.num_open == len(scene.hub.requests) == 0
             await scene.link.start(scene.link.listener)
         await scene.add(scene.one, "bad again", token=7, accept=False)
         assert isinstance(scene.refusals(scene.one)[-1], InvalidRequestError)
@@ -221,7 +224,7 @@ def test_a_client_that_leaves_ends_its_request_and_no_other_process_can(accept: 
         scene.one._on_message(scene.one, Abort("a"))
         await turns()
         assert scene.link.sent.count(Abort("a")) == 1
-        assert scene.engine.num_open == len(scene.hub._open) == 0
+        assert scene.engine.num_open == len(scene.hub.requests) == 0
         scene.link.deltas([(0, 1)], starts=(ChoiceStart(0, "a", 0, 0.5),))
         assert scene.one.all_of(Outputs) == []
 
@@ -261,8 +264,8 @@ def test_a_process_that_is_gone_ends_its_requests_alone() -> None:
         scene.hub._abandon(scene.one)
         await turns()
         assert [each for each in scene.link.sent if isinstance(each, Abort)] == [Abort("a")]
-        assert list(scene.hub._open) == ["b"]
-        scene.link.listener.blocked("the file is gone")
+        assert list(scene.hub.requests._open) == ["b"]
+        scene.link.listener.handle(EngineBlocked("the file is gone"))
         assert scene.two.all_of(EngineBlocked) == [EngineBlocked("the file is gone")]
         scene.two.num_connections = 3
         scene.two._on_message(scene.two, ConnectionsClosed(2))
@@ -323,7 +326,7 @@ def test_connections_go_to_processes_that_answer() -> None:
 
 def test_requests_are_refused_while_no_engine_runs() -> None:
     async def main(scene: Scene) -> None:
-        scene.link.listener.lost(EngineDeadError("dead"), restarting=True)
+        scene.link.listener.handle(EngineLost(record_error(EngineDeadError("dead")), restarting=True))
         await scene.add(scene.one, "a", accept=False)
         assert "being loaded" in str(scene.refusals(scene.one)[0])
 
@@ -341,7 +344,7 @@ def test_a_process_that_clears_the_cache_hears_when_it_is_done() -> None:
         scene.link.listener.handle(Answer(sent.number))
         await turns()
         assert scene.one.all_of(Answer) == [Answer(7)]
-        scene.link.listener.lost(EngineDeadError("gone"), restarting=True)
+        scene.link.listener.handle(EngineLost(record_error(EngineDeadError("gone")), restarting=True))
         scene.two._on_message(scene.two, Ask(8, "clear_cache"))
         await turns()
         (refused,) = scene.two.all_of(Answer)

@@ -318,10 +318,10 @@ def _hub(
 ) -> tuple[AsyncEngine, Front[AsyncEngine]]:
     """Requests are answered in processes of their own."""
     from realizar.engine.clients.async_engine import AsyncEngine
+    from realizar.engine.clients.owned_requests import NoText, RoutedLink
     from realizar.models.pooling import default_pooling
     from realizar.server.processes.hub import Hub
     from realizar.server.processes.messages import Start
-    from realizar.server.processes.routed_link import NoText, RoutedLink
 
     starts = [
         Start(
@@ -340,7 +340,7 @@ def _hub(
         for share in shares
     ]
     hub = Hub(starts, served.name, more_samples=more_samples)
-    return AsyncEngine(RoutedLink(link, hub), lambda _: NoText(), max_queued=batching.max_queued), hub
+    return AsyncEngine(RoutedLink(link, hub.requests.take), lambda _: NoText(), max_queued=batching.max_queued), hub
 
 
 def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_queued: int) -> list[str]:

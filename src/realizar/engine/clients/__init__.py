@@ -7,7 +7,7 @@ outputs to errors). Read these first, then one client:
 1. `engine_client.py`: `EngineClient`, for `LLM` and scripts. The caller's thread runs the steps; `interrupts.py` moves
    Ctrl-C to the end of a step, and `prompt_progress.py` reports progress.
 2. `async_engine.py`: `AsyncEngine`, for the server. `async_link.py` connects it to an engine in a thread or a process;
-   `link_between.py` is a link over another one.
+   `owned_requests.py` shares one engine between several who have requests, such as API processes.
    `async_requests.py`, `async_stream.py` and `questions.py` hold its open requests and unanswered questions, and
    the first refuses requests that crash engines; `embedding.py` has the answer with a vector, and `places.py` shares
    what may be open by client.

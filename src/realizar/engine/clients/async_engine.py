@@ -21,7 +21,9 @@ from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.messages import (
     Accepted,
     Answer,
+    EngineBlocked,
     EngineInfo,
+    EngineLost,
     Event,
     Loading,
     Outputs,
@@ -312,31 +314,30 @@ class AsyncEngine:
             self._info, self.loading, self.fault = event.info, None, None
             if self._state == "starting":
                 self._set_state("ready")
+        elif isinstance(event, EngineLost):
+            self._lose(event, restore_error(event.error))
+        elif isinstance(event, EngineBlocked):
+            self.fault = event.reason
         elif isinstance(event, Answer):
             self._asked.answer(event)
 
-    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True, counted: bool = False) -> None:
-        """For the link, see `LinkListener`."""
+    def _lose(self, event: EngineLost, error: RealizarError) -> None:
         if self._state == "dead":
             return
-        if blame:
+        if event.blame:
             self._requests.suspect_all()
-        if not counted:
+        if not event.counted:
             self._earlier_stats = self._last_stats.plus(self._earlier_stats)
             self._last_stats = EngineStats()
-        if not restarting:
+        if not event.restarting:
             self._die(error)
             return
-        if not counted:
+        if not event.counted:
             self._earlier_stats = self._earlier_stats.plus(EngineStats(num_restarts=1))
         self._error = error
         if self._state == "ready":
             self._set_state("starting")
         self._fail(error)
-
-    def blocked(self, reason: str) -> None:
-        """For the link, see `LinkListener`."""
-        self.fault = reason
 
     def _die(self, error: RealizarError) -> None:
         self._error = error

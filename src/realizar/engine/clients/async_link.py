@@ -10,8 +10,8 @@ from typing import Protocol
 from realizar.backends.load_progress import LoadProgress
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.process.loop import EngineLoop
-from realizar.engine.process.messages import Command, Event, Failed, Loading, Ping, Pong, Shutdown, restore_error
-from realizar.errors import EngineDeadError, RealizarError
+from realizar.engine.process.messages import Command, EngineLost, Event, Failed, Loading, Ping, Pong, Shutdown
+from realizar.errors import EngineDeadError
 
 
 class LinkListener(Protocol):
@@ -22,19 +22,7 @@ class LinkListener(Protocol):
         """True if the engine may have died of a request that it has, or just had."""
 
     def handle(self, event: Event) -> None:
-        """Called with every event of the engine but `Failed`."""
-
-    def lost(self, error: RealizarError, *, restarting: bool, blame: bool = True, counted: bool = False) -> None:
-        """Called when the engine is gone, with every request it had.
-
-        Args:
-            restarting: another engine is being started.
-            blame: a request may be the cause.
-            counted: the link's figures go on over restarts, and have this one.
-        """
-
-    def blocked(self, reason: str) -> None:
-        """Called when no engine can be started before the model's files change; `reason` is one line without paths."""
+        """Called with every event of the engine; in place of `Failed` comes `EngineLost`."""
 
 
 class EngineLink(Protocol):
@@ -94,10 +82,37 @@ class ThreadLink:
     def _deliver(self, event: Event) -> None:
         if self._listener is None or self._closed:
             return
-        if isinstance(event, Failed):
-            error = restore_error(event.error)
-            self._listener.lost(error, restarting=False)
-        else:
+        self._listener.handle(EngineLost(event.error, restarting=False) if isinstance(event, Failed) else event)
+
+
+class LinkBetween:
+    """An `EngineLink` on top of another one, and its listener, which passes on what its subclass does not take."""
+
+    def __init__(self, link: EngineLink) -> None:
+        self._link = link
+        self._listener: LinkListener | None = None
+
+    async def start(self, listener: LinkListener) -> None:
+        """See `EngineLink`."""
+        self._listener = listener
+        await self._link.start(self)
+
+    def send(self, command: Command) -> None:
+        """See `EngineLink`."""
+        self._link.send(command)
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """See `EngineLink`."""
+        await self._link.close(at_once=at_once)
+
+    @property
+    def may_be_to_blame(self) -> bool:
+        """See `LinkListener`."""
+        return self._listener is not None and self._listener.may_be_to_blame
+
+    def handle(self, event: Event) -> None:
+        """See `LinkListener`."""
+        if self._listener is not None:
             self._listener.handle(event)
 
 

@@ -148,6 +148,27 @@ class RequestsLost(msgspec.Struct, frozen=True, tag="requests_lost"):
     suspects: tuple[str, ...] = ()
 
 
+class EngineLost(msgspec.Struct, frozen=True, tag="engine_lost"):
+    """The engine is gone, with every request that it had; its link reports it.
+
+    Attributes:
+        restarting: another engine is being started.
+        blame: a request may be the cause.
+        counted: the link's figures go on over restarts, and have this one.
+    """
+
+    error: ErrorRecord
+    restarting: bool
+    blame: bool = True
+    counted: bool = False
+
+
+class EngineBlocked(msgspec.Struct, frozen=True, tag="engine_blocked"):
+    """No engine can be started before the model's files change; `reason` is one line without paths."""
+
+    reason: str
+
+
 class CachedKeys(msgspec.Struct, frozen=True, tag="cached_keys"):
     """The prefix cache has changed; reports are a small part of a second apart."""
 
@@ -210,6 +231,8 @@ Event: TypeAlias = (
     | Refused
     | PromptRead
     | RequestsLost
+    | EngineLost
+    | EngineBlocked
     | CachedKeys
     | Outputs
     | Answer[EngineStats | Transfer | str]

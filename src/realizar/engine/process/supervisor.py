@@ -15,7 +15,7 @@ import msgspec
 from realizar.checkpoint.model_files import ModelFiles
 from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.process.child import ChildEnd, EngineChild, LivenessPolicy
-from realizar.engine.process.messages import Ask, Command, Event, Load, Ready
+from realizar.engine.process.messages import Ask, Command, EngineBlocked, EngineLost, Event, Load, Ready, record_error
 from realizar.errors import CaptureLostError, EngineDeadError, InvalidRequestError, RealizarError
 from realizar.frames import FrameError
 
@@ -108,7 +108,8 @@ class ProcessLink:
             delay_s = min(self._liveness.first_delay_s * 2 ** min(deaths - 1, 30), self._liveness.longest_delay_s)
             if error is None:
                 _LOG.error("%s%s; another engine is started %s", self._prefix, end.error, _when(delay_s, fault))
-            listener.lost(error or end.error, restarting=error is None, blame=not touched and fault is None)
+            record, blame = record_error(error or end.error), not touched and fault is None
+            listener.handle(EngineLost(record, restarting=error is None, blame=blame))
             if self._child is not None:
                 await self._child.reap()
             self._child = None
@@ -144,7 +145,7 @@ class ProcessLink:
 
     async def _wait_for_files(self, listener: LinkListener, fault: str, delay_s: float) -> None:
         """Wait until the model's files have no visible fault, and have changed or `delay_s` is over."""
-        listener.blocked(fault)
+        listener.handle(EngineBlocked(fault))
         _LOG.error("%sno engine is started while the model's files have this fault: %s", self._prefix, fault)
         if self._files is None:
             await asyncio.sleep(delay_s)
@@ -159,7 +160,7 @@ class ProcessLink:
                 return
             if seen is not None and seen != fault:
                 fault = seen
-                listener.blocked(fault)
+                listener.handle(EngineBlocked(fault))
 
     async def _run_one(self, listener: LinkListener) -> ChildEnd:
         """Start one engine and watch it to its end."""

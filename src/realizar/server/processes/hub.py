@@ -14,47 +14,34 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 
 from realizar.engine.clients.async_engine import AsyncEngine
-from realizar.engine.clients.async_stream import AsyncStream
+from realizar.engine.clients.owned_requests import OwnedRequests, StateEvent
 from realizar.engine.clients.questions import answer_to
 from realizar.engine.process.messages import (
     Abort,
-    Accepted,
     Add,
     Answer,
     Ask,
-    Loading,
-    Outputs,
-    PromptRead,
+    EngineLost,
     Question,
-    Ready,
-    Refused,
-    RequestsLost,
-    record_error,
 )
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
-from realizar.request import Request
 from realizar.server.figures import own_samples
 from realizar.server.metrics import MetricSamples, add_samples, exposition_of
 from realizar.server.processes.child import ApiProcess
 from realizar.server.processes.messages import (
     ConnectionsClosed,
     Drain,
-    EngineBlocked,
-    EngineLost,
     FromProcess,
     Start,
     Started,
     Stop,
     ToProcess,
 )
-from realizar.server.processes.split import DeltaSplitter
-from realizar.step_deltas import StepDeltas
 
 _LOG = logging.getLogger(__name__)
 PROCESS_COMMAND = (sys.executable, "-m", "realizar.cli.api_process")
@@ -66,23 +53,17 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S, _STEADY_S = 0.25, 30.0, 60.0
 _MAX_FAILED_STARTS = 5
 
 
-@dataclass(slots=True)
-class _Open:
-    """A request of a process. `task` queues it; `stream` is there once it is queued."""
-
-    process: ApiProcess
-    task: asyncio.Task[None] | None = None
-    stream: AsyncStream | None = None
-
-
 class Hub:
-    """The API processes of one server: a `Front` whose requests come back to the engine, and the link's `Audience`.
+    """The API processes of one server: a `Front` whose requests come back to the engine.
 
     Args:
         starts: the first message of each process.
         model_name: the label of every metric.
         command: the command to start; the descriptors of its sockets are appended.
         more_samples: gives further metrics, once the engine's figures are there.
+
+    Attributes:
+        requests: of all processes; the engine's link shows them its events.
     """
 
     def __init__(
@@ -94,14 +75,14 @@ class Hub:
     ) -> None:
         self._starts, self._model_name, self._command = starts, model_name, command
         self._more_samples = more_samples
-        self._engine: AsyncEngine | None = None
-        self._open: dict[str, _Open] = {}
-        self._splitter: DeltaSplitter[ApiProcess] = DeltaSplitter(self._process_of)
+        self.requests: OwnedRequests[ApiProcess] = OwnedRequests(
+            lambda process, event: process.send(event), self._note_state
+        )
         self._processes: list[ApiProcess] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._samples: dict[ApiProcess, tuple[MetricSamples, ...]] = {}
         self._retired: tuple[MetricSamples, ...] = ()  # of processes that have ended
-        self._last_state: Ready | Loading | EngineBlocked | None = None
+        self._last_state: StateEvent | None = None
         self._listener: socket.socket | None = None
         self._listens = self._draining = False
         self._stopping = asyncio.Event()
@@ -116,7 +97,7 @@ class Hub:
         Raises:
             RealizarError: a process ends before it takes a connection, again and again, and no other one takes any.
         """
-        self._engine, self._listener = engine, listener
+        self.requests.engine, self._listener = engine, listener
         listener.setblocking(False)
         keeping = [asyncio.create_task(self._keep(start)) for start in self._starts]
         try:
@@ -128,6 +109,7 @@ class Hub:
                 task.cancel()
             await asyncio.gather(*keeping, *self._tasks, return_exceptions=True)
             for process in list(self._processes):
+                self.requests.abandon(process)
                 await process.kill()
 
     def drain(self) -> None:
@@ -144,48 +126,14 @@ class Hub:
             delay_s = 0.0 if at_once else _STOP_S
             asyncio.get_running_loop().call_later(delay_s, self._spawn, process.kill)
 
-    def take_deltas(self, deltas: StepDeltas) -> None:
-        """See `Audience`."""
-        for process, share in self._splitter.split(deltas):
-            process.send(Outputs(share))
-
-    def prompt_read(self, event: PromptRead) -> None:
-        """See `Audience`."""
-        process = self._process_of(event.request_id)
-        if process is not None:
-            process.send(event)
-
-    def accepted(self, event: Accepted) -> None:
-        """See `Audience`."""
-        entry = self._open.get(event.request_id)
-        if entry is not None:
-            entry.process.send(event)
-
-    def requests_lost(self, event: RequestsLost) -> None:
-        """See `Audience`. The engine of this process knows whom to blame."""
-        shares: dict[ApiProcess, list[str]] = {}
-        for request_id in event.request_ids:
-            process = self._process_of(request_id)
-            if process is not None:
-                shares.setdefault(process, []).append(request_id)
-        for process, request_ids in shares.items():
-            process.send(RequestsLost(tuple(request_ids), event.error))
-
-    def state_changed(self, event: Ready | Loading) -> None:
-        """See `Audience`."""
-        self._last_state = event
+    def _note_state(self, event: StateEvent) -> None:
+        """Tell all processes, and those that are started later."""
+        if isinstance(event, EngineLost):
+            event = EngineLost(event.error, event.restarting, blame=False)  # the engine of this process knows whom
+            self._last_state = None
+        else:
+            self._last_state = event
         self._broadcast(event)
-
-    def engine_lost(self, error: RealizarError, *, restarting: bool) -> None:
-        """See `Audience`."""
-        self._splitter.clear()
-        self._last_state = None
-        self._broadcast(EngineLost(record_error(error), restarting))
-
-    def engine_blocked(self, reason: str) -> None:
-        """See `Audience`."""
-        self._last_state = EngineBlocked(reason)
-        self._broadcast(self._last_state)
 
     async def _keep(self, start: Start) -> None:
         """Run one process after another, until the server ends."""
@@ -222,9 +170,7 @@ class Hub:
 
     def _abandon(self, process: ApiProcess) -> None:
         """End the requests of a process that is gone, and keep what it counted."""
-        for request_id, entry in list(self._open.items()):
-            if entry.process is process:
-                self._close(request_id)
+        self.requests.abandon(process)
         process.asked.fail(EngineDeadError("the process is gone"))
         self._retired = add_samples((self._retired, self._samples.pop(process, ())))
 
@@ -232,11 +178,9 @@ class Hub:
         """Handle a message of a process."""
         match message:
             case Add(request):
-                self._add(process, request)
+                self.requests.add(process, request)
             case Abort(request_id, choice):
-                entry = self._open.get(request_id)
-                if entry is not None and entry.process is process:
-                    self._abort(request_id, choice)
+                self.requests.abort(process, request_id, choice)
             case Ask():
                 self._spawn(lambda: self._answer(process, message))
             case ConnectionsClosed(count):
@@ -247,66 +191,20 @@ class Hub:
                 self._samples[process] = message.value or ()
                 process.asked.answer(message)
 
-    def _add(self, process: ApiProcess, request: Request) -> None:
-        if request.request_id in self._open:
-            error = RealizarError(f"request id {request.request_id!r} is in use")
-            process.send(Refused(request.request_id, record_error(error)))
-            return
-        entry = self._open[request.request_id] = _Open(process)
-        entry.task = self._spawn(lambda: self._submit(entry, request))
-
-    async def _submit(self, entry: _Open, request: Request) -> None:
-        """Queue a request. The engine's own `Accepted` has gone to the process when this ends; a refusal goes here."""
-        request_id = request.request_id
-        try:
-            if self._engine is None:
-                raise EngineDeadError("the engine was not started")
-            entry.stream = await self._engine.submit(request)
-        except RealizarError as error:
-            self._forget(request_id)
-            entry.process.send(Refused(request_id, record_error(error)))
-        except BaseException:
-            self._forget(request_id)
-            raise
-        else:
-            entry.stream.when_done(lambda: self._forget(request_id))
-
-    def _abort(self, request_id: str, choice: int | None) -> None:
-        if choice is None:
-            self._close(request_id)
-        elif self._engine is not None:
-            self._engine.end_choice(request_id, choice)
-
     async def _answer(self, process: ApiProcess, ask: Ask) -> None:
         """Do what a process asks for."""
         process.send(await answer_to(ask, self._asked_for(ask.what)))
 
     async def _asked_for(self, what: Question) -> bytes | None:
-        if self._engine is None:
+        engine = self.requests.engine
+        if engine is None:
             raise EngineDeadError("the engine was not started")
         if what == "exposition":
-            return await self._exposition(self._engine)
+            return await self._exposition(engine)
         if what != "clear_cache":
             raise InvalidRequestError(f"the main process does not {what}")
-        await self._engine.clear_cache()
+        await engine.clear_cache()
         return None
-
-    def _close(self, request_id: str) -> None:
-        """End a request that nobody waits for any more."""
-        entry = self._open.pop(request_id)
-        self._splitter.forget(request_id)
-        if entry.stream is not None:
-            entry.stream.close()
-        elif entry.task is not None:
-            entry.task.cancel()
-
-    def _forget(self, request_id: str) -> None:
-        self._open.pop(request_id, None)
-        self._splitter.forget(request_id)
-
-    def _process_of(self, request_id: str) -> ApiProcess | None:
-        entry = self._open.get(request_id)
-        return None if entry is None else entry.process
 
     def _broadcast(self, message: ToProcess) -> None:
         for process in self._processes:

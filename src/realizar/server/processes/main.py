@@ -16,7 +16,7 @@ from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.clients.questions import Questions, answer_to
 from realizar.engine.loading import find_checkpoint
-from realizar.engine.process.messages import Abort, Add, Answer, Ask, Command, Ping, Pong, Question, restore_error
+from realizar.engine.process.messages import Abort, Add, Answer, Ask, Command, Ping, Pong, Question
 from realizar.errors import InvalidRequestError
 from realizar.frames import FrameError, FrameReader, encode_frame
 from realizar.server.app import create_app
@@ -28,8 +28,6 @@ from realizar.server.metrics import Metrics, MetricSamples
 from realizar.server.processes.messages import (
     ConnectionsClosed,
     Drain,
-    EngineBlocked,
-    EngineLost,
     FromProcess,
     Start,
     Started,
@@ -243,10 +241,6 @@ class _HubLink(asyncio.Protocol):
         if listener is None:
             return
         match message:
-            case EngineLost():  # the main process knows whom to blame
-                listener.lost(restore_error(message.error), restarting=message.restarting, blame=False)
-            case EngineBlocked(reason):
-                listener.blocked(reason)
             case Drain():
                 if isinstance(listener, AsyncEngine):
                     self._spawn(listener.drain())

@@ -17,7 +17,8 @@ from realizar.engine.process.messages import (
     Add,
     Answer,
     Ask,
-    ErrorRecord,
+    EngineBlocked,
+    EngineLost,
     Loading,
     Outputs,
     Ping,
@@ -54,19 +55,6 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     pooling: Pooling | None
     log_level: str
     log_format: Literal["text", "json"] = "text"
-
-
-class EngineLost(msgspec.Struct, frozen=True, tag="engine_lost"):
-    """The engine is gone, with every request; `restarting`: another one is being started."""
-
-    error: ErrorRecord
-    restarting: bool
-
-
-class EngineBlocked(msgspec.Struct, frozen=True, tag="engine_blocked"):
-    """No engine can be started before the model's files change."""
-
-    reason: str
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realizar.engine.clients.owned_requests import DeltaSplitter
 from realizar.engine.core.delta_columns import DeltaColumns
 from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import RowError, SnapshotUse, TokenLogprobs, TokenOutput
-from realizar.server.processes.split import DeltaSplitter
 from realizar.step_deltas import StepDeltas
 
 _ENTRY = st.builds(TokenLogprobs, st.just(3), st.just(-1.0), st.just(1), st.sampled_from([(), ((3, -1.0),)]))
