@@ -173,7 +173,7 @@ def test_a_process_that_dies_costs_its_own_connections_and_is_replaced(server: S
         )
     assert not finished(url) - done - Counter({"length": 20, "stop": 20})
     assert finished(url)["length"] >= done["length"]  # what the dead process had counted stays
-    server.wait_line(r"ERROR an API process was killed by signal 9; another one is started in 0.25 s")
+    server.wait_line(r"ERROR an API process was killed by SIGKILL; another one is started in 0.25 s")
 
 
 def test_a_process_that_hangs_is_replaced(server: Served) -> None:

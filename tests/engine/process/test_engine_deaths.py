@@ -182,7 +182,7 @@ def test_a_stopped_engine_differs_from_a_slow_one() -> None:
         ) as engine:
             stream = await engine.generate([1, 2], LONG)
             os.kill(engine.info.pid, signal.SIGSTOP)
-            with pytest.raises(EngineDeadError, match="process is stopped"):
+            with pytest.raises(EngineDeadError, match="process was stopped"):
                 async with asyncio.timeout(HANG_S):
                     await stream.result()
             await engine.wait_ready()

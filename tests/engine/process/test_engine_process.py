@@ -185,7 +185,7 @@ def test_a_killed_engine_reaches_every_waiter_and_comes_back(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("dies", "message"),
-    [("step", "fell off the bus"), ("frame", "malformed frame"), ("hangs", "step of the engine has run")],
+    [("step", "fell off the bus"), ("frame", "malformed frame"), ("hangs", "has run one step for")],
 )
 def test_a_failing_engine_is_replaced(tmp_path: Path, dies: str, message: str) -> None:
     async def main() -> None:
@@ -213,7 +213,7 @@ def test_a_frozen_engine_is_replaced(tmp_path: Path) -> None:
             limits.max_stopped_pings = 1_000_000  # as where the system does not tell
             os.kill(pid, signal.SIGSTOP)
             limits.max_missed_pings = 5
-            with pytest.raises(EngineDeadError, match="has not answered"):
+            with pytest.raises(EngineDeadError, match="answered none of"):
                 await asyncio.wait_for(reader, HANG_S)
             limits.max_missed_pings = 1200
             await ready_again(engine)

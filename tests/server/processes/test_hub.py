@@ -288,6 +288,7 @@ def test_a_process_that_answers_no_ping_is_ended(command: str, how: str) -> None
         process = ApiProcess(scene.hub._take, rules)
         await process.start(("sh", "-c", command), START)
         assert await process.wait_end() == how
+        await process.reap()
         assert not process.takes_connections
         assert process._process is not None
         assert process._process.returncode == -signal.SIGKILL

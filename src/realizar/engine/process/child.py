@@ -1,4 +1,4 @@
-"""`EngineChild`: the parent's handle of one engine process, from its start to its end."""
+"""`EngineChild`: the handle of one engine process, from its start to its end; `ChildProcess` is what handles share."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, Generic, TypeVar, cast
 
-from realizar.engine.process.messages import Command, Event, Failed, Ping, Pong, Ready, Shutdown, restore_error
+from realizar.engine.process.messages import Event, Failed, Load, Ping, Pong, Ready, Shutdown, restore_error
 from realizar.errors import EngineDeadError, RealizarError
 from realizar.frames import FrameError, FrameReader, encode_frame
 
 _LOG = logging.getLogger(__name__)
 _LEVELS = logging.getLevelNamesMapping()
 _LAST_WORDS_S = 0.5  # a dead process's status comes at once; a process that only closed its socket is not waited for
+_MAX_WAITING_BYTES = 256 << 20  # unread records: a process that lets more lie is not working any more
+_Received = TypeVar("_Received")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,35 +82,45 @@ def is_stopped(process: asyncio.subprocess.Process | None) -> bool:
     return status.rpartition(")")[2].split()[:1] == ["T"]
 
 
-class EngineChild(asyncio.Protocol):
-    """A process and the socket to it. `start`, `watch` until it ends, then `reap`.
+class ChildProcess(asyncio.Protocol, Generic[_Received]):
+    """A process and the socket to it, as the base of a handle. `start` it, `wait_end`, then `reap`.
 
     Args:
-        label: begins its lines in the log.
+        received_type: of what it sends.
+        liveness: by which it counts as dead.
     """
 
-    def __init__(self, on_event: Callable[[Event], None], label: str = "engine") -> None:
-        self._on_event, self._label = on_event, label
-        self._reader: FrameReader[Event] = FrameReader(Event)
-        self._ended: asyncio.Future[RealizarError | None] = asyncio.get_running_loop().create_future()
-        self._reported = False
-        self._ready_at_s: float | None = None
-        self._heard = False
+    def __init__(self, received_type: Any, liveness: LivenessPolicy) -> None:
+        self._reader: FrameReader[_Received] = FrameReader(received_type)
+        self._liveness = liveness
+        self._fault: str | None = None
+        self._ended = asyncio.Event()
+        self._is_started = self._heard = False
         self._missed_pings = 0
         self._step_s = 0.0
         self._transport: asyncio.WriteTransport | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._output: asyncio.Task[None] | None = None
 
-    async def start(self, command: Sequence[str]) -> None:
-        """Start the process; its last argument is the descriptor of its socket.
+    @property
+    def pid(self) -> int:
+        """The id of the process; 0 before it is started."""
+        return 0 if self._process is None else self._process.pid
+
+    async def _run(
+        self, command: Sequence[str], first: Any, handed: Sequence[socket.socket] = (), output: int | None = None
+    ) -> None:
+        """Start the process, and send it a first record; its last arguments are the descriptors of its sockets.
 
         A cancelled start is completed first, because half a process could be neither waited for nor closed.
+
+        Args:
+            handed: sockets of its own, beside that of the records.
+            output: as `stdout` of a subprocess.
 
         Raises:
             OSError: the process can't be started.
         """
-        starting = asyncio.create_task(self._start(command))
+        starting = asyncio.create_task(self._start(command, first, handed, output))
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -116,39 +128,140 @@ class EngineChild(asyncio.Protocol):
             starting.exception()  # retrieved, so that asyncio does not warn: nobody waits for this start any more
             raise
 
-    async def _start(self, command: Sequence[str]) -> None:
+    async def _start(
+        self, command: Sequence[str], first: Any, handed: Sequence[socket.socket], output: int | None
+    ) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
             await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+            descriptors = [each.fileno() for each in (theirs, *handed)]
             # In a session of its own: a signal to the terminal's group is for the parent, which drains.
             self._process = await asyncio.create_subprocess_exec(
                 *command,
-                str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
+                *map(str, descriptors),
+                pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stdout=output,
+                stderr=None if output is None else subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._output = asyncio.create_task(self._log_output(self._process))
+        self._is_started = True
+        self.send(first)
 
-    def send(self, command: Command) -> None:
-        """Pass a command on without waiting. Raises FrameError."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(encode_frame(command))
+    def send(self, record: Any) -> None:
+        """Pass a record on without waiting; it is lost if the process is gone, or before `start` is done.
 
-    async def watch(self, liveness: LivenessPolicy) -> ChildEnd:
-        """Wait until the engine has ended or counts as dead."""
-        pings = asyncio.create_task(self._ping(liveness))
+        Raises:
+            FrameError: the record is too large.
+        """
+        if not self._is_started or self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(encode_frame(record))
+        if self._transport.get_write_buffer_size() > _MAX_WAITING_BYTES:
+            _LOG.error("process %d reads nothing and is ended", self.pid)
+            self._transport.abort()
+
+    async def wait_end(self) -> str:
+        """Wait until the process has ended or counts as dead; returns how, as words that follow its name."""
+        pings = asyncio.create_task(self._ping())
         try:
-            error = await asyncio.shield(self._ended)
+            await self._ended.wait()
         finally:
             pings.cancel()
-        if error is None:
-            error = EngineDeadError(await self._last_words())
+        return self._fault or await self._last_words()
+
+    async def reap(self) -> None:
+        """Kill the process if it still runs, and free its resources."""
+        if self._transport is not None:
+            self._transport.abort()
+        if self._process is not None:
+            if self._process.returncode is None:
+                with suppress(ProcessLookupError):
+                    self._process.kill()
+            await self._process.wait()
+
+    def take(self, record: _Received) -> None:
+        """Called with each record but answers to pings."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop. Its socket transports can write, although some classes don't declare it."""
+        self._transport = cast("asyncio.WriteTransport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop with received bytes; handles their records in order."""
+        if self._ended.is_set():
+            return
+        try:
+            records = self._reader.feed(data)
+        except FrameError as error:
+            self._end(f"sent {error}")
+            return
+        if records:
+            self._heard, self._missed_pings = True, 0
+        for record in records:
+            if isinstance(record, Pong):
+                self._step_s = record.step_s
+            else:
+                self.take(record)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called by the event loop when the process has closed its end, most likely by dying."""
+        self._transport = None
+        self._end(None)
+
+    def _end(self, fault: str | None) -> None:
+        if not self._ended.is_set():
+            self._fault = fault
+            self._ended.set()
+
+    async def _ping(self) -> None:
+        """Send pings. Missed pings count, and seconds do not, because this process may have been delayed itself."""
+        rules = self._liveness
+        while True:
+            most = rules.max_missed_pings if self._heard else rules.start_limit_s / rules.ping_interval_s
+            if self._missed_pings >= most:
+                self._end(f"answered none of {self._missed_pings} pings")
+            elif self._missed_pings >= rules.max_stopped_pings and is_stopped(self._process):
+                self._end("was stopped")
+            elif self._step_s > rules.step_limit_s:
+                self._end(f"has run one step for {self._step_s:.0f} s")
+            self._missed_pings += 1
+            self.send(Ping())
+            await asyncio.sleep(rules.ping_interval_s)
+
+    async def _last_words(self) -> str:
+        if self._process is None:
+            return "was not started"
+        try:
+            status = await asyncio.wait_for(self._process.wait(), _LAST_WORDS_S)
+        except TimeoutError:
+            return "closed its connection"
+        return f"ended with status {status}" if status >= 0 else f"was killed by {_signal_name(-status)}"
+
+
+class EngineChild(ChildProcess[Event]):
+    """An engine's process. Args: label: begins its lines in the log."""
+
+    def __init__(self, on_event: Callable[[Event], None], liveness: LivenessPolicy, label: str = "engine") -> None:
+        super().__init__(Event, liveness)
+        self._on_event, self._label = on_event, label
+        self._error: RealizarError | None = None
+        self._ready_at_s: float | None = None
+        self._output: asyncio.Task[None] | None = None
+
+    async def start(self, command: Sequence[str], load: Load) -> None:
+        """Start the process. Raises OSError: it can't be started."""
+        await self._run(command, load, output=subprocess.PIPE)
+        if self._process is not None:
+            self._output = asyncio.create_task(self._log_output(self._process))
+
+    async def watch(self) -> ChildEnd:
+        """Wait until the engine has ended or counts as dead."""
+        how = await self.wait_end()
         ready_s = None if self._ready_at_s is None else time.monotonic() - self._ready_at_s
-        return ChildEnd(error, self._reported, ready_s)
+        error = self._error or EngineDeadError(f"the engine process {how}")
+        return ChildEnd(error, self._error is not None, ready_s)
 
     async def stop(self, timeout_s: float) -> None:
         """Ask the engine to shut down, and kill it after the timeout."""
@@ -159,78 +272,23 @@ class EngineChild(asyncio.Protocol):
         await self.reap()
 
     async def reap(self) -> None:
-        """Kill the process if it still runs, and free its resources."""
-        if self._transport is not None:
-            self._transport.close()
-        if self._process is not None:
-            if self._process.returncode is None:
-                with suppress(ProcessLookupError):
-                    self._process.kill()
-            await self._process.wait()
+        """See `ChildProcess`."""
+        await super().reap()
         if self._output is not None:
             await asyncio.wait((self._output,), timeout=1)
             self._output.cancel()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the event loop. Its socket transports can write, although some classes don't declare it."""
-        self._transport = cast("asyncio.WriteTransport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Called by the event loop with received bytes; handles their events in order."""
-        if self._ended.done():
+    def take(self, record: Event) -> None:
+        """See `ChildProcess`."""
+        if self._ended.is_set():
             return
-        try:
-            events = self._reader.feed(data)
-        except FrameError as error:
-            self._end(EngineDeadError(f"the engine sent {error}"))
+        if isinstance(record, Failed):
+            self._error = restore_error(record.error)
+            self._end("failed")
             return
-        if events:
-            self._heard, self._missed_pings = True, 0
-        for event in events:
-            if isinstance(event, Pong):
-                self._step_s = event.step_s
-            elif isinstance(event, Failed):
-                self._reported = True
-                self._end(restore_error(event.error))
-            else:
-                if isinstance(event, Ready):
-                    self._ready_at_s = time.monotonic()
-                self._on_event(event)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Called by the event loop when the engine has closed its end, most likely by dying."""
-        self._transport = None
-        self._end(None)
-
-    def _end(self, error: RealizarError | None) -> None:
-        if not self._ended.done():
-            self._ended.set_result(error)
-
-    async def _ping(self, liveness: LivenessPolicy) -> None:
-        """Send pings. Missed pings count, and seconds do not, because this process may have been delayed itself."""
-        interval_s = liveness.ping_interval_s
-        while True:
-            most = liveness.max_missed_pings if self._heard else liveness.start_limit_s / interval_s
-            if self._missed_pings >= most:
-                self._end(EngineDeadError(f"the engine has not answered {self._missed_pings} pings in a row"))
-            if self._missed_pings >= min(most, liveness.max_stopped_pings) and is_stopped(self._process):
-                self._end(EngineDeadError("the engine's process is stopped"))
-            if self._step_s > liveness.step_limit_s:
-                self._end(EngineDeadError(f"a step of the engine has run for {self._step_s:.0f} s"))
-            self._missed_pings += 1
-            self.send(Ping())
-            await asyncio.sleep(interval_s)
-
-    async def _last_words(self) -> str:
-        if self._process is None:
-            return "the engine process was not started"
-        try:
-            status = await asyncio.wait_for(self._process.wait(), _LAST_WORDS_S)
-        except TimeoutError:
-            return "the engine process closed its connection"
-        if status >= 0:
-            return f"the engine process ended with status {status}"
-        return f"the engine process was killed by {_signal_name(-status)}"
+        if isinstance(record, Ready):
+            self._ready_at_s = time.monotonic()
+        self._on_event(record)
 
     async def _log_output(self, process: asyncio.subprocess.Process) -> None:
         """Log the output of the process and of its libraries."""

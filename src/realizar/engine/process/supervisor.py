@@ -172,13 +172,12 @@ class ProcessLink:
                 self._was_ready = True
             listener.handle(event)
 
-        child = self._child = EngineChild(note, self._label)
+        child = self._child = EngineChild(note, self._liveness, self._label)
         try:
-            await child.start(self._command)
+            await child.start(self._command, self._load)
         except OSError as error:
             return ChildEnd(EngineDeadError(f"no engine process could be started: {error}"), False, None)
-        self.send(self._load)
-        return await child.watch(self._liveness)
+        return await child.watch()
 
 
 def _given_up(crashes: int, last: RealizarError) -> EngineDeadError:

@@ -110,7 +110,7 @@ class Hub:
             await asyncio.gather(*keeping, *self._tasks, return_exceptions=True)
             for process in list(self._processes):
                 self.requests.abandon(process)
-                await process.kill()
+                await process.reap()
 
     def drain(self) -> None:
         """Have the processes refuse new requests."""
@@ -124,7 +124,7 @@ class Hub:
         self._broadcast(Stop())
         for process in self._processes:
             delay_s = 0.0 if at_once else _STOP_S
-            asyncio.get_running_loop().call_later(delay_s, self._spawn, process.kill)
+            asyncio.get_running_loop().call_later(delay_s, self._spawn, process.reap)
 
     def _note_state(self, event: StateEvent) -> None:
         """Tell all processes, and those that are started later."""
@@ -155,7 +155,7 @@ class Hub:
                 how = f"could not be started: {error}"
             finally:
                 self._processes.remove(process)
-                await process.kill()
+                await process.reap()
                 self._abandon(process)
             if self._stopping.is_set():
                 return
