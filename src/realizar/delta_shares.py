@@ -17,6 +17,8 @@ from realizar.step_deltas import StepDeltas, StepLogprobs
 
 _Logprobs: TypeAlias = tuple[StepLogprobs, ...]
 
+_NUMBERS_OF_ONE = 1 << 40  # far more than one engine has choices
+
 
 def named_numbers(deltas: StepDeltas) -> list[int]:
     """The numbers of the choices that deltas name, each once."""
@@ -54,8 +56,9 @@ def apart(deltas: StepDeltas) -> Iterator[tuple[int, StepDeltas]]:
         yield number, share_of(deltas, {number})
 
 
-def renumbered(deltas: StepDeltas, first: int) -> StepDeltas:
-    """The same deltas, with `first` added to the number of every choice."""
+def renumbered(deltas: StepDeltas, engine: int) -> StepDeltas:
+    """The same deltas, with numbers of choices that are unique over engines. Args: engine: its number."""
+    first = engine * _NUMBERS_OF_ONE
     if not first:
         return deltas
     return StepDeltas(

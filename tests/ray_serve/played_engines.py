@@ -26,8 +26,8 @@ from realizar.engine.process.messages import (
     Ready,
 )
 from realizar.ray.calls import EngineCalls
+from realizar.ray.reported_keys import RouteWish
 from realizar.ray.serve_link import ServeLink
-from realizar.ray.wish import RouteWish
 from realizar.request import Request
 from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas
 from waits import HANG_S

@@ -12,9 +12,8 @@ import pytest
 pytest.importorskip("ray.serve")
 
 from realizar.kv_cache.key_changes import CacheChanges
-from realizar.ray.reported_keys import KEY_BYTES, HeldBlocks
+from realizar.ray.reported_keys import KEY_BYTES, HeldBlocks, RouteWish
 from realizar.ray.router import PrefixRequestRouter
-from realizar.ray.wish import RouteWish
 
 pytestmark = pytest.mark.ray
 KEYS = tuple(bytes([number]) * 16 for number in range(8))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realizar.replicas.make_link import visible_gpus
+from realizar.replicas.link import visible_gpus
 from realizar.replicas.places import Core, Gpu, Place, cpu_list, places_on_cores, places_on_gpus
 from realizar.replicas.planning import usable_gpus
 from realizar.replicas.topology import gpu_node, parse_cpu_list, read_cores

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from realizar.engine.clients.async_stream import AsyncStream
-from realizar.engine.clients.embedding import Embedding
+from realizar.engine.clients.async_stream import AsyncStream, Embedding
 from realizar.engine.core.metrics import EngineStats
 from realizar.errors import EngineDeadError, EngineUnavailableError, RealizarError
 from realizar.outputs import ChoiceDelta, CompletionOutput, RequestOutput, Timings, TokenLogprobs

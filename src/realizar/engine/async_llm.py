@@ -21,9 +21,8 @@ from realizar.engine.clients.async_stream import AsyncStream
 from realizar.engine.clients.prompt_progress import ProgressReporter, PromptProgress, wanted_progress
 from realizar.engine.core.engine_core import EngineCore
 from realizar.engine.llm_options import with_options
-from realizar.engine.llm_prompts import Conversation, Prompt, PromptReader, PromptTokens, Samplings, Tools
+from realizar.engine.llm_prompts import Conversation, Prompt, PromptReader, PromptTokens, Samplings, Tools, unit_vectors
 from realizar.engine.loading import find_checkpoint, load_core
-from realizar.engine.unit_vectors import unit_vectors
 from realizar.errors import EngineDeadError, EngineUnavailableError, QueueFullError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.outputs import RequestOutput, TokenLogprobs

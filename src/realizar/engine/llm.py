@@ -20,9 +20,8 @@ from realizar.config import EngineConfig
 from realizar.engine.clients.engine_client import EngineClient, RequestStream
 from realizar.engine.clients.prompt_progress import ProgressReporter, PromptProgress, wanted_progress
 from realizar.engine.llm_options import with_options
-from realizar.engine.llm_prompts import Conversation, Prompt, PromptReader, PromptTokens, Samplings, Tools
+from realizar.engine.llm_prompts import Conversation, Prompt, PromptReader, PromptTokens, Samplings, Tools, unit_vectors
 from realizar.engine.loading import find_checkpoint, load_core
-from realizar.engine.unit_vectors import unit_vectors
 from realizar.errors import QueueFullError
 from realizar.hub.progress import Progress, ignore_progress
 from realizar.models.spec import ModelSpec

@@ -6,12 +6,13 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.engine.clients.prompt_embeddings import prompt_embeddings
 from realizar.engine.llm_options import template_variables
-from realizar.errors import InvalidRequestError
+from realizar.errors import InvalidRequestError, RealizarError
 from realizar.models.pooling import default_pooling
 from realizar.request import Pooling, PromptEmbeddings
 from realizar.sampling_params import SamplingParams
@@ -177,3 +178,19 @@ def _token_id(value: Any) -> int:
         return int(value.__index__())
     except AttributeError:
         raise InvalidRequestError(f"{_WANTED}, not {type(value).__name__}", "prompt") from None
+
+
+def unit_vectors(pooled: Sequence[tuple[float, ...] | None], hidden_size: int) -> NDArray[np.float32]:
+    """Pooled states as rows, float32 [len(pooled), hidden_size], divided by their length; zeros stay zeros.
+
+    Raises:
+        RealizarError: an engine gave none for one of them.
+    """
+    vectors = np.zeros((len(pooled), hidden_size), np.float32)
+    for row, values in zip(vectors, pooled, strict=True):
+        if values is None:
+            raise RealizarError("the engine gave no vector")
+        state = np.asarray(values, np.float64)
+        length = float(np.linalg.norm(state))
+        row[:] = state / length if length > 0 else state
+    return vectors

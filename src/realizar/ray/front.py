@@ -13,8 +13,8 @@ from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import EngineInfo
+from realizar.ray.reported_keys import RouteWish
 from realizar.ray.serve_link import ServeLink
-from realizar.ray.wish import RouteWish
 from realizar.server.app import create_app
 from realizar.server.processes.messages import Start
 from realizar.server.replica_figures import engine_samples

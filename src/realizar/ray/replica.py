@@ -17,7 +17,7 @@ from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import EngineInfo, Load
 from realizar.engine.process.supervisor import ProcessLink
 from realizar.ray.calls import EngineCalls
-from realizar.ray.wish import RouteWish
+from realizar.ray.reported_keys import RouteWish
 from realizar.request import Request
 
 _REQUESTS = msgspec.msgpack.Decoder(Request)

@@ -1,4 +1,4 @@
-"""Keys of a replica's prefix cache, as Ray Serve's routing statistics carry it from replicas to routers.
+"""What a router knows: keys of replicas' prefix caches, and the wish that goes with a request.
 
 Ray Serve fetches the statistics and gives each router the last ones, so that a report is always complete. It goes
 through the controller to every front each second in which it changes; so keys are short, and not too many.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from realizar.engine.clients.async_link import EngineLink, LinkBetween
@@ -15,6 +16,8 @@ from realizar.engine.process.messages import CachedKeys, EngineLost, Event, Read
 from realizar.kv_cache.key_changes import KEY_BYTES as ENGINE_KEY_BYTES
 from realizar.kv_cache.key_changes import CacheChanges
 from realizar.replicas.held_keys import KeyChanges, KeyReport
+from realizar.replicas.prompt_keys import prompt_keys
+from realizar.request import Request
 
 KEY_BYTES = 8
 """Bytes of a key in a report: prefixes are told apart, and a mistake only costs time."""
@@ -57,6 +60,32 @@ def read_report(stats: Mapping[str, Any]) -> KeyReport | None:
         return None
     ends = None if stats["ends"] is None else KeyChanges(_apart(stats["ends"]))
     return KeyReport(stats["incarnation"], stats["number"], KeyChanges(_apart(stats["blocks"])), ends, complete=True)
+
+
+@dataclass(slots=True, eq=False)
+class RouteWish:
+    """The router of the same process reads this; a replica gets a copy of how it was when the request was sent.
+
+    Attributes:
+        keys: of the full blocks of the prompt, as in reports.
+        num_tokens: of the prompt.
+        num_choices: of the request.
+        avoided: name of a replica that has just lost the request, or None.
+        has_begun: its first tokens have come. has_ended: nothing of it is open any more.
+    """
+
+    keys: Sequence[bytes]
+    num_tokens: int
+    num_choices: int
+    avoided: str | None = None
+    has_begun: bool = False
+    has_ended: bool = False
+
+
+def wish_of(request: Request, block_tokens: int, avoided: str | None) -> RouteWish:
+    """The wish of a request. Args: block_tokens: of the engines' prefix caches; 0 without one."""
+    keys = tuple([key[:KEY_BYTES] for key in prompt_keys(request, block_tokens)])
+    return RouteWish(keys, request.num_prompt_tokens, request.sampling.n, avoided)
 
 
 class WatchedLink(LinkBetween):

@@ -10,8 +10,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from realizar.ray.reported_keys import read_report
-from realizar.ray.wish import RouteWish
+from realizar.ray.reported_keys import RouteWish, read_report
 from realizar.replicas.routing import PrefixRouter, ReplicaLoad
 
 

@@ -39,8 +39,7 @@ from realizar.engine.process.messages import (
 )
 from realizar.errors import EngineDeadError, EngineUnavailableError, InvalidRequestError, RealizarError
 from realizar.ray.calls import Reports
-from realizar.ray.wish import RouteWish, wish_of
-from realizar.replicas.numbering import first_number
+from realizar.ray.reported_keys import RouteWish, wish_of
 from realizar.request import Request
 from realizar.step_deltas import StepDeltas
 
@@ -319,7 +318,7 @@ class _Translation:
     """
 
     def __init__(self, request_id: str, serial: int) -> None:
-        self._request_id, self._first_number = request_id, first_number(serial)
+        self._request_id, self._serial = request_id, serial
         self._clock_s = math.inf
 
     def note_clock(self, sent_s: float, received_s: float) -> None:
@@ -342,4 +341,4 @@ class _Translation:
             replace(each, request_id=self._request_id, scheduled_s=each.scheduled_s + clock_s) for each in deltas.starts
         ]
         moved = replace(deltas, produced_s=deltas.produced_s + clock_s, starts=tuple(starts))
-        return renumbered(moved, self._first_number)
+        return renumbered(moved, self._serial)

@@ -3,7 +3,6 @@
 1. The choice: `routing.py` weighs prefixes and load, `held_keys.py` keeps what each replica holds, `prompt_keys.py`
    names a prompt's blocks.
 2. The engines: `link.py` makes one `EngineLink` of several. It owns each `replica.py`, follows requests in
-   `placing.py`, keeps numbers apart by `numbering.py`, describes all as one, and replaces engines one by one.
-3. The machine: `topology.py` reads its sides, `places.py` divides cores and GPUs, `planning.py` memory too, and
-   `make_link.py` starts engines there.
+   `placing.py`, describes all as one, and starts engines and replaces them one by one.
+3. The machine: `topology.py` reads its sides, `places.py` divides cores and GPUs, and `planning.py` memory too.
 """

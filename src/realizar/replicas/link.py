@@ -6,17 +6,20 @@ import asyncio
 import functools
 import itertools
 import logging
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
+from realizar.checkpoint.model_files import ModelFiles
 from realizar.delta_shares import renumbered
 from realizar.engine.clients.async_link import EngineLink, LinkListener
 from realizar.engine.clients.questions import answer_to
 from realizar.engine.core.metrics import EngineStats
+from realizar.engine.process import supervisor
 from realizar.engine.process.messages import (
     Abort,
     Accepted,
@@ -28,6 +31,7 @@ from realizar.engine.process.messages import (
     EngineInfo,
     EngineLost,
     Event,
+    Load,
     Loading,
     Outputs,
     Question,
@@ -39,57 +43,11 @@ from realizar.engine.process.messages import (
     restore_error,
 )
 from realizar.errors import EngineDeadError, InvalidRequestError, RealizarError
-from realizar.replicas.numbering import first_number
+from realizar.replicas.places import Place
 from realizar.replicas.placing import Placement
+from realizar.replicas.planning import PlannedReplica
 from realizar.replicas.prompt_keys import report_of
 from realizar.replicas.replica import PlacedRequest, Replica, ReplicaState
-
-# A rolling restart: engines are replaced one by one, and the others take the requests meanwhile.
-
-
-class _Renewable(Protocol):
-    """Replicas whose engines can be replaced."""
-
-    @property
-    def replicas(self) -> Sequence[Replica]: ...
-
-    def drain(self, replica: Replica) -> None:
-        """Give a replica that is ready no more requests."""
-
-    async def renew(self, replica: Replica) -> None:
-        """Replace the engine of a replica that has no request."""
-
-    async def wait_changed(self) -> None:
-        """Wait until a replica's state or its requests may have changed."""
-
-
-async def _replace_in_turn(link: _Renewable) -> None:
-    """Replace every engine. Each gets no new requests, ends those that it has, and the next waits until it is ready.
-
-    One that dies meanwhile is replaced by its own link. The last one that is ready is never drained, and one that
-    drains goes on where the others die.
-    """
-    _LOG.warning("%d replicas are restarted one by one", len(link.replicas))
-    for replica in link.replicas:
-        while not _has_other(link, replica):
-            await link.wait_changed()
-        if replica.state == "ready":
-            link.drain(replica)
-            _LOG.warning("replica %s ends its %d requests", replica.name, len(replica.requests))
-        while replica.state == "draining" and (replica.requests or not _has_other(link, replica)):
-            await link.wait_changed()
-        if replica.state == "draining":
-            await link.renew(replica)
-        while replica.state != "ready":
-            await link.wait_changed()
-        _LOG.warning("replica %s is restarted", replica.name)
-    _LOG.warning("all replicas are restarted")
-
-
-def _has_other(link: _Renewable, replica: Replica) -> bool:
-    """True if another one takes the requests."""
-    return any(other.state == "ready" for other in link.replicas if other is not replica)
-
 
 _LOG = logging.getLogger(__name__)
 _REVIVAL_S = 30.0  # after which an engine is started again in a place where engines died too often
@@ -108,7 +66,7 @@ class ReplicaLink:
     """
 
     def __init__(self, new_links: Sequence[Callable[[], EngineLink]]) -> None:
-        self._replicas = tuple(Replica(f"{number}", new_link, self) for number, new_link in enumerate(new_links))
+        self._replicas = tuple(Replica(f"{number}", new_link, self._take) for number, new_link in enumerate(new_links))
         self._placement = Placement(self._replicas)
         self._incarnations = itertools.count()
         self._listener: LinkListener | None = None
@@ -173,23 +131,44 @@ class ReplicaLink:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(replica.close(at_once=at_once) for replica in self._replicas))
 
-    async def wait_changed(self) -> None:
-        """Wait until a replica's state or its requests may have changed."""
-        await self._changed.wait()
-
     def restart_in_turn(self) -> None:
         """Begin to replace the engines one by one, so that no request fails; nothing happens while this goes on."""
         if self._rolling is None or self._rolling.done():
-            self._rolling = self._spawn(_replace_in_turn(self))
+            self._rolling = self._spawn(self._replace_in_turn())
         else:
             _LOG.warning("the replicas are being restarted already")
 
-    def drain(self, replica: Replica) -> None:
-        """Give a replica that is ready no more requests."""
+    async def _replace_in_turn(self) -> None:
+        """Replace every engine. Each gets no new requests, ends those it has, and the next waits until it is ready.
+
+        One that dies meanwhile is replaced by its own link. The last one that is ready is never drained, and one that
+        drains goes on where the others die.
+        """
+        _LOG.warning("%d replicas are restarted one by one", len(self._replicas))
+        for replica in self._replicas:
+            while not self._has_other(replica):
+                await self._changed.wait()
+            if replica.state == "ready":
+                self._drain(replica)
+                _LOG.warning("replica %s ends its %d requests", replica.name, len(replica.requests))
+            while replica.state == "draining" and (replica.requests or not self._has_other(replica)):
+                await self._changed.wait()
+            if replica.state == "draining":
+                await self._renew(replica)
+            while replica.state != "ready":
+                await self._changed.wait()
+            _LOG.warning("replica %s is restarted", replica.name)
+        _LOG.warning("all replicas are restarted")
+
+    def _drain(self, replica: Replica) -> None:
         replica.state = "draining"
         self._note_states()
 
-    async def renew(self, replica: Replica) -> None:
+    def _has_other(self, replica: Replica) -> bool:
+        """True if another one takes the requests."""
+        return any(other.state == "ready" for other in self._replicas if other is not replica)
+
+    async def _renew(self, replica: Replica) -> None:
         """Replace the engine of a replica that has no request."""
         replica.state = "starting"
         replica.count_end(restarting=False)
@@ -199,10 +178,10 @@ class ReplicaLink:
         await replica.close()
         await replica.start()
 
-    def take(self, replica: Replica, event: Event) -> None:
-        """See `ReplicaOwner`."""
+    def _take(self, replica: Replica, event: Event) -> None:
+        """Take what a replica reports. After `EngineLost` its engine's requests are still there."""
         if isinstance(event, Outputs):
-            deltas = renumbered(event.deltas, first_number(replica.incarnation))
+            deltas = renumbered(event.deltas, replica.incarnation)
             self._placement.note_deltas(deltas)
             self._pass_on(Outputs(deltas))
             if deltas.ends or deltas.failures:
@@ -396,9 +375,6 @@ def _joint_info(infos: Sequence[EngineInfo]) -> EngineInfo:
     )
 
 
-# `_ReplicaStatus`: one replica as metrics and lists show it.
-
-
 @dataclass(frozen=True, slots=True)
 class _ReplicaStatus:
     """A replica.
@@ -422,3 +398,41 @@ def _status_of(replica: Replica, num_keys: int) -> _ReplicaStatus:
     """A replica's status now."""
     pid = replica.info.pid if replica.info is not None and replica.is_alive else 0
     return _ReplicaStatus(replica.name, replica.state, pid, replica.stats, len(replica.requests), num_keys)
+
+
+def make_replica_link(load: Load, planned: Sequence[PlannedReplica], files: ModelFiles) -> ReplicaLink:
+    """Make the link to engines in processes of their own.
+
+    Args:
+        load: of the model; the plan's configurations replace its own.
+        planned: a replica each.
+        files: of the model.
+    """
+    return ReplicaLink(
+        [
+            functools.partial(supervisor.ProcessLink, _load_of(load, each), files=files, label=f"replica {number}")
+            for number, each in enumerate(planned)
+        ]
+    )
+
+
+def _load_of(load: Load, planned: PlannedReplica) -> Load:
+    return msgspec.structs.replace(
+        load,
+        config=planned.config,
+        fit_context=planned.fit_context,
+        cores=planned.place.cpus,
+        visible_gpus=visible_gpus(planned.place, os.environ.get("CUDA_VISIBLE_DEVICES")),
+    )
+
+
+def visible_gpus(place: Place, ours: str | None) -> str | None:
+    """CUDA_VISIBLE_DEVICES of a replica: its GPU, by the name that it has where this process sees some alone.
+
+    Args:
+        ours: the value of this process.
+    """
+    if place.gpu is None:
+        return None
+    names = [each.strip() for each in (ours or "").split(",") if each.strip()]
+    return names[place.gpu.index] if place.gpu.index < len(names) else str(place.gpu.index)

@@ -6,12 +6,10 @@ libraries in its own memory, and a GPU open, for good.
 
 from __future__ import annotations
 
-import logging
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -23,12 +21,12 @@ from realizar.config import EngineConfig
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.planned_load import plan_within
 from realizar.engine.process.messages import ErrorRecord, record_error, restore_error
+from realizar.engine.process.planning import answer_question, ask_process
 from realizar.errors import CapacityError, InvalidRequestError, RealizarError
 from realizar.replicas.places import Core, Gpu, Place, places_on_cores, places_on_gpus
 from realizar.replicas.topology import allowed_cpus, gpu_node, read_cores
 from realizar.sizes import format_bytes
 
-COMMAND = (sys.executable, "-m", "realizar.replicas.planning")
 _FREE_SHARE = 0.9
 
 
@@ -72,11 +70,8 @@ class ReplicaQuestion(msgspec.Struct, frozen=True):
     memory_bytes: int | None = None
 
 
-class ReplicaAnswer(msgspec.Struct, frozen=True):
-    """The replicas, or why there can't be so many."""
-
-    replicas: tuple[PlannedReplica, ...] = ()
-    error: ErrorRecord | None = None
+_Answer: TypeAlias = tuple[PlannedReplica, ...] | ErrorRecord
+"""The replicas, or why there can't be so many."""
 
 
 def plan_replicas(path: str, config: EngineConfig, num_replicas: int) -> tuple[PlannedReplica, ...]:
@@ -89,14 +84,11 @@ def plan_replicas(path: str, config: EngineConfig, num_replicas: int) -> tuple[P
         CapacityError: they don't fit, or there are too few GPUs.
         RealizarError: the model can't run here.
     """
-    question = msgspec.json.encode(ReplicaQuestion(path, config, num_replicas))
-    done = subprocess.run(COMMAND, input=question, stdout=subprocess.PIPE, check=False)
-    if done.returncode:
-        raise RealizarError(f"the replicas could not be planned: the process ended with {done.returncode}")
-    answer = msgspec.json.decode(done.stdout, type=ReplicaAnswer)
-    if answer.error is not None:
-        raise restore_error(answer.error)
-    return answer.replicas
+    question = ReplicaQuestion(path, config, num_replicas)
+    answer: _Answer = ask_process("realizar.replicas.planning", "the replicas", question, _Answer)
+    if isinstance(answer, ErrorRecord):
+        raise restore_error(answer)
+    return answer
 
 
 def divide(question: ReplicaQuestion) -> tuple[PlannedReplica, ...]:
@@ -154,17 +146,12 @@ def _on_cores(checkpoint: Checkpoint, question: ReplicaQuestion, cores: Sequence
     return tuple(planned)
 
 
-def main() -> int:
-    """Answer the question on stdin; returns the exit status."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=ReplicaQuestion)
+def _answer(question: ReplicaQuestion) -> _Answer:
     try:
-        answer = ReplicaAnswer(divide(question))
+        return divide(question)
     except RealizarError as error:
-        answer = ReplicaAnswer(error=record_error(error))
-    sys.stdout.buffer.write(msgspec.json.encode(answer))
-    return 0
+        return record_error(error)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer_question(ReplicaQuestion, _answer))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from realizar.engine.clients.async_link import EngineLink
 from realizar.engine.clients.questions import Questions
@@ -49,20 +49,13 @@ class PlacedRequest:
     was_accepted: bool = False
 
 
-class ReplicaOwner(Protocol):
-    """Receives what happens to replicas."""
-
-    def take(self, replica: Replica, event: Event) -> None:
-        """Called with every event but answers. After `EngineLost` its engine's requests are still there."""
-
-
 class Replica:
     """A place for an engine: its link's `LinkListener`.
 
     Args:
         name: for metrics and the log.
         new_link: makes a link to an engine that is not started yet.
-        owner: receives events.
+        report: called with every event but answers.
 
     Attributes:
         state: of its engine. info: of the last engine that was ready.
@@ -72,8 +65,8 @@ class Replica:
         asked: what is asked of its engine.
     """
 
-    def __init__(self, name: str, new_link: Callable[[], EngineLink], owner: ReplicaOwner) -> None:
-        self.name, self._new_link, self._owner = name, new_link, owner
+    def __init__(self, name: str, new_link: Callable[[], EngineLink], report: Callable[[Replica, Event], None]) -> None:
+        self.name, self._new_link, self._report = name, new_link, report
         self._link: EngineLink | None = None
         self._closing: asyncio.Task[None] | None = None
         self.state: ReplicaState = "starting"
@@ -145,4 +138,4 @@ class Replica:
         if isinstance(event, EngineLost):
             self.state = "starting" if event.restarting else "down"
             self.count_end(restarting=event.restarting)
-        self._owner.take(self, event)
+        self._report(self, event)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from realizar.engine.clients.embedding import Embedding
+from realizar.engine.clients.async_stream import Embedding
 from realizar.request import Client
 from realizar.server.generation.embedding import UnitVector
 from realizar.server.generation.work import Stop

@@ -259,7 +259,7 @@ def _prepare(
 
 def _replicas(load: Load, files: ModelFiles, count: int) -> ReplicaLink:
     """Plan the replicas of a model."""
-    from realizar.replicas.make_link import make_replica_link
+    from realizar.replicas.link import make_replica_link
     from realizar.replicas.planning import plan_replicas
 
     planned = plan_replicas(load.model, load.config, count)

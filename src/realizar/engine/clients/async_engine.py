@@ -12,8 +12,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 from realizar.backends.base import Transfer
 from realizar.engine.clients.async_link import EngineLink, closed_error
 from realizar.engine.clients.async_requests import OpenRequests
-from realizar.engine.clients.async_stream import AsyncStream
-from realizar.engine.clients.embedding import Embedding
+from realizar.engine.clients.async_stream import AsyncStream, Embedding
 from realizar.engine.clients.growing_choice import GrowingText
 from realizar.engine.clients.prepare import prepare_request
 from realizar.engine.clients.questions import Questions

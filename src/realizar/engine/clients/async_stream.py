@@ -1,15 +1,16 @@
-"""`AsyncStream`: one open request of an `AsyncEngine`."""
+"""`AsyncStream`: one open request of an `AsyncEngine`. `Embedding`: the answer of one for a vector."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 from realizar.errors import RealizarError
-from realizar.outputs import ChoiceDelta, RequestOutput
+from realizar.outputs import NO_SNAPSHOTS, ChoiceDelta, RequestOutput, SnapshotUse
 
 
 class DeltaSource(Protocol):
@@ -110,3 +111,13 @@ def _retrieve(end: asyncio.Future[RequestOutput]) -> None:
     """Mark an error as retrieved, so that asyncio does not warn when nobody waits for it."""
     if not end.cancelled():
         end.exception()
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A pooled hidden state [hidden_size], and what it took."""
+
+    vector: tuple[float, ...]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    snapshots: SnapshotUse = NO_SNAPSHOTS

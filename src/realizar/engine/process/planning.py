@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -18,7 +19,29 @@ from realizar.engine.planned_load import PlannedLoad, plan_within
 from realizar.engine.process.messages import ErrorRecord, record_error, restore_error
 from realizar.errors import RealizarError
 
-COMMAND = (sys.executable, "-m", "realizar.engine.process.planning")
+
+def ask_process(module: str, what: str, question: Any, answer_type: Any) -> Any:
+    """Ask a module in a process of its own, which ends with its answer; its main is `answer_question`.
+
+    Args:
+        what: is planned, for the error.
+
+    Raises:
+        RealizarError: that process failed.
+    """
+    command = (sys.executable, "-m", module)
+    done = subprocess.run(command, input=msgspec.json.encode(question), stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise RealizarError(f"{what} could not be planned: the process ended with {done.returncode}")
+    return msgspec.json.decode(done.stdout, type=answer_type)
+
+
+def answer_question(question_type: Any, answer: Callable[[Any], Any]) -> int:
+    """Answer the question on stdin; returns the exit status."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=question_type)
+    sys.stdout.buffer.write(msgspec.json.encode(answer(question)))
+    return 0
 
 
 class PlanQuestion(msgspec.Struct, frozen=True):
@@ -55,11 +78,10 @@ def plan_loads(
     Raises:
         RealizarError: that process failed.
     """
-    question = msgspec.json.encode(PlanQuestion(tuple(paths), config, memory_bytes))
-    done = subprocess.run(COMMAND, input=question, stdout=subprocess.PIPE, check=False)
-    if done.returncode:
-        raise RealizarError(f"the models' memory could not be planned: the process ended with {done.returncode}")
-    return msgspec.json.decode(done.stdout, type=list[PlanAnswer])
+    question = PlanQuestion(tuple(paths), config, memory_bytes)
+    module, what = "realizar.engine.process.planning", "the models' memory"
+    answers: list[PlanAnswer] = ask_process(module, what, question, list[PlanAnswer])
+    return answers
 
 
 def answer_of(path: str, config: EngineConfig, memory_bytes: int | dict[str, int] | None) -> PlanAnswer:
@@ -70,14 +92,9 @@ def answer_of(path: str, config: EngineConfig, memory_bytes: int | dict[str, int
         return PlanAnswer(error=record_error(error))
 
 
-def main() -> int:
-    """Answer the question on stdin; returns the exit status."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=PlanQuestion)
-    answers = [answer_of(path, question.config, question.memory_bytes) for path in question.paths]
-    sys.stdout.buffer.write(msgspec.json.encode(answers))
-    return 0
+def _answers(question: PlanQuestion) -> list[PlanAnswer]:
+    return [answer_of(path, question.config, question.memory_bytes) for path in question.paths]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer_question(PlanQuestion, _answers))

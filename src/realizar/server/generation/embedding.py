@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
 
-from realizar.engine.clients.embedding import Embedding
+from realizar.engine.clients.async_stream import Embedding
 from realizar.outputs import NO_SNAPSHOTS, SnapshotUse
 from realizar.request import Pooling
 from realizar.server.api import Api

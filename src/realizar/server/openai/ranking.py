@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.engine.clients.embedding import Embedding
+from realizar.engine.clients.async_stream import Embedding
 from realizar.errors import ContextLengthError
 from realizar.outputs import SnapshotUse
 from realizar.server.api import Api, compute, new_id, note, now_s
