@@ -30,7 +30,7 @@ from pathlib import Path
 
 import httpx
 
-from realizar.replicas import placing
+from realizar.replicas import link
 from realizar.replicas.routing import PrefixRouter, ReplicaLoad, Route
 
 PARTS = ("routed", "turns", "first", "kill", "restart")
@@ -318,7 +318,7 @@ async def run_parts(arguments: argparse.Namespace) -> int:
 
 def main() -> int:
     if sys.argv[1:2] == ["--in-turn"]:
-        vars(placing)["PrefixRouter"] = TurnRouter
+        vars(link)["PrefixRouter"] = TurnRouter
         from realizar.cli.main import main as realizar_main
 
         sys.argv = ["realizar", *sys.argv[2:]]

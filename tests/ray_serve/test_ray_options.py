@@ -13,7 +13,7 @@ from realizar.config import EngineConfig
 from realizar.engine.planned_load import PlannedLoad
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.ray import RayOptions, application, build_app
-from realizar.ray.placement import Placement, placement_of
+from realizar.ray.options import Placement, placement_of
 
 GIB = 1 << 30
 

@@ -9,9 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realizar.replicas.link import visible_gpus
-from realizar.replicas.places import Core, Gpu, Place, cpu_list, places_on_cores, places_on_gpus
+from realizar.replicas.places import (
+    Core,
+    Gpu,
+    Place,
+    cpu_list,
+    gpu_node,
+    parse_cpu_list,
+    places_on_cores,
+    places_on_gpus,
+    read_cores,
+)
 from realizar.replicas.planning import usable_gpus
-from realizar.replicas.topology import gpu_node, parse_cpu_list, read_cores
 
 
 def _cores(*per_node: int) -> list[Core]:

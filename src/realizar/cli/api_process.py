@@ -19,11 +19,11 @@ def main() -> int:
     leave_signals_to_parent()
     messages, handing = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:3])
     try:
-        start, reader, rest = receive_start(messages)
+        start, reader = receive_start(messages)
     except EOFError:
         return 1
     log_to_stderr(start.log_level, start.log_format)
-    run_api_process(messages, handing, start, reader, rest)
+    run_api_process(messages, handing, start, reader)
     logging.shutdown()
     return 0
 

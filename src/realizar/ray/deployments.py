@@ -20,8 +20,7 @@ from realizar.engine.planned_load import PlannedLoad
 from realizar.engine.process.planning import plan_loads
 from realizar.models.pooling import default_pooling
 from realizar.ray.front import Front
-from realizar.ray.options import RayOptions
-from realizar.ray.placement import Placement, placement_of
+from realizar.ray.options import Placement, RayOptions, placement_of
 from realizar.ray.replica import EngineReplica
 from realizar.server.models.names import default_name
 from realizar.server.processes.messages import Start

@@ -9,7 +9,6 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import EngineInfo
@@ -19,7 +18,6 @@ from realizar.server.app import create_app
 from realizar.server.processes.messages import Start
 from realizar.server.replica_figures import engine_samples
 from realizar.server.served_model import ServedModel, make_served_model
-from realizar.tokenizer.stop_checker import StopChecker
 
 _STATS_PATIENCE_S = 0.8
 
@@ -32,7 +30,6 @@ class Replicas:
         self._runs = handle.options(method_name="run", stream=True)
 
     async def run(self, request: bytes, wish: RouteWish) -> AsyncGenerator[bytes]:
-        """See `Engines`."""
         parts = self._runs.remote(request, wish)
         try:
             async for part in parts:
@@ -41,7 +38,6 @@ class Replicas:
             parts.cancel()
 
     async def info(self) -> EngineInfo:
-        """See `Engines`."""
         info: EngineInfo = await self._handle.info.remote()
         return info
 
@@ -51,7 +47,6 @@ class Replicas:
         return dict(answer for answer in answers if isinstance(answer, tuple))
 
     async def clear_caches(self) -> None:
-        """See `Engines`."""
         await self._handle.broadcast("clear_cache").results_async()
 
 
@@ -73,13 +68,7 @@ class Front:
         start = self._start
         model = await asyncio.to_thread(_served, start)
         link = ServeLink(self._replicas, self._max_replicas)
-        engine = AsyncEngine(
-            link,
-            lambda params: StopChecker(model.tokenizer, params),
-            model.tokenizer.eos_ids,
-            max_queued=start.max_queued,
-            pooling=start.pooling,
-        )
+        engine = model.engine(link, start.max_queued, start.pooling)
         await engine.start()
         app = create_app(
             engine, model, start.settings, more_samples=lambda: engine_samples(link.figures.engines, start.names[0])

@@ -1,4 +1,4 @@
-"""`RayOptions`: how a model is served by Ray Serve. Ray is not imported."""
+"""`RayOptions`: how a model is served by Ray Serve, and what a replica takes of its host. Ray is not imported."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 
 from realizar.config import EngineConfig
+from realizar.engine.planned_load import PlannedLoad
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sampling_params import SamplingParams
 from realizar.server.settings import ServerSettings
+from realizar.sizes import format_bytes
 
 _LEAST = {"min_replicas": 1, "max_replicas": 1, "fronts": 1}
 
@@ -89,3 +91,37 @@ class RayOptions:
             return msgspec.convert(dict(fields), cls)
         except msgspec.ValidationError as error:
             raise RealizarError(f"args: {error}") from error
+
+
+_PROCESS_BYTES = 400 << 20  # of the replica beside its engine: Ray's worker, and this package
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Resources of one replica.
+
+    Attributes:
+        cpus: logical processors, as many as the engine has threads.
+        gpus: whole GPUs.
+        memory_bytes: of the host.
+    """
+
+    cpus: float
+    gpus: int
+    memory_bytes: int
+
+    def shown(self) -> str:
+        """The same in words."""
+        gpus = f"{self.gpus} GPU, " if self.gpus else ""
+        return f"each with {gpus}{self.cpus:g} cores and {format_bytes(self.memory_bytes)} of memory"
+
+    def actor_options(self) -> Mapping[str, float]:
+        """The same for Ray's `ray_actor_options`."""
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus, "memory": self.memory_bytes}
+
+
+def placement_of(load: PlannedLoad, threads: int) -> Placement:
+    """The resources of a planned load. Args: threads: of the engine on a CPU."""
+    if load.device == "cpu":
+        return Placement(float(threads), 0, load.num_bytes + _PROCESS_BYTES)
+    return Placement(1.0, 1, load.host_bytes + _PROCESS_BYTES)

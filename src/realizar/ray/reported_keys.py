@@ -101,7 +101,6 @@ class WatchedLink(LinkBetween):
         self._held = held
 
     def handle(self, event: Event) -> None:
-        """See `LinkListener`."""
         if isinstance(event, CachedKeys):
             self._held.take(event.changes)
             return

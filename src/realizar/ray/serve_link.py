@@ -21,6 +21,7 @@ from realizar.delta_shares import renumbered
 from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.clients.questions import answer_to
 from realizar.engine.core.metrics import EngineStats
+from realizar.engine.process.child import growing_pause_s
 from realizar.engine.process.messages import (
     Abort,
     Accepted,
@@ -129,12 +130,10 @@ class ServeLink:
         self.figures = EngineFigures()
 
     async def start(self, listener: LinkListener) -> None:
-        """See `EngineLink`."""
         self._listener = listener
         self._spawn(self._wait_ready(listener))
 
     def send(self, command: Command) -> None:
-        """See `EngineLink`."""
         if isinstance(command, Add):
             call = self._calls[command.request.request_id] = _Call(command.request)
             call.task = self._spawn(self._run(call))
@@ -152,14 +151,12 @@ class ServeLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _wait_ready(self, listener: LinkListener) -> None:
-        pause_s = _FIRST_PAUSE_S
-        while True:
+        for number in itertools.count(1):
             try:
                 info = await self._engines.info()
             except Exception as error:  # noqa: BLE001 - Serve's errors and those of the network have no common class
                 _LOG.warning("no engine can be asked yet: %s", error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                await asyncio.sleep(growing_pause_s(number, _FIRST_PAUSE_S, _LONGEST_PAUSE_S))
             else:
                 break
         self._block_tokens = info.cached_block_tokens

@@ -2,7 +2,7 @@
 
 1. The choice: `routing.py` weighs prefixes and load, `held_keys.py` keeps what each replica holds, `prompt_keys.py`
    names a prompt's blocks.
-2. The engines: `link.py` makes one `EngineLink` of several. It owns each `replica.py`, follows requests in
-   `placing.py`, describes all as one, and starts engines and replaces them one by one.
-3. The machine: `topology.py` reads its sides, `places.py` divides cores and GPUs, and `planning.py` memory too.
+2. The engines: `link.py` makes one `EngineLink` of several. It owns each `replica.py`, follows requests,
+   describes all as one, and starts engines and replaces them one by one.
+3. The machine: `places.py` reads its sides and divides cores and GPUs, and `planning.py` memory too.
 """

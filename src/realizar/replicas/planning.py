@@ -23,8 +23,16 @@ from realizar.engine.planned_load import plan_within
 from realizar.engine.process.messages import ErrorRecord, record_error, restore_error
 from realizar.engine.process.planning import answer_question, ask_process
 from realizar.errors import CapacityError, InvalidRequestError, RealizarError
-from realizar.replicas.places import Core, Gpu, Place, places_on_cores, places_on_gpus
-from realizar.replicas.topology import allowed_cpus, gpu_node, read_cores
+from realizar.replicas.places import (
+    Core,
+    Gpu,
+    Place,
+    allowed_cpus,
+    gpu_node,
+    places_on_cores,
+    places_on_gpus,
+    read_cores,
+)
 from realizar.sizes import format_bytes
 
 _FREE_SHARE = 0.9

@@ -127,11 +127,9 @@ class Replica:
 
     @property
     def may_be_to_blame(self) -> bool:
-        """See `LinkListener`."""
         return bool(self.requests) or time.monotonic() - self._last_abort_s < _ABORTED_S
 
     def handle(self, event: Event) -> None:
-        """See `LinkListener`."""
         if isinstance(event, Answer):
             self.asked.answer(event)
             return

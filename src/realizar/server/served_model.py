@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from realizar.checkpoint.checkpoint import Checkpoint
+from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.clients.async_link import EngineLink
 from realizar.errors import ChatTemplateError, InvalidRequestError
 from realizar.models.ranking import ranking_head
+from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
 from realizar.server.model_facts import ModelFacts, read_facts
 from realizar.server.ranker import Ranker
 from realizar.tokenizer.generation_defaults import default_sampling
 from realizar.tokenizer.load import load_tokenizer
+from realizar.tokenizer.stop_checker import StopChecker
 from realizar.tokenizer.templates.chat_template import ChatTemplate, Compile
 from realizar.tokenizer.tokenizer import Tokenizer
 
@@ -49,6 +53,14 @@ class ServedModel:
     @property
     def name(self) -> str:
         return self.names[0]
+
+    def engine(self, link: EngineLink, max_queued: int | None, pooling: Pooling | None) -> AsyncEngine:
+        """An engine whose text is of this model's vocabulary; the arguments are those of `AsyncEngine`."""
+
+        def new_text(params: SamplingParams) -> StopChecker:
+            return StopChecker(self.tokenizer, params)
+
+        return AsyncEngine(link, new_text, self.tokenizer.eos_ids, max_queued=max_queued, pooling=pooling)
 
 
 def make_served_model(

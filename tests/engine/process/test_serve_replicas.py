@@ -25,8 +25,7 @@ from realizar.cli.server_records import running_servers, servers_folder
 from realizar.config import QUEUED_PER_ROW, EngineConfig
 from realizar.engine.process.main import take_place
 from realizar.engine.process.messages import Load
-from realizar.replicas.places import places_on_cores
-from realizar.replicas.topology import allowed_cpus, read_cores
+from realizar.replicas.places import allowed_cpus, places_on_cores, read_cores
 from waits import HANG_S, child_commands, is_alive, wait_until
 from wider import wider
 

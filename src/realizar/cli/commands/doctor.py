@@ -95,9 +95,8 @@ def _facts(replicas: int | None) -> dict[str, Any]:
 
 def _sides(gpus: list[dict[str, Any]], replicas: int | None) -> dict[str, Any]:
     """The sides of the machine, and the places that replicas would get: on its GPUs if there are several."""
-    from realizar.replicas.places import cpu_list, places_on_cores, places_on_gpus
+    from realizar.replicas.places import allowed_cpus, cpu_list, places_on_cores, places_on_gpus, read_cores
     from realizar.replicas.planning import usable_gpus
-    from realizar.replicas.topology import allowed_cpus, read_cores
 
     cores, usable = read_cores(allowed_cpus()), usable_gpus(gpus)
     nodes = sorted({core.node for core in cores})

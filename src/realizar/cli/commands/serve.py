@@ -290,19 +290,11 @@ def _own_front(
     more_samples: Callable[[], tuple[MetricSamples, ...]],
 ) -> tuple[AsyncEngine, Front[AsyncEngine]]:
     """Requests are answered in this process."""
-    from realizar.engine.clients.async_engine import AsyncEngine
     from realizar.models.pooling import default_pooling
     from realizar.server.app import create_app
     from realizar.server.run import OwnFront
-    from realizar.tokenizer.stop_checker import StopChecker
 
-    running = AsyncEngine(
-        link,
-        lambda params: StopChecker(served.tokenizer, params),
-        served.tokenizer.eos_ids,
-        max_queued=batching.max_queued,
-        pooling=default_pooling(checkpoint),
-    )
+    running = served.engine(link, batching.max_queued, default_pooling(checkpoint))
     return running, OwnFront(create_app(running, served, settings, more_samples=more_samples), settings)
 
 

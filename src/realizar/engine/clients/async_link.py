@@ -54,12 +54,10 @@ class ThreadLink:
         self._closed = False
 
     async def start(self, listener: LinkListener) -> None:
-        """See `EngineLink`."""
         self._listener, self._loop = listener, asyncio.get_running_loop()
         self._thread.start()
 
     def send(self, command: Command) -> None:
-        """See `EngineLink`."""
         if isinstance(command, Ping):
             self._report(Pong(self._engine.step_age_s))
         else:
@@ -93,25 +91,20 @@ class LinkBetween:
         self._listener: LinkListener | None = None
 
     async def start(self, listener: LinkListener) -> None:
-        """See `EngineLink`."""
         self._listener = listener
         await self._link.start(self)
 
     def send(self, command: Command) -> None:
-        """See `EngineLink`."""
         self._link.send(command)
 
     async def close(self, *, at_once: bool = False) -> None:
-        """See `EngineLink`."""
         await self._link.close(at_once=at_once)
 
     @property
     def may_be_to_blame(self) -> bool:
-        """See `LinkListener`."""
         return self._listener is not None and self._listener.may_be_to_blame
 
     def handle(self, event: Event) -> None:
-        """See `LinkListener`."""
         if self._listener is not None:
             self._listener.handle(event)
 

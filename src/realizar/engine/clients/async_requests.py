@@ -44,7 +44,7 @@ class _Noted:
 
 
 class OpenRequests:
-    """Owns every open request on the client's side.
+    """Owns every open request on the client's side, as the `OutputListener`.
 
     Attributes:
         suspects: requests that were open when an engine died, or had just been aborted.
@@ -141,13 +141,11 @@ class OpenRequests:
         self._processor.end_choice(request_id, choice)
 
     def choice_ended(self, choice: GrowingChoice) -> None:
-        """See `OutputListener`."""
         if isinstance(choice.stop_reason, str):
             self._send(Abort(choice.request_id, choice.index))
         self._note_end()
 
     def request_ended(self, output: RequestOutput, last: GrowingChoice) -> None:
-        """See `OutputListener`."""
         entry = self._open[output.request_id]
         self.suspects.clear(entry.request)
         if isinstance(last.stop_reason, str):  # the stop string was found here: the engine goes on until the abort
@@ -156,12 +154,10 @@ class OpenRequests:
         entry.stream.end(output)
 
     def request_failed(self, request_id: str, error: RealizarError) -> None:
-        """See `OutputListener`."""
         self.suspects.clear(self._open[request_id].request)
         self._end(request_id, error)
 
     def text_failed(self, request_id: str) -> None:
-        """See `OutputListener`."""
         self._abort(request_id, RequestFailedError("the tokens could not be turned into text"))
 
     @property

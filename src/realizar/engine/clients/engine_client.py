@@ -107,7 +107,7 @@ class RequestStream:
 
 
 class EngineClient:
-    """An engine in this process, with the text of its requests.
+    """An engine in this process, with the text of its requests, whose `OutputListener` it is.
 
     Args:
         core: closed by `close`.
@@ -232,22 +232,18 @@ class EngineClient:
                 stream.take_noted()
 
     def choice_ended(self, choice: GrowingChoice) -> None:
-        """See `OutputListener`."""
         if isinstance(choice.stop_reason, str):
             self._abort_in_core(choice.request_id, choice.index)
 
     def request_ended(self, output: RequestOutput, last: GrowingChoice) -> None:
-        """See `OutputListener`."""
         self._streams.pop(output.request_id).end(output)
 
     def request_failed(self, request_id: str, error: RealizarError) -> None:
-        """See `OutputListener`."""
         stream = self._streams[request_id]
         self._forget(stream)
         stream.end(None, error)
 
     def text_failed(self, request_id: str) -> None:
-        """See `OutputListener`."""
         if request_id in self._streams:  # a second choice may fail while the first one's failure ends the stream
             self.request_failed(request_id, RequestFailedError("the tokens could not be turned into text"))
 

@@ -184,15 +184,16 @@ class OwnedRequests(Generic[_Owner]):
             self._forget(request_id)
             raise
         else:
-            entry.stream.when_done(lambda: self._end(request_id, entry.owner))
+            entry.stream.when_done(lambda: self._end(request_id, entry))
 
     def _refuse(self, owner: _Owner, request: Request, error: RealizarError) -> None:
         self._deliver(owner, Refused(request.request_id, record_error(error)))
         self._on_end(owner)
 
-    def _end(self, request_id: str, owner: _Owner) -> None:
-        self._forget(request_id)
-        self._on_end(owner)
+    def _end(self, request_id: str, entry: _Open[_Owner]) -> None:
+        if self._open.get(request_id) is entry:  # else it was aborted, and another may have its id
+            self._forget(request_id)
+        self._on_end(entry.owner)
 
     def _forget(self, request_id: str) -> None:
         self._open.pop(request_id, None)
@@ -230,7 +231,6 @@ class RoutedLink(LinkBetween):
         self._take = take
 
     def handle(self, event: Event) -> None:
-        """See `LinkListener`."""
         self._take(event)
         if isinstance(event, Outputs):  # what counts for all together: starts, ends and failures
             deltas = event.deltas

@@ -56,6 +56,11 @@ class LivenessPolicy:
     shutdown_s: float = 5.0
 
 
+def growing_pause_s(number: int, first_s: float, longest_s: float) -> float:
+    """Seconds before another try after `number` failed ones in a row, 1 or more: twice as long each time."""
+    return min(first_s * 2.0 ** min(number - 1, 30), longest_s)
+
+
 @dataclass(frozen=True, slots=True)
 class ChildEnd:
     """The end of an engine.
@@ -272,14 +277,12 @@ class EngineChild(ChildProcess[Event]):
         await self.reap()
 
     async def reap(self) -> None:
-        """See `ChildProcess`."""
         await super().reap()
         if self._output is not None:
             await asyncio.wait((self._output,), timeout=1)
             self._output.cancel()
 
     def take(self, record: Event) -> None:
-        """See `ChildProcess`."""
         if self._ended.is_set():
             return
         if isinstance(record, Failed):

@@ -14,7 +14,7 @@ import msgspec
 
 from realizar.checkpoint.model_files import ModelFiles
 from realizar.engine.clients.async_link import LinkListener
-from realizar.engine.process.child import ChildEnd, EngineChild, LivenessPolicy
+from realizar.engine.process.child import ChildEnd, EngineChild, LivenessPolicy, growing_pause_s
 from realizar.engine.process.messages import Ask, Command, EngineBlocked, EngineLost, Event, Load, Ready, record_error
 from realizar.errors import CaptureLostError, EngineDeadError, InvalidRequestError, RealizarError
 from realizar.frames import FrameError
@@ -58,7 +58,6 @@ class ProcessLink:
         self._prefix = "" if label == "engine" else f"{label}: "
 
     async def start(self, listener: LinkListener) -> None:
-        """See `EngineLink`."""
         self._task = asyncio.create_task(self._supervise(listener))
 
     def send(self, command: Command) -> None:
@@ -77,7 +76,6 @@ class ProcessLink:
             raise InvalidRequestError(str(error)) from error
 
     async def close(self, *, at_once: bool = False) -> None:
-        """See `EngineLink`."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -105,7 +103,7 @@ class ProcessLink:
                 error = end.error
             elif crashes >= self._liveness.max_crashes:
                 error = _given_up(crashes, end.error)
-            delay_s = min(self._liveness.first_delay_s * 2 ** min(deaths - 1, 30), self._liveness.longest_delay_s)
+            delay_s = growing_pause_s(deaths, self._liveness.first_delay_s, self._liveness.longest_delay_s)
             if error is None:
                 _LOG.error("%s%s; another engine is started %s", self._prefix, end.error, _when(delay_s, fault))
             record, blame = record_error(error or end.error), not touched and fault is None

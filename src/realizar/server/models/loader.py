@@ -7,21 +7,18 @@ from dataclasses import dataclass
 
 from realizar.backends.base import Transfer
 from realizar.checkpoint.model_files import ModelFiles
-from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.child import LivenessPolicy
 from realizar.engine.process.messages import Load
 from realizar.engine.process.supervisor import ProcessLink
 from realizar.errors import RealizarError
-from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api, make_api
 from realizar.server.generation.request_templates import compile_apart
 from realizar.server.metrics import Metrics
 from realizar.server.models.shelved import KnownModel
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.server.settings import ServerSettings
-from realizar.tokenizer.stop_checker import StopChecker
 
 _LIVENESS = LivenessPolicy(max_crashes=1)
 """An engine that ends without a request to blame is not started again: the model's next request loads it."""
@@ -42,22 +39,12 @@ class EngineLoader:
     max_queued: int | None
 
     async def load(self, known: KnownModel, metrics: Metrics) -> Api:
-        """See `Loader`."""
         served = await asyncio.to_thread(self._served, known)
         may_sleep = known.load.host_bytes > 0
         load = Load(known.path, known.load.config, log_level=self.log_level.upper(), may_sleep=may_sleep)
-        files = self.files[known.name]
-
-        def new_text(params: SamplingParams) -> StopChecker:
-            return StopChecker(served.tokenizer, params)
-
-        engine = AsyncEngine(
-            ProcessLink(load, _LIVENESS, files=files, label=f"engine of {known.name}"),
-            new_text,
-            served.tokenizer.eos_ids,
-            max_queued=self.max_queued,
-            pooling=known.facts.pooling,
-        )
+        label = f"engine of {known.name}"
+        link = ProcessLink(load, _LIVENESS, files=self.files[known.name], label=label)
+        engine = served.engine(link, self.max_queued, known.facts.pooling)
         try:
             await engine.start()
             await engine.wait_ready()
@@ -67,17 +54,14 @@ class EngineLoader:
         return make_api(engine, served, self.settings, metrics)
 
     async def unload(self, api: Api, *, at_once: bool) -> EngineStats:
-        """See `Loader`."""
         stats = EngineStats() if at_once else await api.engine.stats()
         await api.engine.close(at_once=at_once)
         return stats
 
     async def sleep(self, api: Api) -> Transfer:
-        """See `Loader`."""
         return await api.engine.sleep()
 
     async def wake(self, api: Api) -> Transfer:
-        """See `Loader`."""
         return await api.engine.wake()
 
     def _served(self, known: KnownModel) -> ServedModel:

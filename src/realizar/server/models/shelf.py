@@ -48,7 +48,7 @@ class _Lease:
 
 
 class ModelShelf:
-    """Models by name. See `Models` for what handlers call, and `Served` for what runs a server.
+    """Models by name. See `Models` for what handlers call, `Served` for what runs a server, and `lives.Shelf`.
 
     Args:
         models: all that may be loaded.
@@ -93,7 +93,6 @@ class ModelShelf:
 
     @property
     def fault(self) -> str | None:
-        """See `Models`."""
         return None
 
     def add(self, known: KnownModel, bytes_of_pool: int) -> None:
@@ -113,7 +112,6 @@ class ModelShelf:
         return sum(model.num_leases for model in self._models.values())
 
     def listed(self) -> Sequence[ModelStatus]:
-        """See `Models`."""
         return [_status_of(model) for model in self._models.values()]
 
     def find(self, name: str | None) -> ModelStatus:
@@ -121,7 +119,6 @@ class ModelShelf:
         return _status_of(self._find(name))
 
     def take(self, name: str | None, keep_alive_s: float | None = None) -> ModelLease | None:
-        """See `Models`."""
         model = self._find(name)
         self._check(model)
         model.keep_alive_s = self._keep_alive_s if keep_alive_s is None else keep_alive_s
@@ -165,7 +162,6 @@ class ModelShelf:
         return [api for api in found if api.engine.state == "ready"]
 
     def end_sleep(self, name: str) -> None:
-        """See `Models`."""
         model = self._find(name)
         if model.waiters:
             return
@@ -180,7 +176,6 @@ class ModelShelf:
             self.settle()
 
     async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
-        """See `Models`."""
         models = list(self._models.values())
         stats = await asyncio.gather(*map(_stats_of, models))
         samples = [each.metrics.samples() for each in models]
@@ -291,20 +286,17 @@ class ModelShelf:
             self._on_change([_status_of(model) for model in models])
 
     def note_ready(self, model: ShelvedModel) -> None:
-        """See `lives.Shelf`."""
         self._serve_waiters(model)
         if model.num_leases == 0:  # whoever waited has gone
             self._begin_idle_time(model)
 
     def note_failed(self, model: ShelvedModel, error: RealizarError) -> None:
-        """See `lives.Shelf`."""
         loop = asyncio.get_running_loop()
         model.note_failure(error, loop.time())
         _LOG.error("%s: not loaded: %s", model.name, error)
         self._refuse_waiters(model, lambda: not_loaded(model.name, error, model.retry_s - loop.time()))
 
     def taken(self, model: ShelvedModel) -> str:
-        """See `lives.Shelf`."""
         pool = model.pool
         taken = sum(each.held_bytes for each in self._models.values() if each.pool == pool)
         text = f"{format_bytes(taken)} of {format_bytes(self._pools[pool])} taken"

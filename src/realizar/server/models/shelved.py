@@ -12,6 +12,7 @@ from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.places import Places
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.planned_load import PlannedLoad
+from realizar.engine.process.child import growing_pause_s
 from realizar.errors import RealizarError
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api
@@ -207,6 +208,6 @@ class ShelvedModel:
 
     def note_failure(self, error: RealizarError, now_s: float) -> None:
         """Remember why it could not be loaded. Requests get the error until a pause is over."""
-        pause_s = min(FIRST_PAUSE_S * 2 ** min(self.num_failures, 30), LONGEST_PAUSE_S)
         self.num_failures += 1
+        pause_s = growing_pause_s(self.num_failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.fault, self.retry_s = error, now_s + pause_s

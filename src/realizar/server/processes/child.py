@@ -60,7 +60,6 @@ class ApiProcess(ChildProcess[FromProcess]):
         return True
 
     async def reap(self) -> None:
-        """See `ChildProcess`."""
         self.takes_connections = False
         if self._handing is not None:
             self._handing.close()
@@ -68,7 +67,6 @@ class ApiProcess(ChildProcess[FromProcess]):
         await super().reap()
 
     def take(self, record: FromProcess) -> None:
-        """See `ChildProcess`."""
         if isinstance(record, Started):
             self.takes_connections = self.has_started = True
         self._on_message(self, record)

@@ -21,6 +21,7 @@ import uvicorn
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.owned_requests import OwnedRequests, StateEvent
 from realizar.engine.clients.questions import answer_to
+from realizar.engine.process.child import growing_pause_s
 from realizar.engine.process.messages import (
     Abort,
     Add,
@@ -88,7 +89,6 @@ class Hub:
         self._stopping = asyncio.Event()
 
     def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
-        """See `Front`."""
         return uvicorn.Config("").get_loop_factory()
 
     async def serve(self, engine: AsyncEngine, listener: socket.socket) -> None:
@@ -137,7 +137,7 @@ class Hub:
 
     async def _keep(self, start: Start) -> None:
         """Run one process after another, until the server ends."""
-        failed, delay_s = 0, _FIRST_DELAY_S
+        failed = ends = 0
         while not self._stopping.is_set():
             process = ApiProcess(self._take)
             self._processes.append(process)
@@ -162,11 +162,11 @@ class Hub:
             failed = 0 if process.has_started else failed + 1
             if failed >= _MAX_FAILED_STARTS and not any(other.takes_connections for other in self._processes):
                 raise RealizarError(f"an API process {how}, {failed} times before it took a connection")
-            delay_s = _FIRST_DELAY_S if time.monotonic() - started_s > _STEADY_S else delay_s
+            ends = 1 if time.monotonic() - started_s > _STEADY_S else ends + 1
+            delay_s = growing_pause_s(ends, _FIRST_DELAY_S, _LONGEST_DELAY_S)
             _LOG.error("an API process %s; another one is started in %.2g s", how, delay_s)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
 
     def _abandon(self, process: ApiProcess) -> None:
         """End the requests of a process that is gone, and keep what it counted."""

@@ -37,36 +37,36 @@ from realizar.server.processes.messages import (
 from realizar.server.run import LAST_ANSWERS_S, SWITCH_INTERVAL_S, QuietServer
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.server.settings import ServerSettings
-from realizar.tokenizer.stop_checker import StopChecker
 
 _LOG = logging.getLogger(__name__)
 _RECEIVE_BYTES = 1 << 18
 _HANDED_AT_ONCE = 16
 
 
-def receive_start(messages: socket.socket) -> tuple[Start, FrameReader[ToProcess], list[ToProcess]]:
-    """Read the first message: with the reader, and with what came after it.
+def receive_start(messages: socket.socket) -> tuple[Start, FrameReader[ToProcess]]:
+    """Read the first message; the reader has what came after it.
 
     Raises:
         EOFError: the main process is gone.
     """
     reader: FrameReader[ToProcess] = FrameReader(ToProcess)
     while data := messages.recv(_RECEIVE_BYTES):
-        found = reader.feed(data)
-        if found:
-            first, *rest = found
+        reader.add(data)
+        if (first := reader.take()) is not None:
             if not isinstance(first, Start):
                 raise EOFError(f"the first message is {type(first).__name__}")
-            return first, reader, rest
+            return first, reader
     raise EOFError("the main process is gone")
 
 
-def run_api_process(messages: socket.socket, handing: socket.socket, start: Start, *received: Any) -> None:
+def run_api_process(
+    messages: socket.socket, handing: socket.socket, start: Start, reader: FrameReader[ToProcess]
+) -> None:
     """Serve until the main process says stop, or is gone.
 
     Args:
         messages, handing: the sockets to the main process.
-        received: the reader of `messages`, and what came after the first message.
+        reader: of `messages`.
     """
     keep_little_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -74,7 +74,7 @@ def run_api_process(messages: socket.socket, handing: socket.socket, start: Star
         find_checkpoint(start.model), start.names, start.context_length, start.sampling, start.chat_template,
         created_s=start.created_s,
     )  # fmt: skip
-    served = _Served(start, model, *received)
+    served = _Served(start, model, reader)
     with asyncio.Runner(loop_factory=served.config.get_loop_factory()) as runner:
         runner.run(served.run(messages, handing))
 
@@ -82,15 +82,9 @@ def run_api_process(messages: socket.socket, handing: socket.socket, start: Star
 class _Served:
     """The application of one process, its engine's link, and its connections."""
 
-    def __init__(self, start: Start, model: ServedModel, reader: FrameReader[ToProcess], rest: list[ToProcess]) -> None:
-        self._link = _HubLink(reader, rest, self._stop)
-        self._engine = AsyncEngine(
-            self._link,
-            lambda params: StopChecker(model.tokenizer, params),
-            model.tokenizer.eos_ids,
-            max_queued=start.max_queued,
-            pooling=start.pooling,
-        )
+    def __init__(self, start: Start, model: ServedModel, reader: FrameReader[ToProcess]) -> None:
+        self._link = _HubLink(reader, self._stop)
+        self._engine = model.engine(self._link, start.max_queued, start.pooling)
         app = create_app(self._engine, model, start.settings, self._link.exposition)
         metrics: Metrics = app.state.models.api.metrics
         figures: ServerFigures = app.state.figures
@@ -175,13 +169,12 @@ class _HubLink(asyncio.Protocol):
     """An `EngineLink`, and the other messages of the main process. When the main process is gone, this one ends.
 
     Args:
-        reader: has read the first message, and maybe the beginning of others.
-        pending: messages that came with the first.
+        reader: has read the first message, and maybe others, which are taken at the start.
         stop: called when the process is to end.
     """
 
-    def __init__(self, reader: FrameReader[ToProcess], pending: list[ToProcess], stop: Callable[[], None]) -> None:
-        self._reader, self._pending, self._stop = reader, pending, stop
+    def __init__(self, reader: FrameReader[ToProcess], stop: Callable[[], None]) -> None:
+        self._reader, self._stop = reader, stop
         self._listener: LinkListener | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._asked = Questions(self.report)
@@ -191,9 +184,7 @@ class _HubLink(asyncio.Protocol):
     async def start(self, listener: LinkListener) -> None:
         """See `EngineLink`. The connection must be made."""
         self._listener = listener
-        for message in self._pending:
-            self._take(message)
-        self._pending.clear()
+        self.data_received(b"")
 
     def send(self, command: Command) -> None:
         """See `EngineLink`.
@@ -226,20 +217,15 @@ class _HubLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop with received bytes."""
-        for message in self._reader.feed(data):
-            if self._listener is None:
-                self._pending.append(message)
-            else:
-                self._take(message)
+        self._reader.add(data)
+        while self._listener is not None and (message := self._reader.take()) is not None:
+            self._take(self._listener, message)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the event loop when the main process is gone."""
         os._exit(1)
 
-    def _take(self, message: ToProcess) -> None:
-        listener = self._listener
-        if listener is None:
-            return
+    def _take(self, listener: LinkListener, message: ToProcess) -> None:
         match message:
             case Drain():
                 if isinstance(listener, AsyncEngine):
