@@ -231,6 +231,17 @@ def test_a_client_that_leaves_ends_its_request_and_no_other_process_can(accept: 
     play(main)
 
 
+def test_an_id_that_is_free_again_is_its_next_owner_s() -> None:
+    async def main(scene: Scene) -> None:
+        await scene.add(scene.one, "a")
+        scene.one._on_message(scene.one, Abort("a"))
+        await scene.add(scene.two, "a")
+        scene.link.deltas([(0, 1)], starts=(ChoiceStart(0, "a", 0, 0.5),))
+        assert (len(scene.one.all_of(Outputs)), len(scene.two.all_of(Outputs))) == (0, 1)
+
+    play(main)
+
+
 def test_progress_of_a_prompt_goes_to_the_process_of_its_request() -> None:
     async def main(scene: Scene) -> None:
         await scene.add(scene.one, "a")
