@@ -25,7 +25,7 @@ from realizar.errors import EngineDeadError, EngineUnavailableError, InvalidRequ
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.key_changes import CacheChanges
 from realizar.ray.reported_keys import KEY_BYTES, MOST_KEYS, HeldBlocks, read_report
-from realizar.replicas.held_keys import KeyChanges, KeyReport
+from realizar.replicas.routing import KeyChanges, KeyReport
 from realizar.sampling_params import SamplingParams
 
 PROMPT = tuple(range(2 * BLOCK + 3))

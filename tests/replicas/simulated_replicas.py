@@ -8,8 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from realizar.replicas.held_keys import KeyChanges, KeyReport
-from realizar.replicas.routing import PrefixRouter, ReplicaLoad
+from realizar.replicas.routing import KeyChanges, KeyReport, PrefixRouter, ReplicaLoad
 
 BLOCK_TOKENS = 32
 _STEP_TOKENS = 512

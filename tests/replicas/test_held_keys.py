@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realizar.replicas.held_keys import HeldKeys, KeyChanges, KeyReport
+from realizar.replicas.routing import HeldKeys, KeyChanges, KeyReport
 
 KEYS = tuple(bytes([number]) * 16 for number in range(8))
 _SOME = st.lists(st.sampled_from(KEYS), max_size=4).map(tuple)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realizar.replicas.held_keys import KeyChanges, KeyReport
-from realizar.replicas.routing import CHOICE_TOKENS, PREFIX_WEIGHT, PrefixRouter, ReplicaLoad
+from realizar.replicas.routing import CHOICE_TOKENS, PREFIX_WEIGHT, KeyChanges, KeyReport, PrefixRouter, ReplicaLoad
 from replicas.simulated_replicas import (
     BLOCK_TOKENS,
     SimulatedReplica,

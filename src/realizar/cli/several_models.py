@@ -73,9 +73,8 @@ def make_shelf(
     from realizar.backends.machine import read_machine
     from realizar.checkpoint.model_files import ModelFiles
     from realizar.engine.process.planning import plan_loads
-    from realizar.server.models.fetching import fetch_in_process
-    from realizar.server.models.loader import EngineLoader
-    from realizar.server.models.pulls import Pulls
+    from realizar.server.models.lives import EngineLoader
+    from realizar.server.models.pulls import Pulls, fetch_in_process
     from realizar.server.models.shelf import ModelShelf
 
     found = _find(models, options, wishes.report)

@@ -15,8 +15,8 @@ from realizar.engine.clients.async_link import EngineLink, LinkBetween
 from realizar.engine.process.messages import CachedKeys, EngineLost, Event, Ready, WatchKeys
 from realizar.kv_cache.key_changes import KEY_BYTES as ENGINE_KEY_BYTES
 from realizar.kv_cache.key_changes import CacheChanges
-from realizar.replicas.held_keys import KeyChanges, KeyReport
 from realizar.replicas.prompt_keys import prompt_keys
+from realizar.replicas.routing import KeyChanges, KeyReport
 from realizar.request import Request
 
 KEY_BYTES = 8

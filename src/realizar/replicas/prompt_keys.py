@@ -6,7 +6,7 @@ import numpy as np
 
 from realizar.kv_cache.block_keys import BlockKeys
 from realizar.kv_cache.key_changes import KEY_BYTES, CacheChanges
-from realizar.replicas.held_keys import KeyChanges, KeyReport
+from realizar.replicas.routing import KeyChanges, KeyReport
 from realizar.request import Request
 
 _MOST_BLOCKS = 4096  # beyond them a replica is far ahead in any case, and the event loop waits for every key

@@ -20,7 +20,7 @@ from realizar.errors import ChatTemplateError
 from realizar.sampling_params import SamplingParams
 from realizar.server.generation import request_templates
 from realizar.server.generation.request_templates import RequestCompiler
-from realizar.server.models.loader import EngineLoader
+from realizar.server.models.lives import EngineLoader
 from realizar.server.settings import ServerSettings
 from realizar.tokenizer.parsers.choose import find_format, format_of
 from realizar.tokenizer.templates.chat_messages import TemplateBoundsError

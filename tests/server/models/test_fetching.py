@@ -19,8 +19,7 @@ from realizar.errors import HubError, UnknownModelError
 from realizar.hub.cache import models_dir
 from realizar.hub.progress import RemoteFile
 from realizar.hub.pull_process import RESERVE_BYTES, check_room
-from realizar.server.models.fetching import fetch_in_process
-from realizar.server.models.pulls import PullEvent
+from realizar.server.models.pulls import PullEvent, fetch_in_process
 from waits import HANG_S
 
 WEIGHTS = b"GGUF weights" * 100_000
