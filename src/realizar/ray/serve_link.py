@@ -20,6 +20,7 @@ import msgspec
 from realizar.delta_shares import renumbered
 from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.clients.questions import answer_to
+from realizar.engine.clients.tasks import Tasks
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process.child import growing_pause_s
 from realizar.engine.process.messages import (
@@ -123,7 +124,7 @@ class ServeLink:
         self._engines, self._max_replicas = engines, max_replicas
         self._listener: LinkListener | None = None
         self._calls: dict[str, _Call] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._serials = itertools.count(1)
         self._prefix = secrets.token_hex(8)  # ids of requests are unique over all fronts
         self._block_tokens = 0
@@ -131,24 +132,22 @@ class ServeLink:
 
     async def start(self, listener: LinkListener) -> None:
         self._listener = listener
-        self._spawn(self._wait_ready(listener))
+        self._start(self._wait_ready(listener))
 
     def send(self, command: Command) -> None:
         if isinstance(command, Add):
             call = self._calls[command.request.request_id] = _Call(command.request)
-            call.task = self._spawn(self._run(call))
+            call.task = self._start(self._run(call))
         elif isinstance(command, Abort):
             self._abort(command)
         elif isinstance(command, Ask):
-            self._spawn(self._answer(command))
+            self._start(self._answer(command))
 
     async def close(self, *, at_once: bool = False) -> None:
         """See `EngineLink`: the engines are their replicas'."""
         for call in self._calls.values():
             call.close()
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     async def _wait_ready(self, listener: LinkListener) -> None:
         for number in itertools.count(1):
@@ -260,16 +259,13 @@ class ServeLink:
             raise RealizarError(f"not every replica's cache was cleared: {reason}") from error
         return None
 
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run work in a context of its own: Ray Serve would take all calls in that of one HTTP request for one."""
+        return self._tasks.start(work, contextvars.Context())
+
     def _report(self, event: Any) -> None:
         if self._listener is not None:
             self._listener.handle(event)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run work in a context of its own: Ray Serve would take all calls in that of one HTTP request for one."""
-        task = asyncio.create_task(work, context=contextvars.Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 _MOST_SILENT = 256

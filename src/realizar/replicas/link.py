@@ -7,10 +7,9 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
@@ -18,6 +17,7 @@ from realizar.checkpoint.model_files import ModelFiles
 from realizar.delta_shares import renumbered
 from realizar.engine.clients.async_link import EngineLink, LinkListener
 from realizar.engine.clients.questions import answer_to
+from realizar.engine.clients.tasks import Tasks
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.process import supervisor
 from realizar.engine.process.messages import (
@@ -171,7 +171,7 @@ class ReplicaLink:
         self._placement = _Placement(self._replicas)
         self._incarnations = itertools.count()
         self._listener: LinkListener | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._tried: set[str] = set()  # replicas whose first engine was ready, or died
         self._rolling: asyncio.Task[None] | None = None
         self._num_moved = 0
@@ -218,22 +218,19 @@ class ReplicaLink:
                 self._placement.note_end(command.request_id, command.choice)
                 self._note_change()
         elif isinstance(command, Ask):
-            self._spawn(self._answer(command))
+            self._tasks.start(self._answer(command))
         else:
             raise InvalidRequestError(f"several engines take no {type(command).__name__}")
 
     async def close(self, *, at_once: bool = False) -> None:
         self._closed = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
         await asyncio.gather(*(replica.close(at_once=at_once) for replica in self._replicas))
 
     def restart_in_turn(self) -> None:
         """Begin to replace the engines one by one, so that no request fails; nothing happens while this goes on."""
         if self._rolling is None or self._rolling.done():
-            self._rolling = self._spawn(self._replace_in_turn())
+            self._rolling = self._tasks.start(self._replace_in_turn())
         else:
             _LOG.warning("the replicas are being restarted already")
 
@@ -328,7 +325,7 @@ class ReplicaLink:
                 self._pass_loss(named, restarting=restarting_any, blame=blame)
         if not restarting and not self._closed:
             _LOG.error("replica %s gets another engine in %.0f s: %s", replica.name, _REVIVAL_S, error)
-            self._spawn(self._revive(replica))
+            self._tasks.start(self._revive(replica))
         self._note_change()
 
     def _add(self, command: Add) -> None:
@@ -433,12 +430,6 @@ class ReplicaLink:
 
     def _pass_loss(self, error: RealizarError, *, restarting: bool, blame: bool) -> None:
         self._pass_on(EngineLost(record_error(error), restarting, blame, counted=True))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _note_states(self) -> None:
         self._on_states([each.state for each in self._replicas])

@@ -8,7 +8,6 @@ outputs to errors). Read these first, then one client:
    Ctrl-C to the end of a step, and `prompt_progress.py` reports progress.
 2. `async_engine.py`: `AsyncEngine`, for the server. `async_link.py` connects it to an engine in a thread or a process;
    `owned_requests.py` shares one engine between several who have requests, such as API processes.
-   `async_requests.py`, `async_stream.py` and `questions.py` hold its open requests and unanswered questions, and
-   the first refuses requests that crash engines; `places.py` shares what may be open by
-   client.
+   `async_requests.py`, `async_stream.py` and `questions.py` hold its open requests and unanswered questions, and the
+   first refuses requests that crash engines; `places.py` shares what may be open by client.
 """

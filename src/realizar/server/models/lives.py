@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from realizar.backends.base import Transfer
 from realizar.checkpoint.model_files import ModelFiles
+from realizar.engine.clients.tasks import Tasks
 from realizar.engine.core.metrics import EngineStats
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.child import LivenessPolicy
@@ -129,31 +129,30 @@ class EngineLives:
 
     def __init__(self, loader: Loader, shelf: Shelf) -> None:
         self._loader, self._shelf = loader, shelf
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._loads: dict[ShelvedModel, asyncio.Task[None]] = {}
 
     async def ended(self) -> None:
         """Wait until nothing is on its way any more."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.ended()
 
     def load(self, model: ShelvedModel) -> None:
         """Load a model that is not loaded."""
         model.stage = "loading"
-        loading = self._loads[model] = self._spawn(self._load(model))
+        loading = self._loads[model] = self._tasks.start(self._load(model))
         loading.add_done_callback(lambda task: self._load_ended(model, task))
 
     def sleep(self, model: ShelvedModel) -> None:
         """Have an idle model's weights wait in the host's memory; it is unloaded where that fails."""
         if model.running is not None:
             model.stage, model.is_wanted_away = "sleeping", False
-            self._spawn(self._sleep(model, model.running))
+            self._tasks.start(self._sleep(model, model.running))
 
     def wake(self, model: ShelvedModel) -> None:
         """Have a model that is asleep take its memory again."""
         if model.running is not None:
             model.stage = "waking"
-            self._spawn(self._wake(model, model.running))
+            self._tasks.start(self._wake(model, model.running))
 
     def close(self, model: ShelvedModel, *, at_once: bool = False, after: str = "known") -> None:
         """Have a model's engine end, if it has one. Its memory counts until it has.
@@ -166,7 +165,7 @@ class EngineLives:
             self._loads[model].cancel()
         elif model.stage in ("ready", "sleeping", "asleep", "waking") and model.running is not None:
             model.stage, model.is_wanted_away, model.unloads_s = "closing", False, None
-            self._spawn(self._unload(model, model.running, at_once=at_once, failed=after == "failed"))
+            self._tasks.start(self._unload(model, model.running, at_once=at_once, failed=after == "failed"))
 
     async def _load(self, model: ShelvedModel) -> None:
         """Load a model, and give it to those who wait for it."""
@@ -186,7 +185,7 @@ class EngineLives:
             running = model.running = Running(api)
             model.stage, model.fault = "ready", None
             model.num_failures, model.num_loads = 0, model.num_loads + 1
-            self._spawn(self._watch(model, running))
+            self._tasks.start(self._watch(model, running))
             self._shelf.note_ready(model)
             seconds = asyncio.get_running_loop().time() - started_s
             log(model, f"ready after {seconds:.1f} s, {self._shelf.taken(model)}")
@@ -247,12 +246,6 @@ class EngineLives:
         finally:
             model.running, model.stage = None, "failed" if failed else "known"
             self._shelf.settle()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def log(model: ShelvedModel, text: str) -> None:

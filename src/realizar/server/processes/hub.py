@@ -12,15 +12,15 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 import uvicorn
 
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.owned_requests import OwnedRequests, StateEvent
 from realizar.engine.clients.questions import answer_to
+from realizar.engine.clients.tasks import Tasks
 from realizar.engine.process.child import growing_pause_s
 from realizar.engine.process.messages import (
     Abort,
@@ -80,7 +80,7 @@ class Hub:
             lambda process, event: process.send(event), self._note_state
         )
         self._processes: list[ApiProcess] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._samples: dict[ApiProcess, tuple[MetricSamples, ...]] = {}
         self._retired: tuple[MetricSamples, ...] = ()  # of processes that have ended
         self._last_state: StateEvent | None = None
@@ -105,9 +105,9 @@ class Hub:
         finally:
             self._stopping.set()
             self._listen(wanted=False)
-            for task in (*keeping, *self._tasks):
+            for task in keeping:
                 task.cancel()
-            await asyncio.gather(*keeping, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*keeping, self._tasks.cancel(), return_exceptions=True)
             for process in list(self._processes):
                 self.requests.abandon(process)
                 await process.reap()
@@ -123,8 +123,11 @@ class Hub:
         self._listen(wanted=False)
         self._broadcast(Stop())
         for process in self._processes:
-            delay_s = 0.0 if at_once else _STOP_S
-            asyncio.get_running_loop().call_later(delay_s, self._spawn, process.reap)
+            self._tasks.start(self._end_late(process, 0.0 if at_once else _STOP_S))
+
+    async def _end_late(self, process: ApiProcess, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        await process.reap()
 
     def _note_state(self, event: StateEvent) -> None:
         """Tell all processes, and those that are started later."""
@@ -182,7 +185,7 @@ class Hub:
             case Abort(request_id, choice):
                 self.requests.abort(process, request_id, choice)
             case Ask():
-                self._spawn(lambda: self._answer(process, message))
+                self._tasks.start(self._answer(process, message))
             case ConnectionsClosed(count):
                 process.num_connections -= count
             case Started():
@@ -209,13 +212,6 @@ class Hub:
     def _broadcast(self, message: ToProcess) -> None:
         for process in self._processes:
             process.send(message)
-
-    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Run work of the loop that nobody waits for."""
-        task = asyncio.create_task(work())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _exposition(self, engine: AsyncEngine) -> bytes:
         """The metrics of all processes; one that is busy counts as it last did."""

@@ -7,14 +7,15 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from realizar.engine.clients.async_engine import AsyncEngine
 from realizar.engine.clients.async_link import LinkListener
 from realizar.engine.clients.questions import Questions, answer_to
+from realizar.engine.clients.tasks import Tasks
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.process.messages import Abort, Add, Answer, Ask, Command, Ping, Pong, Question
 from realizar.errors import InvalidRequestError
@@ -93,7 +94,7 @@ class _Served:
         self._protocol = self._counted_protocol(start.settings, figures)
         self.config = uvicorn_config(app, start.settings, http=self._protocol, timeout_graceful_shutdown=LAST_ANSWERS_S)
         self._server = QuietServer(self.config)
-        self._entering: set[asyncio.Task[Any]] = set()
+        self._entering = Tasks()
 
     async def run(self, messages: socket.socket, handing: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -129,9 +130,7 @@ class _Served:
             for descriptor in descriptors:
                 connection = socket.socket(fileno=descriptor)
                 connection.setblocking(False)
-                task = asyncio.create_task(self._connect(connection))
-                self._entering.add(task)
-                task.add_done_callback(self._entering.discard)
+                self._entering.start(self._connect(connection))
 
     async def _connect(self, connection: socket.socket) -> None:
         try:
@@ -178,7 +177,7 @@ class _HubLink(asyncio.Protocol):
         self._listener: LinkListener | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._asked = Questions(self.report)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self.samples: Callable[[], tuple[MetricSamples, ...]] = tuple
 
     async def start(self, listener: LinkListener) -> None:
@@ -229,11 +228,11 @@ class _HubLink(asyncio.Protocol):
         match message:
             case Drain():
                 if isinstance(listener, AsyncEngine):
-                    self._spawn(listener.drain())
+                    self._tasks.start(listener.drain())
             case Stop():
                 self._stop()
             case Ask():
-                self._spawn(self._answer(message))
+                self._tasks.start(self._answer(message))
             case Ping():
                 self.report(Pong())
             case Answer():
@@ -251,8 +250,3 @@ class _HubLink(asyncio.Protocol):
         if what != "samples":
             raise InvalidRequestError(f"an API process has no {what}")
         return self.samples()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
