@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import torch
 
-from realizar.backends.cuda.attention.native_decode import DecodeAttention
+from realizar.backends.cuda.attention.decode import DecodeAttention
 from realizar.backends.cuda.native.attend_source import AttendKernel
-from realizar.backends.cuda.tuning.replay import replay_ms
+from realizar.backends.cuda.tuning.measure import replay_ms
 from realizar.models.generated.shapes import SHAPES, Shape
 
 BLOCK, MOST_PARTS = 16, 64

@@ -14,11 +14,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from realizar.backends.cuda.matmul.expert_lines import ExpertShape
 from realizar.backends.cuda.matmul.grouped import GroupedConfig, GroupedMatmuls
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
+from realizar.backends.cuda.matmul.tuning_table import ExpertShape
 from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles
-from realizar.backends.cuda.tuning.measure_experts import buffers_of, random_choices, random_experts, step_of
+from realizar.backends.cuda.tuning.measure import buffers_of, random_choices, random_experts, step_of
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.checkpoint.ggml_types import GGMLType

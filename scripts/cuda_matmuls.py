@@ -19,12 +19,11 @@ import numpy as np
 import pytest
 import torch
 
-from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
+from realizar.backends.cuda.matmul.linears import launch_gated, route_gated
 from realizar.backends.cuda.matmul.quantized import ActivationFormat, Activations, MatmulConfig, MatmulKernels
 from realizar.backends.cuda.matmul.tuning_table import best_lines, write_table
 from realizar.backends.cuda.native.sources import MatvecTiles
-from realizar.backends.cuda.tuning.measure import DeviceMeter, copies, written
-from realizar.backends.cuda.tuning.replay import replay_ms
+from realizar.backends.cuda.tuning.measure import DeviceMeter, copies, replay_ms, written
 from realizar.backends.cuda.tuning.sweep import TOKEN_COUNTS, Shape, sweep
 from realizar.backends.cuda.weights.pack_raw import Packer
 from realizar.checkpoint.ggml_types import GGMLType

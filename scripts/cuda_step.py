@@ -14,7 +14,7 @@ from cuda_bench import decodes, random_checkpoint
 
 from realizar.backends.cuda.inspection.backend import InspectedCUDABackend
 from realizar.backends.cuda.runner import CUDABackend
-from realizar.backends.cuda.tuning.replay import median_ms
+from realizar.backends.cuda.tuning.measure import median_ms
 from realizar.backends.select import resolve_model
 from realizar.batch import OpenedRow
 from realizar.config import EngineConfig

@@ -29,7 +29,7 @@ import torch
 from realizar.backends.cuda.native.launcher import checked
 from realizar.backends.cuda.sleep.driver import CUDADriver
 from realizar.backends.cuda.sleep.host_memory import HostMemory
-from realizar.backends.cuda.sleep.segments import Segments
+from realizar.backends.cuda.sleep.load_memory import Segments
 
 _MIB = 1 << 20
 _KV_MIB = 3814

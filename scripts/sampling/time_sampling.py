@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from realizar.backends.cuda.device import open_device
-from realizar.backends.cuda.host_copies import HostCopies
-from realizar.backends.cuda.sampling.native_choices import RESULT_BYTES, NativeChoiceMaker
+from realizar.backends.cuda.sampling.native_choices import RESULT_BYTES, HostCopies, NativeChoiceMaker
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.step import WantedTokens
 from realizar.backends.cuda.workspace import LOGIT_BLOCK

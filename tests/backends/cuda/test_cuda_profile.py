@@ -12,8 +12,8 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
+from realizar.backends.cuda.inspection.backend import read_values  # noqa: E402
 from realizar.backends.cuda.inspection.launch_times import EventClock, read_limit, time_launches  # noqa: E402
-from realizar.backends.cuda.inspection.step_values import read_values  # noqa: E402
 from realizar.bench.profile import StepWork, one_step, open_rows, time_steps  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import RealizarError  # noqa: E402

@@ -18,7 +18,6 @@ from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
 from backends.cuda.matmul.stored_inputs import near, read_integers, stored  # noqa: E402
 from backends.cuda.routed_runs import run_prompts  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape  # noqa: E402
 from realizar.backends.cuda.matmul.experts import (  # noqa: E402
     ExpertMatmuls,
     Pairs,
@@ -26,7 +25,7 @@ from realizar.backends.cuda.matmul.experts import (  # noqa: E402
     input_format,
 )
 from realizar.backends.cuda.matmul.quantized import MatmulKernels  # noqa: E402
-from realizar.backends.cuda.matmul.tuning_table import own_table, write_table  # noqa: E402
+from realizar.backends.cuda.matmul.tuning_table import ExpertLine, ExpertShape, own_table, write_table  # noqa: E402
 from realizar.backends.cuda.native.grouped.source import DirectTiles  # noqa: E402
 from realizar.backends.cuda.weights.experts import ExpertLoader, ExpertsPlan, PackedExperts  # noqa: E402
 from realizar.backends.cuda.weights.pack_raw import Packer  # noqa: E402

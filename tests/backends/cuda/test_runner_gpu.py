@@ -18,7 +18,7 @@ from architecture_case import Form  # noqa: E402
 from architectures import build_case, check_logits, rows_run_by  # noqa: E402
 from backends.cuda.cuda_runs import GPURunner, load_gpu_runner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.cuda.matmul import gated, linears, tuning_table  # noqa: E402
+from realizar.backends.cuda.matmul import linears, tuning_table  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.checkpoint.open import open_checkpoint  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
@@ -140,10 +140,11 @@ def test_decodes_before_and_after_their_kernels_change(name: str, kv: str) -> No
 def test_matmuls_with_an_activation_epilogue(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The epilogue is forced in models that are too small for it to pay."""
     seen: set[int] = set()
+    launch = linears.launch_gated
 
     def launch_gated(*arguments: Any) -> None:
         seen.add(arguments[4])
-        gated.launch_gated(*arguments)
+        launch(*arguments)
 
     monkeypatch.setattr(tuning_table, "_LEAST_FILLED", 0.0)
     monkeypatch.setattr(linears, "launch_gated", launch_gated)

@@ -4,9 +4,9 @@ A model is bound once to a table of kernels and addresses, which a team of threa
 interpreter's lock. Read in this order:
 
 1. `runner.py`: `CPUBackend` runs steps of a model, which `load.py` makes as one `LoadedModel`.
-2. `bind.py`: the program's blocks become a table (`operations.py`) of kernels and argument records (`records.py`), over
-   the buffers of `workspace.py` and the tables of `rope_tables.py`. `bind_kv.py` does so for attention, `bind_state.py`
-   for mixers with a state. The kernels of a mixture of experts meet in the arrays of `routing.py`.
+2. `bind.py`: the program's blocks become a table (`operations.py`) of kernels and argument records (`records.py`),
+   over the buffers of `workspace.py`, where the kernels of a mixture of experts meet too. `bind_kv.py` does so for
+   attention, with the tables of rope, `bind_state.py` for mixers with a state.
 3. `walker.py`, `threads.py`: the walk of that table by all threads, with barriers, and the exceptions that
    kernels raise there.
 4. `kernels/`: the C functions of that table; `codegen/`: their inner loops as LLVM code; `activation_layout.py`: the

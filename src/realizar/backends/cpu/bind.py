@@ -25,11 +25,10 @@ from realizar.backends.cpu.kernels.routing import CHOOSE, GATHER, SORT, SUM
 from realizar.backends.cpu.kernels.select import SELECT
 from realizar.backends.cpu.operations import BoundOperation, BoundProgram, walkable
 from realizar.backends.cpu.records import Record, address
-from realizar.backends.cpu.routing import pairs_of_item
 from realizar.backends.cpu.state.sizes import input_columns
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.weights.pack import FloatMatrix, Matrix, PackedMatrix
-from realizar.backends.cpu.workspace import RecordBuffer, Workspace, kept_stream, written_records
+from realizar.backends.cpu.workspace import RecordBuffer, Workspace, kept_stream, pairs_of_item, written_records
 from realizar.backends.machine import read_machine
 from realizar.backends.parts import SHARED_PART, block_name, inputs_part, join_part
 from realizar.backends.program import (

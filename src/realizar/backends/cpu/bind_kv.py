@@ -14,13 +14,13 @@ from realizar.backends.cpu.kernels.normalize import norm_kind
 from realizar.backends.cpu.kernels.rotate import ROTATE
 from realizar.backends.cpu.kv.memory import KVMemory
 from realizar.backends.cpu.operations import BoundOperation
-from realizar.backends.cpu.records import Record, address
-from realizar.backends.cpu.rope_tables import RopeTables
+from realizar.backends.cpu.records import Record, address, aligned_zeros
 from realizar.backends.cpu.weights.load import Weights
 from realizar.backends.cpu.weights.pack import PackedMatrix
 from realizar.backends.cpu.workspace import Workspace, written_records
 from realizar.models.mixers import SharedAttention
-from realizar.models.spec import Attention
+from realizar.models.parts import QueryGrowth, Rope
+from realizar.models.spec import Attention, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +133,40 @@ class AttentionBinder:
 
     def _pack(self, record: Record, **values: float) -> NDArray[np.int64]:
         return record.pack({"step": address(self.workspace.step), **values})
+
+
+class RopeTables:
+    """float32 [tokens, half] cosines and sines, and [tokens] factors of queries, rewritten every step."""
+
+    def __init__(self, spec: ModelSpec, max_tokens: int) -> None:
+        ropes = {attention.rope for _, attention in spec.all_attentions() if attention.rope is not None}
+        self._frequencies: dict[Rope, NDArray[np.float32]] = {
+            rope: np.array(rope.inverse_frequencies, np.float32) for rope in ropes
+        }
+        self._tables = {
+            rope: [aligned_zeros(max_tokens * values.size, np.float32) for _ in range(2)]
+            for rope, values in self._frequencies.items()
+        }
+        growths = {attention.query_growth for _, attention in spec.attentions() if attention.query_growth is not None}
+        self._growths = {growth: aligned_zeros(max_tokens, np.float32) for growth in growths}
+
+    def query_scales(self, growth: QueryGrowth | None) -> int:
+        """The address of queries' factors; zero where they do not grow."""
+        return 0 if growth is None else address(self._growths[growth])
+
+    def addresses(self, rope: Rope | None) -> tuple[int, int]:
+        """Addresses of cosines and sines; zeros without rope."""
+        if rope is None:
+            return 0, 0
+        cosine, sine = self._tables[rope]
+        return address(cosine), address(sine)
+
+    def fill(self, positions: NDArray[np.int32]) -> None:
+        """Write the rows of a step's tokens, whose positions are int32 [tokens]; angles are float32, as in training."""
+        for rope, frequencies in self._frequencies.items():
+            angles = (positions.astype(np.float32)[:, None] * frequencies).ravel()
+            cosine, sine = self._tables[rope]
+            np.multiply(np.cos(angles), np.float32(rope.magnitude), out=cosine[: angles.size])
+            np.multiply(np.sin(angles), np.float32(rope.magnitude), out=sine[: angles.size])
+        for growth, factors in self._growths.items():
+            factors[: positions.size] = 1 + growth.factor * np.log(1 + positions // growth.period)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import Capacity
 from realizar.backends.cpu.bind import Binder
-from realizar.backends.cpu.bind_kv import AttentionBinder
+from realizar.backends.cpu.bind_kv import AttentionBinder, RopeTables
 from realizar.backends.cpu.bind_state import StateBinder
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernel_library import KernelLibrary
@@ -18,7 +18,6 @@ from realizar.backends.cpu.kernels.attention import scratch_bytes
 from realizar.backends.cpu.kv.memory import KVMemory
 from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.records import aligned_zeros
-from realizar.backends.cpu.rope_tables import RopeTables
 from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
 from realizar.backends.cpu.state.memory import StateMemory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,14 +11,15 @@ from numpy.typing import NDArray
 from realizar.backends.cpu.activation_layout import GROUP, RECORD_BYTES
 from realizar.backends.cpu.kernels.attention import ROW_FIELDS
 from realizar.backends.cpu.kernels.delta_net import delta_scratch_bytes
+from realizar.backends.cpu.kernels.linear import BLOCK_TOKENS
+from realizar.backends.cpu.kernels.routing import COUNT_FIELDS, COUNT_READ, COUNT_SORTED, ITEM_FIELDS
 from realizar.backends.cpu.records import address, aligned_zeros
-from realizar.backends.cpu.routing import Routing, num_positions
 from realizar.backends.cpu.state.sizes import convolved_width, inputs_width, output_width, state_sizes
 from realizar.backends.machine import memory_bytes
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.errors import InvalidRequestError
 from realizar.models.mixers import GatedDeltaNet
-from realizar.models.spec import ModelSpec
+from realizar.models.spec import Experts, ModelSpec
 from realizar.sizes import format_bytes
 
 _TOKEN_PADDING = 16  # float32 between tokens: values a power of two apart would share cache sets
@@ -204,3 +206,57 @@ class Workspace:
             buffer.values.nbytes + sum(part.size_bytes for part in (buffer.records, buffer.terms) if part is not None)
             for buffer in self.buffers.values()
         )
+
+
+def num_positions(mixtures: Iterable[Experts], max_tokens: int, block_tokens: int) -> int:
+    """Positions that a step's pairs can take at most: each expert's begin a block of records."""
+    most = 0
+    for experts in mixtures:
+        pairs = max_tokens * experts.experts_per_token
+        most = max(most, pairs + min(pairs, experts.num_experts) * (block_tokens - 1))
+    return -(-most // block_tokens) * block_tokens
+
+
+def pairs_of_item(in_features: int, block_bytes: int, block_tokens: int) -> int:
+    """Pairs of an item: whole blocks of records, few enough to stay in `block_bytes` of cache, at least one block."""
+    record_bytes = -(-in_features // GROUP) * RECORD_BYTES
+    return max(1, min(BLOCK_TOKENS, block_bytes // record_bytes) // block_tokens) * block_tokens
+
+
+class Routing:
+    """Memory that all mixtures of a model use, one after another.
+
+    Args:
+        mixtures: of the model.
+        max_tokens: of a step. block_tokens: of a block of records.
+
+    Attributes:
+        chosen: int32 [tokens * experts per token], experts. weights: float32, theirs. positions: int32, of the pairs.
+        starts: int64 [experts], scratch. items: int64 [items + 1, ITEM_FIELDS]. counts: int64 [COUNT_FIELDS]; see
+            `routing` of the kernels.
+    """
+
+    def __init__(self, mixtures: Iterable[Experts], max_tokens: int, block_tokens: int) -> None:
+        every = list(mixtures)
+        pairs = max_tokens * max((each.experts_per_token for each in every), default=0)
+        experts = max((each.num_experts for each in every), default=0)
+        items = pairs // block_tokens + min(experts, pairs)
+        self.chosen, self.positions = aligned_zeros(pairs, "int32"), aligned_zeros(pairs, "int32")
+        self.weights = aligned_zeros(pairs, "float32")
+        self.starts, self.counts = aligned_zeros(experts, "int64"), aligned_zeros(COUNT_FIELDS, "int64")
+        self.items = aligned_zeros((items + 1) * ITEM_FIELDS, "int64")
+
+    def forget_experts_read(self) -> None:
+        """Begin the count of experts again."""
+        self.counts[[COUNT_READ, COUNT_SORTED]] = 0
+
+    def experts_read(self) -> float | None:
+        """Experts that a mixture read in a step, on average since then; None if there was none."""
+        read, mixtures = int(self.counts[COUNT_READ]), int(self.counts[COUNT_SORTED])
+        return read / mixtures if mixtures else None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the arrays."""
+        arrays = self.chosen, self.positions, self.weights, self.starts, self.counts, self.items
+        return sum(each.nbytes for each in arrays)

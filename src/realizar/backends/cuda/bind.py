@@ -13,8 +13,7 @@ from realizar.backends.cuda.bind_mixture import MixtureBinder
 from realizar.backends.cuda.inputs.bind import InputsBinder
 from realizar.backends.cuda.kernels.choose import choose, finish_logits
 from realizar.backends.cuda.launch import Launch, StepKind
-from realizar.backends.cuda.matmul.linears import MergedLinear
-from realizar.backends.cuda.matmul.merging import Merger
+from realizar.backends.cuda.matmul.linears import MergedLinear, Merger
 from realizar.backends.cuda.norms import Branch, Consumer, NormBinder
 from realizar.backends.cuda.recurrences.bind import RecurrenceBinder
 from realizar.backends.cuda.weights.load import Weights

@@ -30,10 +30,9 @@ from realizar.backends.cuda.matmul.experts import (
     gated_activation,
     input_format,
 )
-from realizar.backends.cuda.matmul.grouped_experts import GroupedExperts
+from realizar.backends.cuda.matmul.grouped import GroupedExperts
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
-from realizar.backends.cuda.matmul.linears import MergedLinear, partial_floats
-from realizar.backends.cuda.matmul.merging import Merger
+from realizar.backends.cuda.matmul.linears import MergedLinear, Merger, partial_floats
 from realizar.backends.cuda.matmul.routing import Router, RouterKernels
 from realizar.backends.cuda.norms import (
     Branch,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 
 from realizar.backends.base import Capacity
 from realizar.backends.cuda.attention.bind import AttentionBinder
@@ -15,21 +16,18 @@ from realizar.backends.cuda.attention.rope_tables import RopeTables
 from realizar.backends.cuda.bind import Binder
 from realizar.backends.cuda.bind_dense import DenseBinder
 from realizar.backends.cuda.bind_mixture import MixtureBinder, shared_floats
-from realizar.backends.cuda.device import DeviceProfile, free_bytes
+from realizar.backends.cuda.device import SLOWER, DeviceProfile, free_bytes
 from realizar.backends.cuda.device_errors import translate
 from realizar.backends.cuda.finish import StepFinisher
 from realizar.backends.cuda.graphs import GraphRunner
 from realizar.backends.cuda.kernel_sizes import attention_parts, compute_type, tile_tokens
 from realizar.backends.cuda.launch import StepKind
-from realizar.backends.cuda.load_report import describe_card, describe_refused, describe_routes
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, expert_floats
-from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.fp8_copies import check_device, sum_type
-from realizar.backends.cuda.matmul.grouped_experts import GroupedExperts
-from realizar.backends.cuda.matmul.linears import MergedLinear, copy_to_fp8, partial_floats
-from realizar.backends.cuda.matmul.merging import Merger
+from realizar.backends.cuda.matmul.grouped import GroupedExperts
+from realizar.backends.cuda.matmul.linears import MergedLinear, Merger, copy_to_fp8, partial_floats
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
-from realizar.backends.cuda.matmul.routing import RouterKernels
+from realizar.backends.cuda.matmul.routing import ExpertsRead, RouterKernels
 from realizar.backends.cuda.norms import NormBinder
 from realizar.backends.cuda.plan import plan_memory
 from realizar.backends.cuda.recurrences.bind import RecurrenceBinder, scan_scratch
@@ -53,6 +51,7 @@ from realizar.backends.resolved_config import ResolvedConfig
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CaptureLostError, DeviceLostError
 from realizar.models.spec import ModelSpec
+from realizar.sizes import format_bytes
 
 _LOG = logging.getLogger(__name__)
 
@@ -356,3 +355,48 @@ def _warm_chunks(
             seen.add(kernels)
             graphs.run_eagerly(kind, 0)
         progress("compiling chunks", (done + 1) / len(kinds))
+
+
+def describe_card(device: DeviceProfile, compute: str, kv_dtype: str) -> str:
+    """A line about the GPU, the types of attention and cache, and early starts of kernels."""
+    major, minor = device.capability
+    return (
+        f"{device.name}, compute capability {major}.{minor}, {device.processors} multiprocessors,"
+        f" {format_bytes(device.memory_bytes)}; attention multiplies in {compute}, the KV cache holds {kv_dtype};"
+        f" kernels may start early: {'yes' if device.has_dependent_launch else 'no'}"
+    )
+
+
+def describe_refused(device: DeviceProfile) -> Iterator[str]:
+    """A line for each family of kernels that is replaced."""
+    if not device.has_matmuls:
+        yield "no CUDA C++ matmuls on this device: Triton multiplies"
+    for family in sorted(device.without):
+        yield f"without the kernels of {family}: {SLOWER[family]}"
+
+
+def describe_routes(linears: Iterable[MergedLinear], counts: Iterable[int]) -> Iterator[str]:
+    """A line for each kind of matmul: by numbers of tokens, the format of its input, its kernel and its splits."""
+    numbers, seen = sorted(counts), set()
+    for linear in linears:
+        ways = [(count, _way(linear, StepKind(count))) for count in numbers]
+        parts = []
+        for way, same in groupby(ways, key=lambda pair: pair[1]):
+            of = [count for count, _ in same]
+            parts.append(f"{of[0]} to {of[-1]}: {way}" if len(of) > 1 else f"{of[0]}: {way}")
+        line = f"matmul of {linear.cols} columns to {linear.width}, by tokens: {'; '.join(parts)}"
+        if line not in seen:
+            seen.add(line)
+            yield line
+
+
+def _way(linear: MergedLinear, kind: StepKind) -> str:
+    """The kernel, splits and epilogue of a matmul in a step of this kind."""
+    input_kinds = "+".join(input_format.kind for input_format in linear.input_formats(kind))
+    kernels = "+".join(dict.fromkeys(str(config.tiles) for _, config in linear.routes(kind))) or "Triton or cuBLAS"
+    epilogue = ""
+    if linear.is_gated(kind):
+        epilogue = " with the activation epilogue"
+    elif linear.adds_residual(kind):
+        epilogue = " with the residual-add epilogue"
+    return f"{input_kinds} by {kernels}, {linear.splits(kind)} splits{epilogue}"

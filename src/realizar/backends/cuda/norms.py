@@ -15,10 +15,9 @@ from realizar.backends.cuda.kernels.normalize import normalize, normalize_block
 from realizar.backends.cuda.kernels.normalize_beside import normalize_beside, normalize_twice
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.matmul.experts import ExpertsInput, ExpertsOutput
-from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
-from realizar.backends.cuda.matmul.quantized import Int8Activations
+from realizar.backends.cuda.matmul.quantized import FoldedNorm, Int8Activations
 from realizar.backends.cuda.matmul.residual import Residual
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace

@@ -16,10 +16,10 @@ from realizar.backends.cuda.attention.kv_memory import KVMemory, kv_limit_bytes
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.kernel_sizes import MAX_PARTS, compute_type, fixed_parts, tile_tokens
 from realizar.backends.cuda.layouts.activations import padded_cols
-from realizar.backends.cuda.matmul.expert_lines import ExpertShape
 from realizar.backends.cuda.matmul.experts import expert_floats
 from realizar.backends.cuda.matmul.fp8_copies import copied_bytes
 from realizar.backends.cuda.matmul.grouped_tiles import step_tiles
+from realizar.backends.cuda.matmul.tuning_table import ExpertShape
 from realizar.backends.cuda.recurrences.bind import scan_scratch
 from realizar.backends.cuda.recurrences.memory import slot_bytes
 from realizar.backends.cuda.sampling import native_buffers

@@ -13,8 +13,7 @@ from realizar.cli.terminal.progress import download_progress
 from realizar.errors import InvalidRequestError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from realizar.backends.cuda.matmul.expert_lines import ExpertLine
-    from realizar.backends.cuda.matmul.tuning_table import Line
+    from realizar.backends.cuda.matmul.tuning_table import ExpertLine, Line
 
 
 def tune_command(

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
-from realizar.backends.cuda.attention.native_decode import DecodeAttention  # noqa: E402
+from realizar.backends.cuda.attention.decode import DecodeAttention  # noqa: E402
 from realizar.backends.cuda.native.attend_source import AttendKernel  # noqa: E402
 from realizar.backends.cuda.native.compiler import compile_sources  # noqa: E402
 from wider import wider  # noqa: E402

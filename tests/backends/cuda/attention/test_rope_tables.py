@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from random_models import Recipe, random_model  # noqa: E402
-from realizar.backends.cpu import rope_tables as on_cpu  # noqa: E402
+from realizar.backends.cpu import bind_kv as on_cpu  # noqa: E402
 from realizar.backends.cuda.attention.rope_tables import RopeTables  # noqa: E402
 
 

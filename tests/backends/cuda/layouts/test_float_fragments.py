@@ -10,9 +10,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from realizar.backends.cuda.layouts.float_fragments import fragment_floats
-from realizar.backends.cuda.layouts.fragments import FLOATS, fragment_format
-from realizar.backends.cuda.weights.pack_floats import reorder_floats
+from realizar.backends.cuda.layouts.fragments import FLOATS, fragment_floats, fragment_format
+from realizar.backends.cuda.weights.pack_raw import reorder_floats
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS
 

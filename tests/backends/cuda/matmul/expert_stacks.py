@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.cuda.layouts.float_fragments import fragment_floats
-from realizar.backends.cuda.layouts.fragments import FLOATS
+from realizar.backends.cuda.layouts.fragments import FLOATS, fragment_floats
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
 from realizar.checkpoint.ggml_types import GGMLType

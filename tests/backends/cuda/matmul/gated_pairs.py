@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
+from realizar.backends.cuda.matmul.linears import launch_gated, route_gated
 from realizar.backends.cuda.matmul.quantized import Activations, MatmulConfig, MatmulKernels
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix

@@ -13,16 +13,14 @@ from numpy.typing import NDArray
 
 from backends.cuda.matmul.packed_matmuls import _activated, _array, _floats, _join, _write_int8, decoded
 from realizar.backends.cuda import load
-from realizar.backends.cuda.matmul import grouped_experts
-from realizar.backends.cuda.matmul.expert_lines import ExpertShape
+from realizar.backends.cuda.matmul import grouped as grouped_matmuls
 from realizar.backends.cuda.matmul.experts import ExpertMatmuls, Pairs
-from realizar.backends.cuda.matmul.experts_read import ExpertsRead
-from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
 from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, step_tiles
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer
-from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations, input_addresses
+from realizar.backends.cuda.matmul.quantized import FoldedNorm, HalfActivations, Int8Activations, input_addresses
 from realizar.backends.cuda.matmul.residual import Residual
-from realizar.backends.cuda.matmul.routing import Router, RouterKernels
+from realizar.backends.cuda.matmul.routing import ExpertsRead, Router, RouterKernels
+from realizar.backends.cuda.matmul.tuning_table import ExpertShape
 from realizar.backends.cuda.weights.experts import PackedExperts
 from realizar.models.spec import Experts
 from reference_model import ReferenceModel
@@ -190,6 +188,6 @@ def run_packed_experts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Have mixtures run by these twins, beside `run_packed`, and return the record of launches."""
     monkeypatch.setattr(load, "ExpertMatmuls", HostExpertMatmuls)
     monkeypatch.setattr(load, "RouterKernels", HostRouters)
-    monkeypatch.setattr(grouped_experts, "GroupedMatmuls", HostGrouped)
+    monkeypatch.setattr(grouped_matmuls, "GroupedMatmuls", HostGrouped)
     launched.clear()
     return launched

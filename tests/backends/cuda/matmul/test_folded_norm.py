@@ -12,9 +12,13 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from backends.cuda.matmul.packed_matmuls import decoded, run_packed  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize, normalize_block  # noqa: E402
-from realizar.backends.cuda.matmul.folded_norm import FoldedNorm  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, ActivationBuffers, InputFormat  # noqa: E402
-from realizar.backends.cuda.matmul.quantized import Activations, HalfActivations, Int8Activations  # noqa: E402
+from realizar.backends.cuda.matmul.quantized import (  # noqa: E402
+    Activations,
+    FoldedNorm,
+    HalfActivations,
+    Int8Activations,
+)
 from realizar.config import EngineConfig  # noqa: E402
 from reference_model import ReferenceModel  # noqa: E402
 from reference_tensors import load_tensors  # noqa: E402

@@ -14,9 +14,13 @@ if not torch.cuda.is_available():
 
 from realizar.backends.cuda.kernel_sizes import norm_blocks, norm_square_parts  # noqa: E402
 from realizar.backends.cuda.kernels.normalize import normalize_block  # noqa: E402
-from realizar.backends.cuda.matmul.folded_norm import FoldedNorm  # noqa: E402
 from realizar.backends.cuda.matmul.inputs import ActivationBuffers, InputFormat  # noqa: E402
-from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations, MatmulKernels  # noqa: E402
+from realizar.backends.cuda.matmul.quantized import (  # noqa: E402
+    FoldedNorm,
+    HalfActivations,
+    Int8Activations,
+    MatmulKernels,
+)
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.quantization import block_source, random_blocks  # noqa: E402

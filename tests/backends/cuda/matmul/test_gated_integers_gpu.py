@@ -13,11 +13,11 @@ import torch
 
 from backends.cuda.matmul.gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, check_chain, expected, pair
 from realizar.backends.cuda.layouts.activations import int8_activations
-from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
-from realizar.backends.cuda.matmul.gated import launch_gated
+from realizar.backends.cuda.matmul.linears import launch_gated
 from realizar.backends.cuda.matmul.quantized import (
     ActivationFormat,
     Activations,
+    FoldedNorm,
     Int8Activations,
     MatmulConfig,
     MatmulKernels,

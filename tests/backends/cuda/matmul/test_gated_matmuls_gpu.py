@@ -11,11 +11,11 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from backends.cuda.matmul.gated_pairs import ACTIVATIONS, COLS, TYPES, WIDTH, check_chain, expected, pair, raw_pair
-from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
-from realizar.backends.cuda.matmul.gated import launch_gated
+from realizar.backends.cuda.matmul.linears import launch_gated
 from realizar.backends.cuda.matmul.quantized import (
     ActivationFormat,
     Activations,
+    FoldedNorm,
     HalfActivations,
     MatmulConfig,
     MatmulKernels,

@@ -14,8 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from backends.cuda.matmul.expert_stacks import expected_lists, random_choices, random_stack
-from realizar.backends.cuda.matmul.expert_lines import ExpertShape
-from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
 from realizar.backends.cuda.matmul.grouped_tiles import (
     BETWEEN_TOKENS,
@@ -27,6 +25,8 @@ from realizar.backends.cuda.matmul.grouped_tiles import (
     most_tiles,
 )
 from realizar.backends.cuda.matmul.quantized import HalfActivations, MatmulKernels
+from realizar.backends.cuda.matmul.routing import ExpertsRead
+from realizar.backends.cuda.matmul.tuning_table import ExpertShape
 from realizar.backends.cuda.native.grouped.source import AnyTiles, DirectTiles, GroupedTiles
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.experts import PackedExperts

@@ -15,10 +15,10 @@ import torch
 from backends.cuda.matmul.recorded_launches import RecordingKernel, matmuls_on
 from realizar.backends.cuda.layouts.fragments import fragment_format
 from realizar.backends.cuda.matmul import grouped as grouped_module
-from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape
-from realizar.backends.cuda.matmul.experts_read import ExpertsRead
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
 from realizar.backends.cuda.matmul.quantized import HalfActivations
+from realizar.backends.cuda.matmul.routing import ExpertsRead
+from realizar.backends.cuda.matmul.tuning_table import ExpertLine, ExpertShape
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles, route_shared_bytes
 from realizar.backends.cuda.weights.experts import PackedExperts

@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from realizar.backends.cuda.layouts.fragments import FLOATS, fragment_format
-from realizar.backends.cuda.matmul.expert_lines import ExpertShape
 from realizar.backends.cuda.matmul.grouped_tiles import (
     BETWEEN_TOKENS,
     TILE_TOKENS,
@@ -20,6 +19,7 @@ from realizar.backends.cuda.matmul.grouped_tiles import (
     step_tiles,
     tile_tokens,
 )
+from realizar.backends.cuda.matmul.tuning_table import ExpertShape
 from realizar.backends.cuda.native.grouped.source import DirectTiles, route_shared_bytes, route_warps
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES

@@ -14,8 +14,13 @@ import torch
 
 from backends.grouped_source import exact_weights, grouped_source
 from realizar.backends.cuda.layouts.activations import half_activations, int8_activations
-from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
-from realizar.backends.cuda.matmul.quantized import ActivationFormat, Activations, MatmulConfig, MatmulKernels
+from realizar.backends.cuda.matmul.quantized import (
+    ActivationFormat,
+    Activations,
+    FoldedNorm,
+    MatmulConfig,
+    MatmulKernels,
+)
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, Tiles, WgmmaTiles
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix

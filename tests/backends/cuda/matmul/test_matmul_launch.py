@@ -16,9 +16,8 @@ import torch
 from backends.cuda.matmul.recorded_launches import RecordingKernel, matmuls_on
 from realizar.backends.cuda.device import Family
 from realizar.backends.cuda.matmul import quantized as matmul_module
-from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
-from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
-from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations
+from realizar.backends.cuda.matmul.linears import launch_gated, route_gated
+from realizar.backends.cuda.matmul.quantized import FoldedNorm, HalfActivations, Int8Activations
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
 from realizar.backends.cuda.native.compiler import Source
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles

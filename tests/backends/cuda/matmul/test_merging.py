@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from backends.cuda.weights.fake_card import FakeCard  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
-from realizar.backends.cuda.matmul import merging  # noqa: E402
+from realizar.backends.cuda.matmul import linears  # noqa: E402
 from realizar.backends.cuda.weights.load import Weights  # noqa: E402
 from realizar.backends.program import Program, build_program  # noqa: E402
 
@@ -38,12 +38,12 @@ def test_a_block_that_declines_fusion_gets_no_epilogue(monkeypatch: pytest.Monke
     ) -> None:
         made.append((activation, adds))
 
-    monkeypatch.setattr(merging, "MergedLinear", record)
-    monkeypatch.setattr(merging, "PackedMatrix", object)
+    monkeypatch.setattr(linears, "MergedLinear", record)
+    monkeypatch.setattr(linears, "PackedMatrix", object)
     device: Any = FakeCard(torch.device("cpu"), "fake", (9, 0), 1, 1, 1 << 30)
     weights = Weights(spec, program, checkpoint, device)
     weights.groups = {tuple(one.weight for one in group): () for group in program.matmuls()}
-    merger = merging.Merger(program, weights, device, None)
+    merger = linears.Merger(program, weights, device, None)
     for group in program.block_matmuls():
         merger.merge(group)
     assert made == [

@@ -13,8 +13,13 @@ import torch
 
 from backends.cuda.matmul.gated_pairs import TYPES, check_replays
 from realizar.backends.cuda.layouts.activations import int8_activations
-from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
-from realizar.backends.cuda.matmul.quantized import ActivationFormat, Int8Activations, MatmulConfig, MatmulKernels
+from realizar.backends.cuda.matmul.quantized import (
+    ActivationFormat,
+    FoldedNorm,
+    Int8Activations,
+    MatmulConfig,
+    MatmulKernels,
+)
 from realizar.backends.cuda.matmul.residual import Residual, epilogue_square_parts, launch_residual
 from realizar.backends.cuda.native.sources import MatvecTiles
 from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix

@@ -13,8 +13,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.launch import StepKind
-from realizar.backends.cuda.recurrences.rows import RecurringRows
-from realizar.backends.cuda.recurrences.shapes import num_recurring, num_tiles
+from realizar.backends.cuda.recurrences.rows import RecurringRows, num_recurring, num_tiles
 from realizar.backends.cuda.shapes import chunk_kinds, mixed_kinds
 from realizar.backends.cuda.step_arrays import StepSizes, recurrence_counts, tiles_of
 from realizar.batch import ScheduledRow

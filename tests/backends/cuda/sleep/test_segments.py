@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="the GPU backend needs torch")
 pytest.importorskip("triton", reason="the GPU backend needs triton")
 
 from backends.cuda.sleep.fake_driver import PAGE, FakeDriver
-from realizar.backends.cuda.sleep.segments import Segments
+from realizar.backends.cuda.sleep.load_memory import Segments
 from realizar.errors import CapacityError, DeviceLostError, KernelError
 
 CHUNK = 4 * PAGE

@@ -17,8 +17,10 @@ from engine.core.core_runs import run, tokens  # noqa: E402
 from random_models import Recipe, random_model  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
 from realizar.backends.cuda.sleep.driver import CUDADriver  # noqa: E402
-from realizar.backends.cuda.sleep.load_memory import SleepingMemory  # noqa: E402
-from realizar.backends.cuda.sleep.segments import Segments  # noqa: E402
+from realizar.backends.cuda.sleep.load_memory import (  # noqa: E402
+    Segments,
+    SleepingMemory,
+)
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.engine.core.engine_core import EngineCore  # noqa: E402
 from realizar.errors import CapacityError, UnsupportedModelError  # noqa: E402

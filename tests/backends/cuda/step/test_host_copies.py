@@ -12,9 +12,11 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from realizar.backends.base import ForwardInput  # noqa: E402
 from realizar.backends.cuda.finish import StepFinisher  # noqa: E402
-from realizar.backends.cuda.host_copies import HostCopies  # noqa: E402
 from realizar.backends.cuda.sampling.logprobs import PendingLogprobs  # noqa: E402
-from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker  # noqa: E402
+from realizar.backends.cuda.sampling.native_choices import (  # noqa: E402
+    HostCopies,
+    NativeChoiceMaker,
+)
 from realizar.backends.cuda.step import CUDAStep, wanted_tokens  # noqa: E402
 from realizar.batch import StepRows  # noqa: E402
 

@@ -16,7 +16,7 @@ from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from cpu_runs import Runner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
 from realizar.backends.cpu.inspection import backend as on_cpu  # noqa: E402
-from realizar.backends.cuda.inspection import step_values as on_gpu  # noqa: E402
+from realizar.backends.cuda.inspection import backend as on_gpu  # noqa: E402
 from realizar.backends.step_values import StageValues, describe_values, distance  # noqa: E402
 from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
 from realizar.bench.profile import StepWork, one_step  # noqa: E402

@@ -14,7 +14,7 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 
 from backends.cuda.cuda_runs import GPURunner  # noqa: E402
 from random_models import Recipe, random_model, random_tokens  # noqa: E402
-from realizar.backends.cuda.attention.native_decode import DecodeAttention  # noqa: E402
+from realizar.backends.cuda.attention.decode import DecodeAttention  # noqa: E402
 from realizar.backends.cuda.native import launcher  # noqa: E402
 from realizar.batch import LogprobQuery  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402

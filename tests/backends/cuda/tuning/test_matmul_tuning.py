@@ -13,20 +13,20 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from realizar.backends.cuda.layouts.fragments import FLOATS, FragmentFormat, fragment_format
-from realizar.backends.cuda.matmul.expert_lines import best_expert_lines
 from realizar.backends.cuda.matmul.fixed_order import fixed_tiling, is_gated
 from realizar.backends.cuda.matmul.tuning_table import (
     DeviceTuning,
     Line,
     Table,
     Tiling,
+    best_expert_lines,
     best_lines,
     load_tuning,
     own_table,
     write_table,
 )
 from realizar.backends.cuda.native.sources import MatvecTiles, MmaSyncTiles, WgmmaTiles
-from realizar.backends.cuda.tuning.candidates import candidates, split_counts
+from realizar.backends.cuda.tuning.sweep import candidates, split_counts
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.quantization import QUANTIZED_TYPES
 from realizar.quantization.ggml_layouts import GGML_LAYOUTS

@@ -20,8 +20,7 @@ from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_fo
 from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, Line, load_tuning, own_table, updated_lines  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles, Tiles, WgmmaTiles  # noqa: E402
 from realizar.backends.cuda.tuning import measure  # noqa: E402
-from realizar.backends.cuda.tuning.candidates import candidates, split_counts  # noqa: E402
-from realizar.backends.cuda.tuning.sweep import Shape, model_shapes, sweep  # noqa: E402
+from realizar.backends.cuda.tuning.sweep import Shape, candidates, model_shapes, split_counts, sweep  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.errors import CapacityError, KernelError  # noqa: E402

@@ -18,16 +18,19 @@ from realizar.backends import select  # noqa: E402
 from realizar.backends.cuda import device as device_module  # noqa: E402
 from realizar.backends.cuda.device import DeviceProfile  # noqa: E402
 from realizar.backends.cuda.layouts.fragments import FragmentFormat, fragment_format  # noqa: E402
-from realizar.backends.cuda.matmul.expert_lines import (  # noqa: E402
+from realizar.backends.cuda.matmul.experts import ExpertMatmuls  # noqa: E402
+from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls  # noqa: E402
+from realizar.backends.cuda.matmul.tuning_table import (  # noqa: E402
+    DeviceTuning,
     ExpertLine,
     ExpertShape,
     ExpertTiles,
     best_expert_lines,
+    load_tuning,
+    own_table,
     updated_expert_lines,
+    write_table,
 )
-from realizar.backends.cuda.matmul.experts import ExpertMatmuls  # noqa: E402
-from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls  # noqa: E402
-from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, load_tuning, own_table, write_table  # noqa: E402
 from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles  # noqa: E402
 from realizar.backends.cuda.native.sources import MatvecTiles  # noqa: E402
 from realizar.backends.cuda.tuning import measure  # noqa: E402

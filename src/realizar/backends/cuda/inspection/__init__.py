@@ -1,5 +1,5 @@
 """Steps on a GPU taken apart, for `realizar profile` and `realizar trace`. torch.
 
 `backend.py` has `InspectedCUDABackend`, a backend whose steps can be taken apart. `launch_times.py` measures each of
-a step's launches alone, and `step_values.py` reads the residual stream between them.
+a step's launches alone.
 """

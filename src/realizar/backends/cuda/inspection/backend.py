@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from realizar.backends.base import ForwardInput
+from realizar.backends.cuda.device_errors import device_errors
 from realizar.backends.cuda.inspection.launch_times import read_limit, time_launches
-from realizar.backends.cuda.inspection.step_values import read_values
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.runner import CUDABackend
 from realizar.backends.cuda.step import WantedTokens
 from realizar.backends.inspection import ReadLimit
 from realizar.backends.parts import PartTime
-from realizar.backends.step_values import StageValues
+from realizar.backends.step_values import StageValues, describe_values, stage_names
+from realizar.models.spec import ModelSpec
 
 
 class InspectedCUDABackend(CUDABackend):
@@ -29,3 +32,22 @@ class InspectedCUDABackend(CUDABackend):
 
     def stage_values(self, step: ForwardInput) -> list[StageValues]:
         return read_values(self, self.spec, step)
+
+
+def read_values(backend: CUDABackend, spec: ModelSpec, step: ForwardInput) -> list[StageValues]:
+    """Run a step launch by launch, without its graph, and describe the stream at `stage_names`, then the last logits.
+
+    A norm's kernel adds the branch before it to the stream: after it the stream is what the norm has read.
+
+    Args:
+        backend: loaded with `spec`, no step on its way.
+    """
+    stages, found = iter(stage_names(spec)), []
+    tokens = len(step.token_ids)
+    with device_errors(backend.device.torch_device):
+        for launch in backend.launches(step):
+            launch.start()
+            if launch.name == "norm":
+                found.append(describe_values(next(stages), backend.stream(tokens)))
+        logits = backend.logits([tokens - 1]).cpu().numpy()
+    return [*found, describe_values("logits", np.asarray(logits, np.float32))]

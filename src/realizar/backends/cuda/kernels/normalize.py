@@ -113,7 +113,7 @@ def normalize_block(
 ):  # fmt: skip
     """hidden += add_scale * sum of partials; out = hidden * weight, an unscaled RMSNorm. Grid: tokens, blocks.
 
-    The matmul that reads `out` applies the scale, from `square_sums`: see `matmul.folded_norm`. NOTHING only adds.
+    The matmul that reads `out` applies the scale, from `square_sums`: see `matmul.quantized`. NOTHING only adds.
     """
     begin(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)

@@ -15,14 +15,12 @@ import torch
 from realizar.backends.cuda.kernels.experts import multiply_float_pairs, multiply_plain_pairs
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
-from realizar.backends.cuda.matmul.expert_lines import ExpertShape, measured_tiles
-from realizar.backends.cuda.matmul.experts_read import ExpertsRead
-from realizar.backends.cuda.matmul.folded_norm import NO_NORM, FoldedNorm
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
 from realizar.backends.cuda.matmul.linears import MergedLinear
-from realizar.backends.cuda.matmul.quantized import MatmulKernels, input_addresses
+from realizar.backends.cuda.matmul.quantized import NO_NORM, FoldedNorm, MatmulKernels, input_addresses
 from realizar.backends.cuda.matmul.residual import EPILOGUE_COLUMNS, Residual
-from realizar.backends.cuda.matmul.routing import Router
+from realizar.backends.cuda.matmul.routing import ExpertsRead, Router
+from realizar.backends.cuda.matmul.tuning_table import ExpertShape, measured_tiles
 from realizar.backends.cuda.native.compiler import compile_sources
 from realizar.backends.cuda.native.experts.source import (
     EXPERT_SIZES,

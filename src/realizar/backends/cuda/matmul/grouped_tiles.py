@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
-from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape, measured_places
+from realizar.backends.cuda.matmul.tuning_table import ExpertLine, ExpertShape, measured_places
 from realizar.backends.cuda.native.grouped.source import DirectTiles, GroupedTiles
 
 TILE_TOKENS = (8, 16, 32, 64, 128)

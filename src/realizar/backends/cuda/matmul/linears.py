@@ -14,7 +14,7 @@ from realizar.backends.cuda.kernels.float_matmul import multiply_floats
 from realizar.backends.cuda.kernels.plain_matmul import multiply
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
-from realizar.backends.cuda.matmul.folded_norm import FoldedNorm
+from realizar.backends.cuda.matmul.fixed_order import is_gated
 from realizar.backends.cuda.matmul.fp8_copies import (
     FP8_INPUT,
     LEAST_TOKENS,
@@ -23,15 +23,27 @@ from realizar.backends.cuda.matmul.fp8_copies import (
     copy_matrices,
     prepare_copying,
 )
-from realizar.backends.cuda.matmul.gated import launch_gated, route_gated
 from realizar.backends.cuda.matmul.inputs import ActivationBuffer, InputFormat
-from realizar.backends.cuda.matmul.quantized import HalfActivations, Int8Activations, MatmulConfig, MatmulKernels
+from realizar.backends.cuda.matmul.quantized import (
+    MATRIX_SIZES,
+    SHAPE_SIZES,
+    Activations,
+    FoldedNorm,
+    HalfActivations,
+    Int8Activations,
+    MatmulConfig,
+    MatmulKernels,
+    input_addresses,
+    shape_arguments,
+)
 from realizar.backends.cuda.matmul.residual import Residual, launch_residual, route_residual
 from realizar.backends.cuda.native.sources import GatedActivation
 from realizar.backends.cuda.weights.experts import matrix_bytes
-from realizar.backends.cuda.weights.load import Matrix
+from realizar.backends.cuda.weights.load import Group, Matrix, Weights
 from realizar.backends.cuda.weights.pack import PackedMatrix
 from realizar.backends.cuda.weights.plain import PlainMatrix
+from realizar.backends.program import Program
+from realizar.models.parts import Linear
 
 _FLOAT_FORMATS = {
     torch.float32: InputFormat("f32"),
@@ -308,3 +320,96 @@ def _multiply_floats(
         out.copy_(torch.mm(x, matrix.t(), out_dtype=torch.float32))
     if source.format.kind == "f16":
         out.mul_(source.scales[:tokens, None])
+
+
+# A consumer warpgroup of the Hopper kernel holds the sums of gate and up of the same outputs, and so does a block of
+# the mat-vec that takes the same tile of two strips. So it can write the next matmul's input. This saves a kernel, and
+# the sums of 2 x 14336 columns as float32 with their way through memory.
+
+
+def route_gated(
+    matmuls: MatmulKernels, tokens: int, matrix: PackedMatrix, activation: GatedActivation
+) -> MatmulConfig | None:
+    """A matmul with the gated epilogue, for `tokens` tokens; None where it has none.
+
+    With `batch_invariant` it has one for every number of tokens or for none.
+    """
+    activation_format = matmuls.activation_format(tokens, matrix.format.is_float)
+    if not matrix.interleaved or not matmuls.has_epilogues:
+        return None
+    if matmuls.batch_invariant and not is_gated(matmuls.tuning, matrix.out_features, matrix.in_features, matrix.format):
+        return None
+    choose = matmuls.tuning.gated_few if activation_format.kind == "int8" else matmuls.tuning.gated
+    tiles = choose(tokens, matrix.out_features, matrix.in_features, matrix.format)
+    if tiles is None:
+        return None
+    return MatmulConfig(tiles, activation_format, 1, matmuls.is_dependent(tokens), activation)
+
+
+def launch_gated(
+    matmuls: MatmulKernels, matrix: PackedMatrix, activations: Activations, target: Activations, tokens: int,
+    config: MatmulConfig, stream: int | None = None,
+) -> None:  # fmt: skip
+    """Start target = activation(gate) * up, of gate and up = activations @ matrix.T.
+
+    Args:
+        matrix: gate and up, interleaved.
+        target: of matrix.out_features / 2 columns, in the format `config.format` as `activations`, in other memory. All
+            tokens of `half` are divided by one power of two; values beyond 4.2e6 are cut to that. Tokens beyond the
+            step's are written up to the end of their block.
+        tokens: of the step.
+        config: from `route_gated` for these tokens and this matrix.
+        stream: its handle; torch's current stream if None.
+
+    Raises:
+        KernelError: the kernel can't be compiled, loaded or launched.
+    """
+    assert isinstance(activations, HalfActivations) == isinstance(target, HalfActivations)
+    kernel, tiles = matmuls.prepared((matrix.format,), config.tiles, config.epilogue), config.tiles
+    out, out_scales = input_addresses(target)
+    shape = shape_arguments(activations, tokens, matrix, 1, 0, 0)
+    arguments = [*matrix.arguments(out, 0), *shape, out_scales]
+    grid, sizes = tiles.grid(matrix.out_features, 1, -(-tokens // tiles.tokens)), MATRIX_SIZES + SHAPE_SIZES + "p"
+    kernel.launch(grid, tiles.threads, arguments, sizes, matmuls.stream(stream), config.dependent)
+
+
+class Merger:
+    """Makes the merged matmuls of a program, each once; `batch_invariant` as in `MergedLinear`."""
+
+    def __init__(
+        self, program: Program, weights: Weights, device: DeviceProfile, matmuls: MatmulKernels | None,
+        batch_invariant: bool = False,
+    ) -> None:  # fmt: skip
+        self._weights, self._device, self._matmuls = weights, device, matmuls
+        self._batch_invariant = batch_invariant
+        adds_residual = (block.join for block in program.blocks)
+        self._residual_adds: set[Group] = {
+            (join.linear.weight,) for join in adds_residual if join.linear and join.adds_directly
+        }
+        self._made: dict[Group, MergedLinear] = {}
+
+    def merge(self, linears: Sequence[Linear]) -> MergedLinear:
+        """Matmuls that share an input."""
+        key = tuple(linear.weight for linear in linears)
+        if key not in self._made:
+            bias, matrices = self._weights.bias(tuple(linears)), self._weights.groups[key]
+            adds_residual = key in self._residual_adds
+            self._made[key] = MergedLinear(
+                matrices, bias, self._device, self._matmuls, self._activation(key), adds_residual, self._batch_invariant
+            )
+        return self._made[key]
+
+    def _activation(self, key: Group) -> GatedActivation | None:
+        """The activation of the feed-forward that begins with these matrices, if packed matrices consume its result.
+
+        And if those read the same format, and that has a buffer of its own: activations of as many columns as the
+        input have the input's.
+        """
+        feed_forward = self._weights.gated.get(key)
+        if feed_forward is None or feed_forward.down.in_features == feed_forward.up.in_features:
+            return None
+        down = self._weights.groups[(feed_forward.down.weight,)]
+        if not all(isinstance(matrix, PackedMatrix) for matrix in down):
+            return None
+        packed = (matrix for matrix in (*self._weights.groups[key], *down) if isinstance(matrix, PackedMatrix))
+        return feed_forward.activation if len({matrix.format.is_float for matrix in packed}) <= 1 else None

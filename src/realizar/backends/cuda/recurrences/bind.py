@@ -21,7 +21,7 @@ from realizar.backends.cuda.launch import Launch, StepKind
 from realizar.backends.cuda.matmul.inputs import CHUNK, ActivationBuffer
 from realizar.backends.cuda.matmul.linears import MergedLinear
 from realizar.backends.cuda.recurrences.memory import StateMemory, recurrent_layers, ring_width
-from realizar.backends.cuda.recurrences.shapes import num_recurring, num_tiles
+from realizar.backends.cuda.recurrences.rows import num_recurring, num_tiles
 from realizar.backends.cuda.step_arrays import SCAN_TILE
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.workspace import Workspace

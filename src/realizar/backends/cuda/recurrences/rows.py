@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.launch import StepKind
-from realizar.backends.cuda.recurrences.shapes import num_recurring, num_tiles
 from realizar.backends.cuda.step_arrays import ROW_FIELDS, SCAN_TILE, StepSizes
 from realizar.batch import StepRows
 
@@ -132,3 +131,13 @@ def _fill_tiles(
     ):
         views[name][: len(values)] = values
         views[name][len(values) : padded] = -1
+
+
+def num_recurring(kind: StepKind, sizes: StepSizes) -> int:
+    """Rows of a step, at least: its decodes, and no more others than it has tiles of attention."""
+    return max(1, min(kind.decodes + kind.tiles, sizes.rows))
+
+
+def num_tiles(kind: StepKind, sizes: StepSizes) -> int:
+    """Tiles of a step's chunks, at least: those that are full, and one more a row."""
+    return kind.tokens // SCAN_TILE + min(kind.tiles, sizes.rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.cuda.host_copies import HostCopies
 from realizar.backends.cuda.native.sampling.source import MOST_LISTED
 from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, PendingLogprobs, start_logprobs
 from realizar.backends.cuda.sampling.native_buffers import HELD, MOST_IN_GRAPH, NO_MASK, SHARED, NativeBuffers
@@ -19,7 +20,6 @@ from realizar.backends.cuda.sampling.native_graphs import SamplerGraphs
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
 from realizar.backends.cuda.sampling.native_rows import ADJUST, CUT, DRAW, DRY, MIROSTAT, NativeRows
 from realizar.backends.cuda.sampling.results import PendingResult
-from realizar.backends.cuda.sampling.shared_masks import SharedMasks
 from realizar.backends.cuda.sampling.step_sampler import CopyToHost, PoolRows, RowLogprobs
 from realizar.backends.cuda.shapes import row_counts
 from realizar.backends.cuda.step import CUDAStep
@@ -392,3 +392,98 @@ class NativeChoiceMaker:
     def _pinned(self, shape: tuple[int, int]) -> torch.Tensor:
         """Memory of the host, int32, that torch uses again once a copy out of it is done."""
         return torch.empty(shape, dtype=torch.int32, pin_memory=self._space.logits.is_cuda)
+
+
+_ALIGNMENT = 16
+_MOST_VIEWS = 1024
+
+
+class HostCopies:
+    """Copies of a step's results on their way to the host.
+
+    They lie in memory of fixed size, which the driver can write while the host works; what does not fit gets memory of
+    its own. Memory that is allocated for each copy costs more time than the copy.
+
+    Args:
+        size_bytes: room of the results of most steps.
+        device: where the results are.
+    """
+
+    def __init__(self, size_bytes: int, device: torch.device) -> None:
+        self._room = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._done = torch.cuda.Event() if device.type == "cuda" else None
+        self._used = 0
+        self._views: dict[tuple[int, torch.dtype, torch.Size], torch.Tensor] = {}  # of parts of the room, made before
+
+    def begin(self) -> None:
+        """Begin the copies of another step; those of the step before were read."""
+        self._used = 0
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The host's copy of a tensor, which is there after `wait`; `done` must follow the last one."""
+        start, size = self._used, tensor.nbytes
+        if start + size > len(self._room):
+            return tensor.to("cpu", non_blocking=True, copy=True)
+        self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
+        key = start, tensor.dtype, tensor.shape
+        if (copied := self._views.get(key)) is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            copied = self._views[key] = self._room[start : start + size].view(tensor.dtype).view(tensor.shape)
+        return copied.copy_(tensor, non_blocking=True)
+
+    def done(self) -> None:
+        """Mark that every copy of the step has been started."""
+        if self._done is not None:
+            self._done.record()
+
+    def wait(self) -> None:
+        """Wait for the copies."""
+        if self._done is not None:
+            self._done.synchronize()
+
+
+_LOG = logging.getLogger(__name__)
+
+
+class SharedMasks:
+    """Locks the pages of the table that it was asked for last, so that kernels read it with no work of the host."""
+
+    def __init__(self) -> None:
+        self._table: NDArray[np.uint32] | None = None  # also keeps its memory mapped while its pages are locked
+        self._address: int | None = None
+
+    def address(self, table: NDArray[np.uint32]) -> int | None:
+        """Where the device reads the table; None if its pages can't be locked.
+
+        Args:
+            table: uint32 [lines, words]; begins at a page, and its last page is its own.
+        """
+        if table is not self._table:
+            self.release()
+            self._table, self._address = table, _lock(table)
+        return self._address
+
+    def release(self) -> None:
+        """Unlock the pages, once no kernel reads them. Idempotent."""
+        if self._address is not None and self._table is not None:
+            torch.cuda.synchronize()
+            torch.cuda.cudart().cudaHostUnregister(self._table.ctypes.data)
+        self._table = self._address = None
+
+
+def _lock(table: NDArray[np.uint32]) -> int | None:
+    """Lock the pages of a table; its address on the device, None where either is refused."""
+    size = -(-table.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    fault = int(torch.cuda.cudart().cudaHostRegister(table.ctypes.data, size, 0))
+    if fault:
+        _LOG.info("the pages of masks can't be locked: CUDA's error %d", fault)
+        return None
+    from cuda.bindings import driver  # with the kernels that read them
+
+    status, address = driver.cuMemHostGetDevicePointer(table.ctypes.data, 0)
+    if int(status):
+        _LOG.info("the device can't read the pages of masks: %s", status.name)
+        torch.cuda.cudart().cudaHostUnregister(table.ctypes.data)
+        return None
+    return int(address)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from realizar.backends.cuda.layouts.fragments import FragmentFormat
-from realizar.backends.cuda.matmul.expert_lines import ExpertLine, ExpertShape, ExpertTiles
 from realizar.backends.cuda.matmul.experts import most_pair_tokens
 from realizar.backends.cuda.matmul.grouped_tiles import (
     BETWEEN_TOKENS,
@@ -21,7 +20,7 @@ from realizar.backends.cuda.matmul.grouped_tiles import (
     fits,
     fitted,
 )
-from realizar.backends.cuda.matmul.tuning_table import DeviceTuning
+from realizar.backends.cuda.matmul.tuning_table import DeviceTuning, ExpertLine, ExpertShape, ExpertTiles
 from realizar.backends.cuda.native.grouped.source import AnyTiles, DirectTiles, GroupedTiles
 from realizar.backends.cuda.native.sources import MatvecTiles
 from realizar.backends.cuda.weights.experts import ExpertsPlan

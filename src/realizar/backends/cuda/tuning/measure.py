@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,20 +13,42 @@ import torch
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.device_errors import device_errors
-from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat
-from realizar.backends.cuda.matmul.expert_lines import ExpertLine, updated_expert_lines
-from realizar.backends.cuda.matmul.quantized import ActivationFormat, Activations, MatmulConfig, MatmulKernels
-from realizar.backends.cuda.matmul.tuning_table import Line, own_table, updated_lines, write_table
-from realizar.backends.cuda.native.sources import MatvecTiles, Tiles
+from realizar.backends.cuda.layouts.activations import padded_cols
+from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, fragment_format
+from realizar.backends.cuda.matmul.experts import INTEGERS, ExpertMatmuls, Key, Pairs
+from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedConfig, GroupedMatmuls
+from realizar.backends.cuda.matmul.grouped_tiles import StepTiles, most_tiles
+from realizar.backends.cuda.matmul.inputs import ActivationBuffers
+from realizar.backends.cuda.matmul.quantized import (
+    ActivationFormat,
+    Activations,
+    HalfActivations,
+    MatmulConfig,
+    MatmulKernels,
+)
+from realizar.backends.cuda.matmul.tuning_table import (
+    ExpertLine,
+    ExpertShape,
+    ExpertTiles,
+    Line,
+    own_table,
+    updated_expert_lines,
+    updated_lines,
+    write_table,
+)
+from realizar.backends.cuda.native.compiler import compile_source, compile_sources
+from realizar.backends.cuda.native.experts.source import expert_source
+from realizar.backends.cuda.native.grouped.source import AnyTiles
+from realizar.backends.cuda.native.launcher import Kernel
+from realizar.backends.cuda.native.sources import GatedActivation, MatvecTiles, Tiles
 from realizar.backends.cuda.tuning.experts import TunedExperts, sweep_experts
-from realizar.backends.cuda.tuning.measure_experts import ExpertDeviceMeter
-from realizar.backends.cuda.tuning.replay import replay_ms
 from realizar.backends.cuda.tuning.sweep import Shape, sweep
-from realizar.backends.cuda.weights.pack import PackedMatrix, pack_matrix
+from realizar.backends.cuda.weights.experts import PackedExperts
+from realizar.backends.cuda.weights.pack import PackedMatrix, codebook_table, pack_matrix
 from realizar.errors import CapacityError
 from realizar.quantization import WeightLayout, random_source
 
-_CACHE_TIMES = 4  # matrices together are this many times the last-level cache
+_CACHE_TIMES = 4  # what is read for a time is this many times the last-level cache
 
 
 def copies(out_features: int, cols: int, count: int, layout: WeightLayout, compact: bool = False) -> list[PackedMatrix]:
@@ -118,3 +142,198 @@ def tune_device(
     path = own_table(device.name)
     write_table(path, updated_lines(tuning.lines, lines), updated_expert_lines(tuning.expert_lines, of_experts))
     return path
+
+
+_MOST_LAUNCHES = 48  # of a graph
+
+
+def random_experts(
+    count: int, out_features: int, cols: int, layout: WeightLayout, compact: bool = False
+) -> PackedExperts:
+    """Experts of random bytes, which no kernel's time depends on."""
+    weight_format = fragment_format(layout, compact)
+    weights = torch.randint(
+        0, 60, (count * weight_format.size_bytes(out_features, cols),), dtype=torch.uint8, device="cuda"
+    )
+    scales = torch.full((count * -(-out_features // BLOCK),), 1e-3, device="cuda")
+    book = codebook_table(layout)
+    table = None if book is None else torch.from_numpy(book).cuda()
+    return PackedExperts(count, out_features, cols, weight_format, weights, scales, table)
+
+
+def random_choices(rows: int, per_token: int, experts: int, layers: int, skew: float = 0.0) -> list[torch.Tensor]:
+    """Experts of each row, for each of some layers: int32 [rows, per_token]; `skew`: the exponent of Zipf's law."""
+    rng = np.random.default_rng(rows)
+    law = skew * np.log(np.arange(1, experts + 1))
+    noise = [rng.gumbel(size=(rows, experts)) - rng.permutation(law) for _ in range(layers)]
+    return [torch.from_numpy(np.argsort(-each, axis=1)[:, :per_token].astype(np.int32).copy()).cuda() for each in noise]
+
+
+def step_of(pairs: int, experts: int, places: int) -> StepTiles:
+    """The tiles of a step of so many pairs, with any number of places."""
+    return StepTiles(pairs, places, most_tiles(pairs, experts, places))
+
+
+def buffers_of(step: StepTiles, experts: int, width: int, hidden: int) -> GroupedBuffers:
+    """Buffers for the tiles of a step, whose rows any kernel may lay."""
+    buffers = GroupedBuffers("cuda", 1, 1, ExpertShape(experts, BLOCK, BLOCK), True)
+    buffers.slots = torch.full((step.places,), -1, dtype=torch.int32, device="cuda")
+    buffers.work = torch.zeros(1 + step.count, dtype=torch.int32, device="cuda")
+    buffers.gated = torch.zeros(step.places * width, dtype=torch.float16, device="cuda")
+    buffers.laid = torch.zeros(step.places * padded_cols(hidden), dtype=torch.float16, device="cuda")
+    return buffers
+
+
+@dataclass(slots=True)
+class _Step:
+    """The inputs of a step's kernels with tiles of one size: rows, and sorted pairs of each layer."""
+
+    tiles: StepTiles
+    x: HalfActivations
+    buffers: list[GroupedBuffers]
+    out: torch.Tensor
+    weights: torch.Tensor
+
+
+class _PairMatmuls(ExpertMatmuls):
+    """The mat-vec of pairs with tiles that are given."""
+
+    def __init__(self, matmuls: MatmulKernels, tiles: MatvecTiles, kernels: dict[Key, Kernel]) -> None:
+        super().__init__(matmuls)
+        self._given, self._kernels = tiles, kernels
+
+    def _key(self, stack: PackedExperts, tokens: int, per_token: int, activation: GatedActivation | None) -> Key:
+        return stack.format, self._given, activation
+
+
+class ExpertDeviceMeter:
+    """Times matmuls over experts on the device at hand; what the launches of a graph read does not fit its cache.
+
+    Args:
+        matmuls: of the device.
+    """
+
+    def __init__(self, matmuls: MatmulKernels) -> None:
+        self._matmuls, self._grouped = matmuls, GroupedMatmuls(matmuls)
+        self._stacks: dict[bool, list[PackedExperts]] = {}
+        self._per_token, self._shape = 1, ExpertShape(1, BLOCK, BLOCK)
+        self._step: tuple[int, int, _Step] | None = None
+
+    def take(self, experts: TunedExperts) -> dict[bool, FragmentFormat]:
+        self._stacks, self._step = {}, None  # freed before others are made
+        self._per_token, self._shape = experts.per_token, experts.shape
+        count, hidden, width = experts.shape.experts, experts.shape.hidden, experts.shape.width
+        for gated, sizes, layout in (
+            (True, (2 * width, hidden), experts.gate_up),
+            (False, (hidden, width), experts.down),
+        ):
+            first = random_experts(count, *sizes, layout)
+            layers = max(2, -(-_CACHE_TIMES * self._cache_bytes // first.size_bytes))
+            self._stacks[gated] = [first, *(random_experts(count, *sizes, layout) for _ in range(layers - 1))]
+        return {gated: stacks[0].format for gated, stacks in self._stacks.items()}
+
+    def prepare(self, tokens: int, tiles: Sequence[tuple[bool, ExpertTiles]]) -> None:
+        grouped = [self._config(gated, each) for gated, each in tiles if not isinstance(each, MatvecTiles)]
+        self._grouped.prepare(grouped, self._shape.experts)
+        pairs = [self._key(gated, each) for gated, each in tiles if isinstance(each, MatvecTiles)]
+        compile_sources([expert_source(*key) for key in pairs], self._matmuls.arch)
+
+    def ms(self, tokens: int, gated: bool, tiles: ExpertTiles) -> float:
+        stacks = self._stacks[gated]
+        read = min(tokens * self._per_token, self._shape.experts) * stacks[0].stride
+        launches = max(len(stacks), min(_MOST_LAUNCHES, -(-_CACHE_TIMES * self._cache_bytes // read)))
+        ordered = [stacks[index % len(stacks)] for index in range(launches)]
+        if isinstance(tiles, MatvecTiles):
+            return replay_ms(self._of_pairs(tokens, gated, tiles, ordered), 5) / launches
+        return replay_ms(self._of_groups(tokens, gated, tiles, ordered), 5) / launches
+
+    @property
+    def _cache_bytes(self) -> int:
+        return int(torch.cuda.get_device_properties(self._matmuls.device).L2_cache_size)
+
+    def _of_groups(
+        self, tokens: int, gated: bool, tiles: AnyTiles, stacks: Sequence[PackedExperts]
+    ) -> Callable[[], None]:
+        """Grouped matmuls of layers with choices of their own."""
+        step, config = self._made(tokens, tiles.tokens, len(stacks)), self._config(gated, tiles)
+
+        def run() -> None:
+            for stack, buffers in zip(stacks, step.buffers, strict=False):
+                if gated:
+                    self._grouped.launch_gated(stack, step.x, self._per_token, step.tiles, buffers, config)
+                else:
+                    self._grouped.launch_pairs(stack, None, 1, step.tiles, buffers, config, step.out, step.weights)
+
+        return run
+
+    def _of_pairs(
+        self, tokens: int, gated: bool, tiles: MatvecTiles, stacks: Sequence[PackedExperts]
+    ) -> Callable[[], None]:
+        """Mat-vecs of pairs of layers with choices of their own."""
+        key, shape, device = self._key(gated, tiles), self._shape, self._matmuls.device
+        kernel = Kernel(compile_source(expert_source(*key), self._matmuls.arch), expert_source(*key).name, 0)
+        matmuls, count = _PairMatmuls(self._matmuls, tiles, {key: kernel}), tokens * self._per_token
+        weights = torch.rand(count, device=device)
+        chosen = random_choices(tokens, self._per_token, shape.experts, len(stacks))
+        buffers = ActivationBuffers(count, torch.device(device))
+        source, target = buffers.get(INTEGERS, shape.hidden), buffers.get(INTEGERS, shape.width)
+        out = torch.zeros(count, shape.hidden, device=device)
+
+        def run() -> None:
+            for stack, each in zip(stacks, chosen, strict=True):
+                pairs = Pairs(each, weights, self._per_token)
+                if gated:
+                    matmuls.activate(stack, None, "silu", source, pairs, target, tokens)
+                else:
+                    matmuls.multiply(stack, None, target, pairs, out, tokens, of_pairs=True)
+
+        return run
+
+    def _key(self, gated: bool, tiles: MatvecTiles) -> Key:
+        return self._stacks[gated][0].format, tiles, "silu" if gated else None
+
+    def _config(self, gated: bool, tiles: AnyTiles) -> GroupedConfig:
+        """The kernel of candidates."""
+        step, stack = step_of(self._per_token, self._shape.experts, tiles.tokens), self._stacks[gated][0]
+        chosen = self._grouped.route(step, stack, "silu" if gated else None, tiled=not gated)
+        return replace(chosen, tiles=tiles)
+
+    def _made(self, tokens: int, places: int, layers: int) -> _Step:
+        """Rows and sorted pairs for tiles of so many places, kept until others are asked for."""
+        if self._step is None or self._step[:2] != (tokens, places) or len(self._step[2].buffers) < layers:
+            shape = self._shape
+            step = step_of(tokens * self._per_token, shape.experts, places)
+            chosen = random_choices(tokens, self._per_token, shape.experts, layers)
+            buffers = [buffers_of(step, shape.experts, shape.width, shape.hidden) for _ in range(layers)]
+            for one, each in zip(chosen, buffers, strict=True):
+                self._grouped.sort(one, step, shape.experts, each)
+            rows = torch.randn(tokens, shape.hidden, device=self._matmuls.device)
+            x = self._matmuls.to_half(rows, self._matmuls.tuning.block_tokens(tokens))
+            out = torch.zeros(step.pairs, shape.hidden, device=self._matmuls.device)
+            weights = torch.rand(step.pairs, device=self._matmuls.device)
+            self._step = tokens, places, _Step(step, x, buffers, out, weights)
+        return self._step[2]
+
+
+def replay_ms(run: Callable[[], None], repeats: int = 7) -> float:
+    """Median time of a CUDA graph of what `run` launches."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    graph.replay()
+    return median_ms(graph.replay, repeats)
+
+
+def median_ms(run: Callable[[], object], repeats: int) -> float:
+    """Median time on the device of what `run` launches."""
+    times = []
+    for _ in range(repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,10 +12,8 @@ import numpy as np
 import torch
 
 from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, fragment_format
-from realizar.backends.cuda.weights.finite import check_finite
 from realizar.backends.cuda.weights.pack import PackedMatrix
-from realizar.backends.cuda.weights.pack_floats import FLOAT_TYPES
-from realizar.backends.cuda.weights.pack_raw import Packer, Reserver, table_of
+from realizar.backends.cuda.weights.pack_raw import FLOAT_TYPES, Packer, Reserver, table_of
 from realizar.backends.cuda.weights.plain import PlainMatrix, pack_plain, stack_plain
 from realizar.backends.cuda.weights.store import aligned
 from realizar.backends.weight_tensors import WeightTensors, naming_refusals
@@ -313,3 +313,23 @@ class ExpertLoader:
             rows = stack[first : first + source.out_features].view(torch.uint8)
             rows.copy_(torch.from_numpy(np.array(source.raw, copy=True).reshape(-1)).view(rows.shape))
             first += source.out_features
+
+
+_CHECKED_BYTES = 4 << 20  # of a matrix, by one thread at a time
+
+
+def check_finite(sources: Iterable[MatrixSource]) -> None:
+    """Refuse matrices with weights that are not finite. Several threads also bring their pages in.
+
+    Raises:
+        CheckpointError: a weight is NaN or infinite.
+    """
+    runs = [
+        (source, start, min(start + step, source.out_features))
+        for source in sources
+        for step in (max(1, _CHECKED_BYTES // source.row_bytes),)
+        for start in range(0, source.out_features, step)
+    ]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(lambda run: run[0].check_finite(run[1], run[2]), runs):
+            pass

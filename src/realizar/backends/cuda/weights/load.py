@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from realizar.backends.cuda.device import DeviceProfile
 from realizar.backends.cuda.device_errors import translate
-from realizar.backends.cuda.weights.experts import ExpertLoader, ExpertMatrices, ExpertsPlan, matrix_bytes
-from realizar.backends.cuda.weights.finite import check_finite
+from realizar.backends.cuda.weights.experts import ExpertLoader, ExpertMatrices, ExpertsPlan, check_finite, matrix_bytes
 from realizar.backends.cuda.weights.pack import PackedMatrix
-from realizar.backends.cuda.weights.pack_floats import FLOAT_TYPES
-from realizar.backends.cuda.weights.pack_raw import Packer, Reserver, memory_bytes
+from realizar.backends.cuda.weights.pack_raw import FLOAT_TYPES, Packer, Reserver, memory_bytes
 from realizar.backends.cuda.weights.plain import PlainMatrix, pack_plain
 from realizar.backends.cuda.weights.store import Store
 from realizar.backends.program import Program

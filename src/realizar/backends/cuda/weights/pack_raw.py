@@ -16,17 +16,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from realizar.backends.cuda.layouts.float_fragments import fragment_floats
-from realizar.backends.cuda.layouts.fragments import BLOCK, FragmentFormat, fragment_format, pack_fragments
+from realizar.backends.cuda.layouts.fragments import (
+    BLOCK,
+    FLOATS,
+    ORDER,
+    FragmentFormat,
+    fragment_floats,
+    fragment_format,
+    pack_fragments,
+    strip_axes,
+)
 from realizar.backends.cuda.native.compiler import architecture, compile_source
 from realizar.backends.cuda.native.launcher import Kernel
 from realizar.backends.cuda.native.raw_layouts import REPACKED_LAYOUTS
 from realizar.backends.cuda.native.sources import repack_source
 from realizar.backends.cuda.weights.pack import PackedMatrix, codebook_table, strip_places
-from realizar.backends.cuda.weights.pack_floats import FLOAT_TYPES, reorder_floats
 from realizar.backends.cuda.weights.store import aligned
 from realizar.errors import UnsupportedModelError
 from realizar.quantization import MatrixSource, WeightLayout
+from realizar.quantization.layout import FloatType
 
 _PIECE_BYTES = 32 << 20
 _RUN_OUT_FEATURES = 4 * BLOCK  # packed by one thread at a time
@@ -227,3 +235,28 @@ class Packer:
             tops, blocks = (Kernel(cubin, name, 0, source.name) for name in ("scale_tops", "pack_blocks"))
             self._kernels[layout] = tops, blocks
         return self._kernels[layout]
+
+
+FLOAT_TYPES: dict[FloatType, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def reorder_floats(values: torch.Tensor, weights: torch.Tensor, block_scales: torch.Tensor) -> None:
+    """Write some strips of a matrix.
+
+    Args:
+        values: bf16 or fp16 [out_features, cols].
+        weights: uint8 [ceil(out_features / 64), FLOATS.strip_bytes(cols)], whose strips may lie apart.
+        block_scales: float32 [ceil(out_features / 64)].
+    """
+    (out_features, cols), strips = values.shape, len(weights)
+    chunks = FLOATS.chunks(cols)
+    padded = torch.zeros((strips * BLOCK, chunks * BLOCK), device=values.device)
+    padded[:out_features, :cols].copy_(values)
+    flat = padded.view(strips, -1)
+    tops = flat.abs().amax(dim=1)
+    exponents = torch.where(tops > 0, 15 - torch.frexp(tops).exponent, 0).clamp(-100, 100)
+    ones = torch.ones_like(tops)
+    halves = flat.mul_(torch.ldexp(ones, exponents)[:, None]).half()
+    ordered = halves.view(strip_axes(strips, chunks)).permute(ORDER).contiguous()
+    weights.copy_(ordered.view(strips, -1).view(torch.uint8))
+    block_scales.copy_(torch.ldexp(ones, -exponents))
