@@ -46,6 +46,7 @@ from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
 from realizar.scheduler.sequence import Sequence
+from realizar.stop_rule import StopRule
 
 PROMPT, STEPS, TILE = 128, 128, 64
 RIGHT, WRONG = 7, 8  # a draft that is chosen, and the choice where it is not
@@ -77,7 +78,7 @@ class AtOnce:
         self._config, self._sizes = config, step_sizes(spec, config, TILE)
         self._arrays = StepArrays(self._sizes, interpreter_device())
         self._pending: CUDAStep | None = None
-        self._ends = OutputEnds(spec.vocab_size)
+        self._stop_rule = StopRule(config.max_running)
 
     def load(self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: object = None) -> None:
         raise NotImplementedError("it is made loaded")
@@ -120,7 +121,7 @@ class AtOnce:
     def _take_in(
         self, numbers: NDArray[np.intp], choices: NDArray[np.int32]
     ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        return self._ends.up_to_end(numbers, choices, np.zeros(len(numbers), np.int64))
+        return self._stop_rule.kept(numbers, choices, np.zeros_like(choices) + np.arange(choices.shape[1]))
 
 
 def _answer(step: CUDAStep, logprobs: int | None, take_in: TakeIn) -> PendingResult:

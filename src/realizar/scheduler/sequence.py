@@ -53,14 +53,12 @@ class Sequence:
         """Start in a row."""
         self.row = row
         sampling = self.request.sampling
-        # Where a grammar is complete, ending is all that is left to sample, however few tokens there are.
-        least = sampling.min_tokens if sampling.structured is None else 0
         self._table.open(
             row,
             self.sequence_id,
             self._history,
             most_tokens=self.most_tokens,
-            least_tokens=self.num_prompt_tokens + least,
+            least_tokens=self.num_prompt_tokens + sampling.least_tokens,
             stop_ids=sampling.stop_token_ids,
             samples=self.request.max_tokens > 0,
             may_be_held=sampling.structured is not None,

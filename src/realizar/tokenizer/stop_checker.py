@@ -33,7 +33,7 @@ class StopChecker:
         self._stop = sampling.stop
         self._stop_ids = frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else eos_ids)
         self._min_tokens = sampling.min_tokens
-        self._min_before_id = sampling.min_tokens if sampling.structured is None else 0
+        self._min_before_id = sampling.least_tokens
         self._mark_sizes = {token_id: len(text) for text, token_id in tokenizer.answer_marks.items()}
         self._num_tokens = self._num_characters = 0
         self.marks: list[int] = []

@@ -18,6 +18,7 @@ from realizar.backends.cuda.native.sampling.source import sampler_integers, samp
 from realizar.backends.row_faults import check_logit_bias
 from realizar.batch import OpenedRow
 from realizar.sampling_params import SamplingParams
+from realizar.stop_rule import StopRule
 
 ADJUST, DRAW, CUT, HISTOGRAM, DEVIATION, DRY = 1, 2, 4, 8, 16, 32  # flags of a choice, as in sampling/rows.cu
 MIROSTAT = 64  # of rows alone: the kernels read the row
@@ -65,7 +66,7 @@ class NativeRows:
         self.follow_grammars = np.zeros(max_rows, np.bool_)
         self.num_changes = 0
         self._samplings: dict[int, SamplingParams] = {}
-        self._ends = OutputEnds(vocab_size)
+        self._stop_rule = StopRule(max_rows)
         self._held: dict[int, list[torch.Tensor]] = {}
 
     def open(self, opened: OpenedRow, count_history: CountHistory) -> None:
@@ -90,7 +91,7 @@ class NativeRows:
         if _has_dry(sampling):
             self._write_dry(record, opened, held)
         self._held[row], self._samplings[row] = held, sampling
-        self._ends.open(row, sampling)
+        self._stop_rule.open(row, sampling.stop_token_ids, sampling.least_tokens)
         self.kinds[row] = record["kinds"]
         self.outputs[row] = len(opened.history) - opened.num_prompt_tokens
         self._num_prompts[row] = opened.num_prompt_tokens
@@ -106,7 +107,7 @@ class NativeRows:
         self.num_changes += 1
         self._held.pop(row, None)
         self._samplings.pop(row, None)
-        self._ends.close(row)
+        self._stop_rule.close(row)
         self.kinds[row], self.min_tokens[row], self.logprobs[row] = 0, 0, -1
         self.follow_grammars[row] = False
 
@@ -135,7 +136,8 @@ class NativeRows:
         self, numbers: NDArray[np.intp], choices: NDArray[np.int32]
     ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
         """Count the choices of rows with drafts once the host has read them; see `TakeIn`."""
-        counts, ended = self._ends.up_to_end(numbers, choices, self.outputs[numbers])
+        places = self.outputs[numbers][:, None] + np.arange(choices.shape[1])
+        counts, ended = self._stop_rule.kept(numbers, choices, places)
         self.outputs[numbers] += counts
         return counts, ended
 
