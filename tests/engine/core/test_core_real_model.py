@@ -17,6 +17,7 @@ from realizar.outputs import TokenOutput
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 from realizar.scheduler.pace import Policy
+from wider import wider
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=1.0, seed=3, top_p=0.9, repetition_penalty=1.1)
@@ -61,14 +62,15 @@ def make_core(path: Path, **options: object) -> EngineCore:
     return load_core(find_checkpoint(path), config)
 
 
-def test_64_streams_at_once_are_what_each_is_alone(smollm2_path: Path) -> None:
-    """Prompts of 4 to 25 tokens that come at once; all 64 run side by side before the first one ends.
+@pytest.mark.parametrize("streams", wider([16, 64], 16))
+def test_streams_at_once_are_what_each_is_alone(smollm2_path: Path, streams: int) -> None:
+    """Prompts of 4 to 25 tokens that come at once; all run side by side before the first one ends.
 
     Alone, on one thread: with as many processes beside, threads would wait for each other most of the time.
     """
-    requests = [Request(str(n), (1000 + 37 * n, *TEXT[n : n + 3 + n % 22]), GREEDY, 8 + n % 5) for n in range(64)]
+    requests = [Request(str(n), (1000 + 37 * n, *TEXT[n : n + 3 + n % 22]), GREEDY, 8 + n % 5) for n in range(streams)]
     checkpoint = find_checkpoint(smollm2_path)
-    config = EngineConfig(threads=2, context_length=64, max_running=64, max_step_tokens=256)
+    config = EngineConfig(threads=2, context_length=64, max_running=streams, max_step_tokens=256)
     together: dict[str, list[TokenOutput]] = defaultdict(list)
     most_running = 0
     core = load_core(checkpoint, config, policy=Policy(stretch=math.inf))
@@ -82,7 +84,7 @@ def test_64_streams_at_once_are_what_each_is_alone(smollm2_path: Path) -> None:
             core.audit()
     finally:
         core.close()
-    assert most_running == 64
+    assert most_running == streams
     core = load_core(checkpoint, replace(config, threads=1, max_running=1, prefix_cache=False))
     try:
         for request in requests:
