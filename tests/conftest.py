@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import resource
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,6 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--server-url", help="test the server of SmolLM2 that answers there, and start none")
     parser.addoption(
         "--no-skips", action="store_true", help="fail on a skip for lack of torch, transformers or Chromium"
+    )
+    parser.addoption(
+        "--processor-times", type=Path, help="a file that gets a line a test: seconds of processor, children's too"
     )
     parser.addoption(
         "--first-cases", action="store_true", help="run the first case alone of each test, as for compute-sanitizer"
@@ -63,6 +69,21 @@ def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Ite
     ids = {id(item) for item in kept}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in ids])
     items[:] = kept
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    before_s = _processor_s()
+    result = yield
+    if path := item.config.getoption("--processor-times"):
+        with path.open("a", encoding="utf-8") as lines:
+            lines.write(f"{_processor_s() - before_s:.3f}\t{item.nodeid}\n")
+    return result
+
+
+def _processor_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
