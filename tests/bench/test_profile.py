@@ -15,8 +15,15 @@ from realizar.backends.cpu.inspection.backend import time_operations
 from realizar.backends.cpu.runner import CPUBackend
 from realizar.backends.inspection import ReadLimit
 from realizar.backends.parts import PartTime, cached_tokens_read
-from realizar.bench.profile import StepProfile, StepWork, one_step, profile_step, profile_table, summarise
-from realizar.bench.profile_picture import profile_svg
+from realizar.bench.profile import (
+    StepProfile,
+    StepWork,
+    one_step,
+    profile_step,
+    profile_svg,
+    profile_table,
+    summarise,
+)
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
 from realizar.errors import InvalidRequestError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from realizar.cli.channel_text import ChannelText
-from realizar.cli.chat_session import ChatSession
+from realizar.cli.commands.chat import ChatSession
 from realizar.outputs import ChoiceDelta
 from realizar.sampling_params import SamplingParams
 from realizar.tokenizer.parsers.choose import find_format

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from realizar.cli.chat_session import ChatSession
-from realizar.cli.chat_window import Message
+from realizar.cli.commands.chat import ChatSession, Message
 from realizar.errors import ContextLengthError, InvalidRequestError
 from realizar.sampling_params import SamplingParams
 

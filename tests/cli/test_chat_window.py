@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from realizar.cli.chat_session import ChatSession
-from realizar.cli.chat_window import ContextWindow, Message
+from realizar.cli.commands.chat import ChatSession, ContextWindow, Message
 from realizar.errors import ChatTemplateError, ContextLengthError
 from realizar.sampling_params import SamplingParams
 

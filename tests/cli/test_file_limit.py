@@ -12,7 +12,7 @@ from waits import HANG_S
 SCRIPT = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-from realizar.cli.file_limit import fit_connections
+from realizar.cli.commands.serve import fit_connections
 print(fit_connections({wanted}), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
@@ -17,16 +18,13 @@ from realizar import __version__
 from realizar.cli.commands.bench import bench_command
 from realizar.cli.commands.bench_serve import bench_serve_command
 from realizar.cli.commands.chat import chat_command
-from realizar.cli.commands.completion import make_completion_command
 from realizar.cli.commands.doctor import doctor_command
 from realizar.cli.commands.inspect import inspect_model
-from realizar.cli.commands.list import list_command
 from realizar.cli.commands.perplexity import perplexity_command
 from realizar.cli.commands.plan import plan_command
 from realizar.cli.commands.profile import profile_command
 from realizar.cli.commands.ps import ps_command
-from realizar.cli.commands.pull import pull_command
-from realizar.cli.commands.rm import rm_command
+from realizar.cli.commands.pulled import list_command, pull_command, rm_command
 from realizar.cli.commands.run import run_command
 from realizar.cli.commands.score import score_command
 from realizar.cli.commands.serve import SOURCES, serve_command
@@ -38,6 +36,24 @@ from realizar.cli.terminal.printable import PrintableFormatter, error_line
 from realizar.errors import RealizarError
 
 _ENOUGH_ADDRESSES = 4 << 30
+_Shell = Literal["bash", "zsh", "fish"]
+
+_ZSH_VALUES = "(( ${#_cyc_vals} )) && compadd -d _cyc_disp -a _cyc_vals"
+_ZSH_PATHS = """_cyc_disp=(${(M)_cyc_vals:#*/}) _cyc_vals=(${_cyc_vals:#*/})
+    (( ${#_cyc_disp} )) && compadd -S '' -a _cyc_disp
+    (( ${#_cyc_vals} )) && compadd -a _cyc_vals"""
+_ZSH_END = """
+if [[ $funcstack[1] == _realizar ]]; then
+  _cyclopts_realizar "$@"
+else
+  (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }
+  compdef _cyclopts_realizar realizar
+fi
+"""
+"""cyclopts' script defines a function and leaves it at that. It has to be called where the script is a file `_realizar`
+in `$fpath`, and to be registered where it is sourced."""
+_FISH_END = "\ncomplete -c realizar -n __fish_use_subcommand -f\n"
+"""Where a command is to be named, cyclopts' script offers files too."""
 
 
 def _shown_default(value: object) -> str | None:
@@ -73,7 +89,17 @@ app.command(profile_command, name="profile")
 app.command(trace_command, name="trace")
 app.command(tune_command, name="tune")
 app.command(doctor_command, name="doctor")
-app.command(make_completion_command(app), name="completion")
+
+
+@app.command(name="completion")
+def _completion_command(shell: Annotated[_Shell, Parameter(help="The shell to complete in.")], /) -> None:
+    """Write a completion script: `source <(realizar completion bash)`, `realizar completion fish | source`."""
+    text = app.generate_completion(prog_name="realizar", shell=shell)
+    if shell == "zsh":
+        text = text.replace(_ZSH_VALUES, _ZSH_PATHS) + _ZSH_END
+    elif shell == "fish":
+        text += _FISH_END
+    print(text, end="")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from realizar.cli.chat_session import ChatSession
-from realizar.cli.chat_window import Message
-from realizar.cli.commands.chat import _handle
+from realizar.cli.commands.chat import ChatSession, Message, _handle
 from realizar.cli.commands.run import show
-from realizar.cli.terminal.show_markdown import show_markdown
+from realizar.cli.terminal.markdown_stream import show_markdown
 from realizar.errors import EngineDeadError, RequestFailedError
 from realizar.sampling_params import SamplingParams
 

@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 
 from cli.terminal.screen import shown
-from realizar.cli.terminal.markdown_stream import MarkdownStream
-from realizar.cli.terminal.show_markdown import renders_markdown, show_markdown
+from realizar.cli.terminal.markdown_stream import MarkdownStream, renders_markdown, show_markdown
 
 ANSWER = """# Title
 

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from realizar.cli.commands.run import show
-from realizar.cli.terminal.word_wrap import WordWrapper
+from realizar.cli.commands.run import WordWrapper, show
 
 
 def wrapped(text: str, width: int, size: int = 1) -> str:

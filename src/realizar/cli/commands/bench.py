@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import Integer, Json, Model, Verbose
+from realizar.cli.options.arguments import Integer, Json, Model, Verbose, at_least
 from realizar.cli.options.engine import BackendOptions
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.log_lines import show_log
+from realizar.cli.terminal.printable import report
 from realizar.cli.terminal.progress import download_progress
 from realizar.errors import InvalidRequestError
 from realizar.sizes import format_bytes
@@ -50,8 +50,10 @@ def bench_command(
     from realizar.bench.throughput import Work, measure_throughput
     from realizar.engine.loading import find_checkpoint
 
-    work = Work(_positive("prompt-tokens", prompt_tokens), gen_tokens, _batches(batch), _positive("repeats", repeats))
-    _positive("gen-tokens", gen_tokens)
+    work = Work(
+        at_least(1, "prompt-tokens", prompt_tokens), gen_tokens, _batches(batch), at_least(1, "repeats", repeats)
+    )
+    at_least(1, "gen-tokens", gen_tokens)
     config = (backend or BackendOptions()).config()
     if generate:
         model = str(_generated(model, config, skew))
@@ -60,7 +62,7 @@ def bench_command(
     with download_progress() as progress:
         checkpoint = find_checkpoint(model, progress)
     with load_progress() as loading:
-        results = measure_throughput(checkpoint, config, work, log=_report, progress=loading)
+        results = measure_throughput(checkpoint, config, work, log=report, progress=loading)
     if as_json:
         print(json.dumps({"results": [asdict(result) for result in results]}))
     else:
@@ -84,24 +86,14 @@ def _generated(shape: str, config: EngineConfig, skew: float) -> Path:
     header = generated_header(shape)
     spec, resolved = resolve_model(header, config)
     plan_memory(spec, header, resolved).check_weights_fit()
-    return generated_model(shape, _report, skew)
-
-
-def _report(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    return generated_model(shape, report, skew)
 
 
 def _batches(text: str) -> tuple[int, ...]:
     try:
-        return tuple(_positive("batch", int(number)) for number in text.split(","))
+        return tuple(at_least(1, "batch", int(number)) for number in text.split(","))
     except ValueError as error:
         raise InvalidRequestError(f"--batch must be numbers with commas between, not {text!r}", "batch") from error
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise InvalidRequestError(f"--{name} must be at least 1, not {value}", name)
-    return value
 
 
 def _table(results: list[BatchResult]) -> list[str]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import Integer, MaybeInteger, check_folder
+from realizar.cli.options.arguments import Integer, MaybeInteger, at_least, check_folder
+from realizar.cli.terminal.printable import report
 from realizar.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class LoadOptions:
         Raises:
             InvalidRequestError: a number is out of range.
         """
-        _check_count("rounds", self.rounds)
+        at_least(1, "rounds", self.rounds)
         if not self.timeout_s > 0:
             raise InvalidRequestError(f"--timeout-s must be above 0, not {self.timeout_s:g}", "timeout-s")
 
@@ -121,7 +122,7 @@ class ProtocolOptions:
         defaults = _PROTOCOLS[self.protocol][1:]
         lengths = [default if length is None else length for length, default in zip(given, defaults, strict=True)]
         for name, length in zip(options, lengths, strict=False):
-            _check_count(name.replace("_", "-"), length)
+            at_least(1, name.replace("_", "-"), length)
         prompt, answer = (Lengths.around(each, self.random_range_ratio or 0.0, self.protocol) for each in lengths)
         return prompt, answer
 
@@ -200,7 +201,7 @@ class ServerOptions:
         """
         for name in ("parallel", "context_length", "api_processes", "replicas"):
             if (value := getattr(self, name)) is not None:
-                _check_count(name.replace("_", "-"), value)
+                at_least(1, name.replace("_", "-"), value)
 
 
 _SERVERS, _LOAD, _PROTOCOL, _NO_MIX = ServerOptions(), LoadOptions(), ProtocolOptions(), MixOptions()
@@ -243,7 +244,7 @@ def bench_serve_command(
     count = default_generators() if load.generators is None else load.generators
     with Generators(count) as generators, _running(servers, list(loads.values()), mixed) as running:
         results = compare_servers(
-            running, loads, generators, rounds=load.rounds, warmup=load.warmup, timeout_s=load.timeout_s, log=_report
+            running, loads, generators, rounds=load.rounds, warmup=load.warmup, timeout_s=load.timeout_s, log=report
         )
     print(as_markdown(results, objectives))
     if json_file is not None:
@@ -344,7 +345,6 @@ def _longest(lengths: LengthSource) -> int:
 
 
 def _start(running: ExitStack, servers: ServerOptions, size: ServerSize) -> list[Server]:
-    """Start the servers to load; `running` stops them."""
     from realizar.bench.serve.client import Server
     from realizar.bench.serve.process import llama_server, realizar_server
     from realizar.hub.pull import resolve
@@ -357,10 +357,10 @@ def _start(running: ExitStack, servers: ServerOptions, size: ServerSize) -> list
     if servers.url:
         found = [Server(servers.url, servers.url, model, servers.api_key)]
     else:
-        _report(f"starting realizar serve {model_file}")
+        report(f"starting realizar serve {model_file}")
         found = [Server("realizar", running.enter_context(realizar_server(str(model_file), size)), model)]
     if program is not None and model_file is not None:
-        _report(f"starting {program.name}")
+        report(f"starting {program.name}")
         found.append(Server("llama.cpp", running.enter_context(llama_server(program, resolve(model_file), size)), ""))
     return found
 
@@ -388,12 +388,3 @@ def _write_picture(path: Path, results: Sequence[ServerRuns]) -> None:
         for answers in [[each for run in runs for each in run.answers]]
     ]
     path.write_text(latency_svg(curves, f"{results[0].server.model}: share of all in percent"), encoding="utf-8")
-
-
-def _check_count(name: str, value: int) -> None:
-    if value < 1:
-        raise InvalidRequestError(f"--{name} must be at least 1, not {value}", name)
-
-
-def _report(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -217,7 +217,6 @@ def _report(checkpoint: Checkpoint, reason: str | None) -> list[str]:
 
 
 def _summary(value: Any) -> str:
-    """One line for a metadata value."""
     if getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, str):

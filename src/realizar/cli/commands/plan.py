@@ -20,8 +20,10 @@ from realizar.sizes import format_bytes
 if TYPE_CHECKING:
     from realizar.backends.memory_plan import MemoryPlan
     from realizar.backends.resolved_config import ResolvedConfig
+    from realizar.checkpoint.checkpoint import Checkpoint
     from realizar.engine.fetch_speed import FetchSpeed
     from realizar.models.parameters import ParameterCounts
+    from realizar.replicas.planning import PlannedReplica
 
 
 def plan_command(
@@ -51,7 +53,6 @@ def plan_command(
     """
     from realizar.backends.select import choose_planned_device, plan_memory, resolve_model
     from realizar.checkpoint.open import open_checkpoint
-    from realizar.cli.planned_replicas import least_of, replica_facts, replica_lines, replicas_here
     from realizar.engine.fetch_speed import known_speed
     from realizar.hub.pull import resolve
     from realizar.models.parameters import count_parameters
@@ -64,10 +65,12 @@ def plan_command(
     beside: list[str] = []
     more: dict[str, object] = {}
     if replicas > 1:
-        planned = replicas_here(checkpoint, config, replicas, memory)
-        beside = replica_lines(checkpoint, planned, context_given=config.context_length is not None)
-        more = {"replicas": list(map(replica_facts, planned))}
-        least = least_of(planned)
+        from realizar.replicas.planning import ReplicaQuestion, divide
+
+        planned = divide(ReplicaQuestion(str(checkpoint.path), config, replicas, memory))
+        beside = _replica_lines(checkpoint, planned, context_given=config.context_length is not None)
+        more = {"replicas": list(map(_replica_facts, planned))}
+        least = _least_of(planned)
         config, memory = least.config, least.memory_bytes
     spec, resolved = resolve_model(checkpoint, config, chosen, memory)
     plan = plan_memory(spec, checkpoint, resolved, memory)
@@ -154,3 +157,32 @@ def check_fits(plan: MemoryPlan) -> None:
             f"the model does not fit: one request of {shortest.context_length} tokens takes"
             f" {format_bytes(shortest.request_bytes)} of KV cache, which gets {format_bytes(plan.kv_limit_bytes)}"
         )
+
+
+def _least_of(planned: Sequence[PlannedReplica]) -> PlannedReplica:
+    """The replica with the least memory, which bounds what a request may take."""
+    return min(planned, key=lambda each: each.memory_bytes)
+
+
+def _replica_facts(planned: PlannedReplica) -> dict[str, object]:
+    gpu = planned.place.gpu
+    return {
+        "device": "cpu" if gpu is None else f"cuda:{gpu.index}",
+        "cpus": planned.place.cpus,
+        "cores_are_shared": planned.place.is_shared,
+        "threads": planned.config.threads,
+        "context_length": planned.config.context_length,
+        "memory_bytes": planned.memory_bytes,
+        "needed_bytes": planned.needed_bytes,
+    }
+
+
+def _replica_lines(checkpoint: Checkpoint, planned: Sequence[PlannedReplica], *, context_given: bool) -> list[str]:
+    """Lines for people. Args: context_given: the user chose the context."""
+    from realizar.models.registry import build_spec
+
+    lines = [f"replica {number:<4} {each.label}" for number, each in enumerate(planned)]
+    own, fitting = build_spec(checkpoint).context_length, _least_of(planned).config.context_length
+    if fitting is not None and fitting < own and not context_given:
+        lines.append(f"context      {fitting} tokens a request, as the model's {own} do not fit")
+    return lines

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from realizar.cli.options.arguments import Integer, Json, Model, Verbose, check_folder
+from realizar.cli.options.arguments import Integer, Json, Model, Verbose, at_least, check_folder
 from realizar.cli.options.engine import BackendOptions
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.log_lines import show_log
+from realizar.cli.terminal.printable import report
 from realizar.cli.terminal.progress import download_progress
-from realizar.errors import InvalidRequestError
 
 
 def profile_command(
@@ -33,30 +32,19 @@ def profile_command(
 ) -> None:
     """Take one step apart: time of each part, and its share of what memory can deliver."""
     show_log(verbose)
-    from realizar.bench.profile import StepWork, profile_step, profile_table
-    from realizar.bench.profile_picture import profile_svg
+    from realizar.bench.profile import StepWork, profile_step, profile_svg, profile_table
     from realizar.engine.loading import find_checkpoint
 
     for name, value, least in (("batch", batch, 1), ("tokens", tokens, 1), ("context", context, 0)):
-        _at_least(name, value, least)
-    work = StepWork(batch, tokens, context, _at_least("repeats", repeats, 1))
+        at_least(least, name, value)
+    work = StepWork(batch, tokens, context, at_least(1, "repeats", repeats))
     check_folder(svg)
     config = (backend or BackendOptions()).config()
     with download_progress() as progress:
         checkpoint = find_checkpoint(model, progress)
     with load_progress() as loading:
-        profile = profile_step(checkpoint, config, work, log=_report, progress=loading)
+        profile = profile_step(checkpoint, config, work, log=report, progress=loading)
     if svg is not None:
         title = f"{model} on {profile.device}: {batch} x {tokens} tokens after {context}"
         svg.write_text(profile_svg(profile, title), encoding="utf-8")
     print(json.dumps(asdict(profile)) if as_json else "\n".join(profile_table(profile)))
-
-
-def _report(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _at_least(name: str, value: int, least: int) -> int:
-    if value < least:
-        raise InvalidRequestError(f"--{name} must be at least {least}, not {value}", name)
-    return value

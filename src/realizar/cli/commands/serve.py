@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
-import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from cyclopts import Parameter
 
@@ -26,10 +27,10 @@ from realizar.cli.server_records import ServerRecord, announced, pid_namespace
 from realizar.cli.several_models import Wishes, make_shelf
 from realizar.cli.terminal.load_progress import load_progress
 from realizar.cli.terminal.log_lines import log_to_stderr
-from realizar.cli.terminal.printable import printable
+from realizar.cli.terminal.printable import printable, report
 from realizar.cli.terminal.progress import download_progress
 from realizar.config import EngineConfig
-from realizar.errors import InvalidRequestError
+from realizar.errors import InvalidRequestError, RealizarError
 from realizar.sampling_params import SamplingParams
 from realizar.sizes import format_bytes
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from realizar.engine.clients.async_link import EngineLink
     from realizar.engine.process.messages import EngineInfo, Load
     from realizar.ray.options import RayOptions
+    from realizar.ray.running import Door
     from realizar.replicas.link import ReplicaLink
     from realizar.server.metrics import MetricSamples
     from realizar.server.models.models import ModelStatus
@@ -78,23 +80,22 @@ def serve_command(
         return 0
     if with_ray:
         return _serve_with_ray(model[0], ray, server, batching, config, sampling, template)
-    from realizar.cli.file_limit import fit_connections  # the slow imports come after the checks of the options
     from realizar.server.http.clients import is_loopback
     from realizar.server.run import open_port
 
     log_to_stderr(server.log_level, server.log_format)
     fitting = fit_connections(settings.max_connections)
     if fitting < settings.max_connections:
-        _report(f"warning: the server takes at most {fitting} connections, because ulimit -n allows few open files")
+        report(f"warning: the server takes at most {fitting} connections, because ulimit -n allows few open files")
         settings = replace(settings, max_connections=fitting)
     shares = [settings.share(place, server.api_processes) for place in range(server.api_processes)]
     with open_port(server.host, server.port) as listener:
         url = _url("https" if settings.tls_key else "http", server.host, listener.getsockname()[1])
         if not settings.api_keys and not is_loopback(server.host):
-            _report("warning: without --api-key-file, everyone who can reach this machine may use the API")
+            report("warning: without --api-key-file, everyone who can reach this machine may use the API")
         if several:
             default_sampling = partial(_sampling_of, server, sampling)
-            wishes = Wishes(config, default_sampling, batching.max_queued, server.log_level, _report)
+            wishes = Wishes(config, default_sampling, batching.max_queued, server.log_level, report)
             return _serve_several(make_shelf(model, models, wishes, settings), settings, listener, url)
         return _serve_one(
             *_prepare(model[0], server, batching, config, sampling, template, shares), config, listener, url
@@ -110,8 +111,6 @@ def _serve_with_ray(
     sampling: SamplingOptions,
     template: str | None,
 ) -> int:
-    """Have Ray Serve serve a model; returns the exit status."""
-    from realizar.cli.ray_serving import serve_with_ray
     from realizar.engine.loading import find_checkpoint
     from realizar.ray import require_ray
     from realizar.ray.running import Door
@@ -131,7 +130,7 @@ def _serve_with_ray(
     )
     door = Door(server.host, server.port, _cluster_files(server))
     url = _url("https" if door.tls else "http", server.host, server.port)
-    return serve_with_ray(model, options, door, ray.ray_address, url)
+    return _run_application(model, options, door, ray.ray_address, url)
 
 
 def _serve_one(
@@ -146,9 +145,9 @@ def _serve_one(
     """Load a model and serve it; returns the exit status."""
     from realizar.server.run import run_server
 
-    _report(f"{served.name} is being loaded; {url} answers already")
+    report(f"{served.name} is being loaded; {url} answers already")
     if served.template is None:
-        _report(f"chat is refused: {NO_CHAT}")
+        report(f"chat is refused: {NO_CHAT}")
     record = ServerRecord(os.getpid(), pid_namespace(), url, list(served.names), time.time())
     with announced(record) as listed, ExitStack() as loading:
         if replicas is not None:
@@ -159,8 +158,8 @@ def _serve_one(
             info = running.info
             listed.update(state="ready", device=info.device_label, device_bytes=_device_bytes(info))
             for line in describe(info, config, served.context_length, running.max_queued):
-                _report(line)
-            _report(f"ready: {url}")
+                report(line)
+            report(f"ready: {url}")
 
         def draining(num_open: int) -> None:
             listed.update(state="draining")
@@ -178,7 +177,6 @@ def _serve_one(
 
 
 def _serve_several(shelf: ModelShelf, settings: ServerSettings, listener: socket.socket, url: str) -> int:
-    """Serve models that are loaded on first use; returns the exit status."""
     from realizar.server.app import create_app_of
     from realizar.server.run import OwnFront, run_server
 
@@ -198,7 +196,7 @@ def _serve_several(shelf: ModelShelf, settings: ServerSettings, listener: socket
 
         def ready() -> None:
             listed.update(state="ready")
-            _report(f"ready: {url}")
+            report(f"ready: {url}")
 
         def draining(num_open: int) -> None:
             listed.update(state="draining")
@@ -258,13 +256,12 @@ def _prepare(
 
 
 def _replicas(load: Load, files: ModelFiles, count: int) -> ReplicaLink:
-    """Plan the replicas of a model."""
     from realizar.replicas.link import make_replica_link
     from realizar.replicas.planning import plan_replicas
 
     planned = plan_replicas(load.model, load.config, count)
     for number, each in enumerate(planned):
-        _report(f"replica {number}: {each.label}")
+        report(f"replica {number}: {each.label}")
     return make_replica_link(load, planned, files)
 
 
@@ -275,7 +272,6 @@ def _samples_of(replicas: ReplicaLink, name: str) -> tuple[MetricSamples, ...]:
 
 
 def _sampling_of(server: ServerOptions, sampling: SamplingOptions, checkpoint: Checkpoint) -> SamplingParams:
-    """The default sampling of a model's requests."""
     from realizar.tokenizer.generation_defaults import default_sampling
 
     return sampling.apply(SamplingParams() if server.api_defaults == "openai" else default_sampling(checkpoint))
@@ -359,11 +355,7 @@ def _device_bytes(info: EngineInfo) -> int:
 
 
 def _report_drain(num_open: int) -> None:
-    _report(f"the server shuts down when the open requests have ended ({num_open}); a second signal stops it at once")
-
-
-def _report(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)
+    report(f"the server shuts down when the open requests have ended ({num_open}); a second signal stops it at once")
 
 
 def _url(scheme: str, host: str, port: int) -> str:
@@ -440,3 +432,95 @@ def _cluster_files(server: ServerOptions) -> tuple[str, str] | None:
         return None
     found: tuple[Path, Path] = (server.tls_cert, server.tls_key or server.tls_cert)
     return str(found[0].absolute()), str(found[1].absolute())
+
+
+# The limit of open files bounds the number of connections.
+
+_OWN_FILES = 64  # the model, the engine's sockets, the log, the event loop, and connections that are being refused
+
+
+def fit_connections(wanted: int) -> int:
+    """Raise the limit of open files as far as needed and allowed; returns the number of connections that fit.
+
+    Raises:
+        RealizarError: no connection fits.
+    """
+    import resource  # which Windows lacks
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OWN_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (ValueError, OSError):  # macOS has a limit of its own below the hard one
+        most = soft
+    if most <= _OWN_FILES:
+        raise RealizarError(f"this process may open {most} files (ulimit -n); a server needs more than {_OWN_FILES}")
+    return most - _OWN_FILES
+
+
+# Ray Serve starts the application, and ends it on a signal.
+
+_POLL_S = 0.2
+
+
+def _run_application(model: str, options: RayOptions, door: Door, address: str | None, url: str) -> int:
+    """Serve until a signal; the exit status is 0, or 128 plus the number of a second signal.
+
+    Args:
+        address: of the cluster; None takes RAY_ADDRESS, else this host's cluster.
+        url: where this host answers.
+
+    Raises:
+        RealizarError: Ray Serve is not installed, or the application can't be started.
+    """
+    from realizar.ray.running import start_application, stop_application
+
+    with _Signals() as signals:
+        report(f"{model} is being loaded by Ray Serve")
+        application = start_application(model, options, door, address)
+        record = ServerRecord(os.getpid(), pid_namespace(), url, list(application.names), time.time())
+        with announced(record) as listed:
+            listed.update(state="ready")
+            signals.interrupt = False
+            report(f"engines: {options.min_replicas} to {options.max_replicas}, {application.placement}")
+            report(f"ready: {url}")
+            signals.first.wait()
+            listed.update(state="draining")
+            report("the server shuts down when the open requests have ended; a second signal stops it at once")
+            stopping = threading.Thread(target=stop_application, args=(application,), daemon=True)
+            stopping.start()
+            while stopping.is_alive() and not signals.later:
+                stopping.join(_POLL_S)
+    return 128 + signals.later[0] if signals.later else 0
+
+
+class _Signals:
+    """SIGTERM and SIGINT.
+
+    Attributes:
+        interrupt: True while a signal interrupts what is going on: the start, which may wait for ever for a host.
+        first: set by the first signal. later: the numbers of those after it.
+    """
+
+    def __init__(self) -> None:
+        self.interrupt, self.first = True, threading.Event()
+        self.later: list[int] = []
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.interrupt:
+            raise KeyboardInterrupt
+        if self.first.is_set():
+            self.later.append(number)
+        self.first.set()

@@ -40,7 +40,7 @@ def trace_command(
     --against cpu.json` shows the layer at which the two part.
     """
     show_log(verbose)
-    from realizar.bench.step_values import trace_prompt
+    from realizar.bench.profile import trace_prompt
     from realizar.engine.loading import find_checkpoint
     from realizar.tokenizer.load import load_tokenizer
 

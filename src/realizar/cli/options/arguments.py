@@ -30,7 +30,6 @@ def _complete_model(context: CompletionContext) -> list[str]:
 
 
 def _complete_pulled_model(_context: CompletionContext) -> list[str]:
-    """Names of models that are pulled."""
     return [model.name for model in _models() if model.path is not None]
 
 
@@ -65,6 +64,17 @@ def exact_integer(_type: Any, tokens: Sequence[Token]) -> int:
         return int(tokens[0].value)
     except ValueError:
         raise ValueError(f"{tokens[0].value} is not a whole number") from None
+
+
+def at_least(least: int, name: str, value: int) -> int:
+    """Check a count from the command line, and return it.
+
+    Raises:
+        InvalidRequestError: it is below `least`; names the option.
+    """
+    if value < least:
+        raise InvalidRequestError(f"--{name} must be at least {least}, not {value}", name)
+    return value
 
 
 def checked_text(text: str, what: str) -> str:

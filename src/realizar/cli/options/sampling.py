@@ -14,7 +14,6 @@ from realizar.sampling_params import SAMPLERS, Sampler, SamplingParams
 
 
 def _option(sampler: Sampler) -> tuple[str, Any, Any]:
-    """Name, type and default of a sampler's option."""
     text = sampler.help
     if sampler.built_in is not None:
         text += f". Default the value of the model's files, else {sampler.built_in}"

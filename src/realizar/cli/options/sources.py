@@ -128,7 +128,6 @@ def _texts_of_variable(argument: Argument, variable: str, value: str) -> list[st
 
 
 def _read_file(path: Path, names: Mapping[str, Argument]) -> dict[str, _Given]:
-    """Values of a TOML file by option."""
     found: dict[str, _Given] = {}
     for key, value in _load(path).items():
         argument = names.get(_normal(key))
@@ -162,7 +161,6 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _texts(argument: Argument, label: str, value: Any) -> list[str]:
-    """A value of TOML as texts of a command line."""
     if _is_switch(argument):
         if not isinstance(value, bool):
             raise InvalidRequestError(f"{label} must be true or false, not {value!r}")

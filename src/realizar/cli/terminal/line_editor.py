@@ -116,12 +116,10 @@ def _keys() -> KeyBindings:
 
 
 def _line(message: str) -> str:
-    """A message as a line of the history's file."""
     return message.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _message(line: str) -> str:
-    """The message of a line of the history's file."""
     parts = line.split("\\\\")
     return "\\".join(part.replace("\\n", "\n").replace("\\r", "\r") for part in parts)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from collections.abc import Iterator
 from typing import ClassVar
 
 from markdown_it import MarkdownIt
@@ -15,6 +18,9 @@ from rich.segment import Segment
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
+
+from realizar.cli.terminal.printable import shown_answer
+from realizar.engine.clients.interrupts import interrupts_deferred
 
 _MOST_PENDING = 1 << 15
 """Characters of a block that is shown again and again while it grows; what is longer is shown in parts."""
@@ -207,3 +213,22 @@ def _first_open_line(tokens: list[Token]) -> int:
     """The line at which the last block begins; later text can change no line before it."""
     starts = [token.map[0] for token in tokens if token.level == 0 and token.map is not None]
     return starts[-1] if starts else 0
+
+
+def renders_markdown() -> bool:
+    """True if stdout is a terminal that can take lines back; those in editors, for one, can't (`TERM=dumb`)."""
+    return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def show_markdown(deltas: Iterator[str]) -> None:
+    """Print deltas as they arrive; control characters are escaped. The cursor begins a line afterwards."""
+    console = Console(file=sys.stdout, highlight=False, emoji=False, markup=False)
+    stream = MarkdownStream(console)
+    try:
+        for delta in deltas:
+            if delta:
+                with interrupts_deferred():  # half an escape sequence would be shown as text
+                    stream.feed(shown_answer(delta))
+    finally:
+        with interrupts_deferred():
+            stream.close()

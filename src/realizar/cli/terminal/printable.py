@@ -47,6 +47,11 @@ def json_line(value: Any) -> str:
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
+def report(text: object) -> None:
+    """Print a line for the user on stderr, beside a command's result."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
 class PrintableFormatter(logging.Formatter):
     """Formats log lines, which may quote a client's text. Control characters but line breaks and tabs are escaped."""
 
