@@ -119,10 +119,14 @@ def check_one_fits(request_bytes: int, limit_bytes: int, context_length: int) ->
 def log_size(config: ResolvedConfig, size_bytes: int, free_bytes: int) -> None:
     """Log where the KV cache is not what was configured, or is more than there is memory for.
 
+    Nothing is logged of a model that shares another one's blocks, with whose cache its own was counted.
+
     Args:
         size_bytes: of the cache, which may be taken only as blocks are first written.
         free_bytes: memory that was free before the cache was made.
     """
+    if config.kv_blocks is not None:
+        return
     if size_bytes > free_bytes:
         _LOG.warning(
             "the KV cache may grow to %s, and %s are free: lower kv_cache_bytes, max_running or the context length",

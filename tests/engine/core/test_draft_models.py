@@ -106,15 +106,18 @@ def test_a_model_with_states_has_a_drafter_without() -> None:
         core.close()
 
 
-def test_memory_of_both_is_planned_together_and_freed_together() -> None:
-    """A block has room for both models' layers, and the cache as many blocks of each."""
+def test_memory_of_both_is_planned_together_and_freed_together(caplog: pytest.LogCaptureFixture) -> None:
+    """A block has room for both models' layers, and the cache as many blocks of each; one team of threads runs both."""
+    caplog.set_level("INFO")
     core, alone = core_with(DRAFTERS["first layer"]), core_with(None)
+    assert "the KV cache" not in caplog.text
     backend, plain = core._backend, alone._backend
     assert isinstance(backend, CPUBackend)
     assert isinstance(plain, CPUBackend)
     assert backend._drafter is not None
     drafter = backend._drafter.backend
     assert isinstance(drafter, CPUBackend)
+    assert drafter.model.team is backend.model.team
     assert drafter.model.kv.num_blocks == backend.model.kv.num_blocks[:1]
     both, one = backend.capacity(), plain.capacity()
     assert both.num_blocks < one.num_blocks

@@ -90,12 +90,16 @@ def refuse_copies(config: ResolvedConfig) -> None:
         raise InvalidRequestError("fp8_copies needs a GPU of compute capability 8.9 or more, not the CPU", "fp8_copies")
 
 
-def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, progress: LoadProgress) -> LoadedModel:
+def load_model(
+    spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, progress: LoadProgress,
+    team: ThreadTeam | None = None,
+) -> LoadedModel:  # fmt: skip
     """Load a model, with all kernels compiled that its steps can need.
 
     Args:
         spec: its parts run on a CPU, and `checkpoint` holds its tensors.
         progress: called with what is being done, and the share done, 0 to 1.
+        team: as many threads as `config` has; None starts them.
 
     Raises:
         CheckpointError: a weight is not finite. CapacityError: the KV cache does not fit.
@@ -120,7 +124,7 @@ def load_model(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, 
     binder = Binder(instructions, kernels, weights, workspace, attention, state_binder)
     programs = binder.bind_blocks(program), binder.bind_tail(program.tail), binder.bind_final_norm(program.tail)
     memory = weights, kv, states, workspace, ropes, scratch, partial
-    team = ThreadTeam(config.threads)
+    team = team or ThreadTeam(config.threads)
     rows = SamplingRows(config.max_running, spec.vocab_size, config.context_length)
     sampling = SamplingKernel(kernels.sampling, spec.vocab_size, team)
     load_s = time.perf_counter() - start_s

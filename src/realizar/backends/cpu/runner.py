@@ -26,6 +26,7 @@ from realizar.backends.cpu.operations import BoundProgram
 from realizar.backends.cpu.plan import beside_drafter
 from realizar.backends.cpu.sampling.step_sampler import Pooled, StepSampler
 from realizar.backends.cpu.supported import SUPPORTED
+from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.workspace import kept_stream
 from realizar.backends.draft_model import DraftModel, find_drafter
 from realizar.backends.load_progress import LoadProgress, no_progress
@@ -78,10 +79,11 @@ class CPUBackend:
 
     Args:
         progress: callback of loading, with the name of the stage and the fraction done, 0 to 1.
+        team: threads of a backend that outlives this one; None starts its own.
     """
 
-    def __init__(self, progress: LoadProgress | None = None) -> None:
-        self._progress = progress or no_progress
+    def __init__(self, progress: LoadProgress | None = None, team: ThreadTeam | None = None) -> None:
+        self._progress, self._team = progress or no_progress, team
         self._pools: dict[int, MeanPool] = {}
         self._last: NDArray[np.int32] = np.zeros(0, np.int32)  # by row: its last choice, 0 where it has none
         self._pending: CPUStep | None = None
@@ -99,7 +101,7 @@ class CPUBackend:
         drafter = find_drafter(others, spec, config)
         if drafter is not None:
             config = replace(config, beside=beside_drafter(drafter, spec, config))
-        self._model = load_model(spec, checkpoint, config, self._progress)
+        self._model = load_model(spec, checkpoint, config, self._progress, self._team)
         if drafter is not None:
             self._load_drafter(drafter)
         self._last = np.zeros(config.max_running, np.int32)
@@ -110,7 +112,7 @@ class CPUBackend:
         _LOG.info("loaded %s on %s with %d threads", spec.architecture, name, config.threads)
 
     def _load_drafter(self, drafter: ModelFiles) -> None:
-        model, backend = self.model, CPUBackend(self._progress)
+        model, backend = self.model, CPUBackend(self._progress, self.model.team)
         try:
             self._drafter = DraftModel(backend, drafter, model.spec, model.config, model.kv.num_blocks)
         except BaseException:
@@ -306,7 +308,7 @@ class CPUBackend:
     def shutdown(self) -> None:
         model, self._model, self._pending = self._model, None, None
         drafter, self._drafter = self._drafter, None
-        if model is not None:
+        if model is not None and self._team is None:
             model.close()
         if drafter is not None:
             drafter.shutdown()

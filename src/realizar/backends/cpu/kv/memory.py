@@ -153,7 +153,8 @@ class KVMemory:
             layer: aligned_zeros(self.num_blocks[self._group[layer]] * layout.block_bytes, np.uint8)
             for layer, layout in self.layouts.items()
         }
-        log_size(config, self.size_bytes + self.snapshot_bytes, free)
+        joint = sum(count * each for count, each in zip(self.num_blocks, sizes.block_bytes, strict=True))
+        log_size(config, joint + self.snapshot_bytes, free)
 
     def group_of(self, layer: int) -> int:
         """Index of the cache group that a layer belongs to."""
