@@ -27,7 +27,6 @@ from realizar.backends.base import Capacity, ForwardInput
 from realizar.backends.cuda.device import interpreter_device
 from realizar.backends.cuda.launch import StepKind
 from realizar.backends.cuda.sampling.logprobs import PendingLogprobs
-from realizar.backends.cuda.sampling.native_rows import OutputEnds
 from realizar.backends.cuda.sampling.results import NOT_REACHED, PendingResult, TakeIn
 from realizar.backends.cuda.sampling.step_sampler import RowLogprobs
 from realizar.backends.cuda.shapes import padded_rows, step_sizes
