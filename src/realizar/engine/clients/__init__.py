@@ -9,5 +9,6 @@ outputs to errors). Read these first, then one client:
 2. `async_engine.py`: `AsyncEngine`, for the server. `async_link.py` connects it to an engine in a thread or a process;
    `owned_requests.py` shares one engine between several who have requests, such as API processes.
    `async_requests.py`, `async_stream.py` and `questions.py` hold its open requests and unanswered questions, and the
-   first refuses requests that crash engines; `places.py` shares what may be open by client.
+   first refuses requests that crash engines; `places.py` shares what may be open by client. `tasks.py` keeps work on
+   the event loop that nobody waits for.
 """
