@@ -94,8 +94,8 @@ def test_requests_go_where_their_blocks_are_and_numbers_stay_apart() -> None:
             for name in engine.added:
                 engine.end(name)
         assert [(await stream.result()).outputs[0].text for stream in streams] == ["x"] * 4
-        assert [status.num_requests for status in scene.link.statuses()] == [0, 0]
-        assert [status.num_keys for status in scene.link.statuses()] == [256, 256]
+        assert [len(replica.requests) for replica in scene.link.replicas] == [0, 0]
+        assert [scene.link.num_keys(replica) for replica in scene.link.replicas] == [256, 256]
 
     play(2, main)
 
@@ -106,7 +106,7 @@ def test_an_abort_goes_to_the_engine_that_has_the_request() -> None:
         owner = scene.owner("a")
         stream.close()
         assert owner.sent[-1] == Abort("a")
-        assert all(status.num_requests == 0 for status in scene.link.statuses())
+        assert all(len(replica.requests) == 0 for replica in scene.link.replicas)
 
     play(2, main)
 
@@ -246,7 +246,7 @@ def test_audits_and_clearing_ask_every_engine() -> None:
 def test_the_log_says_why_a_replica_gets_no_engine_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
     async def main(scene: Scene) -> None:
         scene.engines[0].die(restarting=False)
-        assert scene.link.statuses()[0].state == "down"
+        assert scene.link.replicas[0].state == "down"
 
     play(2, main)
     assert any("replica 0" in line and "it was killed" in line for line in caplog.messages)

@@ -15,7 +15,7 @@ def test_a_rolling_restart_replaces_engines_one_by_one_when_they_have_no_request
         assert held.keys() == {"0", "1"}
         scene.link.restart_in_turn()
         await turns()
-        assert [status.state for status in scene.link.statuses()] == ["draining", "ready"]
+        assert [replica.state for replica in scene.link.replicas] == ["draining", "ready"]
         assert scene.client.info.max_running == 4
         assert {(await scene.add(f"late {family}", prompt(family))).replica for family in (1, 2)} == {"1"}
         assert scene.engines == before
@@ -27,7 +27,7 @@ def test_a_rolling_restart_replaces_engines_one_by_one_when_they_have_no_request
         assert scene.engines[1] is before[1]
         scene.engines[0].ready()
         await turns()
-        assert [status.state for status in scene.link.statuses()] == ["ready", "draining"]
+        assert [replica.state for replica in scene.link.replicas] == ["ready", "draining"]
         for name in (held["1"], "late 1", "late 2"):
             before[1].begin(name)
             before[1].end(name)
@@ -35,7 +35,7 @@ def test_a_rolling_restart_replaces_engines_one_by_one_when_they_have_no_request
         scene.engines[1].ready()
         await turns()
         assert before[1].is_closed
-        assert [status.state for status in scene.link.statuses()] == ["ready", "ready"]
+        assert [replica.state for replica in scene.link.replicas] == ["ready", "ready"]
         assert scene.client.info.max_running == 4
         assert (await scene.client.stats()).num_restarts == 0
 
@@ -77,7 +77,7 @@ def test_as_many_requests_wait_as_ever_while_an_engine_is_replaced() -> None:
             first.begin(name)
             first.end(name)
         await turns()
-        assert scene.link.statuses()[0].state == "starting"
+        assert scene.link.replicas[0].state == "starting"
         for number in range(9):
             await scene.add(f"waits {number}", prompt(1))
         with pytest.raises(QueueFullError):
@@ -116,7 +116,7 @@ def test_the_last_ready_engine_is_not_drained() -> None:
         scene.link.restart_in_turn()
         await turns()
         assert scene.engines[0] is before[0]
-        assert scene.link.statuses()[0].state == "ready"
+        assert scene.link.replicas[0].state == "ready"
         before[1].ready()
         await turns()
         assert scene.engines[0] is not before[0]

@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
@@ -188,10 +188,9 @@ class ReplicaLink:
         """Requests that went to another replica when theirs died."""
         return self._num_moved
 
-    def statuses(self) -> tuple[_ReplicaStatus, ...]:
-        """Each replica, with the figures that it last gave."""
-        router = self._placement.router
-        return tuple(_status_of(each, router.num_keys(each.name)) for each in self._replicas)
+    def num_keys(self, replica: Replica) -> int:
+        """Blocks of a replica's prefix cache that the router knows."""
+        return self._placement.router.num_keys(replica.name)
 
     def when_changed(self, on_states: Callable[[Sequence[ReplicaState]], None]) -> None:
         """Register a callback for the replicas' states, which is called with them now and after each change."""
@@ -463,31 +462,6 @@ def _joint_info(infos: Sequence[EngineInfo]) -> EngineInfo:
         capacity=capacity,
         device_label=", ".join(dict.fromkeys(each.device_label for each in infos)),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _ReplicaStatus:
-    """A replica.
-
-    Attributes:
-        pid: of its engine's process; 0 while none is ready.
-        stats: as it last said; counts go on over restarts.
-        num_requests: that it has.
-        num_keys: blocks of its prefix cache that the router knows.
-    """
-
-    name: str
-    state: ReplicaState
-    pid: int
-    stats: EngineStats
-    num_requests: int
-    num_keys: int
-
-
-def _status_of(replica: Replica, num_keys: int) -> _ReplicaStatus:
-    """A replica's status now."""
-    pid = replica.info.pid if replica.info is not None and replica.is_alive else 0
-    return _ReplicaStatus(replica.name, replica.state, pid, replica.stats, len(replica.requests), num_keys)
 
 
 def make_replica_link(load: Load, planned: Sequence[PlannedReplica], files: ModelFiles) -> ReplicaLink:

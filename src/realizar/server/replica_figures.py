@@ -18,10 +18,10 @@ _Sample = tuple[str, dict[str, str], float]
 
 def replica_samples(link: ReplicaLink, model_name: str) -> tuple[MetricSamples, ...]:
     """The metrics of each replica, as it last said, and of what the router did."""
-    statuses = link.statuses()
+    replicas = link.replicas
     states: tuple[_Sample, ...] = tuple(
         ("realizar:replica_state", {**_label(model_name, each.name), "state": state}, float(each.state == state))
-        for each in statuses
+        for each in replicas
         for state in get_args(ReplicaState)
     )
     moved: tuple[_Sample, ...] = (
@@ -33,20 +33,20 @@ def replica_samples(link: ReplicaLink, model_name: str) -> tuple[MetricSamples, 
             "requests",
             "Requests that a replica has.",
             "gauge",
-            {each.name: each.num_requests for each in statuses},
+            {each.name: len(each.requests) for each in replicas},
             model_name,
         ),
         _of_each(
             "known_blocks",
             "Cached blocks that are known.",
             "gauge",
-            {each.name: each.num_keys for each in statuses},
+            {each.name: link.num_keys(each) for each in replicas},
             model_name,
         ),
         MetricSamples(
             "realizar:replica_moved_requests", "Requests that left a dead replica for another.", "counter", moved
         ),
-        *engine_samples({each.name: each.stats for each in statuses}, model_name),
+        *engine_samples({each.name: each.stats for each in replicas}, model_name),
     )
 
 
