@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cache
@@ -45,11 +46,7 @@ class Weights:
         self._threads = threads
         self._routers = {experts.router.weight for _, experts in spec.mixtures()}
         self.matrices: dict[TensorName, Matrix] = {}
-        self._halves: dict[TensorName, NDArray[np.float32]] = {}
-        self._taps: dict[TensorName, NDArray[np.float32]] = {}
-        self._rates: dict[TensorName, NDArray[np.float32]] = {}
-        self._expert_biases: dict[TensorName, NDArray[np.float32]] = {}
-        self._vectors: dict[tuple[TensorName, float, float], NDArray[np.float32]] = {}
+        self._arrays: dict[tuple[Any, ...], NDArray[np.float32]] = {}
 
     def reserve(self, matrices: Iterable[Linear | ExpertLinear], zeros: Zeros = aligned_zeros) -> None:
         """Allocate the matrices, of which the checkpoint's header is read alone; `zeros` makes their memory.
@@ -117,46 +114,32 @@ class Weights:
 
     def vector(self, name: TensorName, offset: float = 0.0, scale: float = 1.0) -> NDArray[np.float32]:
         """float32 [elements padded with zeros to whole tiles], plus `offset`, times `scale`; kept alive here."""
-        key = (name, offset, scale)
-        if key not in self._vectors:
-            values = self._tensors.vector(name)
-            padded = aligned_zeros(-(-values.size // 16) * 16, np.float32)
-            padded[: values.size] = (values + np.float32(offset)) * np.float32(scale)
-            self._vectors[key] = padded  # type: ignore[assignment]
-        return self._vectors[key]
+
+        def make() -> NDArray[np.float32]:
+            return _aligned((self._tensors.vector(name) + np.float32(offset)) * np.float32(scale), 16)
+
+        return self._kept(("vector", name, offset, scale), make)
 
     def taps(self, name: TensorName) -> NDArray[np.float32]:
         """The kernel of a convolution, float32 [length, channels]; kept alive here."""
-        if name not in self._taps:
-            kernel = self._tensors.convolution(name)
-            self._taps[name] = aligned_zeros(kernel.size, np.float32).reshape(kernel.shape[::-1])  # type: ignore[assignment]
-            self._taps[name][:] = kernel.T
-        return self._taps[name]
+        return self._kept(("taps", name), lambda: _aligned(self._tensors.convolution(name).T))
 
     def rates(self, name: TensorName, *, is_log: bool) -> NDArray[np.float32]:
         """Rates of a recurrence, below zero; the tensor has the logarithms of their negatives where `is_log`."""
-        if not is_log:
-            return self.vector(name)
-        if name not in self._rates:
-            self._rates[name] = -np.exp(self.vector(name))
-        return self._rates[name]
+        return self._kept(("rates", name), lambda: -np.exp(self.vector(name))) if is_log else self.vector(name)
 
     def half_of(self, name: TensorName) -> NDArray[np.float32]:
         """Half of a vector's values, in the shape of `vector`; kept alive here."""
-        if name not in self._halves:
-            self._halves[name] = aligned_zeros(self.vector(name).size, np.float32)  # type: ignore[assignment]
-            np.multiply(self.vector(name), np.float32(0.5), out=self._halves[name])
-        return self._halves[name]
+        return self._kept(("half", name), lambda: _aligned(self.vector(name) * np.float32(0.5)))
 
     def expert_biases(self, name: TensorName) -> NDArray[np.float32]:
         """A vector for each expert, float32 [experts, out_features padded with zeros to whole tiles]; kept here."""
-        if name not in self._expert_biases:
-            values = self._tensors.expert_vectors(name)
-            shape = len(values), -(-values.shape[1] // 16) * 16
-            padded = aligned_zeros(shape[0] * shape[1], np.float32).reshape(shape)
-            padded[:, : values.shape[1]] = values
-            self._expert_biases[name] = padded
-        return self._expert_biases[name]
+        return self._kept(("biases", name), lambda: _aligned(self._tensors.expert_vectors(name), 16))
+
+    def _kept(self, key: tuple[Any, ...], make: Callable[[], NDArray[np.float32]]) -> NDArray[np.float32]:
+        if key not in self._arrays:
+            self._arrays[key] = make()
+        return self._arrays[key]
 
     def length(self, name: TensorName) -> int:
         """Values of a vector."""
@@ -202,6 +185,15 @@ class Weights:
 
         for _ in pool.map(check, range(0, source.out_features, step)):
             pass
+
+
+def _aligned(values: NDArray[np.float32], unit: int = 1) -> NDArray[np.float32]:
+    """A copy at an aligned address, its last axis filled up with zeros to a multiple of `unit`."""
+    *outer, size = values.shape
+    shape = *outer, -(-size // unit) * unit
+    copy: NDArray[np.float32] = aligned_zeros(math.prod(shape), np.float32).reshape(shape)
+    copy[..., :size] = values
+    return copy
 
 
 def _checked(source: MatrixSource) -> Callable[[int, int], None]:
