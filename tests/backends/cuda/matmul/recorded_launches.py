@@ -13,6 +13,8 @@ from realizar.backends.cuda.device import Family
 from realizar.backends.cuda.matmul.quantized import MatmulKernels
 from realizar.errors import KernelError
 
+STREAM = 7  # the handle of the current one
+
 
 class RecordingKernel:
     """Stands in for a loaded kernel."""
@@ -51,4 +53,5 @@ def matmuls_on(
         shared_memory_per_block_optin=227 * 1024,
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=STREAM))
     return MatmulKernels("cpu", batch_invariant=invariant, without=without)

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from backends.cuda.matmul.recorded_launches import RecordingKernel, matmuls_on
+from backends.cuda.matmul.recorded_launches import STREAM, RecordingKernel, matmuls_on
 from realizar.backends.cuda.layouts.fragments import fragment_format
 from realizar.backends.cuda.matmul import grouped as grouped_module
 from realizar.backends.cuda.matmul.grouped import GroupedBuffers, GroupedMatmuls
@@ -71,15 +71,15 @@ def test_arguments_of_a_feed_forward(kernel: type[RecordingKernel], monkeypatch:
     grouped.prepare(configs, EXPERTS)
     chosen = torch.zeros(rows, PER_TOKEN, dtype=torch.int32)
     out, weights = torch.zeros(24, HIDDEN), torch.zeros(24)
-    grouped.sort(chosen, step, EXPERTS, buffers, 7)
-    grouped.launch_gated(gate_up, x, PER_TOKEN, step, buffers, configs[0], stream=7)
-    grouped.launch_pairs(down, None, 1, step, buffers, configs[1], out, weights, stream=7)
+    grouped.sort(chosen, step, EXPERTS, buffers)
+    grouped.launch_gated(gate_up, x, PER_TOKEN, step, buffers, configs[0])
+    grouped.launch_pairs(down, None, 1, step, buffers, configs[1], out, weights)
     (name, grid, threads, arguments, sizes, stream, dependent), first, last = kernel.launches
     lists = buffers.slots.data_ptr(), buffers.work.data_ptr()
     assert (name, grid, threads, sizes) == ("route_pairs", (1, 1, 1), 1024, "pppppii")
     counts = experts_read.counts.data_ptr()
     assert arguments == [chosen.data_ptr(), *lists, buffers.starts.data_ptr(), counts, 24, 8]
-    assert (stream, dependent) == (7, True)
+    assert (stream, dependent) == (STREAM, True)
     addresses = gate_up.weights.data_ptr(), gate_up.block_scales.data_ptr(), gate_up.weights.data_ptr(), 0
     inputs = x.values.data_ptr(), x.token_scales.data_ptr()
     assert first[1] == (min(132 * configs[0].tiles.blocks, 17 * 5), 1, 1)  # items of a gate's and an up's strip
@@ -115,9 +115,9 @@ def test_rows_that_are_laid_in_tiles(kernel: type[RecordingKernel], monkeypatch:
     assert len(GroupedBuffers("cpu", 200, PER_TOKEN, SHAPE, True, lines).laid) == large.places * HIDDEN
     assert len(GroupedBuffers("cpu", 200, PER_TOKEN, SHAPE, False).laid) == 0
     grouped.prepare([config], EXPERTS)
-    grouped.launch_gated(gate_up, x, PER_TOKEN, step, buffers, config, stream=7)
+    grouped.launch_gated(gate_up, x, PER_TOKEN, step, buffers, config)
     (name, grid, threads, arguments, sizes, stream, dependent), last = kernel.launches
-    assert (name, grid, threads, sizes, stream, dependent) == ("lay_rows", (22, 2, 1), 24 * 8, "ppppiii", 7, True)
+    assert (name, grid, threads, sizes, stream, dependent) == ("lay_rows", (22, 2, 1), 24 * 8, "ppppiii", STREAM, True)
     lists = buffers.slots.data_ptr(), buffers.work.data_ptr()
     assert arguments == [x.values.data_ptr(), buffers.laid.data_ptr(), *lists, 8, PER_TOKEN, 32]
     assert last[3][6:8] == [buffers.laid.data_ptr(), x.token_scales.data_ptr()]
@@ -133,7 +133,7 @@ def test_rows_of_pairs_and_biases(kernel: type[RecordingKernel], monkeypatch: py
     config = grouped.route(step, matrix)
     assert (config.tiles.kind, config.gathers, config.activation) == ("mma_sync", True, None)
     for share in (PER_TOKEN, 1):
-        grouped.launch_pairs(matrix, half(160, HIDDEN), share, step, buffers, config, out, None, bias, 7)
+        grouped.launch_pairs(matrix, half(160, HIDDEN), share, step, buffers, config, out, None, bias)
         arguments = kernel.launches[-1][3]
         assert arguments[3] == bias.data_ptr()
         assert arguments[-2:] == [share, 32]
@@ -153,7 +153,7 @@ def test_kernels_that_read_weights_for_themselves(
     configs = grouped.route(step, gate_up, "silu"), grouped.route(step, down, tiled=True)
     assert [each.tiles for each in configs] == [tiles, tiles]
     assert [each.shared_bytes for each in configs] == [8 * 8 * 128, 5 * 8 * 128]
-    grouped.launch_gated(gate_up, half(6, HIDDEN), PER_TOKEN, step, buffers, configs[0], stream=7)
+    grouped.launch_gated(gate_up, half(6, HIDDEN), PER_TOKEN, step, buffers, configs[0])
     _, grid, threads, arguments, *_ = kernel.launches[-1]
     assert (grid, threads) == ((min(2 * 132, 17 * 10), 1, 1), 256)
     assert arguments[-4:] == [640, 8, PER_TOKEN, 32]

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
-from backends.cuda.matmul.recorded_launches import RecordingKernel, matmuls_on
+from backends.cuda.matmul.recorded_launches import STREAM, RecordingKernel, matmuls_on
 from realizar.backends.cuda.device import Family
 from realizar.backends.cuda.matmul import quantized as matmul_module
 from realizar.backends.cuda.matmul.linears import launch_gated, route_gated
@@ -79,11 +79,11 @@ def test_arguments_of_one_matrix(kernel: type[RecordingKernel], monkeypatch: pyt
     config = matmuls.route(2, weights)
     assert isinstance(config.tiles, MatvecTiles)
     x, partials = int8(2, 1024), torch.empty((config.splits, 2, 400))
-    matmuls.launch(weights, x, partials, 2, config, stream=7, column=64)
+    matmuls.launch(weights, x, partials, 2, config, column=64)
     (name, grid, threads, arguments, sizes, stream, dependent) = kernel.launches[0]
     assert name == "matvec_c4_f16_tokens2"
     assert grid == (-(-320 // (16 * config.tiles.tiles)), config.splits, 1)
-    assert (threads, stream, dependent) == (config.tiles.threads, 7, True)
+    assert (threads, stream, dependent) == (config.tiles.threads, STREAM, True)
     assert weights.table is not None
     assert arguments == [
         weights.weights.data_ptr(), weights.block_scales.data_ptr(), weights.table.data_ptr(),
@@ -98,9 +98,7 @@ def test_a_folded_norm_goes_with_its_tokens(kernel: type[RecordingKernel], monke
     norm = FoldedNorm(torch.zeros(16, 8), 1024, 1e-6)
     for tokens, x in ((2, int8(2, 1024)), (8, half(1, 8, 1024))):
         config = matmuls.route(tokens, weights)
-        matmuls.launch(
-            weights, replace(x, norm=norm), torch.empty((config.splits, tokens, 320)), tokens, config, stream=0
-        )
+        matmuls.launch(weights, replace(x, norm=norm), torch.empty((config.splits, tokens, 320)), tokens, config)
         arguments, sizes = kernel.launches[-1][3:5]
         assert isinstance(arguments, list)
         assert arguments[8:13] == [norm.square_sums.data_ptr(), 8, 1 / 1024, 1e-6, tokens]
@@ -115,7 +113,7 @@ def test_two_formats_share_one_grid(kernel: type[RecordingKernel], monkeypatch: 
     tiles = configs[0].tiles
     assert isinstance(tiles, WgmmaTiles)
     partials = torch.empty((configs[0].splits, 200, 840))
-    matmuls.launch_merged(pair, half(2, 128, 1024), partials, 200, configs[0], stream=0)
+    matmuls.launch_merged(pair, half(2, 128, 1024), partials, 200, configs[0])
     (name, grid, _, arguments, sizes, *_) = kernel.launches[0]
     assert name == "wgmma_q4_f16_q6_f16_tokens128"
     per_block = 64 * tiles.strips * tiles.groups
@@ -140,11 +138,11 @@ def test_arguments_of_a_matmul_with_an_activation_epilogue(
     assert config is not None
     assert (config.splits, config.format) == (1, matmuls.activation_format(200))
     x, target = half(2, 128, 4096), half(2, 128, 14336)
-    launch_gated(matmuls, weights, x, target, 200, config, stream=5)
+    launch_gated(matmuls, weights, x, target, 200, config)
     (name, grid, threads, arguments, sizes, stream, dependent) = kernel.launches[0]
     assert name == "wgmma_q4_f16_gelu_tanh_tokens128"
     assert grid == (28672 // 256, 1, 2)
-    assert (threads, stream, dependent) == (config.tiles.threads, 5, True)
+    assert (threads, stream, dependent) == (config.tiles.threads, STREAM, True)
     assert arguments == [
         weights.weights.data_ptr(), weights.block_scales.data_ptr(), weights.weights.data_ptr(),
         target.values.data_ptr(), 28672, 0, x.values.data_ptr(), x.token_scales.data_ptr(), 0, 0, 0.0, 0.0, 200, 64,
@@ -164,11 +162,11 @@ def test_arguments_of_an_integer_matmul_with_an_activation_epilogue(
         config = route_gated(matmuls, tokens, weights, "gelu")
         assert config is not None
         assert (config.splits, config.format) == (1, matmuls.activation_format(tokens))
-        launch_gated(matmuls, weights, replace(x, norm=norm), target, tokens, config, stream=5)
+        launch_gated(matmuls, weights, replace(x, norm=norm), target, tokens, config)
         (name, grid, threads, arguments, sizes, stream, dependent) = kernel.launches[-1]
         assert name == f"matvec_q4_f16_gelu_tokens{tokens}"
         assert grid == (28672 // 32, 1, 1)
-        assert (threads, stream, dependent) == (warps * 32, 5, True)
+        assert (threads, stream, dependent) == (warps * 32, STREAM, True)
         assert arguments == [
             weights.weights.data_ptr(), weights.block_scales.data_ptr(), weights.weights.data_ptr(),
             target.codes.data_ptr(), 28672, 0, x.codes.data_ptr(), x.terms.data_ptr(), norm.square_sums.data_ptr(), 8,
@@ -209,10 +207,8 @@ def test_arguments_of_a_matmul_with_a_residual_epilogue(
         int8(1, 4096),
     )
     residual = Residual(hidden, None, 0.5, norm_weight, target, square_sums)
-    launch_residual(matmuls, weights, x, residual, 1, config, stream=5)
-    launch_residual(
-        matmuls, weights, x, replace(residual, bias=norm_weight, norm_weight=None, target=None), 1, config, stream=5
-    )
+    launch_residual(matmuls, weights, x, residual, 1, config)
+    launch_residual(matmuls, weights, x, replace(residual, bias=norm_weight, norm_weight=None, target=None), 1, config)
     (name, grid, threads, arguments, sizes, stream, dependent), (*_, bare, _, _, _) = kernel.launches
     assert (name, grid, threads, stream, dependent) == ("matvec_q4_f16_residual_tokens1", (256, 1, 1), 384, 5, True)
     matmul = [
@@ -242,7 +238,7 @@ def test_a_kernel_that_is_refused_says_which_it_is(
     matmuls, weights = matmuls_on(monkeypatch), matrix(GGMLType.Q4_K, 64)
     x = int8(1, 1024) if tokens == 1 else half(1, 16, 1024)
     with pytest.raises(KernelError, match="does not fit") as caught:
-        matmuls.launch(weights, x, torch.empty((12, tokens, 64)), tokens, matmuls.route(tokens, weights), stream=0)
+        matmuls.launch(weights, x, torch.empty((12, tokens, 64)), tokens, matmuls.route(tokens, weights))
     assert (caught.value.kernel or "").startswith(refused)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,6 @@ class FakePacker:
         self,
         parts: Sequence[MatrixSource],
         into: PackedMatrix | torch.Tensor | None = None,
-        uploaded: Callable[[int], None] | None = None,
         **options: Any,
     ) -> PackedMatrix:
-        return pack_by_threads(parts, self.device, into, uploaded, **options)
+        return pack_by_threads(parts, self.device, into, **options)

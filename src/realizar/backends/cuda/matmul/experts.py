@@ -334,7 +334,7 @@ class ExpertMatmuls:
             *((0, 0) if target is None else input_addresses(target)),
             residual.square_sums.data_ptr(), int(residual.square_sums.shape[1]),
         ]  # fmt: skip
-        dependent, stream = self._matmuls.is_dependent(tokens), self._matmuls.stream(None)
+        dependent, stream = self._matmuls.is_dependent(tokens), self._matmuls.stream
         kernel = self._sum_kernels[key]
         kernel.launch((blocks * tokens, 1, 1), tiles.threads, arguments, EXPERT_SUM_SIZES, stream, dependent)
 
@@ -356,7 +356,7 @@ class ExpertMatmuls:
             *(NO_NORM if norm is None else norm.arguments()),
         ]  # fmt: skip
         grid, dependent = (blocks * tokens * pairs.per_token, 1, 1), self._matmuls.is_dependent(tokens)
-        stream = self._matmuls.stream(None)
+        stream = self._matmuls.stream
         self._kernels[key].launch(grid, tiles.threads, arguments, EXPERT_SIZES, stream, dependent)
 
 

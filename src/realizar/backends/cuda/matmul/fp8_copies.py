@@ -12,7 +12,7 @@ Weights have one float32 scale per output feature, activations one per token, 44
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -142,11 +142,9 @@ def copy_matrices(matmuls: MatmulKernels, matrices: Sequence[PackedMatrix], out:
     return FP8Copy(codes, scales, out)
 
 
-def prepare_copying(
-    matmuls: MatmulKernels, matrices: Sequence[PackedMatrix], compiled: Callable[[int, int], None] | None = None
-) -> None:
+def prepare_copying(matmuls: MatmulKernels, matrices: Sequence[PackedMatrix]) -> None:
     """Compile what `copy_matrices` needs for these matrices, side by side."""
-    matmuls.prepare([(matrix.format, _unpacking(matmuls, matrix)) for matrix in matrices], compiled)
+    matmuls.prepare([(matrix.format, _unpacking(matmuls, matrix)) for matrix in matrices])
 
 
 def _unpacking(matmuls: MatmulKernels, matrix: PackedMatrix) -> MatmulConfig:

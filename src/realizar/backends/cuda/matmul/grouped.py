@@ -26,7 +26,7 @@ where rows are laid in tiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -191,14 +191,11 @@ class GroupedMatmuls:
             tiles = grouped_tiles(step.tokens, stack.format, gated, self._tuning.wgmma, shared)
         return GroupedConfig(stack.format, tiles, tiled, activation, chunks)
 
-    def prepare(
-        self, wanted: Iterable[GroupedConfig], experts: int, compiled: Callable[[int, int], None] | None = None
-    ) -> None:
+    def prepare(self, wanted: Iterable[GroupedConfig], experts: int) -> None:
         """Compile and load kernels and the sort, in parallel where they are not on disk; not during a capture.
 
         Args:
             wanted: the kernels. experts: of a layer, with the shared one where it is among them.
-            compiled: called, by any thread, with the number compiled so far and the number to compile.
 
         Raises:
             KernelError: a kernel does not compile or does not fit the device.
@@ -207,7 +204,7 @@ class GroupedMatmuls:
         sorts = [route_source(experts)] if experts not in self._sorts else []
         lays = {config.tiles.tokens for config in missing if is_laid(config.tiles)} - self._lays.keys()
         sources = [*(config.source for config in missing), *sorts, *(lay_source(tokens) for tokens in sorted(lays))]
-        compile_sources(sources, self._matmuls.arch, compiled)
+        compile_sources(sources, self._matmuls.arch)
         for config in missing:
             self._kernels[config] = self._load(config)
         if sorts:
@@ -226,15 +223,12 @@ class GroupedMatmuls:
         source = lay_source(tokens)
         return Kernel(compile_source(source, self._matmuls.arch), source.name, 0)
 
-    def sort(
-        self, chosen: torch.Tensor, step: StepTiles, experts: int, buffers: GroupedBuffers, stream: int | None = None
-    ) -> None:
+    def sort(self, chosen: torch.Tensor, step: StepTiles, experts: int, buffers: GroupedBuffers) -> None:
         """Start the sort of a step's pairs by expert.
 
         Args:
             chosen: int32 [rows, per_token], contiguous, an expert each, or below 0 in rows that go nowhere.
             step: from `step` for as many rows. buffers: `slots`, `work` and `starts` are written.
-            stream: its handle; torch's current stream if None.
 
         Raises:
             KernelError: the kernel can't be compiled, loaded or launched.
@@ -244,11 +238,11 @@ class GroupedMatmuls:
         addresses = [each.data_ptr() for each in (chosen, buffers.slots, buffers.work, buffers.starts)]
         counts = 0 if self._experts_read is None else self._experts_read.address(int(step.shared > 0))
         arguments = [*addresses, counts, step.pairs, step.tokens]
-        self._start(self._sorts[experts], (1, 1, 1), route_warps(experts) * 32, arguments, _SORT_SIZES, stream)
+        self._start(self._sorts[experts], (1, 1, 1), route_warps(experts) * 32, arguments, _SORT_SIZES)
 
     def launch_gated(
         self, stack: PackedExperts, x: HalfActivations, per_token: int, step: StepTiles, buffers: GroupedBuffers,
-        config: GroupedConfig, bias: torch.Tensor | None = None, stream: int | None = None,
+        config: GroupedConfig, bias: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Start buffers.gated = activation(gate) * up of each pair, in the order of tiles.
 
@@ -257,21 +251,19 @@ class GroupedMatmuls:
             per_token: experts of a row. step, buffers: as `sort` had them.
             config: from `route` with an activation.
             bias: float32 [experts, out_features], in the order in which gate and up are interleaved.
-            stream: as in `sort`.
 
         Raises:
             KernelError: the kernel can't be compiled, loaded or launched.
         """
         values = x.values.data_ptr()
         if is_laid(config.tiles):
-            self._lay(x, per_token, step, buffers, config, stream)
+            self._lay(x, per_token, step, buffers, config)
             values = buffers.laid.data_ptr()
         inputs = values, x.token_scales.data_ptr(), per_token, x.values.shape[3] * 8
-        self._multiply(stack, inputs, step, buffers, config, buffers.gated, bias, None, stream)
+        self._multiply(stack, inputs, step, buffers, config, buffers.gated, bias, None)
 
     def _lay(
         self, x: HalfActivations, per_token: int, step: StepTiles, buffers: GroupedBuffers, config: GroupedConfig,
-        stream: int | None,
     ) -> None:  # fmt: skip
         """Start the copy of rows of x to `buffers.laid`, in the order of tiles."""
         if step.tokens not in self._lays:
@@ -279,12 +271,12 @@ class GroupedMatmuls:
         addresses = [each.data_ptr() for each in (x.values, buffers.laid, buffers.slots, buffers.work)]
         grid = step.count, -(-config.chunks // LAID_CHUNKS), 1
         arguments = [*addresses, config.chunks, per_token, x.values.shape[3] * 8]
-        self._start(self._lays[step.tokens], grid, step.tokens * 8, arguments, _LAY_SIZES, stream)
+        self._start(self._lays[step.tokens], grid, step.tokens * 8, arguments, _LAY_SIZES)
 
     def launch_pairs(
         self, stack: PackedExperts, x: HalfActivations | None, per_token: int, step: StepTiles, buffers: GroupedBuffers,
         config: GroupedConfig, out: torch.Tensor, weights: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None, stream: int | None = None,
+        bias: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Start out[pair] = (x[pair] @ matrix.T + bias) * weights[pair] for each pair that goes somewhere.
 
@@ -294,7 +286,6 @@ class GroupedMatmuls:
             step, buffers: as `sort` had them. config: from `route` without an activation, `tiled` where x is None.
             out: float32 [pairs, out_features], contiguous; rows of pairs that go nowhere are not written.
             weights: float32 [pairs]. bias: float32 [experts, out_features].
-            stream: as in `sort`.
 
         Raises:
             KernelError: the kernel can't be compiled, loaded or launched.
@@ -302,12 +293,11 @@ class GroupedMatmuls:
         inputs = buffers.gated.data_ptr(), 0, 1, 1
         if x is not None:
             inputs = x.values.data_ptr(), x.token_scales.data_ptr(), per_token, x.values.shape[3] * 8
-        self._multiply(stack, inputs, step, buffers, config, out, bias, weights, stream)
+        self._multiply(stack, inputs, step, buffers, config, out, bias, weights)
 
     def _multiply(
         self, stack: PackedExperts, inputs: tuple[int, int, int, int], step: StepTiles, buffers: GroupedBuffers,
         config: GroupedConfig, out: torch.Tensor, bias: torch.Tensor | None, weights: torch.Tensor | None,
-        stream: int | None,
     ) -> None:  # fmt: skip
         if config not in self._kernels:
             self._kernels[config] = self._load(config)
@@ -318,14 +308,13 @@ class GroupedMatmuls:
         sizes = [stack.stride, stack.out_features, stack.format.chunks(stack.in_features), share, block]
         arguments = [*matrices, out.data_ptr(), _address(weights), *lists, *sizes]
         blocks = min(step.count * config.tiles.items(stack.out_features), config.tiles.blocks * self._tuning.processors)
-        self._start(self._kernels[config], (blocks, 1, 1), config.tiles.threads, arguments, _SIZES, stream)
+        self._start(self._kernels[config], (blocks, 1, 1), config.tiles.threads, arguments, _SIZES)
 
     def _start(
         self, kernel: Kernel, grid: tuple[int, int, int], threads: int, arguments: list[int], sizes: str,
-        stream: int | None,
     ) -> None:  # fmt: skip
         dependent = self._matmuls.capability >= (9, 0)
-        kernel.launch(grid, threads, arguments, sizes, self._matmuls.stream(stream), dependent)
+        kernel.launch(grid, threads, arguments, sizes, self._matmuls.stream, dependent)
 
 
 def _measured(lines: Sequence[ExpertLine], step: StepTiles, shape: ExpertShape, gated: bool) -> ExpertTiles | None:

@@ -348,7 +348,7 @@ def route_gated(
 
 def launch_gated(
     matmuls: MatmulKernels, matrix: PackedMatrix, activations: Activations, target: Activations, tokens: int,
-    config: MatmulConfig, stream: int | None = None,
+    config: MatmulConfig,
 ) -> None:  # fmt: skip
     """Start target = activation(gate) * up, of gate and up = activations @ matrix.T.
 
@@ -359,7 +359,6 @@ def launch_gated(
             step's are written up to the end of their block.
         tokens: of the step.
         config: from `route_gated` for these tokens and this matrix.
-        stream: its handle; torch's current stream if None.
 
     Raises:
         KernelError: the kernel can't be compiled, loaded or launched.
@@ -370,7 +369,7 @@ def launch_gated(
     shape = shape_arguments(activations, tokens, matrix, 1, 0, 0)
     arguments = [*matrix.arguments(out, 0), *shape, out_scales]
     grid, sizes = tiles.grid(matrix.out_features, 1, -(-tokens // tiles.tokens)), MATRIX_SIZES + SHAPE_SIZES + "p"
-    kernel.launch(grid, tiles.threads, arguments, sizes, matmuls.stream(stream), config.dependent)
+    kernel.launch(grid, tiles.threads, arguments, sizes, matmuls.stream, config.dependent)
 
 
 class Merger:

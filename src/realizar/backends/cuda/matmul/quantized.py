@@ -4,7 +4,7 @@
     matmuls = MatmulKernels(device, batch_invariant=False)
     activations = matmuls.activation_format(tokens)     # ActivationFormat(kind, block_tokens): depends on tokens alone
     config = matmuls.route(tokens, packed)              # MatmulConfig: the kernel, its tiles, its splits
-    matmuls.launch(packed, x, partials, tokens, config, stream)  # x: Int8Activations or HalfActivations
+    matmuls.launch(packed, x, partials, tokens, config)  # x: Int8Activations or HalfActivations
 
 `launch` writes float32 partial sums, partials[split, token, column], into a tensor [splits, >= tokens, token_stride].
 It fills tokens 0 .. tokens - 1 and `packed.out_features` columns from `column` on, and nothing else. The kernel after
@@ -220,7 +220,7 @@ class MatmulKernels:
 
     def launch(
         self, matrix: PackedMatrix, activations: Activations, partials: torch.Tensor, tokens: int,
-        config: MatmulConfig, stream: int | None = None, column: int = 0,
+        config: MatmulConfig, column: int = 0,
     ) -> None:  # fmt: skip
         """Start the split sums of activations @ matrix.T.
 
@@ -232,17 +232,16 @@ class MatmulKernels:
             partials: float32 [>= splits, >= tokens, >= column + matrix.out_features], the last axis contiguous.
             tokens: of the step.
             config: from `route` for these tokens and this matrix.
-            stream: its handle; torch's current stream if None.
             column: of the output where this matrix begins.
 
         Raises:
             KernelError: the kernel can't be compiled, loaded or launched.
         """
-        self.launch_merged([matrix], activations, partials, tokens, config, stream, [column])
+        self.launch_merged([matrix], activations, partials, tokens, config, [column])
 
     def launch_merged(
         self, matrices: Sequence[PackedMatrix], activations: Activations, partials: torch.Tensor, tokens: int,
-        config: MatmulConfig, stream: int | None = None, columns: Sequence[int] | None = None,
+        config: MatmulConfig, columns: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         """Start the matmuls of several matrices with the same activations in one grid; formats may differ.
 
@@ -266,12 +265,13 @@ class MatmulKernels:
             blocks, column = blocks + grid[0], column + matrix.out_features
         strides = partials.stride(1), partials.stride(0)
         arguments += shape_arguments(activations, tokens, matrices[0], config.splits, *strides)
-        handle, sizes = self.stream(stream), MATRIX_SIZES * len(matrices) + SHAPE_SIZES
+        handle, sizes = self.stream, MATRIX_SIZES * len(matrices) + SHAPE_SIZES
         kernel.launch((blocks, *grid[1:]), tiles.threads, arguments, sizes, handle, config.dependent)
 
-    def stream(self, handle: int | None) -> int:
-        """A stream's handle; that of torch's current one if None."""
-        return int(torch.cuda.current_stream(self.device).cuda_stream) if handle is None else handle
+    @property
+    def stream(self) -> int:
+        """The handle of torch's current stream."""
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
 
     def prepared(self, weight_formats: WeightFormats, tiles: Tiles, epilogue: Epilogue | None = None) -> Kernel:
         """A kernel, loaded now if not before.
@@ -294,7 +294,7 @@ class MatmulKernels:
         terms = torch.empty((tokens, padded // 16, 2), dtype=torch.float32, device=x.device)
         units = tokens * padded // 32
         arguments = [x.data_ptr(), codes.data_ptr(), terms.data_ptr(), tokens, cols, padded]
-        self._writer("to_int8").launch((-(-units // 4), 1, 1), 128, arguments, "pppiii", self.stream(None), False)
+        self._writer("to_int8").launch((-(-units // 4), 1, 1), 128, arguments, "pppiii", self.stream, False)
         return Int8Activations(codes, terms)
 
     def to_half(self, x: torch.Tensor, block_tokens: int) -> HalfActivations:
@@ -305,9 +305,7 @@ class MatmulKernels:
         values = torch.empty(shape, dtype=torch.float16, device=x.device)
         scales = torch.empty(blocks * block_tokens, dtype=torch.float32, device=x.device)
         arguments = [x.data_ptr(), values.data_ptr(), scales.data_ptr(), tokens, cols, padded, block_tokens]
-        self._writer("to_half").launch(
-            (blocks * block_tokens, 1, 1), 256, arguments, "pppiiii", self.stream(None), False
-        )
+        self._writer("to_half").launch((blocks * block_tokens, 1, 1), 256, arguments, "pppiiii", self.stream, False)
         return HalfActivations(values, scales)
 
     def _writer(self, name: str) -> Kernel:

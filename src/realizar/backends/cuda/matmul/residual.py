@@ -69,7 +69,7 @@ def route_residual(matmuls: MatmulKernels, tokens: int, matrix: PackedMatrix) ->
 
 def launch_residual(
     matmuls: MatmulKernels, matrix: PackedMatrix, activations: Activations, residual: Residual, tokens: int,
-    config: MatmulConfig, stream: int | None = None,
+    config: MatmulConfig,
 ) -> None:  # fmt: skip
     """Start hidden += scale * (activations @ matrix.T + bias), and target = hidden * norm_weight.
 
@@ -77,7 +77,6 @@ def launch_residual(
         activations: without a folded norm.
         tokens: of the step.
         config: from `route_residual` for these tokens and this matrix.
-        stream: its handle; torch's current stream if None.
 
     Raises:
         KernelError: the kernel can't be compiled, loaded or launched.
@@ -92,4 +91,4 @@ def launch_residual(
         codes, terms, residual.square_sums.data_ptr(), int(residual.square_sums.shape[1]),
     ]  # fmt: skip
     grid, sizes = tiles.grid(matrix.out_features, 1, 1), MATRIX_SIZES + SHAPE_SIZES + _STREAM_SIZES
-    kernel.launch(grid, tiles.threads, arguments, sizes, matmuls.stream(stream), config.dependent)
+    kernel.launch(grid, tiles.threads, arguments, sizes, matmuls.stream, config.dependent)

@@ -165,7 +165,7 @@ class RouterKernels:
                 *(each.data_ptr() for each in written), *numbers,
             ]  # fmt: skip
             grid = -(-key.rows // warps), tokens, 1
-        dependent, stream = self._matmuls.is_dependent(tokens), self._matmuls.stream(None)
+        dependent, stream = self._matmuls.is_dependent(tokens), self._matmuls.stream
         self._kernels[key, of_cluster].launch(grid, warps * 32, arguments, sizes, stream, dependent)
 
 

@@ -8,7 +8,7 @@ layouts are packed from, by threads, or as `fragment_floats`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
@@ -70,7 +70,7 @@ def reserve(
 
 def pack_by_threads(
     parts: Sequence[MatrixSource], device: torch.device | str, into: PackedMatrix | torch.Tensor | None = None,
-    uploaded: Callable[[int], None] | None = None, interleaved: bool = False,
+    interleaved: bool = False,
 ) -> PackedMatrix:  # fmt: skip
     """The result of `Packer.pack`, made on the host from `Planes` of some strips at a time, a thread for each core."""
     matrix = into if isinstance(into, PackedMatrix) else reserve(parts, device, into, interleaved)
@@ -83,20 +83,18 @@ def pack_by_threads(
         for start in range(0, part.out_features, _RUN_OUT_FEATURES)
     ]
 
-    def pack_run(run: _Run) -> tuple[NDArray[np.uint8], NDArray[np.float32], int]:
+    def pack_run(run: _Run) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         part, start, *_ = run
         stop = min(start + _RUN_OUT_FEATURES, part.out_features)
         if weight_format.is_float:
-            return *fragment_floats(part.read(start, stop)), (stop - start) * part.row_bytes
-        return *pack_fragments(part.planes(start, stop), weight_format), (stop - start) * part.row_bytes
+            return fragment_floats(part.read(start, stop))
+        return pack_fragments(part.planes(start, stop), weight_format)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         packed = pool.map(pack_run, runs)
-        for (_, _, to, to_scales), (data, block_scales, size) in zip(runs, packed, strict=True):
+        for (_, _, to, to_scales), (data, block_scales) in zip(runs, packed, strict=True):
             to[: block_scales.size].copy_(torch.from_numpy(data).view(block_scales.size, -1))
             to_scales[: block_scales.size].copy_(torch.from_numpy(block_scales))
-            if uploaded is not None:
-                uploaded(size)
     return matrix
 
 
@@ -135,8 +133,7 @@ class Packer:
         self._staging = 0
 
     def pack(
-        self, parts: Sequence[MatrixSource], into: PackedMatrix | torch.Tensor | None = None,
-        uploaded: Callable[[int], None] | None = None, interleaved: bool = False,
+        self, parts: Sequence[MatrixSource], into: PackedMatrix | torch.Tensor | None = None, interleaved: bool = False,
     ) -> PackedMatrix:  # fmt: skip
         """Pack one matrix, or several of one layout one below the other or interleaved.
 
@@ -144,7 +141,6 @@ class Packer:
             parts: matrices of one layout and width; all but the last have a multiple of 64 out_features.
             into: memory for weights and block scales, 256-byte aligned: uint8 [memory_bytes(parts)], or a matrix that
                 has it; allocated if None.
-            uploaded: called with the number of raw bytes of each run that is on its way.
             interleaved: True if blocks of 64 out_features of two matrices alternate.
 
         Raises:
@@ -160,21 +156,20 @@ class Packer:
         known = weight_format.is_float or (self._repacks and first.layout in REPACKED_LAYOUTS and cols % BLOCK == 0)
         raws = [part.raw for part in parts if part.raw is not None]
         if not known or len(raws) < len(parts):
-            return pack_by_threads(parts, self.device, into, uploaded, interleaved)
+            return pack_by_threads(parts, self.device, into, interleaved)
         matrix = into if isinstance(into, PackedMatrix) else reserve(parts, self.device, into, interleaved)
         weights, scales = matrix.weights, matrix.block_scales
         places = strip_places([part.out_features for part in parts], matrix.interleaved)
         for raw, place in zip(raws, places, strict=True):
             if (kind := first.layout.float_type) is not None:
                 strips = weights.view(len(scales), -1)[place]
-                self._pack_floats(raw, FLOAT_TYPES[kind], strips, scales[place], uploaded)
+                self._pack_floats(raw, FLOAT_TYPES[kind], strips, scales[place])
             else:
-                self._pack_part(raw, first.layout, cols, weights, scales, place, uploaded)
+                self._pack_part(raw, first.layout, cols, weights, scales, place)
         return matrix
 
     def _pack_floats(
         self, raw: NDArray[np.uint8], dtype: torch.dtype, weights: torch.Tensor, scales: torch.Tensor,
-        uploaded: Callable[[int], None] | None,
     ) -> None:  # fmt: skip
         """Pack a float matrix, uint8 [out_features, bytes of one], into strips [strips, bytes] and their scales."""
         step = max(1, _PIECE_BYTES // (raw.shape[1] * BLOCK)) * BLOCK
@@ -185,12 +180,10 @@ class Packer:
             place = slice(start // BLOCK, -(-(start + len(run)) // BLOCK))
             reorder_floats(copy.reshape(-1)[: run.size].view(dtype).view(len(run), -1), weights[place], scales[place])
             event.record(stream)
-            if uploaded is not None:
-                uploaded(run.size)
 
     def _pack_part(
         self, raw: NDArray[np.uint8], layout: WeightLayout, cols: int, weights: torch.Tensor, scales: torch.Tensor,
-        place: slice, uploaded: Callable[[int], None] | None,
+        place: slice,
     ) -> None:  # fmt: skip
         """Pack a matrix of raw blocks, uint8 [out_features, bytes of one]; its strips land at `place`."""
         weight_format = fragment_format(layout)
@@ -214,8 +207,6 @@ class Packer:
             arguments = [blocks.data_ptr(), tops.data_ptr(), *target, *shape, chunks, place.step]
             pack_kernel.launch((chunks, strips, 1), 128, arguments, "ppppiiii", stream.cuda_stream, False)
             event.record(stream)
-            if uploaded is not None:
-                uploaded(run.size)
 
     def _upload(self, run: NDArray[np.uint8], stream: torch.cuda.Stream) -> tuple[torch.Tensor, torch.cuda.Event]:
         """Start a copy of out_features to the device; the event must be recorded after the last use of the copy."""
