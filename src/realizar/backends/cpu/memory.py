@@ -18,8 +18,6 @@ inner = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 @intrinsic
 def _pointer(typing_context: Any, address: Any) -> Any:
-    """An address as a pointer that `carray` takes."""
-
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 

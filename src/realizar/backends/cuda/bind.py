@@ -138,7 +138,6 @@ class Binder:
         return self._merger.merge(join.next.linears) if experts is None else self._experts.input(join.next, experts)
 
     def _branch(self, block: Block) -> Branch:
-        """The branch that a block adds to the stream."""
         if isinstance(block, ExpertsBlock):
             return self._experts.branch(block)
         assert block.join.linear is not None

@@ -311,7 +311,6 @@ class MixtureBinder:
         return run
 
     def _inputs_of(self, one: _Mixture) -> Target:
-        """The buffers of the norm that experts read."""
         return self._space.activations.beside if one.input.apart else self._space.activations.normed
 
     def _gate_or_up(self, one: _Mixture, part: int) -> Run:

@@ -124,7 +124,6 @@ class GraphRunner:
 
 
 def _captured_tail(kind: StepKind) -> int:
-    """Selected tokens in a kind's graph."""
     return 0 if kind.tiles else kind.tokens
 
 

@@ -60,7 +60,6 @@ def activation_blocks(cols: int, tokens: int) -> WidthCut:
 
 
 def _padded(cols: int) -> int:
-    """Columns of the matmuls' own formats."""
     return -(-cols // 64) * 64
 
 

@@ -271,7 +271,6 @@ def _token_counts(sizes: StepSizes) -> tuple[set[int], set[int]]:
 
 
 def _copy_to_fp8(matmuls: _Matmuls, device: DeviceProfile, progress: LoadProgress) -> int:
-    """Copy the quantised matrices to FP8; the copies' bytes."""
     if matmuls.kernels is None:
         return 0
     return copy_to_fp8(matmuls.all, matmuls.kernels, sum_type(device), partial(progress, "copying weights to FP8"))
@@ -288,7 +287,6 @@ def _compile(matmuls: _Matmuls, progress: LoadProgress) -> None:
 
 
 def _decode_kinds(space: Workspace, attention: AttentionBinder, context_length: int) -> list[StepKind]:
-    """Kinds of all steps of decodes alone."""
     counts = row_counts(space.arrays.sizes.rows)
     long = [StepKind(rows, rows, 0, True) for rows in counts if attention.is_long(rows, context_length)]
     return [StepKind(rows, rows, 0) for rows in counts] + long
@@ -391,7 +389,6 @@ def describe_routes(linears: Iterable[MergedLinear], counts: Iterable[int]) -> I
 
 
 def _way(linear: MergedLinear, kind: StepKind) -> str:
-    """The kernel, splits and epilogue of a matmul in a step of this kind."""
     input_kinds = "+".join(input_format.kind for input_format in linear.input_formats(kind))
     kernels = "+".join(dict.fromkeys(str(config.tiles) for _, config in linear.routes(kind))) or "Triton or cuBLAS"
     epilogue = ""

@@ -137,7 +137,6 @@ def _recurrence_bytes(spec: ModelSpec, config: ResolvedConfig, workspace: Worksp
 
 
 def _sampling_bytes(spec: ModelSpec, config: ResolvedConfig, sizes: StepSizes) -> int:
-    """Bytes of the sampling kernels, on cards from Ampere on."""
     vocab = spec.vocab_size
     fixed = native_buffers.fixed_bytes(sizes.selected, vocab)
     return fixed + native_buffers.reserved_bytes(sizes.selected, config.max_running, vocab, config.context_length)

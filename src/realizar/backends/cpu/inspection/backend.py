@@ -87,7 +87,6 @@ def time_operations(backend: CPUBackend, spec: ModelSpec, step: ForwardInput, re
 
 
 def _bytes_read(backend: CPUBackend, operation: BoundOperation, step: ForwardInput) -> int:
-    """Bytes of weights and KV cache that an operation reads, or has just read."""
     if operation.is_of_experts:
         return operation.weight_bytes * int(backend.model.workspace.routing.counts[COUNT_EXPERTS])
     if operation.attention is None:

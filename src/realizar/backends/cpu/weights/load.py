@@ -316,7 +316,6 @@ def _dequantize(e: Fields, layout: WeightLayout) -> list[Value]:
 
 
 def _small(e: Fields, kind: str, value: Value, plane: int) -> Value:
-    """A small scale as a float32 scalar."""
     if kind == "f16":
         return _half(e, value)
     if kind == "i8":

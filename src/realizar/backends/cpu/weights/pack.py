@@ -215,7 +215,6 @@ def fill(
 def _repacked(
     layout: WeightLayout, raw: NDArray[np.uint8], matrix: PackedMatrix, lanes: int
 ) -> Callable[[int, int], None]:
-    """Packs runs of tiles by a compiled repacker."""
     repack, row_bytes = _make_repack(_REPACKED.index(layout), lanes), raw.strides[0]
     targets = address(matrix.codes), address(matrix.scales), address(matrix.supers)
     blocks = matrix.in_features // layout.block_size
@@ -228,7 +227,6 @@ def _repacked(
 
 
 def _from_planes(source: MatrixSource, matrix: PackedMatrix, lanes: int) -> Callable[[int, int], None]:
-    """Packs runs of tiles by numpy."""
     weight_format = matrix.weight_format
     codes, scales, supers = (array.reshape(matrix.tiles, -1) for array in (matrix.codes, matrix.scales, matrix.supers))
 
@@ -274,7 +272,6 @@ def _pack_planes(planes: Planes, weight_format: WeightFormat, lanes: int, tiles:
 
 
 def _write_codes(planes: Planes, weight_format: WeightFormat, lanes: int, target: NDArray[np.uint8]) -> None:
-    """The bits of codes, plane by plane: the layout stands in `formats`."""
     count = -(-planes.out_features // lanes)
     codes = np.zeros((count * lanes, planes.in_features), np.uint8)
     codes[: planes.out_features] = planes.codes
@@ -442,7 +439,6 @@ def _codebook_table(book: Codebook, signs: bool) -> NDArray[np.uint8]:
 
 
 def _transposed(source: MatrixSource, matrix: FloatMatrix, lanes: int) -> Callable[[int, int], None]:
-    """Packs runs of tiles of a float matrix."""
     raw, out_features, cols = source.raw, source.out_features, source.in_features
     assert raw is not None  # every float matrix has its raw bytes
     transpose, row_bytes = make_transpose(source.layout.block_bytes, lanes), raw.strides[0]

@@ -104,7 +104,6 @@ class BlockReader:
 
 
 def _halves(*offsets: int) -> Callable[[Fields], list[Value]]:
-    """float16 fields as they are."""
     return lambda e: [e.half_word(offset) for offset in offsets]
 
 

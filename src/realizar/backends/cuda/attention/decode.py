@@ -96,7 +96,6 @@ class DecodeBinder:
         return decode_parts(attention, kind.decodes, self._context, self._device)
 
     def _kernel(self, decode: BoundDecode, kind: StepKind) -> AttendKernel:
-        """The CUDA kernel for the decodes of a step."""
         attention = decode.block.attention
         rotated = self._arguments.rotated_constants(decode.block.attention, decode.linear, kind)
         target = self._arguments.direct(attention, decode.consumer, kind)

@@ -206,7 +206,6 @@ class ExpertMatmuls:
         return sum(self._sum_blocks(down, tokens) <= _SUM_BLOCKS for tokens in counts)
 
     def _sum_blocks(self, stack: PackedExperts, tokens: int) -> int:
-        """Blocks of `add` that a multiprocessor has."""
         assert self._matmuls is not None
         return -(-stack.out_features // 16 * tokens // self._matmuls.tuning.processors)
 

@@ -318,12 +318,10 @@ class GroupedMatmuls:
 
 
 def _measured(lines: Sequence[ExpertLine], step: StepTiles, shape: ExpertShape, gated: bool) -> ExpertTiles | None:
-    """The tiles of a step's matmul from lines, if any is near."""
     return measured_tiles(lines, step.pairs - step.shared, shape, gated, step.tokens)
 
 
 def _lays(lines: Sequence[ExpertLine], step: StepTiles, shape: ExpertShape, wgmma: bool) -> bool:
-    """True if rows of a step are laid in tiles before gate and up."""
     measured = _measured(lines, step, shape, True)
     return lays_rows(step.tokens, wgmma) if measured is None else is_laid(measured)
 

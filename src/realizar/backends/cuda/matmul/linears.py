@@ -134,7 +134,6 @@ class MergedLinear:
         return list(zip(packed, self._routes[kind.tokens], strict=True))
 
     def _epilogue_route(self, kind: StepKind, matmuls: MatmulKernels, matrix: PackedMatrix) -> MatmulConfig | None:
-        """The config of the matmul with an epilogue, if it has one."""
         if self._activation is not None:
             return route_gated(matmuls, kind.tokens, matrix, self._activation)
         return route_residual(matmuls, kind.tokens, matrix) if self._adds_residual and len(self.segments) == 1 else None
@@ -154,7 +153,6 @@ class MergedLinear:
         return self._adds_residual and self._has_epilogue(kind)
 
     def _has_epilogue(self, kind: StepKind) -> bool:
-        """True if the matmul of a step of this kind has an epilogue."""
         routes = self.routes(kind)
         return bool(routes) and routes[0][1].epilogue is not None
 

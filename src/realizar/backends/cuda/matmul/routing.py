@@ -88,7 +88,6 @@ class RouterKernels:
 
     @property
     def _clusters(self) -> bool:
-        """True if the device has clusters of blocks."""
         return self._matmuls.capability >= (9, 0)
 
     def runs(self, experts: Experts, norm: Norm | None) -> bool:

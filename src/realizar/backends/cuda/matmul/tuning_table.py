@@ -307,7 +307,6 @@ def _warps_and_unroll(tokens: int) -> tuple[int, int]:
 
 
 def _distance(line: Line, out_features: int, cols: int) -> float:
-    """The distance of a line's shape from another."""
     return abs(math.log(line.out_features / out_features)) + abs(math.log(line.cols / cols))
 
 

@@ -124,7 +124,6 @@ class Kernel:
 
 @cache
 def _types(sizes: str) -> tuple[Any, ...]:
-    """Types of arguments, by their letters."""
     return tuple(_ARGUMENT_TYPES[size] for size in sizes)
 
 

@@ -226,7 +226,6 @@ def epilogue_defines(epilogue: Epilogue | None) -> list[tuple[str, str]]:
 
 
 def _entry(name: str, count: int, tiles: Tiles, epilogue: Epilogue | None) -> str:
-    """The kernel's entry point."""
     parameters = [
         f"const char* w{i}, const float* b{i}, const void* t{i}, float* p{i}, int n{i}, int f{i}" for i in range(count)
     ]

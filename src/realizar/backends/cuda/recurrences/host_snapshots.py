@@ -129,7 +129,6 @@ class HostSnapshots:
             tensor[slot].copy_(part, non_blocking=True)
 
     def _parts(self, host_snapshot: int) -> list[torch.Tensor]:
-        """A snapshot's memory, by tensor."""
         piece, place = divmod(host_snapshot, self._per_piece)
         start = piece * self._piece_bytes // 4 + place * self._floats
         split = self._memory[start : start + self._floats].split(self._sizes)

@@ -293,7 +293,6 @@ class ExpertDeviceMeter:
         return self._stacks[gated][0].format, tiles, "silu" if gated else None
 
     def _config(self, gated: bool, tiles: AnyTiles) -> GroupedConfig:
-        """The kernel of candidates."""
         step, stack = step_of(self._per_token, self._shape.experts, tiles.tokens), self._stacks[gated][0]
         chosen = self._grouped.route(step, stack, "silu" if gated else None, tiled=not gated)
         return replace(chosen, tiles=tiles)

@@ -306,7 +306,6 @@ class ExpertLoader:
             self._packer.pack(run, stack.part(first, end))
 
     def _copy(self, stack: torch.Tensor, sources: Sequence[MatrixSource]) -> None:
-        """Copy float matrices, as they are stored, one below the other."""
         first = 0
         for source in sources:
             assert source.raw is not None  # float matrices have their bytes

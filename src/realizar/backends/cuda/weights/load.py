@@ -125,7 +125,6 @@ class Weights:
             progress(source.size_bytes)
 
     def _load_tables(self, progress: Callable[[int], None]) -> None:
-        """Load what is read row by row."""
         embedding, inputs = self._spec.embedding, self._spec.layer_inputs
         own = self.groups.get((embedding,), ())
         if own and not isinstance(own[0], PackedMatrix):
@@ -244,7 +243,6 @@ class Weights:
                 yield replace(packed, table=self._tables.setdefault(layout, packed.table))
 
     def _is_packed(self, layout: WeightLayout) -> bool:
-        """True if matrices of a layout are put in fragment order."""
         if self._packer is None or layout.float_type == "f32":
             return False
         return self._packs_floats or not layout.is_float

@@ -182,7 +182,6 @@ _NUMBERS = "long stride", "int out_features", "int chunks", "int x_share", "int 
 
 
 def _entry(name: str, tiles: AnyTiles) -> str:
-    """The kernel's entry point."""
     parameters = (*_POINTERS, *_NUMBERS)
     fields = ", ".join(each.split()[-1] for each in parameters)
     bounds = f"__launch_bounds__({tiles.threads}, {tiles.blocks})"
