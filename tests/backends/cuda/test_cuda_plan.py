@@ -22,6 +22,7 @@ from realizar.backends.cuda.plan import graph_bytes, plan_memory
 from realizar.backends.cuda.sampling.native_graphs import num_graphs
 from realizar.backends.cuda.shapes import step_sizes
 from realizar.backends.cuda.step_arrays import StepSizes
+from realizar.backends.cuda.weights import load as weights_module
 from realizar.backends.cuda.weights.load import Weights
 from realizar.backends.cuda.weights.pack import pack_matrix
 from realizar.backends.cuda.weights.pack_raw import reserve
@@ -36,6 +37,7 @@ from realizar.config import EngineConfig
 from realizar.models.registry import build_spec
 from realizar.models.spec import ModelSpec
 from realizar.quantization import block_source
+from realizar.quantization.block_source import BlockSource
 from realizar.quantization.random_blocks import random_blocks
 from resolving import resolved
 
@@ -48,6 +50,24 @@ def test_a_matrix_is_as_large_as_planned(name: str) -> None:
     reserved = reserve([source], "meta")
     assert reserved.weights.is_meta
     assert reserved.size_bytes == pack_matrix(source, "cpu").size_bytes
+
+
+@pytest.mark.parametrize("weights", ["Q4_K", "BF16", "F32"])
+@pytest.mark.parametrize("parts", [(), ("shared", "shared_gate"), ("shared", "own_norms")])
+def test_weights_are_not_read(weights: str, parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe(weights=weights, windows=(None,), experts=4, router_weights="Q8_0", parts=parts)
+    spec, checkpoint = random_model(recipe)
+    config = resolved(spec, checkpoint, EngineConfig(context_length=512, max_running=2), "cuda")
+    expected = sum(checkpoint.tensors[spec.tensors[one.weight].name].data.nbytes for one in spec.matrices())
+
+    def fail(*_: object) -> None:
+        pytest.fail("weights are read")
+
+    for name in ("check_finite", "planes", "dequantize", "read", "gather"):
+        monkeypatch.setattr(BlockSource, name, fail)
+    monkeypatch.setattr(weights_module, "_copy", fail)
+    planned = plan_memory(spec, checkpoint, config, 1 << 33).weight_bytes
+    assert expected < planned < 1.3 * expected, "routers become floats, and scales are padded"
 
 
 def test_cache_and_workspace_are_as_large_as_planned(gemma3_path: Path) -> None:

@@ -210,7 +210,8 @@ def test_arguments_of_a_matmul_with_a_residual_epilogue(
     launch_residual(matmuls, weights, x, residual, 1, config)
     launch_residual(matmuls, weights, x, replace(residual, bias=norm_weight, norm_weight=None, target=None), 1, config)
     (name, grid, threads, arguments, sizes, stream, dependent), (*_, bare, _, _, _) = kernel.launches
-    assert (name, grid, threads, stream, dependent) == ("matvec_q4_f16_residual_tokens1", (256, 1, 1), 384, 5, True)
+    launched = "matvec_q4_f16_residual_tokens1", (256, 1, 1), 384, STREAM, True
+    assert (name, grid, threads, stream, dependent) == launched
     matmul = [
         weights.weights.data_ptr(), weights.block_scales.data_ptr(), weights.weights.data_ptr(), hidden.data_ptr(),
         4096, 0, x.codes.data_ptr(), x.terms.data_ptr(), 0, 0, 0.0, 0.0, 1, 224, 1, 0, 0,
