@@ -120,7 +120,7 @@ def test_pairs(weights: str, shape: str, clamped: bool) -> None:
         ]
         activation = gated_activation(part)
         expected = _gated(activation, *sums)[live]
-        if matmuls.ends_with_activation(matrices):
+        if matrices.ends_with_activation:
             target, _ = stored(np.zeros((rows * per_token, width)), "int8")
             bias = matrices.gate_up_biases[0]
             matmuls.activate(matrices.gate_up[0], bias, activation, source, pairs, target, rows)
