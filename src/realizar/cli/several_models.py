@@ -227,9 +227,9 @@ def _pulled_before(options: SeveralModelsOptions) -> list[tuple[str, str]]:
 
 
 def _known(found: _Found, answer: PlanAnswer, wishes: Wishes) -> KnownModel:
-    from realizar.server.generation.request_templates import compile_apart
     from realizar.server.model_facts import read_facts
     from realizar.server.models.shelved import KnownModel
+    from realizar.server.request_templates import compile_apart
 
     return KnownModel(
         found.name,

@@ -20,8 +20,8 @@ from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.conversation import Conversation
 from realizar.server.generation.sampling import SamplingWishes
 from realizar.server.generation.tools import ToolPlan, check_functions
-from realizar.server.generation.work import Stop
 from realizar.server.http.request_memory import RequestLease
+from realizar.server.http.work import Stop
 from realizar.server.settings import ServerSettings
 from realizar.tokenizer.parsers.base import ContentDelta, ReasoningDelta, ToolCallDelta
 from server.scripted_engine import ScriptedEngine, scripted_model

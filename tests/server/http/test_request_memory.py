@@ -18,13 +18,13 @@ from realizar.engine.clients.async_stream import AsyncStream
 from realizar.errors import ContextLengthError
 from realizar.outputs import ChoiceDelta, RequestOutput, Timings
 from realizar.request import Client
-from realizar.server.api import deltas_of
 from realizar.server.errors import ApiError
+from realizar.server.generation.answer_events import deltas_of
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, tokenize_prompts
-from realizar.server.generation.work import Stop
 from realizar.server.http.body_json import MAX_KEYS, MAX_VALUES, parse_json, parsed_size
 from realizar.server.http.disconnects import unless_disconnected
 from realizar.server.http.request_memory import FREE_BYTES, RequestMemory
+from realizar.server.http.work import Stop
 from realizar.server.metrics import Metrics
 from realizar.server.openai.routes import MAX_BYTES
 from server.http.http_door import SETTINGS, Door, at_the_door

@@ -17,8 +17,8 @@ import pytest
 from realizar.engine.clients.async_stream import Embedding
 from realizar.request import Client
 from realizar.server.generation.embedding import UnitVector
-from realizar.server.generation.work import Stop
 from realizar.server.http.request_memory import _BYTES_PER_BASE64_VALUE, _BYTES_PER_VALUE
+from realizar.server.http.work import Stop
 from realizar.server.openai import routes
 from realizar.server.openai.routes import _encoded
 from server.http.http_door import SETTINGS, Door, at_the_door

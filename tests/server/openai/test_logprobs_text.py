@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from realizar.logprob_columns import LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
 from realizar.server.generation.logprob_rows import chat_rows
-from realizar.server.generation.token_names import TokenNames, TokenParts, parts_of
 from realizar.server.openai.logprobs import (
     CompletionLogprobs,
     CompletionLogprobsMaker,
     completion_rows,
     write_chat,
 )
+from realizar.server.token_names import TokenNames, TokenParts, parts_of
 from server.scripted_engine import ByteTokenizer
 
 TOKENIZER = ByteTokenizer(None)  # id 0 is a control token, ids from 128 on are parts of characters

@@ -13,12 +13,14 @@ from realizar.server.anthropic.answers import BlockList, stop_of, usage_of
 from realizar.server.anthropic.conversation import marks_cache, read_conversation, shows_reasoning
 from realizar.server.anthropic.records import CountTokensRequest, Message, MessagesRequest
 from realizar.server.anthropic.stream import MessageStreamer, encode_event
-from realizar.server.api import Api, compute, new_id, note, whole_answer
+from realizar.server.api import Api, new_id
 from realizar.server.errors import ApiError
+from realizar.server.generation.answer_events import whole_answer
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
+from realizar.server.http.request import compute, note
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.models.models import model_of

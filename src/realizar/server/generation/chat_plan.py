@@ -14,11 +14,11 @@ from realizar.server.api import Api
 from realizar.server.errors import about, refused, renaming, unsupported
 from realizar.server.generation.conversation import Conversation, text_of
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last
-from realizar.server.generation.request_templates import RequestCompiler
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority
 from realizar.server.generation.tools import ToolPlan
-from realizar.server.generation.work import Stop
+from realizar.server.http.work import Stop
 from realizar.server.models.needs import no_template
+from realizar.server.request_templates import RequestCompiler
 from realizar.tokenizer.parsers.base import OutputParser
 from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, format_of
 from realizar.tokenizer.parsers.grammar import call_grammar

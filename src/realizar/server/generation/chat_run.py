@@ -11,9 +11,10 @@ from msgspec import UnsetType
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.errors import RealizarError
 from realizar.outputs import ChoiceDelta, RequestOutput, SnapshotUse
-from realizar.server.api import Api, deltas_of, replica_notes, timing_notes
+from realizar.server.api import Api
 from realizar.server.errors import renaming
 from realizar.server.generation.answer import AnswerDelta, FinishReason
+from realizar.server.generation.answer_events import deltas_of, replica_notes, timing_notes
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.state_snapshots import StateSnapshots, snapshot_notes, state_snapshots
 from realizar.server.generation.token_kinds import TokenKind, TokenKinds

@@ -14,7 +14,7 @@ import msgspec
 from realizar.logprob_columns import NO_ID, LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
 from realizar.server.generation.answer import AnswerDelta
-from realizar.server.generation.token_names import TokenNames, parts_of
+from realizar.server.token_names import TokenNames, parts_of
 
 _LOWEST = -9999.0  # stands for minus infinity, which JSON lacks: an impossible token
 _NUMBERS = msgspec.json.Encoder()

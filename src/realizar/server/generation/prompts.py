@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from realizar.errors import ContextLengthError, InvalidRequestError
 from realizar.server.errors import refused
-from realizar.server.generation.work import Stop
+from realizar.server.http.work import Stop
 from realizar.tokenizer.tokenizer import Tokenizer
 
 MAX_TOKENS = 1 << 19

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from realizar.engine.process.messages import EngineInfo
 from realizar.outputs import SnapshotUse
-from realizar.server.api import note
+from realizar.server.http.request import note
 
 
 class StateSnapshots(msgspec.Struct):

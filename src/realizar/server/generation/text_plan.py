@@ -13,7 +13,7 @@ from realizar.server.generation.fill_in import read_hole
 from realizar.server.generation.prompts import tokenize_prompts
 from realizar.server.generation.sampling import SamplingWishes, build_sampling
 from realizar.server.generation.tools import ToolPlan
-from realizar.server.generation.work import Stop
+from realizar.server.http.work import Stop
 from realizar.tokenizer.parsers.choose import find_format
 
 

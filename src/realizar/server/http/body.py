@@ -11,10 +11,10 @@ import msgspec
 from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
-from realizar.server.api import compute, settings_of
 from realizar.server.errors import ApiError, refused
 from realizar.server.http.body_json import parse_json, parsed_size
 from realizar.server.http.dialects import dialect_of
+from realizar.server.http.request import compute, settings_of
 from realizar.server.http.request_memory import FREE_BYTES, RequestLease, lease_of
 from realizar.server.http.unknown_fields import IGNORED, IgnoredFields, full_path, unknown_field
 from realizar.server.settings import ServerSettings

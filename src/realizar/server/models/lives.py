@@ -17,7 +17,7 @@ from realizar.engine.process.messages import Load
 from realizar.engine.process.supervisor import ProcessLink
 from realizar.errors import RealizarError
 from realizar.server.api import Api, make_api
-from realizar.server.generation.request_templates import compile_apart
+from realizar.server.request_templates import compile_apart
 from realizar.server.metrics import Metrics
 from realizar.server.models.shelved import KnownModel, Running, ShelvedModel
 from realizar.server.served_model import ServedModel, make_served_model

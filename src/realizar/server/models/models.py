@@ -12,8 +12,9 @@ from realizar.config import Device
 from realizar.engine.clients.async_engine import EngineState
 from realizar.request import Client
 from realizar.sampling_params import SamplingParams
-from realizar.server.api import Api, settings_of
+from realizar.server.api import Api
 from realizar.server.http.disconnects import unless_disconnected
+from realizar.server.http.request import settings_of
 from realizar.server.http.request_memory import lease_of
 from realizar.server.metrics import MetricSamples
 from realizar.server.model_facts import ModelFacts

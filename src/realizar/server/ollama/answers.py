@@ -14,11 +14,13 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.server.api import Api, new_id, note, whole_answer
+from realizar.server.api import Api, new_id
 from realizar.server.generation.answer import FinishReason
+from realizar.server.generation.answer_events import whole_answer
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.logprob_rows import RowsOfKinds, chat_rows
+from realizar.server.http.request import note
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.ollama.parts import Part, Parts, joined

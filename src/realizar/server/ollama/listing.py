@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from realizar import __version__
 from realizar.sampling_params import SamplingParams
-from realizar.server.api import settings_of
 from realizar.server.errors import refused
 from realizar.server.http.body import read_record
+from realizar.server.http.request import settings_of
 from realizar.server.model_facts import ModelFacts
 from realizar.server.models.models import ModelStatus, models_of
 from realizar.server.ollama.names import find_model, shown_name

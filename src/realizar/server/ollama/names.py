@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from realizar.server.api import Api, settings_of
+from realizar.server.api import Api
 from realizar.server.errors import ApiError, refused
+from realizar.server.http.request import settings_of
 from realizar.server.models.models import Models, ModelStatus, model_of, models_of
 from realizar.server.models.needs import Need, nothing
 from realizar.server.ollama.times import Clock, read_keep_alive

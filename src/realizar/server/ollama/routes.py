@@ -15,19 +15,20 @@ from starlette.responses import Response
 from realizar.errors import HubError, UnknownModelError
 from realizar.hub.pull import network_name
 from realizar.request import Client
-from realizar.server.api import Api, compute, new_id, note, settings_of
+from realizar.server.api import Api, new_id
 from realizar.server.errors import ApiError, cleaned, refused, unsupported
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.embedding import UnitVector, embed_all, pooling_of
 from realizar.server.generation.prompts import check_num_prompts, tokenize_prompts
 from realizar.server.generation.state_snapshots import note_snapshots
 from realizar.server.generation.text_plan import after_ids, plan_text
-from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
 from realizar.server.http.disconnects import unless_disconnected
+from realizar.server.http.request import compute, note, settings_of
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
+from realizar.server.http.work import Stop
 from realizar.server.models.models import models_of
 from realizar.server.models.needs import chats, embeds
 from realizar.server.models.pulls import PullEvent, Pulls

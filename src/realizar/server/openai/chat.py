@@ -12,17 +12,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.logprob_columns import LogprobColumns
-from realizar.server.api import Api, compute, new_id, note, now_s, whole_answer
+from realizar.server.api import Api, new_id, now_s
 from realizar.server.generation.answer import AnswerDelta, WholeChoice
+from realizar.server.generation.answer_events import whole_answer
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.logprob_rows import LogprobRows, RowsOfKinds, chat_rows
 from realizar.server.generation.prompt_read import PromptRead
-from realizar.server.generation.token_names import TokenNames
-from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
+from realizar.server.http.request import compute, note
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream, EventTemplate, encode_event
+from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import chats
 from realizar.server.openai.conversation import read_conversation
@@ -41,6 +42,7 @@ from realizar.server.openai.records.answers import (
 )
 from realizar.server.openai.records.chat import ChatCompletionRequest
 from realizar.server.openai.records.sampling import StreamOptions
+from realizar.server.token_names import TokenNames
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 
 

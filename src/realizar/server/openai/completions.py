@@ -17,18 +17,20 @@ from starlette.responses import Response
 from realizar.engine.clients.async_stream import AsyncStream
 from realizar.outputs import PromptProgress, RequestOutput, SnapshotUse, TokenLogprobs
 from realizar.sampling_params import SamplingParams
-from realizar.server.api import Api, compute, deltas_of, new_id, note, now_s, replica_notes, timing_notes, whole_answer
+from realizar.server.api import Api, new_id, now_s
 from realizar.server.errors import refused, renaming, unsupported
+from realizar.server.generation.answer_events import deltas_of, replica_notes, timing_notes, whole_answer
 from realizar.server.generation.fill_in import read_hole
 from realizar.server.generation.merge import Admission, merged
 from realizar.server.generation.prompt_read import PromptRead, check_progress
 from realizar.server.generation.prompts import Prompt, keep_last, tokenize_prompts
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority, check_top
 from realizar.server.generation.state_snapshots import snapshot_notes, state_snapshots
-from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
+from realizar.server.http.request import compute, note
 from realizar.server.http.request_memory import RequestLease, lease_of
 from realizar.server.http.sse import EventStream, EventTemplate, encode_event
+from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import completes
 from realizar.server.openai.logprobs import (

@@ -16,7 +16,7 @@ from typing import Any
 from realizar.logprob_columns import NO_ID, LogprobColumns, StepEntry
 from realizar.outputs import TokenLogprobs
 from realizar.server.generation.logprob_rows import LogprobRows, even_parts, finite, numbers_of
-from realizar.server.generation.token_names import TokenNames, parts_of
+from realizar.server.token_names import TokenNames, parts_of
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 _BETWEEN = b'],"top_logprobs":[{'

@@ -12,13 +12,14 @@ from starlette.responses import Response
 from realizar.engine.clients.async_stream import Embedding
 from realizar.errors import ContextLengthError
 from realizar.outputs import SnapshotUse
-from realizar.server.api import Api, compute, new_id, note, now_s
+from realizar.server.api import Api, new_id, now_s
 from realizar.server.errors import refused
 from realizar.server.generation.embedding import embed_all
 from realizar.server.generation.prompts import MAX_TOKENS, check_fits
 from realizar.server.generation.state_snapshots import note_snapshots
-from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
+from realizar.server.http.request import compute, note
+from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import no_ranker, ranks
 from realizar.server.openai.records.answers import Usage, make_usage

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.sampling_params import SAMPLERS
-from realizar.server.api import Api, compute, new_id, note
+from realizar.server.api import Api, new_id
 from realizar.server.errors import PLAIN_SCHEMA, about, plain_body, refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
 from realizar.server.generation.conversation import text_of
@@ -20,11 +20,12 @@ from realizar.server.generation.embedding import UnitVector, embed_all, pooling_
 from realizar.server.generation.prompts import Prompt, keep_last, tokenize_prompts
 from realizar.server.generation.state_snapshots import note_snapshots
 from realizar.server.generation.tools import shown_tools
-from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
+from realizar.server.http.request import compute, note
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import encode_event
+from realizar.server.http.work import Stop
 from realizar.server.models.models import ModelStatus, model_of, models_of
 from realizar.server.models.needs import embeds
 from realizar.server.openai.chat import chat_completions

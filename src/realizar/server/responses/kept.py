@@ -8,8 +8,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.server.api import compute
 from realizar.server.errors import ApiError, refused, unsupported
+from realizar.server.http.request import compute
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.unknown_fields import unknown_field
 from realizar.server.responses.conversation import check_include

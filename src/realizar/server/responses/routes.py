@@ -13,20 +13,22 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.server.api import Api, compute, new_id, note, whole_answer
+from realizar.server.api import Api, new_id
 from realizar.server.errors import PLAIN_SCHEMA, plain_body, refused, to_api_error, unsupported
 from realizar.server.generation.answer import AnswerDelta, FinishReason
+from realizar.server.generation.answer_events import whole_answer
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.logprob_rows import chat_rows
 from realizar.server.generation.prompt_read import PromptRead
-from realizar.server.generation.work import Stop
 from realizar.server.http.body import read_record
 from realizar.server.http.body_json import parsed_size
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
+from realizar.server.http.request import compute, note
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.sse import EventStream
 from realizar.server.http.unknown_fields import known_only
+from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import chats
 from realizar.server.responses.answers import ResponseForm, usage_of

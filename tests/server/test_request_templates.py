@@ -18,9 +18,9 @@ from realizar.engine.planned_load import PlannedLoad
 from realizar.engine.process.planning import PlanAnswer
 from realizar.errors import ChatTemplateError
 from realizar.sampling_params import SamplingParams
-from realizar.server.generation import request_templates
-from realizar.server.generation.request_templates import RequestCompiler
+from realizar.server import request_templates
 from realizar.server.models.lives import EngineLoader
+from realizar.server.request_templates import RequestCompiler
 from realizar.server.settings import ServerSettings
 from realizar.tokenizer.parsers.choose import find_format, format_of
 from realizar.tokenizer.templates.chat_messages import TemplateBoundsError

@@ -14,7 +14,7 @@ from typing import Any
 
 from realizar.errors import ChatTemplateError, EngineUnavailableError
 from realizar.frames import Channel, ChannelError, ChannelTimeoutError
-from realizar.server.generation.render_process import COMMAND, Ask, Made, as_bytes, as_text
+from realizar.server.render_process import COMMAND, Ask, Made, as_bytes, as_text
 from realizar.tokenizer.templates.chat_messages import TemplateBoundsError
 from realizar.tokenizer.templates.chat_template import Render
 

@@ -1,4 +1,4 @@
-"""A process that renders the chat templates of requests: `python -m realizar.server.generation.render_process SOCKET`.
+"""A process that renders the chat templates of requests: `python -m realizar.server.render_process SOCKET`.
 
 An operation of Python can't be interrupted, and a stranger's template may choose one that takes minutes. So the kernel
 ends this process when a rendering has used up its time, whatever it is doing, and the one that asked starts another.
@@ -25,7 +25,7 @@ from realizar.tokenizer.templates.budget import seconds_for_size
 from realizar.tokenizer.templates.chat_messages import TemplateBoundsError
 from realizar.tokenizer.templates.chat_template import Render, compile_template
 
-COMMAND = (sys.executable, "-m", "realizar.server.generation.render_process")
+COMMAND = (sys.executable, "-m", "realizar.server.render_process")
 _MOST_CPU_S = 0.6  # of a rendering by itself; a budget has a half of it, and compiling a large template takes 0.2 s
 _LEAST_CPU_S = 0.01  # the timer takes a time of 0 for none
 _MEMORY_BYTES = 512 << 20

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from realizar.server.generation.work import LARGE_BYTES, Stop, WorkCancelledError, WorkPool
+from realizar.server.http.work import LARGE_BYTES, Stop, WorkCancelledError, WorkPool
 from waits import HANG_S
 
 

@@ -1,0 +1,40 @@
+"""What a handler gets from its request: the server's settings, a turn to compute, and its line in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from starlette.requests import Request
+
+from realizar.server.http.disconnects import unless_disconnected
+from realizar.server.http.request_memory import lease_of
+from realizar.server.http.work import Stop, WorkPool
+from realizar.server.settings import ServerSettings
+
+T = TypeVar("T")
+
+
+def settings_of(request: Request) -> ServerSettings:
+    """The settings of the server that a request came to."""
+    return cast("ServerSettings", request.app.state.settings)
+
+
+async def compute(request: Request, function: Callable[[Stop], T], size_bytes: int | None = None) -> T:
+    """Run a function on a worker thread when it is the client's turn. The body must have been read.
+
+    Args:
+        size_bytes: size of the function's input, if that is not the body.
+
+    Raises:
+        ClientDisconnectedError: the client disconnected first; the function was stopped, or never called.
+    """
+    lease = lease_of(request)
+    size = lease.body_bytes if size_bytes is None else size_bytes
+    work = cast("WorkPool", request.app.state.work)
+    return await unless_disconnected(request.receive, work.run(lease.client.name, size, function))
+
+
+def note(request: Request, **notes: Any) -> None:
+    """Add figures to the request's line in the log."""
+    request.scope["state"]["notes"].update(notes)
