@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -13,16 +12,16 @@ from realizar.server.anthropic.answers import BlockList, stop_of, usage_of
 from realizar.server.anthropic.conversation import marks_cache, read_conversation, shows_reasoning
 from realizar.server.anthropic.records import CountTokensRequest, Message, MessagesRequest
 from realizar.server.anthropic.stream import MessageStreamer, encode_event
-from realizar.server.api import Api, new_id
+from realizar.server.api import new_id
 from realizar.server.errors import ApiError
-from realizar.server.generation.answer_events import whole_answer
-from realizar.server.generation.chat_plan import ChatPlan, plan_chat
+from realizar.server.generation.answer import AnswerDelta
+from realizar.server.generation.answer_events import AnswerEvents
+from realizar.server.generation.chat_plan import plan_chat
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
 from realizar.server.http.request import compute, note
 from realizar.server.http.request_memory import lease_of
-from realizar.server.http.sse import EventStream
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import chats
 
@@ -38,12 +37,30 @@ async def _messages(request: Request) -> Response:
     note(request, model=api.model.name, prompt=len(plan.token_ids))
     run = ChatRun(api, plan, request_id, lease_of(request))
     with_reasoning, marked = shows_reasoning(record), marks_cache(record)
+    events = AnswerEvents(request, run, api.settings)
     if record.stream:
-        streamer = MessageStreamer(api, plan, run, request_id, with_reasoning=with_reasoning, marks_cache=marked)
-        events = streamer.events(lambda **notes: note(request, **notes))
-        return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
-    whole = _whole(api, plan, run, request_id, with_reasoning=with_reasoning, marked=marked)
-    answer = await whole_answer(request, run, whole)
+        return events.stream(
+            MessageStreamer(api, plan, run, request_id, with_reasoning=with_reasoning, marks_cache=marked)
+        )
+    blocks = BlockList(with_reasoning=with_reasoning)
+    stop: tuple[str, str | None] = ("end_turn", None)
+
+    def take_in(delta: AnswerDelta) -> None:
+        nonlocal stop
+        for part in delta.parsed:
+            blocks.take_in(part)
+        if delta.finish_reason is not None:
+            stop = stop_of(plan, delta.finish_reason, delta.source.stop_reason)
+
+    await events.whole(take_in)
+    answer = Message(
+        id=request_id,
+        model=api.model.name,
+        content=blocks.blocks(),
+        stop_reason=stop[0],
+        stop_sequence=stop[1],
+        usage=usage_of(api, plan, run, marks_cache=marked),
+    )
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
@@ -53,27 +70,6 @@ async def _count_tokens(request: Request) -> Response:
     api = await model_of(request, record.model, need=chats())
     plan = await compute(request, lambda stop: plan_chat(api, read_conversation(record), stop))
     return Response(msgspec.json.encode({"input_tokens": len(plan.token_ids)}), media_type="application/json")
-
-
-async def _whole(
-    api: Api, plan: ChatPlan, run: ChatRun, request_id: str, *, with_reasoning: bool, marked: bool
-) -> Message:
-    found = BlockList(with_reasoning=with_reasoning)
-    stop: tuple[str, str | None] = ("end_turn", None)
-    async with aclosing(run.deltas()) as deltas:
-        async for delta in deltas:
-            for part in delta.parsed:
-                found.take_in(part)
-            if delta.finish_reason is not None:
-                stop = stop_of(plan, delta.finish_reason, delta.source.stop_reason)
-    return Message(
-        id=request_id,
-        model=api.model.name,
-        content=found.blocks(),
-        stop_reason=stop[0],
-        stop_sequence=stop[1],
-        usage=usage_of(api, plan, run, marks_cache=marked),
-    )
 
 
 _KINDS = {

@@ -6,8 +6,7 @@ the first output, when the cached tokens are known.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ from realizar.server.anthropic.answers import stop_of, usage_of
 from realizar.server.anthropic.records import Message, Usage
 from realizar.server.api import Api
 from realizar.server.generation.answer import AnswerDelta
+from realizar.server.generation.answer_events import Encoder
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.chat_run import ChatRun
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
@@ -29,7 +29,7 @@ def encode_event(name: str, **fields: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), _encoder.encode({"type": name, **fields}))
 
 
-class MessageStreamer:
+class MessageStreamer(Encoder[AnswerDelta]):
     """Makes the events of one request."""
 
     def __init__(
@@ -37,26 +37,12 @@ class MessageStreamer:
     ) -> None:
         self._api, self._plan, self._run, self._request_id = api, plan, run, request_id
         self._with_reasoning, self._marks_cache = with_reasoning, marks_cache
-        self._index = -1
+        self._started, self._index = False, -1
         self._open: str | None = None  # the kind of the open block; of a call with its index
 
-    async def events(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
-        """Iterate the events, those of a delta together.
-
-        Args:
-            note: adds figures to the request's line in the log.
-        """
-        started = False
-        try:
-            async with aclosing(self._run.deltas()) as deltas:
-                async for delta in deltas:
-                    made = [] if started else [self._start()]
-                    started = True
-                    made += self._grown(delta)
-                    if made:
-                        yield b"".join(made)
-        finally:
-            note(**self._run.notes)
+    def grown(self, delta: AnswerDelta) -> bytes:
+        start, self._started = b"" if self._started else self._start(), True
+        return start + b"".join(self._grown(delta))
 
     def _usage(self) -> Usage:
         return usage_of(self._api, self._plan, self._run, marks_cache=self._marks_cache)

@@ -5,8 +5,6 @@ A line of a stream has what its part adds; the last one has no text, the reason 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from typing import Any, Protocol
 
 import msgspec
@@ -15,14 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.server.api import Api, new_id
-from realizar.server.generation.answer import FinishReason
-from realizar.server.generation.answer_events import whole_answer
+from realizar.server.generation.answer import AnswerDelta, FinishReason
+from realizar.server.generation.answer_events import AnswerEvents, Encoder
 from realizar.server.generation.chat_plan import ChatPlan
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.logprob_rows import RowsOfKinds, chat_rows
 from realizar.server.http.request import note
 from realizar.server.http.request_memory import lease_of
-from realizar.server.http.sse import EventStream
 from realizar.server.ollama.parts import Part, Parts, joined
 from realizar.server.ollama.times import Clock, now
 
@@ -39,7 +36,7 @@ class Form(Protocol):
         """Fields of the end alone. Args: token_ids: those that were generated."""
 
 
-class Answering:
+class Answering(Encoder[AnswerDelta]):
     """Answers one request.
 
     Args:
@@ -59,39 +56,28 @@ class Answering:
         rows = None if top is None else api.token_names.rows(chat_rows, top)
         self._rows = None if rows is None else RowsOfKinds(rows, ("content", "reasoning", "other"))
 
-    async def lines(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
-        """The lines of a stream. Args: note: adds figures to the request's line in the log."""
-        try:
-            async with aclosing(self._grown()) as grown:
-                async for parts in grown:
-                    if made := [self._line(part) for part in parts]:
-                        yield b"".join(made)
-            yield self._line(Part(), self._end())
-        finally:
-            note(**self._run.notes)
+    def grown(self, delta: AnswerDelta) -> bytes:
+        return b"".join(map(self._line, self.take_in(delta)))
 
-    async def whole(self) -> bytes:
-        """The whole answer."""
-        found: list[Part] = []
-        async with aclosing(self._grown()) as grown:
-            async for parts in grown:
-                found += parts
-        return self._line(joined(found), self._end())
+    def last(self) -> bytes:
+        return self._line(Part(), self._end())
 
-    async def _grown(self) -> AsyncGenerator[list[Part]]:
-        self._clock.submitted()
-        async with aclosing(self._run.deltas()) as deltas:
-            async for delta in deltas:
-                self._clock.came()
-                self._token_ids += delta.source.token_ids
-                made = list(self._parts.take_in(delta.parsed))
-                if delta.finish_reason is not None:
-                    self._reason = delta.finish_reason
-                    made += self._parts.finish()
-                if self._rows is not None and (listed := self._rows.take_in(delta)):
-                    made = made or [Part()]
-                    made[0].logprobs = listed
-                yield made
+    def whole(self, parts: list[Part]) -> bytes:
+        """The whole answer, of all its parts."""
+        return self._line(joined(parts), self._end())
+
+    def take_in(self, delta: AnswerDelta) -> list[Part]:
+        """The parts that a delta completes."""
+        self._clock.came()
+        self._token_ids += delta.source.token_ids
+        made = list(self._parts.take_in(delta.parsed))
+        if delta.finish_reason is not None:
+            self._reason = delta.finish_reason
+            made += self._parts.finish()
+        if self._rows is not None and (listed := self._rows.take_in(delta)):
+            made = made or [Part()]
+            made[0].logprobs = listed
+        return made
 
     def _end(self) -> dict[str, Any]:
         run = self._run
@@ -123,11 +109,12 @@ async def answer(
     note(request, model=api.model.name, prompt=len(plan.token_ids))
     run = ChatRun(api, plan, new_id("ollama-"), lease_of(request))
     answering = Answering(api, plan, run, form, clock, name, with_thinking=with_thinking)
+    events, parts = AnswerEvents(request, run, api.settings), list[Part]()
+    clock.submitted()
     if stream:
-        lines = answering.lines(lambda **notes: note(request, **notes))
-        return EventStream(lines, api.settings.ping_interval_s, api.settings.write_timeout_s)
-    body = await whole_answer(request, run, answering.whole())
-    return Response(body, media_type="application/json")
+        return events.stream(answering)
+    await events.whole(lambda delta: parts.extend(answering.take_in(delta)))
+    return Response(answering.whole(parts), media_type="application/json")
 
 
 def loaded(form: Form, name: str, *, unload: bool) -> Response:

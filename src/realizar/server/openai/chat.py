@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,7 +13,7 @@ from starlette.responses import Response
 from realizar.logprob_columns import LogprobColumns
 from realizar.server.api import Api, new_id, now_s
 from realizar.server.generation.answer import AnswerDelta, WholeChoice
-from realizar.server.generation.answer_events import whole_answer
+from realizar.server.generation.answer_events import AnswerEvents, Encoder
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.logprob_rows import LogprobRows, RowsOfKinds, chat_rows
@@ -22,7 +21,7 @@ from realizar.server.generation.prompt_read import PromptRead
 from realizar.server.http.body import read_record
 from realizar.server.http.request import compute, note
 from realizar.server.http.request_memory import lease_of
-from realizar.server.http.sse import EventStream, EventTemplate, encode_event
+from realizar.server.http.sse import EventTemplate, encode_event
 from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import chats
@@ -59,11 +58,12 @@ async def chat_completions(request: Request) -> Response:
     names = api.names(as_ids=record.return_tokens_as_token_ids)
     top = plan.sampling.logprobs
     rows = None if top is None else names.rows(chat_rows, top)
+    events = AnswerEvents(request, run, api.settings)
     if record.stream:
-        streamer = ChatStreamer(api, record, plan, run, rows, request_id)
-        events = streamer.events(lambda **notes: note(request, **notes))
-        return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
-    answer = await whole_answer(request, run, _whole(api, record, plan, run, names, rows, request_id))
+        return events.stream(ChatStreamer(api, record, plan, run, rows, request_id))
+    choices = [WholeChoice() for _ in range(plan.sampling.n)]
+    await events.whole(lambda delta: choices[delta.index].take_in(delta))
+    answer = _whole(api, record, plan, run, choices, names, rows, request_id)
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
@@ -75,19 +75,16 @@ def _planned(api: Api, record: ChatCompletionRequest, stop: Stop) -> ChatPlan:
     return plan
 
 
-async def _whole(
+def _whole(
     api: Api,
     record: ChatCompletionRequest,
     plan: ChatPlan,
     run: ChatRun,
+    choices: Sequence[WholeChoice],
     names: TokenNames,
     rows: LogprobRows | None,
     request_id: str,
 ) -> Answer:
-    choices = [WholeChoice() for _ in range(plan.sampling.n)]
-    async with aclosing(run.deltas()) as deltas:
-        async for delta in deltas:
-            choices[delta.index].take_in(delta)
     wanted = plan.sampling.prompt_logprobs
     scored = run.output.prompt_logprobs if run.output is not None else None
     return Answer(
@@ -133,7 +130,7 @@ def _written_logprobs(choice: WholeChoice, rows: LogprobRows) -> msgspec.Raw:
 # `ChatStreamer` makes the chunks of a chat answer: the role, deltas, the finish reason, and the usage if wanted.
 
 
-class ChatStreamer:
+class ChatStreamer(Encoder[AnswerDelta]):
     """Makes the chunks of one chat request; `rows` write its log-probabilities, if there are any."""
 
     def __init__(
@@ -160,26 +157,16 @@ class ChatStreamer:
         self._logprobs: bytes | None = None  # of the delta at hand
         self._templates: dict[int, EventTemplate] = {}
 
-    async def events(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
-        """Iterate all chunks, as events, those of a delta together.
+    def grown(self, delta: AnswerDelta) -> bytes:
+        self._logprobs = self._logprobs_of(delta)
+        data = self._progress(delta) or self._only_text(delta)
+        if data is None:
+            chunks = (self._chunk([choice], self._usage_so_far()) for choice in self._choices(delta))
+            data = b"".join(map(encode_event, chunks))
+        return data
 
-        Args:
-            note: adds figures to the request's line in the log.
-        """
-        try:
-            async with aclosing(self._run.deltas()) as deltas:
-                async for delta in deltas:
-                    self._logprobs = self._logprobs_of(delta)
-                    data = self._progress(delta) or self._only_text(delta)
-                    if data is None:
-                        chunks = (self._chunk([choice], self._usage_so_far()) for choice in self._choices(delta))
-                        data = b"".join(map(encode_event, chunks))
-                    if data:
-                        yield data
-            if self._last_usage:
-                yield encode_event(self._chunk([], _usage_of(self._plan, self._run)))
-        finally:
-            note(**self._run.notes)
+    def last(self) -> bytes:
+        return encode_event(self._chunk([], _usage_of(self._plan, self._run))) if self._last_usage else b""
 
     def _progress(self, gained: AnswerDelta) -> bytes | None:
         """The event of a delta that tells of the prompt; None for any other. The first one carries the role."""

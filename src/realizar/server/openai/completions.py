@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +19,7 @@ from realizar.outputs import PromptProgress, RequestOutput, SnapshotUse, TokenLo
 from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api, new_id, now_s
 from realizar.server.errors import refused, renaming, unsupported
-from realizar.server.generation.answer_events import deltas_of, replica_notes, timing_notes, whole_answer
+from realizar.server.generation.answer_events import AnswerEvents, Encoder, deltas_of, replica_notes, timing_notes
 from realizar.server.generation.fill_in import read_hole
 from realizar.server.generation.merge import Admission, merged
 from realizar.server.generation.prompt_read import PromptRead, check_progress
@@ -29,7 +29,7 @@ from realizar.server.generation.state_snapshots import snapshot_notes, state_sna
 from realizar.server.http.body import read_record
 from realizar.server.http.request import compute, note
 from realizar.server.http.request_memory import RequestLease, lease_of
-from realizar.server.http.sse import EventStream, EventTemplate, encode_event
+from realizar.server.http.sse import EventTemplate, encode_event
 from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import completes
@@ -60,11 +60,11 @@ async def completions(request: Request) -> Response:
     note(request, model=api.model.name, prompts=len(plan.prompts), prompt=num_tokens)
     run = _CompletionRun(api, plan, request_id, lease_of(request))
     maker = _AnswerMaker(api, record, plan, run, request_id)
+    events, deltas = AnswerEvents(request, run, api.settings), list[_CompletionDelta]()
     if record.stream:
-        events = maker.events(lambda **notes: note(request, **notes))
-        return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
-    answer = await whole_answer(request, run, maker.whole())
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+        return events.stream(maker)
+    await events.whole(deltas.append)
+    return Response(msgspec.json.encode(maker.whole(deltas)), media_type="application/json")
 
 
 def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> _CompletionPlan:
@@ -165,131 +165,6 @@ def _shortened(prompt: Prompt, asked: int, most: int) -> Prompt:
     """The prompt's last tokens; its text is dropped if any tokens are cut."""
     ids = keep_last(prompt.token_ids, asked, most)
     return prompt if len(ids) == len(prompt.token_ids) else Prompt(ids, None)
-
-
-class _AnswerMaker:
-    """Assembles the answer of one request, whole or in chunks."""
-
-    def __init__(
-        self, api: Api, record: CompletionRequest, plan: _CompletionPlan, run: _CompletionRun, request_id: str
-    ) -> None:
-        self._api, self._plan, self._run, self._request_id = api, plan, run, request_id
-        options = record.stream_options or StreamOptions()
-        self._last_usage = bool(options.include_usage)
-        self._every_usage = self._last_usage and bool(options.continuous_usage_stats)
-        self._with_ids = bool(record.return_token_ids)
-        self._named: set[int] = set()  # choices whose prompt was sent
-        self._names = api.names(as_ids=record.return_tokens_as_token_ids)
-        self._makers: dict[int, CompletionLogprobsMaker] = {}
-        self._created, self._started_s = now_s(), time.monotonic()
-        self._templates: dict[int, EventTemplate] = {}
-
-    async def events(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
-        """Iterate all chunks, as events. Args: note: adds figures to the request's line in the log."""
-        try:
-            async with aclosing(self._run.deltas()) as deltas:
-                async for delta in deltas:
-                    if delta.progress is not None:
-                        yield self._progress(delta, delta.progress)
-                    elif delta.text or delta.token_ids or delta.finish_reason is not None:
-                        yield self._only_text(delta) or encode_event(
-                            self._answer([self._choice(delta)], self._usage_so_far())
-                        )
-            if self._last_usage:
-                yield encode_event(self._answer([], self._run.usage))
-        finally:
-            note(**self._run.notes)
-
-    def _progress(self, delta: _CompletionDelta, read: PromptProgress) -> bytes:
-        """The event of a delta that tells of a prompt."""
-        chunk = self._answer([CompletionChoice(delta.index, "", None, None)], self._usage_so_far())
-        chunk.prompt_progress = PromptRead.of(read, self._started_s)
-        return encode_event(chunk)
-
-    def _only_text(self, delta: _CompletionDelta) -> bytes | None:
-        """The event of a delta that is one text; None for the last of a choice, and with usage in every event."""
-        if self._every_usage or self._with_ids or delta.finish_reason is not None:
-            return None
-        template = self._templates.get(delta.index)
-        if template is None:
-            empty = CompletionChoice(delta.index, "", None, None)
-            varying = None if self._plan.logprobs is None else "logprobs"
-            template = EventTemplate(self._answer([empty], self._usage_so_far()), "text", varying)
-            self._templates[delta.index] = template
-        maker = self._maker_of(delta.index)
-        if maker is None:
-            return template.encode(delta.text)
-        return template.encode(delta.text, maker.text(delta.token_ids, delta.logprobs, spelled=delta.echoed))
-
-    async def whole(self) -> Answer:
-        """The whole answer."""
-        parts: dict[int, list[_CompletionDelta]] = {}
-        async with aclosing(self._run.deltas()) as deltas:
-            async for delta in deltas:
-                parts.setdefault(delta.index, []).append(delta)
-        return self._answer([self._joined(parts[index]) for index in sorted(parts)], self._run.usage)
-
-    def _joined(self, deltas: list[_CompletionDelta]) -> CompletionChoice:
-        ordered = sorted(deltas, key=lambda delta: not delta.echoed)
-        last = next(delta for delta in reversed(ordered) if delta.finish_reason is not None)
-        whole = CompletionChoice(
-            deltas[0].index, "".join(delta.text for delta in ordered), None, last.finish_reason, last.stop_reason
-        )
-        maker = self._maker_of(whole.index)
-        if maker is not None:
-            listed = CompletionLogprobs()
-            for delta in ordered:
-                listed.extend(maker.make(delta.token_ids, delta.logprobs, spelled=delta.echoed))
-            whole.logprobs = msgspec.Raw(listed.write())
-        wanted = self._plan.prompt_logprobs
-        whole.prompt_logprobs = None
-        if wanted is not None:
-            output = self._run.outputs[whole.index // self._plan.sampling.n]
-            whole.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, self._names, wanted)
-        return self._with_token_ids(whole, ordered)
-
-    def _choice(self, delta: _CompletionDelta) -> CompletionChoice:
-        maker, logprobs = self._maker_of(delta.index), None
-        if maker is not None:
-            logprobs = msgspec.Raw(maker.text(delta.token_ids, delta.logprobs, spelled=delta.echoed))
-        choice = CompletionChoice(delta.index, delta.text, logprobs, delta.finish_reason, delta.stop_reason)
-        return self._with_token_ids(choice, [delta])
-
-    def _with_token_ids(self, choice: CompletionChoice, deltas: Sequence[_CompletionDelta]) -> CompletionChoice:
-        """A choice, if they are wanted with the ids that it gained, and the first time with its prompt's."""
-        if self._with_ids:
-            choice.token_ids = [token_id for delta in deltas if not delta.echoed for token_id in delta.token_ids]
-            if choice.index not in self._named:
-                self._named.add(choice.index)
-                choice.prompt_token_ids = self._plan.prompts[choice.index // self._plan.sampling.n].token_ids
-        return choice
-
-    def _maker_of(self, index: int) -> CompletionLogprobsMaker | None:
-        """Makes the log-probabilities of a choice, whose deltas come in order; None where the request wants none."""
-        top_n = self._plan.logprobs
-        if top_n is None:
-            return None
-        maker = self._makers.get(index)
-        if maker is None:
-            rows = self._names.rows(completion_rows, top_n)
-            maker = self._makers[index] = CompletionLogprobsMaker(self._names, rows)
-        return maker
-
-    def _usage_so_far(self) -> Usage | UnsetType | None:
-        if self._every_usage:
-            return self._run.usage
-        return None if self._last_usage else UNSET
-
-    def _answer(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Answer:
-        return Answer(
-            id=self._request_id,
-            object="text_completion",
-            created=self._created,
-            model=self._api.model.name,
-            system_fingerprint=self._api.fingerprint,
-            choices=choices,
-            usage=usage,
-        )
 
 
 # `_CompletionRun`: a running completion request, with one part for each prompt and its echo.
@@ -473,4 +348,122 @@ class _CompletionRun:
             client=self._lease.client,
             score_only=score_only,
             reports_progress=self._plan.reports_progress and not scoring,
+        )
+
+
+class _AnswerMaker(Encoder[_CompletionDelta]):
+    """Assembles the answer of one request, whole or in chunks."""
+
+    def __init__(
+        self, api: Api, record: CompletionRequest, plan: _CompletionPlan, run: _CompletionRun, request_id: str
+    ) -> None:
+        self._api, self._plan, self._run, self._request_id = api, plan, run, request_id
+        options = record.stream_options or StreamOptions()
+        self._last_usage = bool(options.include_usage)
+        self._every_usage = self._last_usage and bool(options.continuous_usage_stats)
+        self._with_ids = bool(record.return_token_ids)
+        self._named: set[int] = set()  # choices whose prompt was sent
+        self._names = api.names(as_ids=record.return_tokens_as_token_ids)
+        self._makers: dict[int, CompletionLogprobsMaker] = {}
+        self._created, self._started_s = now_s(), time.monotonic()
+        self._templates: dict[int, EventTemplate] = {}
+
+    def grown(self, delta: _CompletionDelta) -> bytes:
+        if delta.progress is not None:
+            return self._progress(delta, delta.progress)
+        if not delta.text and not delta.token_ids and delta.finish_reason is None:
+            return b""
+        return self._only_text(delta) or encode_event(self._answer([self._choice(delta)], self._usage_so_far()))
+
+    def last(self) -> bytes:
+        return encode_event(self._answer([], self._run.usage)) if self._last_usage else b""
+
+    def _progress(self, delta: _CompletionDelta, read: PromptProgress) -> bytes:
+        """The event of a delta that tells of a prompt."""
+        chunk = self._answer([CompletionChoice(delta.index, "", None, None)], self._usage_so_far())
+        chunk.prompt_progress = PromptRead.of(read, self._started_s)
+        return encode_event(chunk)
+
+    def _only_text(self, delta: _CompletionDelta) -> bytes | None:
+        """The event of a delta that is one text; None for the last of a choice, and with usage in every event."""
+        if self._every_usage or self._with_ids or delta.finish_reason is not None:
+            return None
+        template = self._templates.get(delta.index)
+        if template is None:
+            empty = CompletionChoice(delta.index, "", None, None)
+            varying = None if self._plan.logprobs is None else "logprobs"
+            template = EventTemplate(self._answer([empty], self._usage_so_far()), "text", varying)
+            self._templates[delta.index] = template
+        maker = self._maker_of(delta.index)
+        if maker is None:
+            return template.encode(delta.text)
+        return template.encode(delta.text, maker.text(delta.token_ids, delta.logprobs, spelled=delta.echoed))
+
+    def whole(self, deltas: Sequence[_CompletionDelta]) -> Answer:
+        """The whole answer, of all its deltas."""
+        parts: dict[int, list[_CompletionDelta]] = {}
+        for delta in deltas:
+            parts.setdefault(delta.index, []).append(delta)
+        return self._answer([self._joined(parts[index]) for index in sorted(parts)], self._run.usage)
+
+    def _joined(self, deltas: list[_CompletionDelta]) -> CompletionChoice:
+        ordered = sorted(deltas, key=lambda delta: not delta.echoed)
+        last = next(delta for delta in reversed(ordered) if delta.finish_reason is not None)
+        whole = CompletionChoice(
+            deltas[0].index, "".join(delta.text for delta in ordered), None, last.finish_reason, last.stop_reason
+        )
+        maker = self._maker_of(whole.index)
+        if maker is not None:
+            listed = CompletionLogprobs()
+            for delta in ordered:
+                listed.extend(maker.make(delta.token_ids, delta.logprobs, spelled=delta.echoed))
+            whole.logprobs = msgspec.Raw(listed.write())
+        wanted = self._plan.prompt_logprobs
+        whole.prompt_logprobs = None
+        if wanted is not None:
+            output = self._run.outputs[whole.index // self._plan.sampling.n]
+            whole.prompt_logprobs = prompt_logprobs(output.prompt_logprobs, self._names, wanted)
+        return self._with_token_ids(whole, ordered)
+
+    def _choice(self, delta: _CompletionDelta) -> CompletionChoice:
+        maker, logprobs = self._maker_of(delta.index), None
+        if maker is not None:
+            logprobs = msgspec.Raw(maker.text(delta.token_ids, delta.logprobs, spelled=delta.echoed))
+        choice = CompletionChoice(delta.index, delta.text, logprobs, delta.finish_reason, delta.stop_reason)
+        return self._with_token_ids(choice, [delta])
+
+    def _with_token_ids(self, choice: CompletionChoice, deltas: Sequence[_CompletionDelta]) -> CompletionChoice:
+        """A choice, if they are wanted with the ids that it gained, and the first time with its prompt's."""
+        if self._with_ids:
+            choice.token_ids = [token_id for delta in deltas if not delta.echoed for token_id in delta.token_ids]
+            if choice.index not in self._named:
+                self._named.add(choice.index)
+                choice.prompt_token_ids = self._plan.prompts[choice.index // self._plan.sampling.n].token_ids
+        return choice
+
+    def _maker_of(self, index: int) -> CompletionLogprobsMaker | None:
+        """Makes the log-probabilities of a choice, whose deltas come in order; None where the request wants none."""
+        top_n = self._plan.logprobs
+        if top_n is None:
+            return None
+        maker = self._makers.get(index)
+        if maker is None:
+            rows = self._names.rows(completion_rows, top_n)
+            maker = self._makers[index] = CompletionLogprobsMaker(self._names, rows)
+        return maker
+
+    def _usage_so_far(self) -> Usage | UnsetType | None:
+        if self._every_usage:
+            return self._run.usage
+        return None if self._last_usage else UNSET
+
+    def _answer(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Answer:
+        return Answer(
+            id=self._request_id,
+            object="text_completion",
+            created=self._created,
+            model=self._api.model.name,
+            system_fingerprint=self._api.fingerprint,
+            choices=choices,
+            usage=usage,
         )

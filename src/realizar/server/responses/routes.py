@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from realizar.server.api import Api, new_id
-from realizar.server.errors import PLAIN_SCHEMA, plain_body, refused, to_api_error, unsupported
+from realizar.server.errors import PLAIN_SCHEMA, ApiError, plain_body, refused, unsupported
 from realizar.server.generation.answer import AnswerDelta, FinishReason
-from realizar.server.generation.answer_events import whole_answer
+from realizar.server.generation.answer_events import AnswerEvents, Encoder
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.logprob_rows import chat_rows
@@ -26,7 +24,6 @@ from realizar.server.http.body_json import parsed_size
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
 from realizar.server.http.request import compute, note
 from realizar.server.http.request_memory import lease_of
-from realizar.server.http.sse import EventStream
 from realizar.server.http.unknown_fields import known_only
 from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
@@ -91,12 +88,25 @@ async def _create_response(request: Request) -> Response:
         keeper = Keeper(store, owner_of(request), lease_of(request).client.name, record)
     form = ResponseForm(api, record, planned.tools, plan, response_id, stored=keeper is not None)
     logprobs = _logprobs(api, plan)
+    events, items = AnswerEvents(request, run, api.settings), OutputItems(planned.item_form)
     if record.stream:
-        streamer = _ResponseStreamer(api, plan, run, form, planned.item_form, logprobs, keeper)
-        events = streamer.events(lambda **notes: note(request, **notes))
-        return EventStream(events, api.settings.ping_interval_s, api.settings.write_timeout_s)
-    whole = _whole(api, plan, run, form, planned.item_form, logprobs)
-    answer = await whole_answer(request, run, whole)
+        return events.stream(_ResponseStreamer(api, plan, run, form, items, logprobs, keeper))
+    reason: FinishReason = "stop"
+
+    def take_in(delta: AnswerDelta) -> None:
+        nonlocal reason
+        if logprobs is not None:
+            logprobs.take_in(delta)
+        for part in delta.parsed:
+            item, _ = items.take_in(part)
+            if logprobs is not None:
+                logprobs.taken_for(item)
+        reason = delta.finish_reason or reason
+
+    await events.whole(take_in)
+    if items.last is None:
+        items.begin_message()
+    answer = form.ended(items.records(is_whole=reason != "length"), usage_of(api, plan, run), reason)
     data = msgspec.json.encode(answer)
     if keeper is not None:
         keeper.keep(response_id, data)
@@ -154,31 +164,6 @@ def _planned(api: Api, record: InputTokensRequest, kept: _Kept, stop: Stop) -> _
 def _logprobs(api: Api, plan: ChatPlan) -> TextLogprobs | None:
     top = plan.sampling.logprobs
     return None if top is None else TextLogprobs(api.names(as_ids=False).rows(chat_rows, top))
-
-
-async def _whole(
-    api: Api,
-    plan: ChatPlan,
-    run: ChatRun,
-    form: ResponseForm,
-    item_form: ItemForm,
-    logprobs: TextLogprobs | None,
-) -> dict[str, Any]:
-    items = OutputItems(item_form)
-    reason: FinishReason = "stop"
-    async with aclosing(run.deltas()) as deltas:
-        async for delta in deltas:
-            if logprobs is not None:
-                logprobs.take_in(delta)
-            for part in delta.parsed:
-                item, _ = items.take_in(part)
-                if logprobs is not None:
-                    logprobs.taken_for(item)
-            if delta.finish_reason is not None:
-                reason = delta.finish_reason
-    if items.last is None:
-        items.begin_message()
-    return form.ended(items.records(is_whole=reason != "length"), usage_of(api, plan, run), reason)
 
 
 # Items of `input` that are references to items of kept responses: they are replaced by the items that they mean.
@@ -242,7 +227,7 @@ _encoder = msgspec.json.Encoder()
 _NO_LOGPROBS = msgspec.Raw(b"[]")
 
 
-class _ResponseStreamer:
+class _ResponseStreamer(Encoder[AnswerDelta]):
     """Makes the events of one request.
 
     Args:
@@ -255,65 +240,44 @@ class _ResponseStreamer:
         plan: ChatPlan,
         run: ChatRun,
         form: ResponseForm,
-        item_form: ItemForm,
+        items: OutputItems,
         logprobs: TextLogprobs | None,
         keeper: Keeper | None,
     ) -> None:
         self._api, self._plan, self._run, self._form = api, plan, run, form
-        self._items = OutputItems(item_form)
+        self._items = items
         self._logprobs, self._keeper = logprobs, keeper
         self._open: Item | None = None
         self._number = 0
         self._started_s = time.monotonic()
 
-    async def events(self, note: Callable[..., None]) -> AsyncGenerator[bytes]:
-        """Iterate the events, those of a delta together. An error after the first of them makes the last one.
+    shows_waiting = True
 
-        Args:
-            note: adds figures to the request's line in the log.
-        """
-        try:
-            async with aclosing(self._run.deltas()) as deltas:
-                first = asyncio.ensure_future(anext(deltas))
-                try:
-                    while not (await asyncio.wait((first,), timeout=self._api.settings.ping_interval_s))[0]:
-                        yield self._waits()
-                finally:
-                    if not first.done():
-                        first.cancel()
-                        await asyncio.wait((first,))
-                delta = first.result()
-                yield b"".join(([] if self._number else self._start()) + self._grown(delta))
-                async for delta in deltas:
-                    if made := self._grown(delta):
-                        yield b"".join(made)
-        except Exception as error:  # noqa: BLE001 - a stream that began says so itself
-            api_error = to_api_error(error)
-            if self._number:
-                yield self._event("response.failed", response=self._form.failed(self._output(False), api_error))
-            raise api_error from None
-        finally:
-            note(**self._run.notes)
+    def grown(self, delta: AnswerDelta) -> bytes:
+        return b"".join([] if self._number else self._start()) + b"".join(self._grown(delta))
+
+    def waiting(self) -> bytes:
+        """The events that show a client which passes over comments, as Codex does, that the server is still there."""
+        return self._in_progress() if self._number else b"".join(self._start())
+
+    def failed(self, error: ApiError) -> bytes:
+        if not self._number:
+            return b""
+        output = self._items.records(is_whole=False)
+        return self._event("response.failed", response=self._form.failed(output, error))
 
     def _start(self) -> list[bytes]:
         created = self._event("response.created", response=self._form.begun())
-        return [created, self._event("response.in_progress", response=self._form.begun())]
+        return [created, self._in_progress()]
 
-    def _waits(self) -> bytes:
-        """The events that show a client which passes over comments, as Codex does, that the server is still there."""
-        if self._number:
-            return self._event("response.in_progress", response=self._form.begun())
-        return b"".join(self._start())
+    def _in_progress(self, **fields: Any) -> bytes:
+        return self._event("response.in_progress", response=self._form.begun(), **fields)
 
-    def _grown(self, delta: AnswerDelta) -> list[bytes]:
-        """The events of a delta."""
+    def _grown(self, delta: AnswerDelta) -> Iterator[bytes]:
         read = delta.source.prompt_progress
         if read is not None:
-            figures = PromptRead.of(read, self._started_s)
-            return [self._event("response.in_progress", response=self._form.begun(), prompt_progress=figures)]
-        return list(self._events_of(delta))
-
-    def _events_of(self, delta: AnswerDelta) -> Iterator[bytes]:
+            yield self._in_progress(prompt_progress=PromptRead.of(read, self._started_s))
+            return
         if self._logprobs is not None:
             self._logprobs.take_in(delta)
         for part in delta.parsed:
@@ -326,14 +290,11 @@ class _ResponseStreamer:
         yield self._ended(delta.finish_reason)
 
     def _ended(self, reason: FinishReason) -> bytes:
-        output = self._output(reason != "length")
+        output = self._items.records(is_whole=reason != "length")
         response = self._form.ended(output, usage_of(self._api, self._plan, self._run), reason)
         if self._keeper is not None:
             self._keeper.keep(self._form.id, _encoder.encode(response))
         return self._event(f"response.{response['status']}", response=response)
-
-    def _output(self, is_whole: bool) -> list[dict[str, Any]]:
-        return self._items.records(is_whole=is_whole)
 
     def _part(self, part: ParsedDelta) -> Iterator[bytes]:
         item, text = self._items.take_in(part)
