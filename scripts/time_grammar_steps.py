@@ -6,6 +6,7 @@ that of plain rows is what grammars cost: masks that come late, and work of the 
 
     python scripts/time_grammar_steps.py smollm2:135m --rows 64 --kinds plain,json-schema,regex
     python scripts/time_grammar_steps.py smollm2:135m --rows 64 --grammars 32 --seconds 10
+    python scripts/time_grammar_steps.py smollm2:135m --kinds json-schema,nested-json-schema,regex,nested-regex
     python scripts/time_grammar_steps.py tests/data/tokenizers/llama-bpe.gguf.xz --shape llama-1b --timeline
 
 With `--shape` the device is a GPU, with a model of that shape and random weights. With `--timeline` each kind has a
@@ -41,7 +42,7 @@ from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import resolve_model
 from realizar.batch import NO_CHOICE, OpenedRow, StepOutput
-from realizar.bench.serve.kinds import REGEX, any_schema
+from realizar.bench.serve.kinds import REGEX, any_schema, any_tools
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
 from realizar.config import EngineConfig
@@ -58,6 +59,9 @@ from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import WorkerLimits
 from realizar.tokenizer.load import load_tokenizer, plain_encoder
+from realizar.tokenizer.parsers.choose import AnswerFormat
+from realizar.tokenizer.parsers.grammar import call_grammar
+from realizar.tokenizer.parsers.styles import HERMES
 
 BLOCK = 16
 PROMPT = 64
@@ -164,6 +168,9 @@ def structured(kind: str, rng: random.Random, tokens: int, number: int, grammars
     """The grammar of a request; `grammars` different ones in turn, or with 0 those of the mix of `bench-serve`."""
     if kind == "plain":
         return None
+    if kind.startswith("nested-"):
+        found = structured(kind.removeprefix("nested-"), rng, tokens, number, grammars)
+        return call_grammar(AnswerFormat(HERMES, None), any_tools(random.Random(1))["tools"], structured=found)
     if kind == "regex":
         text = REGEX.regex if not grammars else rf"([a-z]{{1,12}} )+x{number % grammars}"
         return StructuredOutput("regex", text)
@@ -248,7 +255,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256, help="of each request")
     parser.add_argument(
-        "--kinds", default="plain,json-schema,regex", help="json-schema+4: with so many workers that grammars share"
+        "--kinds",
+        default="plain,json-schema,regex",
+        help="json-schema+4: with so many shared workers; nested-regex: beside tools",
     )
     parser.add_argument("--grammars", type=int, default=0, help="different ones; 0 takes those of bench-serve's mix")
     parser.add_argument("--step-ms", type=float, default=1.3)

@@ -246,7 +246,7 @@ def test_every_kind_of_constraint(
 
 
 def test_nothing_but_the_answer_keeps_its_own_grammar() -> None:
-    """Rows of a schema share masks, and those of a grammar around it do not."""
+    """Rows of an expression share masks, and those of a grammar around one do not."""
     plain = AnswerFormat(HERMES, None)
     assert call_grammar(plain, [], structured=FORM) is FORM
     assert call_grammar(replace(plain, reasoning=THINK), [], structured=FORM, prompt_end="</think>\n\n") is FORM
