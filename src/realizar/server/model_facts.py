@@ -120,7 +120,6 @@ def _license(checkpoint: Checkpoint) -> str:
 
 
 def _identity(checkpoint: Checkpoint) -> tuple[float, str]:
-    """The time of the last change, and the digest."""
     found = [(path, path.stat()) for path in sorted({tensor.path for tensor in checkpoint.tensors.values()})]
     text = "\n".join(f"{path.name} {stat.st_size} {stat.st_mtime_ns}" for path, stat in found)
     return max((stat.st_mtime for _, stat in found), default=0.0), hashlib.sha256(text.encode()).hexdigest()

@@ -401,7 +401,6 @@ def parts_of(structured: StructuredOutput) -> tuple[str, StructuredOutput]:
 
 
 def _as_nested(text: str) -> dict[str, Any]:
-    """A grammar's text as a part of another one's."""
     part = json.loads(text)["grammars"][0] if text.startswith("{") else {"lark_grammar": text}
     return {**part, "name": NESTED_GRAMMAR}
 

@@ -57,7 +57,6 @@ def schema_error(grammar: str, reason: str) -> InvalidRequestError | None:
 
 
 def _of_rule(text: str, reason: str) -> InvalidRequestError:
-    """The error of the schema in the last rule of a text."""
     rules = _RULE.findall(text)
     of_rule = f" of the rule {rules[-1][:_SHOWN]}" if rules else ""
     return InvalidRequestError(f"the JSON schema{of_rule} can't be honoured: {reason}", "structured")
@@ -193,7 +192,6 @@ def _with_few_left_out(schema: Schema, prepare: Callable[[Schema], Schema | None
 
 
 def _nodes(schema: Any) -> Iterator[Schema]:
-    """A schema and all schemas within it."""
     if isinstance(schema, dict):
         yield schema
         for holder in _HOLDERS & schema.keys():
@@ -204,7 +202,6 @@ def _nodes(schema: Any) -> Iterator[Schema]:
 
 
 def _without(schema: Any, left_out: set[tuple[int, str]]) -> Any:
-    """A copy of a schema without some keywords."""
     if not isinstance(schema, dict):
         return schema
     kept: Schema = {}

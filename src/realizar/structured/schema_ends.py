@@ -140,6 +140,5 @@ def _listed(schema: Mapping[str, Any], keyword: str) -> list[Any]:
 
 
 def _must_be(schema: Mapping[str, Any], kind: str) -> bool:
-    """True if every value of the schema is of this type."""
     named = schema.get("type")
     return named == kind or named == [kind]

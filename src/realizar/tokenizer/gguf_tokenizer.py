@@ -288,5 +288,4 @@ def _spelled(character: str, ids: Mapping[str, int], unknown: int | None) -> lis
 
 
 def _fused(found: list[int], unknown: int | None) -> list[int]:
-    """The ids with one unknown token for several in a row."""
     return [index for place, index in enumerate(found) if index != unknown or not place or found[place - 1] != unknown]

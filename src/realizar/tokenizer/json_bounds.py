@@ -195,7 +195,6 @@ class _Check:
 
 
 def _distinct_beginnings(texts: Iterable[bytes]) -> int:
-    """The number of nodes of the trie of some texts."""
     total, previous = 0, b""
     for text in sorted(texts):
         shared = next((at for at, (one, other) in enumerate(zip(previous, text, strict=False)) if one != other), None)
@@ -205,7 +204,6 @@ def _distinct_beginnings(texts: Iterable[bytes]) -> int:
 
 
 def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Every JSON object in a value, including the value itself."""
     stack = [value]
     while stack:
         item = stack.pop()

@@ -212,7 +212,6 @@ def _part(metadata: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _mentions(decoder: Any, kind: str) -> bool:
-    """True if a decoder, or one in a sequence of decoders, is of a kind."""
     return decoder.get("type") == kind or any(_mentions(part, kind) for part in decoder.get("decoders", ()))
 
 

@@ -54,7 +54,6 @@ def pre_tokenizer(name: str, path: Path | None = None) -> PreTokenizer:
 
 
 def _ranges(text: str) -> str:
-    """The inside of a character class, from hexadecimal code points and ranges."""
     return "".join("-".join(rf"\x{{{end}}}" for end in item.split("-")) for item in text.split())
 
 

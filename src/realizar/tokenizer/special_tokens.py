@@ -216,7 +216,6 @@ class SpecialTokenFinder:
             position = start + size
 
     def _before(self, text: str, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Matches that end before a longer one begins."""
         head = text[position:end]
         for start, stop, token in self._matches(head):
             yield position + start, position + stop, token

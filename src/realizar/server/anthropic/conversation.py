@@ -104,7 +104,6 @@ def _structured(request: CountTokensRequest) -> StructuredOutput | None:
 
 
 def _variables(request: CountTokensRequest) -> dict[str, Any]:
-    """Variables for the template. A template that does not know them shows nothing of them."""
     variables: dict[str, Any] = {}
     if request.thinking is not None:
         variables["enable_thinking"] = request.thinking.type != "disabled"
@@ -114,7 +113,6 @@ def _variables(request: CountTokensRequest) -> dict[str, Any]:
 
 
 def _check_without_effect(request: CountTokensRequest) -> None:
-    """Refuse fields whose effect the server does not have."""
     _check_thread(request.thread)
     thinking = request.thinking
     if thinking is not None and thinking.type == "enabled" and (thinking.budget_tokens or 0) < 1:
@@ -277,7 +275,6 @@ def _call(where: str, block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kind(where: str, block: Any, role: str) -> str:
-    """The type of a block that a message of this role may have."""
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(kind, str):
         raise refused(f"{where} must be an object with a type", where)
@@ -349,7 +346,6 @@ def _read_tools(given: Sequence[dict[str, Any]] | None, choice: ToolChoice | Non
 
 
 def _converted_tool(where: str, tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool in the form that chat templates take."""
     if tool.get("type") not in (None, "custom"):
         raise unsupported(f"{where}.type", "must be 'custom': the server runs no tools of its own")
     known_only(where, tool, _KNOWN if tool.get("defer_loading") else (*_KNOWN, "defer_loading"))

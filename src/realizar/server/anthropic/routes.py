@@ -29,7 +29,6 @@ from realizar.server.models.needs import chats
 
 
 async def _messages(request: Request) -> Response:
-    """Answer a conversation, whole or as a stream of events."""
     record = await read_record(request, MessagesRequest)
     api = await model_of(request, record.model, need=chats())
     plan = await compute(request, lambda stop: plan_chat(api, read_conversation(record), stop))
@@ -65,7 +64,6 @@ async def _messages(request: Request) -> Response:
 
 
 async def _count_tokens(request: Request) -> Response:
-    """Answer with the number of tokens of a prompt, as the chat template renders it."""
     record = await read_record(request, CountTokensRequest)
     api = await model_of(request, record.model, need=chats())
     plan = await compute(request, lambda stop: plan_chat(api, read_conversation(record), stop))

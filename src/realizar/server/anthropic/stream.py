@@ -87,7 +87,6 @@ class MessageStreamer(Encoder[AnswerDelta]):
                     yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
 
     def _begin(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
-        """Begin a block, unless the open one is it."""
         if self._open == kind:
             return
         yield from self._stop_block()

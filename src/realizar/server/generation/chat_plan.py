@@ -172,7 +172,6 @@ def _shortened(
 
 
 def _engine_names(conversation: Conversation) -> Mapping[str, str]:
-    """The request's names of the fields that the engine's errors name."""
     names, tools = conversation.names, conversation.tools
     of_tools = tools.forced or (bool(tools.tools) and conversation.wishes.structured is None)
     constraint = "tools" if of_tools else "structured"
@@ -184,7 +183,6 @@ def _engine_names(conversation: Conversation) -> Mapping[str, str]:
 
 
 def _check_sizes(api: Api, conversation: Conversation) -> None:
-    """Refuse texts that can't fit the context, before they are rendered."""
     most = api.max_tokens if conversation.keep_last is None else max(api.max_tokens, MAX_TOKENS)
     tokenizer = api.model.tokenizer
     check_fits(text_of(conversation.messages), tokenizer, most, "messages")
@@ -246,7 +244,6 @@ def _template(api: Api, conversation: Conversation) -> ChatTemplate:
 
 
 def _variables(conversation: Conversation, template: ChatTemplate) -> dict[str, Any]:
-    """The variables of a template besides messages and tools."""
     variables = dict(conversation.variables)
     compiled = template.compiled(conversation.tools.shown, conversation.documents)
     source = compiled.source

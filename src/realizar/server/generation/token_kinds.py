@@ -85,7 +85,6 @@ class TokenKinds:
         return gained, self._decided(gained) if gained else []
 
     def _feed(self, text: str) -> list[ParsedDelta]:
-        """Feed the parser the next text, with its marks."""
         marks = [mark for mark in self._marks if mark < len(text)]
         self._marks = [mark - len(text) for mark in self._marks if mark >= len(text)]
         return self._parser.feed(text, marks)

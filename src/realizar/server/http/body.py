@@ -137,7 +137,6 @@ def _record_in(kind: Any) -> type[msgspec.Struct] | None:
 
 
 def _declared_size(request: Request) -> int:
-    """The length in the headers, or 0 if they have none."""
     length = request.headers.get("content-length", "")
     return int(length[:20]) if length.isdigit() else 0
 

@@ -116,5 +116,4 @@ def _is_of(origin: str, host: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    """A name made safe for a message."""
     return ascii(text[:100])[1:-1] or "NAME"

@@ -376,7 +376,6 @@ class _BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _write(self, data: bytes) -> None:
-        """Write to the peer and count the bytes. All writes go through this method."""
         self._written += len(data)
         self.transport.write(data)
 

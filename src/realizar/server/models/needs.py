@@ -112,7 +112,6 @@ def _check_fits(num_prompt_tokens: int, max_tokens: int | None, most: int) -> No
 
 
 def _prompts(prompt: object) -> Sequence[object]:
-    """Prompts of a request, each a text or token ids."""
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         return prompt
     return [prompt]

@@ -113,7 +113,6 @@ def _read_tools(given: Sequence[dict[str, Any]] | None) -> ToolPlan:
 
 
 def _converted(where: str, tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool in the form that chat templates take. Clients write what they leave out as null."""
     if tool.get("type") not in (None, "function"):
         raise unsupported(f"{where}.type", "must be 'function': other tools are not supported")
     known_only(where, tool, _KNOWN)

@@ -80,7 +80,6 @@ async def _embed(request: Request) -> Response:
 
 
 async def _embeddings(request: Request) -> Response:
-    """Embed one text."""
     record = await read_record(request, EmbeddingsRequest)
     api = await model_for(request, record.model, record.keep_alive, Clock(), embeds)
     info = api.engine.info
@@ -264,7 +263,6 @@ class _GenerateForm:
 
 
 async def _generate(request: Request) -> Response:
-    """Answer a prompt, whole or as a stream of lines."""
     clock = Clock()
     record = await read_record(request, GenerateRequest)
     if not record.prompt and not record.suffix:
@@ -343,7 +341,6 @@ class _ChatForm:
 
 
 async def _chat(request: Request) -> Response:
-    """Answer a conversation, whole or as a stream of lines."""
     clock = Clock()
     record = await read_record(request, ChatRequest)
     if not record.messages:

@@ -276,5 +276,4 @@ class ChatStreamer(Encoder[AnswerDelta]):
 
 
 def _usage_of(plan: ChatPlan, run: ChatRun) -> Usage:
-    """The token counts so far. The count of cached tokens is known from the first delta on."""
     return make_usage(len(plan.token_ids), run.num_completion_tokens, run.num_cached_tokens, run.state_snapshots)

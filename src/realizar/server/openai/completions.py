@@ -162,7 +162,6 @@ def _check_answers(prompts: int, n: int, most: int) -> None:
 
 
 def _shortened(prompt: Prompt, asked: int, most: int) -> Prompt:
-    """The prompt's last tokens; its text is dropped if any tokens are cut."""
     ids = keep_last(prompt.token_ids, asked, most)
     return prompt if len(ids) == len(prompt.token_ids) else Prompt(ids, None)
 

@@ -101,7 +101,6 @@ def _checked_part(path: str, part: Any) -> dict[str, Any]:
 
 
 def _checked_calls(where: str, calls: Any) -> list[dict[str, Any]]:
-    """The calls of a message, without what clients add to them."""
     _require(isinstance(calls, list), where, "must be a list")
     return [_checked_call(f"{where}[{place}]", call) for place, call in enumerate(calls)]
 

@@ -81,7 +81,6 @@ class _Scored:
 
 
 async def _score_all(request: Request, api: Api, pairs: Sequence[tuple[str, str]], names: _Names) -> _Scored:
-    """Scores of pairs."""
     ranker, field, info = _ranker_of(api), names.all_second, api.engine.info
     if not pairs:
         raise refused(f"{field} must not be empty", field, "empty_array")

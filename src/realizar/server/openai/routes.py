@@ -50,7 +50,6 @@ _BYTES_PER_TOKEN = 8
 
 
 async def _tokenize(request: Request) -> Response:
-    """Answer with the token ids of a text, or of messages as the chat template renders them."""
     record = await read_record(request, TokenizeRequest)
     api = await model_of(request, record.model)
     if (record.prompt is None) == (record.messages is None):
@@ -60,7 +59,6 @@ async def _tokenize(request: Request) -> Response:
 
 
 async def _detokenize(request: Request) -> Response:
-    """Answer with the text of token ids, with control tokens spelled out."""
     record = await read_record(request, DetokenizeRequest)
     api = await model_of(request, record.model)
     with about("tokens"):
@@ -123,7 +121,6 @@ _SHOWN = (*(each.name for each in SAMPLERS), "max_tokens", "seed")
 
 
 async def _list_models(request: Request) -> Response:
-    """List all names of the served models."""
     listed = models_of(request).listed()
     answer = {"object": "list", "data": [_card(model, name) for model in listed for name in model.names]}
     return Response(msgspec.json.encode(answer), media_type="application/json")
@@ -159,7 +156,6 @@ def _card(model: ModelStatus, name: str) -> dict[str, Any]:
 
 
 async def _embeddings(request: Request) -> Response:
-    """Embed texts or token ids."""
     record = await read_record(request, EmbeddingRequest)
     api = await model_of(request, record.model, need=embeds)
     pooling, info = pooling_of(api), api.engine.info

@@ -149,7 +149,6 @@ def _structured(request: InputTokensRequest) -> StructuredOutput | None:
 
 
 def _check_without_effect(request: InputTokensRequest) -> None:
-    """Refuse fields whose effect the server does not have."""
     for name, (accepts, reason) in _NEUTRAL.items():
         value = getattr(request, name, None)
         if value is not None and not accepts(value):
@@ -352,7 +351,6 @@ def _foreign(where: str, kind: Any) -> Exception:
 
 
 def _texts(where: str, parts: Any, kinds: Sequence[str]) -> list[str]:
-    """The texts of parts of some kinds."""
     if not isinstance(parts, list):
         raise refused(f"{where} must be text or a list of parts", where)
     return [_text(f"{where}[{place}]", part, kinds) for place, part in enumerate(parts)]

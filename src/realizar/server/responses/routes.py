@@ -73,7 +73,6 @@ class _Kept:
 
 
 async def _create_response(request: Request) -> Response:
-    """Answer a conversation, whole or as a stream of events."""
     record = await read_record(request, ResponsesRequest)
     api = await model_of(request, record.model, need=chats())
     store, kept = store_of(request), _kept(request, record)
@@ -114,7 +113,6 @@ async def _create_response(request: Request) -> Response:
 
 
 async def _count_input_tokens(request: Request) -> Response:
-    """Answer with the number of tokens of a prompt, as the chat template renders it."""
     record = await read_record(request, InputTokensRequest)
     api = await model_of(request, record.model, need=chats())
     kept = _kept(request, record)

@@ -83,7 +83,6 @@ class _Function:
 
 
 def _functions(given: Sequence[dict[str, Any]]) -> Iterator[_Function]:
-    """The functions, those in namespaces included."""
     for place, tool in enumerate(given):
         path = f"tools[{place}]"
         kind = tool.get("type")
@@ -122,7 +121,6 @@ def _in_namespace(path: str, tool: dict[str, Any]) -> Iterator[_Function]:
 
 
 def _function(path: str, tool: dict[str, Any], namespace: str | None = None) -> _Function:
-    """A function in the form that chat templates take."""
     known_only(path, tool, _FUNCTION)
     for field, kind, words in (("name", str, "text"), ("description", str | None, "text")):
         if not isinstance(tool.get(field), kind):

@@ -183,7 +183,6 @@ class MaskRequests:
         return self._asked[slot] == self._answered[slot] and not self._unasked[slot]
 
     def _name_tokens(self, slot: int) -> None:
-        """Let the row's next request name what was chosen since the last one."""
         self._num_tokens[slot] = new = self._num_new[slot]
         for place, token_id in enumerate(self._outputs[slot][-new:] if new else ()):
             self._tokens[slot, place] = token_id
@@ -233,7 +232,6 @@ class MaskRequests:
             return None
 
     def _follow(self, row: FollowedRow, worker: Worker) -> None:
-        """Have a worker follow a row, its output so far taken in."""
         slot = row.slot
         if row.worker is not None:
             row.worker.post(Leave(row.key, slot))
@@ -279,7 +277,6 @@ class MaskRequests:
         return [row for slot in sorted(worker.slots) if (row := self._rows[slot]) is not None and row.worker is worker]
 
     def _learn(self, row: FollowedRow) -> None:
-        """Hear why a row is stuck; its worker has told."""
         self._take_news()
         if row.error is None and not self._unasked[row.slot]:
             self.fail(row, "its process has ended", "engine")
@@ -294,7 +291,6 @@ class MaskRequests:
                 self._let_go(row)
 
     def _let_go(self, row: FollowedRow) -> None:
-        """The worker of a row is not there any more, or does not follow it."""
         if row.worker is not None:
             row.worker.slots.discard(row.slot)
         row.worker = None

@@ -281,7 +281,6 @@ class Servers:
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
-    """Make a pair of connected sockets. Raises ServerError."""
     try:
         return socket.socketpair()
     except OSError as error:

@@ -191,7 +191,6 @@ class GrammarService:
         self._memory.close()
 
     def _compile_all(self) -> None:
-        """Compile all queued grammars; runs on the compiler's thread."""
         try:
             self._servers.running()
         except ServerError as error:
@@ -201,7 +200,6 @@ class GrammarService:
             self._queue.finish(job, self._outcome(job))
 
     def _outcome(self, job: CompileJob) -> RealizarError | None:
-        """Run a job; returns its error, or None."""
         try:
             self._run(job)
         except RealizarError as error:

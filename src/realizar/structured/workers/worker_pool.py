@@ -180,7 +180,6 @@ class WorkerPool:
         self._ended.clear()
 
     def _fitting(self, grammar: FollowedGrammar) -> list[Worker]:
-        """Workers that may follow rows of a grammar."""
         owner = grammar.number if grammar.is_alone else 0
         return [each for each in self._workers.values() if each.owner == owner and not each.is_doomed]
 
@@ -198,7 +197,6 @@ class WorkerPool:
         self._poll.register(worker.fileno(), select.POLLIN)
 
     def _receive(self, worker: Worker) -> list[Event]:
-        """Take in what a worker has sent."""
         events = list[Event]()
         try:
             while (record := worker.receive_now()) is not None:
@@ -242,7 +240,6 @@ class WorkerPool:
             worker.post(Explore(grammar.number, grammar.first_line))
 
     def _unload(self, grammar: FollowedGrammar) -> None:
-        """Forget a grammar that no row will follow."""
         grammar.is_dropped = True
         if grammar.compiled_in is not None:
             self._factory.end(grammar.compiled_in)
@@ -255,7 +252,6 @@ class WorkerPool:
         self._forget_dropped(grammar)
 
     def _release(self, worker: Worker, grammar: FollowedGrammar) -> None:
-        """A worker has a grammar no more."""
         grammar.copies -= 1
         self._forget_dropped(grammar)
 
@@ -269,7 +265,6 @@ class WorkerPool:
             grammar.first_line = NO_LINES
 
     def _forget(self, worker: Worker) -> None:
-        """A worker has ended."""
         for number in worker.grammars:
             self._release(worker, self.grammars[number])
         self._factory.end(worker)

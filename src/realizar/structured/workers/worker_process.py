@@ -215,7 +215,6 @@ class WorkerProcess:
         self._memory.progress[self._place] += 1
 
     def _take_in(self) -> None:
-        """Do what the messages say that have come."""
         while (record := self._channel.receive_now()) is not None:
             self._inbox.append(record)
         while self._inbox:
@@ -268,7 +267,6 @@ class WorkerProcess:
             memory.answered[slot] = asked
 
     def _asking(self) -> list[_Row]:
-        """Rows with a request."""
         memory = self._memory
         slots = (memory.asked != memory.answered).nonzero()[0].tolist()
         fence()
@@ -296,7 +294,6 @@ class WorkerProcess:
             self._channel.send(Heavy(loaded.number, loaded.used_bytes))
 
     def _answer(self, row: _Row) -> None:
-        """Compute the masks that a row is asked for."""
         memory, slot, matcher, states = self._memory, row.slot, row.matcher, row.loaded.states
         number = memory.asked[slot]
         fence()

@@ -220,7 +220,6 @@ class CallReader:
             self._arguments = "{}"
 
     def _give_whole(self, arguments: str) -> None:
-        """Emit a call whose arguments are known as a whole."""
         if self._name is None:
             raise MismatchError
         self._given = True

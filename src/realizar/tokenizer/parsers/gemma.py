@@ -130,7 +130,6 @@ class _Writer:
         return f'"[" ({item} ("," {item})*)? "]"'
 
     def _text(self, rule: str) -> str:
-        """Any text between quotes."""
         quote = self.literal(GEMMA_QUOTE)
         if quote.startswith("<["):
             return f"{quote} {ANY_TEXT} {quote}"
@@ -307,7 +306,6 @@ def _is_end(cursor: Cursor, brackets: Sequence[_Bracket]) -> Reading[bool]:
 
 
 def _closes(cursor: Cursor, brackets: Sequence[_Bracket]) -> Reading[bool]:
-    """True if all brackets of the call close at the next text."""
     for bracket in reversed(brackets):
         yield from cursor.space()
         yield from cursor.expect(bracket.closer)

@@ -168,11 +168,9 @@ class _Writer:
         return [f"earlier: {self._header('analysis', 'commentary')} {ANY_TEXT} {end}"]
 
     def _said(self) -> str:
-        """The rule `said` of the last message in a channel, if it is no call."""
         return f"said: {self._header(FINAL, 'commentary', 'analysis')} {ANY_TEXT}"
 
     def _header(self, *channels: str) -> str:
-        """The header of a message in one of some channels."""
         names = " | ".join(map(json.dumps, channels))
         return f"{self._text(HARMONY_CHANNEL)} ({names}) {self._text(HARMONY_MESSAGE)}"
 
@@ -188,7 +186,6 @@ class _Writer:
         return f"/{line % not_first}(\\n{line % ''})*/"
 
     def _calls(self, form: CallForm, parallel: bool) -> list[str]:
-        """The rule `calls` and the rules that it uses."""
         several = f"call ({self._text(form.between)} call)*" if parallel else "call"
         all_calls = f"{self._text(form.first)} {several} {self._text(form.last)}".strip()
         if form.alone:

@@ -99,7 +99,6 @@ class HarmonyParser(IncrementalParser):
         return bool(start)
 
     def _message(self) -> Reading[None]:
-        """Parse a message with its header."""
         cursor = self._cursor
         cursor.begin(cursor.position)
         started = yield from cursor.optional(HARMONY_START)
@@ -156,14 +155,12 @@ class HarmonyParser(IncrementalParser):
                 return
 
     def _body(self, give: Give) -> Reading[None]:
-        """Pass a message's text on, and read its end."""
         cursor = self._cursor
         mark = yield from pass_until(cursor, _BODY_ENDS, give)
         if mark in _ENDS:
             cursor.position += len(mark)
 
     def _call(self, name: str) -> Reading[None]:
-        """Parse a call's arguments; a body that is no object is no call."""
         cursor = self._cursor
         cursor.undecided = True
         try:

@@ -61,7 +61,6 @@ class AnswerParser(IncrementalParser):
         self._look_for(())
 
     def _look_for(self, others: tuple[str, ...]) -> None:
-        """Look for the marks of calls, and for others."""
         style = self._style
         self._literals = (*others, *(() if style is None else (*style.marks, *style.line_marks)))
         self._opening = _opening(style, others) if self._literals else None
@@ -139,7 +138,6 @@ class AnswerParser(IncrementalParser):
         self._look_for((RESPONSE_END,))
 
     def _plain(self) -> Reading[None]:
-        """Treat the rest as content, which `feed` returns as it arrives."""
         cursor = self._cursor
         self._give_content(self._space.take() + cursor.text[cursor.position :])
         self._rest_is_content = True

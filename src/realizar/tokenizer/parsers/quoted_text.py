@@ -148,7 +148,6 @@ def _pass_escape(cursor: Cursor, give: Give) -> Reading[None]:
 
 
 def _wait(cursor: Cursor, size: int) -> Reading[None]:
-    """Wait for so many characters from the position on, or the end."""
     while len(cursor.text) - cursor.position < size:
         if not (yield from cursor.more()):
             return

@@ -88,7 +88,6 @@ def _is_next(cursor: Cursor, literal: str) -> Reading[bool]:
 
 @functools.cache
 def _key_pattern(key_end: str) -> re.Pattern[str]:
-    """The characters of an argument's name."""
     return re.compile(rf"[^<>\n{re.escape(key_end[0])}]*")
 
 

@@ -109,7 +109,6 @@ class _TaggedRules:
     def _value(
         self, rule: str, schema: Any, root: Mapping[str, Any], strict: bool, literal: Callable[[str], str]
     ) -> list[str]:
-        """A value and its end."""
         part = part_of(schema, root)
         values = allowed_values(part)
         if values is not None:

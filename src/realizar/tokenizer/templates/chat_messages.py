@@ -225,7 +225,6 @@ def with_tool_responses(messages: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 def _name_of(calls: Sequence[Any], call_id: Any, place: int) -> str:
-    """The name of the call with an id, or of the call at a place."""
     functions = [call.get("function", call) for call in calls if isinstance(call, Mapping)]
     ids = [call.get("id") for call in calls if isinstance(call, Mapping)]
     place = ids.index(call_id) if call_id is not None and call_id in ids else min(place, len(functions) - 1)

@@ -174,7 +174,6 @@ class ChatTemplate:
 
 
 def _with_answers(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages with the assistant's content as `AnswerText`."""
     return [
         {**message, "content": _as_answer(message["content"])}
         if message.get("role") == "assistant" and message.get("content")
@@ -423,7 +422,6 @@ def with_first_user_text(messages: Sequence[Mapping[str, Any]], text: str) -> li
 
 
 def _has_tool_messages(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """True if a conversation contains calls or results of tools."""
     return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 

@@ -26,7 +26,6 @@ def plain_template(checkpoint: Checkpoint) -> str | None:
 
 
 def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """`tokenizer.chat_template`, and templates with other names."""
     templates = {
         key.removeprefix(_GGUF_KEY + "."): value
         for key, value in metadata.items()
