@@ -33,8 +33,7 @@ from realizar.bench.serve.workload import (
     draw_request,
 )
 from realizar.errors import InvalidRequestError
-from realizar.server.openai.records.chat import ChatCompletionRequest
-from realizar.server.openai.records.completion import CompletionRequest
+from realizar.server.openai.records import ChatCompletionRequest, CompletionRequest
 
 _SENT = {"model", "prompt", "messages", "max_tokens", "stream", "stream_options"}
 _OF_OPENAI = {

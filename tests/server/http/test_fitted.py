@@ -10,7 +10,7 @@ import pytest
 from realizar.server.errors import ApiError
 from realizar.server.http.body import convert
 from realizar.server.ollama.records import ChatRequest as OllamaChat
-from realizar.server.openai.records.completion import CompletionRequest
+from realizar.server.openai.records import CompletionRequest
 from realizar.server.responses.records import ResponsesRequest
 
 CASES: list[tuple[type[msgspec.Struct], dict[str, Any], dict[str, Any]]] = [

@@ -13,7 +13,7 @@ import pytest
 from realizar.server.app import create_app
 from realizar.server.http.body import fitted
 from realizar.server.http.unknown_fields import IgnoredFields
-from realizar.server.openai.records.chat import ChatCompletionRequest
+from realizar.server.openai.records import ChatCompletionRequest
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import PLAIN_TEMPLATE, ScriptedEngine, scripted_model
 

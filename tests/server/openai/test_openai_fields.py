@@ -44,12 +44,19 @@ from realizar.server.errors import ApiError
 from realizar.server.generation.sampling import PLAIN_FIELDS
 from realizar.server.openai.messages import check_messages
 from realizar.server.openai.neutral import NEUTRAL, check_neutral
-from realizar.server.openai.records.chat import ChatCompletionRequest, JsonSchemaFormat, ResponseFormat, Tool
-from realizar.server.openai.records.chat import FunctionDefinition as OurFunction
-from realizar.server.openai.records.completion import CompletionRequest
-from realizar.server.openai.records.embedding import EmbeddingRequest
-from realizar.server.openai.records.sampling import StreamOptions, StructuredOutputs
-from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
+from realizar.server.openai.records import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StreamOptions,
+    StructuredOutputs,
+    TokenizeRequest,
+    Tool,
+)
+from realizar.server.openai.records import FunctionDefinition as OurFunction
 from realizar.server.openai.tools import plan_tools
 
 RECORDS: list[tuple[Any, type[msgspec.Struct]]] = [

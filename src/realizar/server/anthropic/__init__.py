@@ -2,7 +2,7 @@
 
 Read in this order:
 
-1. `routes.py`: `POST /v1/messages` and `/v1/messages/count_tokens`, and the dialect's form of errors.
+1. `routes.py`: `POST /v1/messages` and `/v1/messages/count_tokens`, whole answers and events, and the dialect's form of
+   errors.
 2. `records.py`: their bodies. `conversation.py` reads one as a `Conversation`: messages, blocks of content, tools.
-3. `answers.py`: the whole answer and its usage; `stream.py`: the events of a streamed one.
 """

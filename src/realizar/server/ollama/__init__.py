@@ -3,10 +3,9 @@
 Read in this order:
 
 1. `routes.py`: the dialect's routes and its form of errors, with the handlers of `/api/chat`, `/api/generate` and
-   `/api/embed`, and of the routes that would change models.
+   `/api/embed`, the lines of answers, and the routes that would change models.
 2. `records.py`: their bodies; `options.py`: their sampling. `conversation.py` reads a body as a `Conversation`, with
    the help of `messages.py`.
-3. `parts.py`: the parts that an answer is made of; `times.py`: its durations; `answers.py`: its lines, or the whole
-   answer.
+3. `parts.py`: the parts that an answer is made of; `times.py`: its durations.
 4. `listing.py`: the models and what they are; `names.py`: how a name finds its model.
 """

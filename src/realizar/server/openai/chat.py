@@ -27,20 +27,20 @@ from realizar.server.models.models import model_of
 from realizar.server.models.needs import chats
 from realizar.server.openai.conversation import read_conversation
 from realizar.server.openai.logprobs import prompt_logprobs, write_chat
-from realizar.server.openai.records.answers import (
+from realizar.server.openai.records import (
     Answer,
     ChatChoice,
     ChatChunkChoice,
+    ChatCompletionRequest,
     ChatDelta,
     ChatMessage,
     ChatToolCallDelta,
     FunctionCall,
+    StreamOptions,
     ToolCall,
     Usage,
     make_usage,
 )
-from realizar.server.openai.records.chat import ChatCompletionRequest
-from realizar.server.openai.records.sampling import StreamOptions
 from realizar.server.token_names import TokenNames
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 

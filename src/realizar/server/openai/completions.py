@@ -40,9 +40,7 @@ from realizar.server.openai.logprobs import (
     prompt_logprobs,
 )
 from realizar.server.openai.neutral import check_neutral
-from realizar.server.openai.records.answers import Answer, CompletionChoice, Usage, make_usage
-from realizar.server.openai.records.completion import CompletionRequest
-from realizar.server.openai.records.sampling import StreamOptions
+from realizar.server.openai.records import Answer, CompletionChoice, CompletionRequest, StreamOptions, Usage, make_usage
 from realizar.server.openai.structured import find_structured
 from realizar.server.openai.wishes import read_wishes
 

@@ -12,8 +12,7 @@ from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.sampling import SamplingWishes, check_top
 from realizar.server.openai.messages import check_messages
 from realizar.server.openai.neutral import check_neutral
-from realizar.server.openai.records.chat import ChatCompletionRequest
-from realizar.server.openai.records.tokenize import TokenizeRequest
+from realizar.server.openai.records import ChatCompletionRequest, TokenizeRequest
 from realizar.server.openai.structured import find_structured
 from realizar.server.openai.tools import plan_tools
 from realizar.server.openai.wishes import read_wishes

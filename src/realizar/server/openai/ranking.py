@@ -22,8 +22,7 @@ from realizar.server.http.request import compute, note
 from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import no_ranker, ranks
-from realizar.server.openai.records.answers import Usage, make_usage
-from realizar.server.openai.records.ranking import (
+from realizar.server.openai.records import (
     Document,
     RerankAnswer,
     RerankRequest,
@@ -31,6 +30,8 @@ from realizar.server.openai.records.ranking import (
     Score,
     ScoreAnswer,
     ScoreRequest,
+    Usage,
+    make_usage,
 )
 from realizar.server.ranker import Ranker
 

@@ -33,12 +33,17 @@ from realizar.server.openai.completions import completions
 from realizar.server.openai.conversation import continues_last
 from realizar.server.openai.messages import check_messages
 from realizar.server.openai.ranking import rerank, score
-from realizar.server.openai.records.answers import EmbeddingData, make_usage
-from realizar.server.openai.records.chat import ChatCompletionRequest
-from realizar.server.openai.records.completion import CompletionRequest
-from realizar.server.openai.records.embedding import EmbeddingRequest
-from realizar.server.openai.records.ranking import RerankRequest, ScoreRequest
-from realizar.server.openai.records.tokenize import DetokenizeRequest, TokenizeRequest
+from realizar.server.openai.records import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingData,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TokenizeRequest,
+    make_usage,
+)
 from realizar.server.openai.tools import check_tools
 from realizar.server.settings import Pooling
 

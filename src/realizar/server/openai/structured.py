@@ -7,8 +7,7 @@ from typing import Any
 
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused
-from realizar.server.openai.records.chat import ResponseFormat
-from realizar.server.openai.records.sampling import GenerationFields
+from realizar.server.openai.records import GenerationFields, ResponseFormat
 
 
 def find_structured(

@@ -10,7 +10,7 @@ import msgspec
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
 from realizar.server.http.unknown_fields import known_only
-from realizar.server.openai.records.chat import ChatCompletionRequest, FunctionDefinition, Tool
+from realizar.server.openai.records import ChatCompletionRequest, FunctionDefinition, Tool
 
 
 def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import unsupported
 from realizar.server.generation.sampling import PLAIN_FIELDS, SamplingWishes
-from realizar.server.openai.records.sampling import GenerationFields
+from realizar.server.openai.records import GenerationFields
 
 
 def read_wishes(

@@ -11,14 +11,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from realizar.server.api import Api, new_id
+from realizar.server.api import Api, new_id, now_s
 from realizar.server.errors import PLAIN_SCHEMA, ApiError, plain_body, refused, unsupported
 from realizar.server.generation.answer import AnswerDelta, FinishReason
 from realizar.server.generation.answer_events import AnswerEvents, Encoder
 from realizar.server.generation.chat_plan import ChatPlan, plan_chat
 from realizar.server.generation.chat_run import ChatRun
-from realizar.server.generation.logprob_rows import chat_rows
+from realizar.server.generation.logprob_rows import LogprobRows, RowsOfKinds, chat_rows
 from realizar.server.generation.prompt_read import PromptRead
+from realizar.server.generation.usage import prompt_counts
 from realizar.server.http.body import read_record
 from realizar.server.http.body_json import parsed_size
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
@@ -28,9 +29,7 @@ from realizar.server.http.unknown_fields import known_only
 from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import chats
-from realizar.server.responses.answers import ResponseForm, usage_of
 from realizar.server.responses.conversation import ENCRYPTED, includes, read_conversation, shows_summary
-from realizar.server.responses.keeper import Keeper
 from realizar.server.responses.kept import (
     cancel_response,
     delete_response,
@@ -40,12 +39,170 @@ from realizar.server.responses.kept import (
     store_of,
 )
 from realizar.server.responses.output_items import Item, ItemForm, OutputItems, reasoning_part, summary_part
-from realizar.server.responses.records import InputTokensRequest, ResponsesRequest
+from realizar.server.responses.records import (
+    InputDetails,
+    InputTokensRequest,
+    OutputDetails,
+    ResponsesRequest,
+    ResponseUsage,
+)
 from realizar.server.responses.store import ResponseStore, StoredResponse
-from realizar.server.responses.stored_items import items_of
-from realizar.server.responses.text_logprobs import TextLogprobs
+from realizar.server.responses.stored_items import items_of, kept_input
 from realizar.server.responses.tools import ResponseTools, read_tools
 from realizar.tokenizer.parsers.base import ParsedDelta
+
+# `ResponseForm`: the response object of a request, at its beginning, at its end and between.
+
+_REPEATED = (
+    *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key"),
+    *("safety_identifier", "user"),
+)
+"""Fields of a request that its response repeats as they are."""
+
+
+class ResponseForm:
+    """Makes the response objects of one request.
+
+    Args:
+        stored: True if the response will be kept.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        request: ResponsesRequest,
+        tools: ResponseTools,
+        plan: ChatPlan,
+        response_id: str,
+        *,
+        stored: bool,
+    ) -> None:
+        reasoning, text = request.reasoning, request.text
+        form = None if text is None else text.format
+        named = {} if form is None else {name: value for name, value in _fields(form) if value is not None}
+        self.id = response_id
+        self._head: dict[str, Any] = {
+            "id": response_id,
+            "object": "response",
+            "created_at": now_s(),
+            "model": api.model.name,
+            "background": False,
+            **{name: getattr(request, name) for name in _REPEATED},
+            "metadata": request.metadata or {},
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "reasoning": {
+                "effort": None if reasoning is None else reasoning.effort,
+                "summary": None if reasoning is None else reasoning.summary or reasoning.generate_summary,
+            },
+            "service_tier": "default",
+            "store": stored,
+            "temperature": plan.sampling.temperature,
+            "presence_penalty": plan.sampling.presence_penalty,
+            "frequency_penalty": plan.sampling.frequency_penalty,
+            "text": {"format": named or {"type": "text"}, "verbosity": "medium"},
+            "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
+            "tools": msgspec.Raw(msgspec.json.encode(tools.shown)),
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": plan.sampling.top_p,
+            "truncation": request.truncation or "disabled",
+            **({"dropped_messages": plan.num_dropped} if plan.num_dropped else {}),
+        }
+
+    def begun(self) -> dict[str, Any]:
+        """The object before any output."""
+        return self._object("in_progress", [])
+
+    def ended(self, output: list[dict[str, Any]], usage: ResponseUsage, reason: FinishReason) -> dict[str, Any]:
+        """The object of an answer that ended."""
+        if reason != "length":
+            return self._object("completed", output, usage=usage, completed_at=now_s())
+        details = {"reason": "max_output_tokens"}
+        return self._object("incomplete", output, usage=usage, incomplete_details=details)
+
+    def failed(self, output: list[dict[str, Any]], error: ApiError) -> dict[str, Any]:
+        """The object of an answer that an error ended."""
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        return self._object("failed", output, error={"code": code, "message": error.message})
+
+    def _object(self, status: str, output: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+        empty = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
+        return {**self._head, "status": status, "output": output, **empty, **fields}
+
+
+def usage_of(api: Api, plan: ChatPlan, run: ChatRun) -> ResponseUsage:
+    """The counts of an answer."""
+    num_prompt, num_output = len(plan.token_ids), run.num_completion_tokens
+    prompt = prompt_counts(api, plan, run)
+    return ResponseUsage(
+        num_prompt,
+        InputDetails(prompt.num_cached, prompt.num_created),
+        num_output,
+        OutputDetails(run.num_reasoning_tokens),
+        num_prompt + num_output,
+        run.state_snapshots,
+    )
+
+
+def _fields(record: msgspec.Struct) -> list[tuple[str, Any]]:
+    return [(name, getattr(record, name)) for name in record.__struct_fields__]
+
+
+# `TextLogprobs`: log-probabilities of the tokens of an answer's text, assigned to its messages.
+
+
+class TextLogprobs:
+    """Assigns log-probabilities to messages.
+
+    Args:
+        rows: writes tokens as JSON.
+    """
+
+    def __init__(self, rows: LogprobRows) -> None:
+        self._rows = RowsOfKinds(rows, ("content",))
+        self._found: list[bytes] = []
+
+    def take_in(self, delta: AnswerDelta) -> None:
+        """Take in the tokens of a delta, before its parts."""
+        self._found += self._rows.take_in(delta)
+
+    def taken_for(self, item: Item) -> list[bytes]:
+        """The tokens that were found, if the item is a message; they are its tokens then."""
+        if item.kind != "message":
+            return []
+        taken, self._found = self._found, []
+        item.logprobs += taken
+        return taken
+
+
+# `Keeper` puts one response into the store when it has ended.
+
+_LONGEST_ID = 128  # characters; an item with a longer id of a client's own can't be referred to
+
+
+class _Output(msgspec.Struct):
+    """The part of a response that is read. Attributes: output: its items."""
+
+    output: list[dict[str, Any]]
+
+
+_OUTPUT = msgspec.json.Decoder(_Output)
+
+
+class Keeper:
+    """Keeps the response of one request. Args: owner, client: as in `StoredResponse`."""
+
+    def __init__(self, store: ResponseStore, owner: str, client: str, request: ResponsesRequest) -> None:
+        self._store, self._owner, self._client, self._request = store, owner, client, request
+
+    def keep(self, response_id: str, response: bytes) -> None:
+        """Keep a response, given as JSON."""
+        items = kept_input(self._request)
+        listed = (item["id"] for item in (*items, *_OUTPUT.decode(response).output))
+        ids = tuple(each for each in listed if isinstance(each, str) and len(each) <= _LONGEST_ID)
+        previous = self._request.previous_response_id
+        kept = msgspec.json.encode(items)
+        self._store.keep(StoredResponse(response_id, self._owner, self._client, response, kept, previous, ids))
+
 
 # `POST /v1/responses` and `POST /v1/responses/input_tokens`.
 

@@ -1,0 +1,427 @@
+"""Records of OpenAI's API: bodies of requests, and answers. Fields that the API lacks have the names of vLLM or Jina."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from realizar.sampling_params import SAMPLERS
+from realizar.server.generation.answer import FinishReason
+from realizar.server.generation.prompt_read import PromptRead
+from realizar.server.generation.state_snapshots import StateSnapshots
+
+if TYPE_CHECKING:
+    SamplerFields: TypeAlias = msgspec.Struct
+else:
+    SamplerFields = msgspec.defstruct(
+        "SamplerFields", [(each.name, each.kind | None, None) for each in SAMPLERS], kw_only=True,
+        forbid_unknown_fields=True,
+    )  # fmt: skip
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`include_usage` adds a last chunk with the usage; obfuscation is padding, which is refused.
+
+    `continuous_usage_stats` adds it to all chunks, and has no effect without `include_usage`.
+    """
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's fields for constrained output; at most one is given."""
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class GenerationFields(SamplerFields, kw_only=True, forbid_unknown_fields=True):
+    """Fields of both kinds of generation. None means not given; fields typed Any are checked in `neutral.py`.
+
+    `model` may be omitted, as a server has one model.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    return_progress: bool | None = None
+
+    dry_sequence_breakers: list[str] | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    include_stop_str_in_output: Any = None
+    kv_transfer_params: Any = None
+    length_penalty: Any = None
+    logits_processors: Any = None
+    skip_special_tokens: Any = None
+    spaces_between_special_tokens: Any = None
+    use_beam_search: Any = None
+    vllm_xargs: Any = None
+
+
+# Records of answers: OpenAI's objects, with the order of fields and the nulls that its clients expect.
+#
+# Log-probabilities are JSON already (`server.openai.logprobs`).
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """`cached_tokens`: prompt tokens that were found in the cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens of a request, over all its prompts and choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    state_snapshots: StateSnapshots | UnsetType = UNSET
+
+
+def make_usage(
+    num_prompt: int,
+    num_completion: int,
+    num_cached: int | None = None,
+    snapshots: StateSnapshots | UnsetType = UNSET,
+) -> Usage:
+    """Make the usage from counts; `num_cached` is None while it is not known."""
+    details = UNSET if num_cached is None else PromptTokensDetails(num_cached)
+    return Usage(num_prompt, num_completion, num_prompt + num_completion, details, snapshots)
+
+
+class FunctionCall(msgspec.Struct):
+    """A called function; in a stream, a delta of one."""
+
+    name: str | UnsetType
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    """A whole call."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class ChatToolCallDelta(msgspec.Struct):
+    """A delta of a call; only a call's first delta has `id` and `type`."""
+
+    index: int
+    function: FunctionCall
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
+class ChatMessage(msgspec.Struct):
+    """The answer of one choice."""
+
+    content: str | None
+    role: str = "assistant"
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct):
+    """The message fields that one choice gained."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCallDelta] | UnsetType = UNSET
+    refusal: UnsetType | None = UNSET
+
+
+class ChatChoice(msgspec.Struct):
+    """One finished choice."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: FinishReason
+    logprobs: msgspec.Raw | None = None
+    stop_reason: str | int | None = None
+    token_ids: Sequence[int] | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """A delta of one choice."""
+
+    index: int
+    delta: ChatDelta
+    finish_reason: FinishReason | None = None
+    logprobs: msgspec.Raw | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """An answer or a chunk. A chunk's `usage` is null except in the last chunk, if it was asked for."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Any]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: Any | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_progress: PromptRead | UnsetType = UNSET
+
+
+class CompletionChoice(msgspec.Struct):
+    """One choice, or a delta of it."""
+
+    index: int
+    text: str
+    logprobs: msgspec.Raw | None
+    finish_reason: str | None
+    stop_reason: str | int | None = None
+    prompt_logprobs: Any | UnsetType = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+
+
+class EmbeddingData(msgspec.Struct):
+    """One vector: numbers, or base64 of little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+# The record of `/v1/chat/completions`: every field of OpenAI's API, and those of vLLM's and llama.cpp's that apply.
+
+
+class FunctionDefinition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool; the only type is `function`."""
+
+    type: str
+    function: FunctionDefinition | None = None
+    custom: Any = None
+    cache_control: dict[str, Any] | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The schema of `response_format`."""
+
+    name: str
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The format of the answer: `text`, `json_object` or `json_schema`."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class ChatCompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request. The contents of `messages`, `tools` and `tool_choice` are checked later, at their use."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    metadata: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: Any = None
+
+    audio: Any = None
+    function_call: Any = None
+    functions: Any = None
+    mm_processor_kwargs: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    store: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+# The record of `/v1/completions`.
+
+
+class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request. `prompt` is a text, token ids, or a list of either; null starts from nothing but BOS.
+
+    With `suffix` the answer fills in what lies between the prompt and the suffix.
+    """
+
+    prompt: str | list[str | int | list[int]] | None
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    suffix: str | None = None
+
+
+# The record of `/v1/embeddings`.
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request. `input` is a text, token ids, or a list of either."""
+
+    model: str | None = None
+    input: str | list[str | int | list[int]]
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+
+
+# Records of `/v1/rerank` and `/v1/score`, with vLLM's and Jina's names.
+
+
+class Document(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request to order documents. Results have their texts unless `return_documents` is false.
+
+    Attributes:
+        top_n: number of results; null and 0, vLLM's default, are all.
+    """
+
+    model: str | None = None
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = None
+    return_documents: bool | None = None
+    user: str | None = None
+
+
+class ScoreRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request for scores of pairs. One `text_1` is paired with each `text_2`."""
+
+    model: str | None = None
+    text_1: str | list[str]
+    text_2: str | list[str]
+    user: str | None = None
+
+
+class RerankResult(msgspec.Struct, omit_defaults=True):
+    """A document's place in the request, and its score between 0 and 1."""
+
+    index: int
+    relevance_score: float
+    document: Document | None = None
+
+
+class RerankAnswer(msgspec.Struct):
+    """The documents of the highest scores first."""
+
+    id: str
+    model: str
+    usage: Usage
+    results: list[RerankResult]
+
+
+class Score(msgspec.Struct):
+    """The score of a pair, between 0 and 1."""
+
+    index: int
+    score: float
+    object: str = "score"
+
+
+class ScoreAnswer(msgspec.Struct):
+    """The scores in the order of the pairs."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage
+    object: str = "list"
+
+
+# The records of `/tokenize` and `/detokenize`, with vLLM's field names, which lm-eval uses.
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Either a text, or messages for the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Token ids."""
+
+    tokens: list[int]
+    model: str | None = None

@@ -1,1 +1,0 @@
-"""Records of OpenAI's API, one for each endpoint's request and answer."""
