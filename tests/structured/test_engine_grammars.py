@@ -24,9 +24,8 @@ from realizar.errors import InvalidRequestError
 from realizar.request import Client, Request
 from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.structured.workers.compile_queue import Report, Ticket
-from realizar.structured.workers.server_handle import ServerHandle, Servers
 from realizar.structured.workers.service import GrammarService
-from realizar.structured.workers.worker import WorkerLimits
+from realizar.structured.workers.worker import ServerHandle, Servers, WorkerLimits
 from resolving import new_core
 from scripted_backend import ScriptedBackend, expected_tokens, make_spec
 from structured.grammar_engines import (

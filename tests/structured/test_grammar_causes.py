@@ -15,9 +15,8 @@ from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.followed_rows import FollowedRow
 from realizar.structured.workers.messages import FromWorker
-from realizar.structured.workers.server_handle import ServerError
 from realizar.structured.workers.service import GrammarService
-from realizar.structured.workers.worker import Worker, WorkerLimits
+from realizar.structured.workers.worker import ServerError, Worker, WorkerLimits
 from realizar.structured.workers.worker_pool import WorkerFactory
 from structured.deadly_server import COMMAND, DEADLY
 from structured.grammar_walks import CONTROL, END, TOKENS

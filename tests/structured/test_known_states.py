@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar, grammar_text
 from realizar.structured.known_states import UNKNOWN, KnownStates
-from realizar.structured.regex_states import MOST_STATES
+from realizar.structured.regex_masks import MOST_STATES
 from realizar.structured.workers.service import GrammarService
 from structured.grammar_followers import (
     BYTES,

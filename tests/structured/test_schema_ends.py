@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from realizar.structured.schema_ends import can_end
+from realizar.structured.json_schema import can_end
 
 
 class Counted(dict[str, Any]):

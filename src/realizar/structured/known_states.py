@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher
-from realizar.structured.regex_masks import RegexMasks
-from realizar.structured.regex_states import MOST_STATES, NOTHING, ExpressionTable, StatesLostError
+from realizar.structured.regex_masks import MOST_STATES, NOTHING, ExpressionTable, RegexMasks, StatesLostError
 
 UNKNOWN = -1
 """In place of a state: it can't be told, or the token is not allowed."""

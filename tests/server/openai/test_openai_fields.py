@@ -42,8 +42,8 @@ from realizar import server as server_package
 from realizar.server.app import COMMON_ROUTES, DIALECTS, describe
 from realizar.server.errors import ApiError
 from realizar.server.generation.sampling import PLAIN_FIELDS
-from realizar.server.openai.messages import check_messages
-from realizar.server.openai.neutral import NEUTRAL, check_neutral
+from realizar.server.openai.conversation import check_messages, plan_tools
+from realizar.server.openai.fields import NEUTRAL, check_neutral
 from realizar.server.openai.records import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -57,7 +57,6 @@ from realizar.server.openai.records import (
     Tool,
 )
 from realizar.server.openai.records import FunctionDefinition as OurFunction
-from realizar.server.openai.tools import plan_tools
 
 RECORDS: list[tuple[Any, type[msgspec.Struct]]] = [
     (chat_create_params.CompletionCreateParamsBase, ChatCompletionRequest),

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from realizar.server.responses.custom_calls import arguments_of, text_of
+from realizar.server.responses.tools import arguments_of, text_of
 from server.cut_answers import cuttings
 from server.responses.test_response_answers import BODY, answer, items, names_of, post
 from server.scripted_engine import ScriptedEngine

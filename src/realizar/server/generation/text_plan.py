@@ -9,8 +9,7 @@ from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api
 from realizar.server.errors import renaming
 from realizar.server.generation.chat_plan import ChatPlan
-from realizar.server.generation.fill_in import read_hole
-from realizar.server.generation.prompts import tokenize_prompts
+from realizar.server.generation.prompts import read_hole, tokenize_prompts
 from realizar.server.generation.sampling import SamplingWishes, build_sampling
 from realizar.server.generation.tools import ToolPlan
 from realizar.server.http.work import Stop

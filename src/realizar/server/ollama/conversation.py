@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from realizar.sampling_params import SAMPLERS, SamplingParams, StructuredOutput
 from realizar.server.api import Api
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import reasons
 from realizar.server.generation.conversation import Conversation, can_continue
+from realizar.server.generation.sampling import SamplingWishes, check_top
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
 from realizar.server.http.unknown_fields import known_only
 from realizar.server.ollama.messages import read_messages
-from realizar.server.ollama.options import OPTION_NAMES, read_options
-from realizar.server.ollama.records import AnswerRequest, ChatRequest, GenerateRequest
+from realizar.server.ollama.records import AnswerRequest, ChatRequest, GenerateRequest, Options
 from realizar.tokenizer.parsers.choose import find_format
 
 _EFFORTS = ("low", "medium", "high", "max")
@@ -132,3 +136,111 @@ def _converted(where: str, tool: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(function.get("strict"), bool | None):
         raise refused(f"{where}.strict must be true or false", f"{where}.strict")
     return {"type": "function", "function": function}
+
+
+# `read_options` reads Ollama's `options`, and the fields beside them that bear on sampling, as `SamplingWishes`.
+
+_LOG = logging.getLogger(__name__)
+_PLAIN = {each.ollama: each.name for each in SAMPLERS if each.ollama} | {"seed": "seed"}
+"""Fields of `SamplingParams` by the names of the options that set them."""
+_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_WHOLE_CONTEXT = (0, -1, -2)
+_USUAL_REACH = 64
+"""Ollama's default of `repeat_last_n`. Clients that send all options send it; it changes as little as its absence."""
+
+OPTION_NAMES = {ours: f"options.{theirs}" for theirs, ours in _PLAIN.items()} | {
+    "max_tokens": "options.num_predict",
+    "stop": "options.stop",
+    "structured": "format",
+    "reasoning_effort": "think",
+}
+"""Ollama's names of the fields that errors name."""
+
+
+def read_options(api: Api, request: AnswerRequest) -> SamplingWishes:
+    """Check the options of a request and read them. This may take a while, as names of tokens may have to be made.
+
+    Raises:
+        ApiError, InvalidRequestError: 400; `param` is the path.
+    """
+    given = request.options or Options()
+    plain: dict[str, Any] = {
+        ours: value for theirs, ours in _PLAIN.items() if (value := getattr(given, theirs)) is not None
+    }
+    if plain.get("top_p") == 0:  # of Ollama's tokens the most probable one is left then
+        del plain["top_p"]
+        plain["top_k"] = 1
+    if plain.get("seed") == -1:
+        plain["seed"] = None
+    _check_penalties(given, plain, api.model.default_sampling, api.max_tokens)
+    if given.num_predict is not None:
+        plain["max_tokens"] = _max_tokens(given.num_predict)
+    if given.tfs_z not in (None, 1):
+        raise unsupported("options.tfs_z", "must be 1, which turns it off: tail-free sampling is not supported")
+    if request.logprobs:
+        api.token_names.prepare()
+    return SamplingWishes(
+        plain=plain,
+        stop=given.stop or None,
+        logprobs=_logprobs(request),
+        structured=read_format(request.format),
+    )
+
+
+def read_format(given: str | dict[str, Any] | None) -> StructuredOutput | None:
+    """The constraint that `format` states; None if the answer is free.
+
+    Raises:
+        ApiError: 400; it is neither `json` nor a schema.
+    """
+    if given is None or given == "":
+        return None
+    if given == "json":
+        return StructuredOutput("json_object", "")
+    if isinstance(given, str):
+        raise refused("format must be json or a JSON schema", "format", "invalid_value")
+    return StructuredOutput("json_schema", json.dumps(given))
+
+
+def _max_tokens(given: int) -> int | None:
+    if given in _WHOLE_CONTEXT:
+        return None
+    if given < 1:
+        raise refused(f"options.num_predict must be -2 or more, not {given}", "options.num_predict")
+    return given
+
+
+def _logprobs(request: AnswerRequest) -> int | None:
+    top = check_top(request.top_logprobs, "top_logprobs") or 0
+    if top and not request.logprobs:
+        raise refused("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
+    return top if request.logprobs else None
+
+
+def _check_penalties(given: Options, plain: dict[str, Any], default: SamplingParams, max_tokens: int) -> None:
+    """Penalties look back at the whole text: shorter reaches are refused where a penalty is at work.
+
+    Args:
+        max_tokens: length of the context, from which on a reach is the whole text.
+    """
+    reach = given.repeat_last_n
+    if reach is not None and reach < -1:
+        raise refused(f"options.repeat_last_n must be -1 or more, not {reach}", "options.repeat_last_n")
+    if reach == 0:
+        plain.update(_PENALTIES)
+    active = any(plain.get(name, getattr(default, name)) != neutral for name, neutral in _PENALTIES.items())
+    if active and reach == _USUAL_REACH:
+        _log_reach_once()
+    elif active and reach is not None and reach != -1 and reach < max_tokens:
+        raise unsupported(
+            "options.repeat_last_n",
+            f"must be -1, the whole text, 0, or {_USUAL_REACH}, Ollama's default: penalties look back at all tokens",
+        )
+    if active and given.penalize_newline is False:
+        raise unsupported("options.penalize_newline", "must be true: penalties count line breaks as they do other text")
+
+
+@functools.cache
+def _log_reach_once() -> None:
+    """Say that penalties look further back than Ollama's do."""
+    _LOG.info("penalties look back at the whole text, also where options.repeat_last_n is %d", _USUAL_REACH)

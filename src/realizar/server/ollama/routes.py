@@ -36,11 +36,17 @@ from realizar.server.http.work import Stop
 from realizar.server.models.models import models_of
 from realizar.server.models.needs import chats, embeds
 from realizar.server.models.pulls import PullEvent, Pulls
-from realizar.server.ollama.conversation import check_answer_fields, read_chat, read_generate, shows_thinking
+from realizar.server.ollama.conversation import (
+    OPTION_NAMES,
+    check_answer_fields,
+    read_chat,
+    read_generate,
+    read_options,
+    shows_thinking,
+)
 from realizar.server.ollama.listing import running, show, tags, version
 from realizar.server.ollama.messages import check_images
 from realizar.server.ollama.names import find_model, model_for, network_part, unloads
-from realizar.server.ollama.options import OPTION_NAMES, read_options
 from realizar.server.ollama.parts import Part, Parts, joined
 from realizar.server.ollama.records import (
     ChatRequest,

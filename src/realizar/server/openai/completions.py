@@ -20,10 +20,9 @@ from realizar.sampling_params import SamplingParams
 from realizar.server.api import Api, new_id, now_s
 from realizar.server.errors import refused, renaming, unsupported
 from realizar.server.generation.answer_events import AnswerEvents, Encoder, deltas_of, replica_notes, timing_notes
-from realizar.server.generation.fill_in import read_hole
 from realizar.server.generation.merge import Admission, merged
 from realizar.server.generation.prompt_read import PromptRead, check_progress
-from realizar.server.generation.prompts import Prompt, keep_last, tokenize_prompts
+from realizar.server.generation.prompts import Prompt, keep_last, read_hole, tokenize_prompts
 from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority, check_top
 from realizar.server.generation.state_snapshots import snapshot_notes, state_snapshots
 from realizar.server.http.body import read_record
@@ -33,16 +32,14 @@ from realizar.server.http.sse import EventTemplate, encode_event
 from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import completes
+from realizar.server.openai.fields import check_neutral, find_structured, read_wishes
 from realizar.server.openai.logprobs import (
     CompletionLogprobs,
     CompletionLogprobsMaker,
     completion_rows,
     prompt_logprobs,
 )
-from realizar.server.openai.neutral import check_neutral
 from realizar.server.openai.records import Answer, CompletionChoice, CompletionRequest, StreamOptions, Usage, make_usage
-from realizar.server.openai.structured import find_structured
-from realizar.server.openai.wishes import read_wishes
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default for this endpoint, where the model has none
 

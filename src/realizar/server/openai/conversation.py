@@ -2,20 +2,237 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from realizar.sampling_params import StructuredOutput
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.chat_plan import template_variables
-from realizar.server.generation.conversation import Conversation, can_continue
+from realizar.server.generation.conversation import Conversation, can_continue, check_num_messages
 from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.sampling import SamplingWishes, check_top
-from realizar.server.openai.messages import check_messages
-from realizar.server.openai.neutral import check_neutral
-from realizar.server.openai.records import ChatCompletionRequest, TokenizeRequest
-from realizar.server.openai.structured import find_structured
-from realizar.server.openai.tools import plan_tools
-from realizar.server.openai.wishes import read_wishes
+from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
+from realizar.server.http.unknown_fields import known_only
+from realizar.server.openai.fields import check_neutral, find_structured, read_wishes
+from realizar.server.openai.records import ChatCompletionRequest, FunctionDefinition, TokenizeRequest, Tool
+
+# Checks of a conversation's messages, field by field; errors name the path of the field.
+
+_EVERYWHERE = ("role", "content", "name", "cache_control")
+_REPEATED = ("parsed", "provider_specific_fields", "reasoning_details", "reasoning_items", "thinking_blocks")
+"""What clients add to an assistant's message of what it says already, and send back: OpenAI's helpers, litellm."""
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "system": _EVERYWHERE,
+    "developer": _EVERYWHERE,
+    "user": _EVERYWHERE,
+    "tool": (*_EVERYWHERE, "tool_call_id"),
+    "assistant": (
+        *_EVERYWHERE,
+        "tool_calls",
+        "reasoning_content",
+        "reasoning",
+        *("refusal", "audio", "function_call", "annotations", "images"),
+        *_REPEATED,
+    ),
+}
+_OF_CALL = ("id", "type", "function")
+_OF_FUNCTION = ("name", "arguments")
+_MEDIA = ("image_url", "input_audio", "file", "input_image", "video_url", "audio_url", "image", "audio")
+
+
+def check_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Check messages and convert them for the template: null fields are dropped, except an assistant's content.
+
+    Raises:
+        ApiError: 400; `param` is the path.
+    """
+    check_num_messages(messages)
+    return [_checked(f"messages[{place}]", message) for place, message in enumerate(messages)]
+
+
+def _checked(where: str, message: dict[str, Any]) -> dict[str, Any]:
+    role = message.get("role")
+    if role == "function":
+        raise refused(f"{where}.role: 'function' is deprecated; use 'tool'", f"{where}.role", "invalid_value")
+    known = _FIELDS.get(role) if isinstance(role, str) else None
+    if known is None:
+        expected = ", ".join(_FIELDS)
+        raise refused(f"{where}.role must be one of {expected}", f"{where}.role", "invalid_value")
+    known_only(where, message, known)
+    checked = {name: value for name, value in message.items() if value is not None}
+    for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
+        _require(isinstance(checked.get(name, ""), str), f"{where}.{name}", "must be text")
+    _check_cache_control(where, checked)
+    for name in ("cache_control", *_REPEATED):
+        checked.pop(name, None)
+    for name in ("refusal", "audio", "function_call", "annotations", "images"):
+        _require(not checked.pop(name, None), f"{where}.{name}", "is not supported")
+    if "reasoning" in checked:
+        checked.setdefault("reasoning_content", checked.pop("reasoning"))
+    calls = checked.get("tool_calls")
+    if calls is not None:
+        checked["tool_calls"] = calls = _checked_calls(f"{where}.tool_calls", calls)
+        if not calls:
+            del checked["tool_calls"]
+    _require(role != "tool" or bool(checked.get("tool_call_id")), f"{where}.tool_call_id", "is missing")
+    if "content" in checked:
+        checked["content"] = _checked_content(f"{where}.content", checked["content"])
+    else:
+        reasoned = "reasoning_content" in checked
+        _require(bool(calls) or reasoned, f"{where}.content", "is missing")
+        checked["content"] = None if calls else ""  # templates join a message's text to others
+    return checked
+
+
+def _checked_content(where: str, content: Any) -> Any:
+    """The text of a message, or its parts, with their text alone."""
+    if isinstance(content, str):
+        return content
+    _require(isinstance(content, list), where, "must be text or a list of parts")
+    _require(bool(content), where, "must not be empty")
+    return [_checked_part(f"{where}[{place}]", part) for place, part in enumerate(content)]
+
+
+def _checked_part(path: str, part: Any) -> dict[str, Any]:
+    _require(isinstance(part, dict), path, "must be an object")
+    kind = part.get("type")
+    if kind in _MEDIA:
+        raise refused(
+            f"{path}: parts of type '{kind}' are not supported: the model reads text only",
+            f"{path}.type",
+            "unsupported_content",
+        )
+    _require(kind == "text", f"{path}.type", "must be 'text'")
+    _require(isinstance(part.get("text"), str), f"{path}.text", "must be text")
+    known_only(path, part, ("type", "text", "prompt_cache_breakpoint", "cache_control"))
+    _check_cache_control(path, part)
+    return {"type": "text", "text": part["text"]}
+
+
+def _checked_calls(where: str, calls: Any) -> list[dict[str, Any]]:
+    _require(isinstance(calls, list), where, "must be a list")
+    return [_checked_call(f"{where}[{place}]", call) for place, call in enumerate(calls)]
+
+
+def _checked_call(path: str, call: Any) -> dict[str, Any]:
+    _require(isinstance(call, dict), path, "must be an object")
+    _require(call.get("type", "function") == "function", f"{path}.type", "must be 'function'")
+    known_only(path, call, (*_OF_CALL, "index", "provider_specific_fields"))
+    _require(isinstance(call.get("id", ""), str), f"{path}.id", "must be text")
+    function = call.get("function")
+    _require(isinstance(function, dict), f"{path}.function", "must be an object")
+    known_only(f"{path}.function", function, (*_OF_FUNCTION, "parsed_arguments", "provider_specific_fields"))
+    name, arguments = function.get("name"), function.get("arguments", "")
+    _require(isinstance(name, str) and bool(name), f"{path}.function.name", "must be text")
+    _require(isinstance(arguments, str | dict), f"{path}.function.arguments", "must be JSON text")
+    kept = {name: call[name] for name in _OF_CALL if name in call}
+    return {**kept, "function": {name: function[name] for name in _OF_FUNCTION if name in function}}
+
+
+def _check_cache_control(where: str, given: Mapping[str, Any]) -> None:
+    """Check a field that changes nothing: the prefix cache needs no marks."""
+    _require(isinstance(given.get("cache_control"), dict | None), f"{where}.cache_control", "must be an object")
+
+
+def _require(holds: bool, path: str, what: str) -> None:
+    if not holds:
+        raise refused(f"{path} {what}", path, "invalid_value")
+
+
+# Tools of a chat request, and `tool_choice`, read as a `ToolPlan`.
+
+
+def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
+    """Check the tools of a request and convert them for the template.
+
+    Raises:
+        ApiError: 400; `param` is the path.
+    """
+    if given is None:
+        return ()
+    check_num_tools(given)
+    for place, tool in enumerate(given):
+        path = f"tools[{place}]"
+        if tool.type != "function" or tool.custom is not None:
+            raise unsupported(f"{path}.type", "must be 'function': other tools are not supported")
+        if tool.function is None:
+            raise refused(f"{path}.function is missing", f"{path}.function", "missing_required_parameter")
+    tools = tuple(_plain(tool) for tool in given)
+    check_functions(tools, "tools[{}].function.name".format, "tools[{}].function.parameters".format)
+    return tools
+
+
+def plan_tools(request: ChatCompletionRequest) -> ToolPlan:
+    """Make the plan from a request's `tools`, `tool_choice` and `parallel_tool_calls`.
+
+    Raises:
+        ApiError: 400; `param` is the path.
+    """
+    tools = check_tools(request.tools)
+    parallel = request.parallel_tool_calls is not False
+    choice = request.tool_choice
+    if choice is None:
+        return ToolPlan(tools, parallel=parallel)
+    if isinstance(choice, str):
+        if choice not in ("none", "auto", "required"):
+            raise refused("tool_choice must be none, auto, required or an object", "tool_choice", "invalid_value")
+        if choice == "none":
+            return ToolPlan()
+        if choice == "auto":
+            return ToolPlan(tools, parallel=parallel)
+        if not tools:
+            raise refused("tool_choice is 'required', but the request has no tools", "tool_choice", "invalid_value")
+        return ToolPlan(tools, required=True, parallel=parallel)
+    if choice.get("type") == "function":
+        named = _named(tools, choice, "tool_choice", ("name",))
+        return ToolPlan(tools, name=named["function"]["name"], parallel=False)
+    if choice.get("type") == "allowed_tools":
+        return _allowed(tools, choice, parallel)
+    raise refused("tool_choice.type must be function or allowed_tools", "tool_choice.type", "invalid_value")
+
+
+def _allowed(tools: Sequence[Mapping[str, Any]], choice: dict[str, Any], parallel: bool) -> ToolPlan:
+    path = "tool_choice.allowed_tools"
+    known_only("tool_choice", choice, ("type", "allowed_tools"))
+    allowed = choice.get("allowed_tools")
+    if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
+        raise refused(f"{path} must be an object with mode and tools", path, "invalid_value")
+    known_only(path, allowed, ("mode", "tools"))
+    mode = allowed.get("mode")
+    if mode not in ("auto", "required"):
+        raise refused(f"{path}.mode must be auto or required", f"{path}.mode", "invalid_value")
+    check_num_tools(allowed["tools"], f"{path}.tools")
+    fields = FunctionDefinition.__struct_fields__  # a tool may be named by its whole definition
+    named = [_named(tools, each, f"{path}.tools[{place}]", fields) for place, each in enumerate(allowed["tools"])]
+    wanted = {tool["function"]["name"] for tool in named}  # one that is named twice is shown once
+    kept = tuple(tool for tool in tools if tool["function"]["name"] in wanted)
+    return ToolPlan(kept, required=mode == "required", parallel=parallel)
+
+
+def _named(tools: Sequence[Mapping[str, Any]], choice: Any, path: str, known: tuple[str, ...]) -> Mapping[str, Any]:
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(name, str):
+        raise refused(f"{path}.function.name is missing", f"{path}.function.name", "missing_required_parameter")
+    known_only(path, choice, ("type", "function"))
+    known_only(f"{path}.function", function, known)
+    for tool in tools:
+        if tool["function"]["name"] == name:
+            return tool
+    raise refused(
+        f"{path} names the tool {name[:80]!a}, which is not in tools", f"{path}.function.name", "invalid_value"
+    )
+
+
+def _plain(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {
+        name: value
+        for name, value in msgspec.to_builtins(tool.function).items()
+        if value is not None and name != "cache_control"
+    }
+    return {"type": tool.type, "function": function}
 
 
 def read_conversation(request: ChatCompletionRequest) -> Conversation:

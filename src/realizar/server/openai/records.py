@@ -1,4 +1,4 @@
-"""Records of OpenAI's API: bodies of requests, and answers. Fields that the API lacks have the names of vLLM or Jina."""
+"""Records of OpenAI's API: bodies of requests, and answers. Fields that the API lacks have vLLM's or Jina's names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class GenerationFields(SamplerFields, kw_only=True, forbid_unknown_fields=True):
-    """Fields of both kinds of generation. None means not given; fields typed Any are checked in `neutral.py`.
+    """Fields of both kinds of generation. None means not given; fields typed Any are checked in `fields.py`.
 
     `model` may be omitted, as a server has one model.
     """

@@ -30,8 +30,7 @@ from realizar.server.models.models import ModelStatus, model_of, models_of
 from realizar.server.models.needs import embeds
 from realizar.server.openai.chat import chat_completions
 from realizar.server.openai.completions import completions
-from realizar.server.openai.conversation import continues_last
-from realizar.server.openai.messages import check_messages
+from realizar.server.openai.conversation import check_messages, check_tools, continues_last
 from realizar.server.openai.ranking import rerank, score
 from realizar.server.openai.records import (
     ChatCompletionRequest,
@@ -44,7 +43,6 @@ from realizar.server.openai.records import (
     TokenizeRequest,
     make_usage,
 )
-from realizar.server.openai.tools import check_tools
 from realizar.server.settings import Pooling
 
 # `/tokenize`, `/detokenize` and `/tokenizer_info`, for lm-eval's remote tokenizer and vLLM's clients.

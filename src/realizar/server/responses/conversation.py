@@ -13,10 +13,9 @@ from realizar.server.generation.conversation import Conversation, check_num_mess
 from realizar.server.generation.prompt_read import check_progress
 from realizar.server.generation.sampling import SamplingWishes, check_top
 from realizar.server.http.unknown_fields import known_only
-from realizar.server.responses.custom_calls import arguments_of
 from realizar.server.responses.reasoning import revealed
 from realizar.server.responses.records import InputTokensRequest, ResponsesRequest
-from realizar.server.responses.tools import ResponseTools, full_name
+from realizar.server.responses.tools import ResponseTools, arguments_of, full_name
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"

@@ -13,8 +13,7 @@ from realizar.server.http.request import compute
 from realizar.server.http.request_memory import lease_of
 from realizar.server.http.unknown_fields import unknown_field
 from realizar.server.responses.conversation import check_include
-from realizar.server.responses.store import ResponseStore, StoredResponse
-from realizar.server.responses.stored_items import items_of
+from realizar.server.responses.store import ResponseStore, StoredResponse, items_of
 
 _MAX_LISTED, _LISTED = 100, 20
 _LIST_FIELDS = ("after", "before", "include", "include[]", "limit", "order")

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from realizar.server.api import new_id
-from realizar.server.responses.custom_calls import text_of
 from realizar.server.responses.reasoning import sealed
+from realizar.server.responses.tools import text_of
 from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 
 ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]

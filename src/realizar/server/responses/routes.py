@@ -46,8 +46,7 @@ from realizar.server.responses.records import (
     ResponsesRequest,
     ResponseUsage,
 )
-from realizar.server.responses.store import ResponseStore, StoredResponse
-from realizar.server.responses.stored_items import items_of, kept_input
+from realizar.server.responses.store import ResponseStore, StoredResponse, items_of, kept_input
 from realizar.server.responses.tools import ResponseTools, read_tools
 from realizar.tokenizer.parsers.base import ParsedDelta
 

@@ -6,6 +6,7 @@ Codex puts functions into namespaces. A template knows none, so such a function 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from typing import Any
 from realizar.server.errors import refused, unsupported
 from realizar.server.generation.tools import ToolPlan, check_functions, check_num_tools
 from realizar.server.http.unknown_fields import known_only
-from realizar.server.responses.custom_calls import PARAMETERS
 
 _LOG = logging.getLogger(__name__)
 _SEPARATOR = "__"
@@ -220,3 +220,35 @@ def _repeated(given: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The tools with the fields that clients expect in a response object."""
     empty = {"description": None, "parameters": None, "strict": False}
     return [{**empty, **tool} if tool.get("type") == "function" else tool for tool in given]
+
+
+# Custom tools, whose input is plain text: the model sees each as a function with one argument, `input`.
+#
+# The function is strict, so that a whole call always has its text.
+
+ARGUMENT = "input"
+PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {ARGUMENT: {"type": "string"}},
+    "required": [ARGUMENT],
+    "additionalProperties": False,
+}
+_LONGEST_ESCAPE = 12  # characters of a surrogate pair
+
+
+def arguments_of(text: str) -> str:
+    """The arguments of a call with a text."""
+    return json.dumps({ARGUMENT: text}, ensure_ascii=False)
+
+
+def text_of(arguments: str) -> str:
+    """The text of a call's arguments; of those that were cut off, as much as there is."""
+    _, _, rest = arguments.partition(":")
+    _, _, written = rest.partition('"')
+    for cut in range(_LONGEST_ESCAPE):
+        try:
+            text, _ = json.JSONDecoder(strict=False).raw_decode(f'"{written[: max(len(written) - cut, 0)]}"')
+        except ValueError:
+            continue
+        return str(text).encode("utf-8", "replace").decode()  # a pair's first half alone is no character
+    return ""

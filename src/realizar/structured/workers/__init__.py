@@ -6,7 +6,6 @@ share, follow its rows; a grammar that takes long, or at which a worker has ende
 masks of rows, and the masks, lie in memory that all processes share (`mask_memory`), with what each worker works on.
 
 In the engine's process, `service` owns all of this, with what was compiled or refused: `compile_queue` shares the
-compiler among clients, `server_handle` and `worker` are the handles of the processes. `mask_requests` asks for masks
-and takes them in, follows rows anew whose worker has ended, and finds what has ended it; `worker_pool` has the workers
-and places rows.
+compiler among clients, `worker` has the handles of the processes. `mask_requests` asks for masks and takes them in,
+follows rows anew whose worker has ended, and finds what has ended it; `worker_pool` has the workers and places rows.
 """

@@ -1,4 +1,4 @@
-"""The fork server: `python -m realizar.structured.workers.fork_server SOCKET MASKS`, started by `server_handle`.
+"""The fork server: `python -m realizar.structured.workers.fork_server SOCKET MASKS`, started by `ServerHandle`.
 
 It reads the vocabulary and forks workers, which takes milliseconds and shares the vocabulary's memory. It has one
 thread and runs no grammar itself, so forking is safe. It ends when the other end of its socket closes. Its children end

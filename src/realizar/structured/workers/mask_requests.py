@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from realizar.errors import RequestFailedError
 from realizar.outputs import ErrorCause
-from realizar.structured.regex_states import MOST_STATES
+from realizar.structured.regex_masks import MOST_STATES
 from realizar.structured.workers.followed_rows import FollowedGrammar, FollowedRow
 from realizar.structured.workers.mask_memory import GOES_ON, MOST_TOKENS, STUCK, MaskMemory, fence
 from realizar.structured.workers.messages import Follow, Heavy, Leave, Refused, Stuck
-from realizar.structured.workers.server_handle import ServerError
-from realizar.structured.workers.worker import Worker, WorkerDiedError
+from realizar.structured.workers.worker import ServerError, Worker, WorkerDiedError
 from realizar.structured.workers.worker_pool import WorkerPool
 
 _LOG = logging.getLogger(__name__)

@@ -18,14 +18,20 @@ from realizar.errors import InvalidRequestError, QueueFullError, RealizarError, 
 from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens, refusal
-from realizar.structured.regex_states import MOST_STATES
+from realizar.structured.regex_masks import MOST_STATES
 from realizar.structured.workers.compile_queue import CompileJob, CompileQueue, Report, Ticket
 from realizar.structured.workers.followed_rows import FollowedGrammar, FollowedRow
 from realizar.structured.workers.mask_memory import MaskMemory
 from realizar.structured.workers.mask_requests import MaskRequests
 from realizar.structured.workers.messages import Loaded, Refused, Vocabulary
-from realizar.structured.workers.server_handle import SERVER_COMMAND, ServerError, ServerHandle, Servers
-from realizar.structured.workers.worker import WorkerDiedError, WorkerLimits
+from realizar.structured.workers.worker import (
+    SERVER_COMMAND,
+    ServerError,
+    ServerHandle,
+    Servers,
+    WorkerDiedError,
+    WorkerLimits,
+)
 from realizar.structured.workers.worker_pool import WorkerFactory, WorkerPool
 
 _LOG = logging.getLogger(__name__)

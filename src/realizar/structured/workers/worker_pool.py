@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from realizar.frames import ChannelError
 from realizar.structured.grammar_tokens import Encode as Encoder
-from realizar.structured.regex_states import MOST_STATES
+from realizar.structured.regex_masks import MOST_STATES
 from realizar.structured.workers.followed_rows import NO_LINES, FollowedGrammar, FollowedRow
 from realizar.structured.workers.mask_memory import MOST_WORKERS, MaskMemory
 from realizar.structured.workers.messages import (
@@ -26,8 +26,7 @@ from realizar.structured.workers.messages import (
     Stuck,
     WantLines,
 )
-from realizar.structured.workers.server_handle import ServerError, ServerHandle, Servers
-from realizar.structured.workers.worker import Worker, WorkerDiedError, WorkerLimits
+from realizar.structured.workers.worker import ServerError, ServerHandle, Servers, Worker, WorkerDiedError, WorkerLimits
 
 _LOOKS = 20  # at the clock, in the time in which a worker must get on
 _SLACK = 2  # more rows that a worker has which has the grammar already

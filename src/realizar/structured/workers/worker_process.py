@@ -22,8 +22,7 @@ from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher,
 from realizar.structured.grammar_tokens import Encode as TokenizerEncode
 from realizar.structured.grammar_tokens import EncodeSource
 from realizar.structured.known_states import UNKNOWN, KnownStates
-from realizar.structured.regex_masks import RegexMasks
-from realizar.structured.regex_states import MOST_STATES
+from realizar.structured.regex_masks import MOST_STATES, RegexMasks
 from realizar.structured.workers.mask_memory import (
     ENDED,
     GOES_ON,

@@ -9,8 +9,7 @@ from typing import Any
 
 from realizar.tokenizer.marks import RESPONSE, RESPONSE_END, ReasoningMarks
 from realizar.tokenizer.parsers.cursor import MismatchError, Reading, overlap, pass_until
-from realizar.tokenizer.parsers.deltas import HeldSpace
-from realizar.tokenizer.parsers.incremental import IncrementalParser
+from realizar.tokenizer.parsers.incremental import HeldSpace, IncrementalParser
 from realizar.tokenizer.parsers.styles import ToolStyle
 
 # Text that looked like a call is read again as content. Once it is so many characters, no further calls are looked for.

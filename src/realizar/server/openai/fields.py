@@ -1,0 +1,167 @@
+"""The fields that chat and completions share: sampling, constraints of the answer, and those without effect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from realizar.sampling_params import StructuredOutput
+from realizar.server.errors import refused, unsupported
+from realizar.server.generation.sampling import PLAIN_FIELDS, SamplingWishes
+from realizar.server.openai.records import GenerationFields, ResponseFormat
+
+
+def read_wishes(
+    fields: GenerationFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    structured: StructuredOutput | None,
+) -> SamplingWishes:
+    """Read the sampling fields of a request.
+
+    Args:
+        max_tokens: None is the model's default.
+
+    Raises:
+        ApiError: 400; `best_of` asks for answers that are thrown away.
+    """
+    if fields.best_of is not None and fields.best_of != (1 if fields.n is None else fields.n):
+        raise unsupported("best_of", "must equal n: no further answers are generated")
+    plain = {name: value for name in PLAIN_FIELDS if (value := getattr(fields, name)) is not None}
+    return SamplingWishes(
+        plain=plain if max_tokens is None else {**plain, "max_tokens": max_tokens},
+        stop=fields.stop,
+        stop_token_ids=fields.stop_token_ids,
+        logit_bias=fields.logit_bias,
+        dry_sequence_breakers=fields.dry_sequence_breakers,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        structured=structured,
+    )
+
+
+# Known fields that have no effect here: null and neutral values are accepted, other values are refused by name.
+
+_Check = Callable[[Any], bool]
+
+
+def _one_of(*values: Any) -> _Check:
+    return lambda value: any(type(value) is type(known) and value == known for known in values)
+
+
+def _never(value: Any) -> bool:
+    return False
+
+
+def _empty(value: Any) -> bool:
+    return value in ([], {}, "")
+
+
+NEUTRAL: Mapping[str, tuple[_Check, str]] = {
+    "allowed_token_ids": (_empty, "is not supported; use logit_bias or structured outputs"),
+    "bad_words": (_empty, "is not supported; use logit_bias"),
+    "include_stop_str_in_output": (_one_of(False), "is not supported: stop strings are never part of the text"),
+    "kv_transfer_params": (_empty, "is not supported"),
+    "length_penalty": (_one_of(1, 1.0), "is not supported: there is no beam search"),
+    "logits_processors": (_empty, "is not supported"),
+    "skip_special_tokens": (_one_of(True), "must be true: control tokens are never part of the text"),
+    "spaces_between_special_tokens": (_one_of(True, False), "must be true or false"),
+    "use_beam_search": (_one_of(False), "must be false: beam search is not supported"),
+    "vllm_xargs": (_empty, "is not supported"),
+    "audio": (_never, "output is not supported"),
+    "function_call": (_one_of("none", "auto"), "is deprecated; use tool_choice"),
+    "functions": (_empty, "is deprecated; use tools"),
+    "mm_processor_kwargs": (_empty, "is not supported: the model reads text only"),
+    "modalities": (_one_of(["text"], []), "must be ['text']: the model answers in text only"),
+    "moderation": (_never, "is not supported"),
+    "store": (_one_of(False), "is not supported: the server stores no answers"),
+    "verbosity": (_one_of("medium"), "is not supported by this model"),
+    "service_tier": (_one_of("auto", "default"), "must be auto or default: the server has one tier"),
+    "web_search_options": (_never, "is not supported: there is no web search"),
+}
+
+
+def check_neutral(record: msgspec.Struct) -> None:
+    """Check the fields that have no effect here.
+
+    Raises:
+        ApiError: 400; a field has a value that is not neutral.
+    """
+    options = getattr(record, "stream_options", None)
+    if options is not None and options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation", "is not supported: the stream has no padding")
+    for name in record.__struct_fields__:
+        rule = NEUTRAL.get(name)
+        if rule is not None:
+            value = getattr(record, name)
+            check, reason = rule
+            if value is not None and not check(value):
+                raise unsupported(name, reason)
+
+
+# `find_structured` reads `response_format`, or vLLM's fields for constrained output, as a `StructuredOutput`.
+
+
+def find_structured(
+    fields: GenerationFields, response_format: ResponseFormat | None
+) -> tuple[str, StructuredOutput] | None:
+    """Find the constraint on a request's answer, and the field that states it; None if the answer is free.
+
+    Raises:
+        ApiError, InvalidRequestError: 400; there are several constraints, or one is malformed.
+    """
+    found: list[tuple[str, StructuredOutput]] = []
+    if response_format is not None and (wanted := _of_format(response_format)) is not None:
+        found.append(("response_format", wanted))
+    prefix, given = "structured_outputs", fields.structured_outputs
+    if given is not None:
+        found += _listed(prefix + ".", given.json, given.regex, given.choice, given.grammar)
+        if given.json_object:
+            found.append((f"{prefix}.json_object", StructuredOutput("json_object", "")))
+    found += _listed("guided_", fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar)
+    if len(found) > 1:
+        names = " and ".join(name for name, _ in found)
+        raise refused(f"{names} can't be combined", found[1][0], "invalid_value")
+    return found[0] if found else None
+
+
+def _of_format(given: ResponseFormat) -> StructuredOutput | None:
+    if given.type not in ("text", "json_object", "json_schema"):
+        raise refused(
+            "response_format.type must be text, json_object or json_schema", "response_format.type", "invalid_value"
+        )
+    path = "response_format.json_schema"
+    if given.type != "json_schema" and given.json_schema is not None:
+        raise refused(f"{path} needs response_format.type to be json_schema, not {given.type}", path, "invalid_value")
+    if given.type == "text":
+        return None
+    if given.type == "json_object":
+        return StructuredOutput("json_object", "")
+    if given.json_schema is None:
+        raise refused(f"{path} is missing", path, "missing_required_parameter")
+    if given.json_schema.schema is None:
+        return StructuredOutput("json_object", "")  # as in OpenAI's API, a missing schema allows any object
+    return StructuredOutput("json_schema", json.dumps(given.json_schema.schema))
+
+
+def _listed(
+    prefix: str, schema: Any, regex: str | None, choice: list[str] | None, grammar: str | None
+) -> list[tuple[str, StructuredOutput]]:
+    found: list[tuple[str, StructuredOutput]] = []
+    if schema is not None:
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        found.append((f"{prefix}json", StructuredOutput("json_schema", text)))
+    if regex is not None:
+        found.append((f"{prefix}regex", StructuredOutput("regex", regex)))
+    if choice is not None:
+        if not choice or any(not text for text in choice):
+            raise refused(f"{prefix}choice must hold texts that are not empty", f"{prefix}choice", "invalid_value")
+        found.append((f"{prefix}choice", StructuredOutput("choice", json.dumps(choice))))
+    if grammar is not None:
+        found.append((f"{prefix}grammar", StructuredOutput("lark", grammar)))
+    return found
