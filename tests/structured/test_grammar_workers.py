@@ -17,7 +17,7 @@ import pytest
 from realizar.errors import EngineDeadError, InvalidRequestError, QueueFullError, RealizarError
 from realizar.sampling_params import StructuredKind, StructuredOutput
 from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
-from realizar.structured.workers import server_handle
+from realizar.structured.workers import worker as handles
 from realizar.structured.workers.followed_rows import FollowedRow
 from realizar.structured.workers.messages import FromWorker
 from realizar.structured.workers.service import GrammarService
@@ -148,7 +148,7 @@ def test_without_a_fork_server_grammars_are_refused_for_now() -> None:
 
 
 def test_a_service_that_closes_does_not_wait_for_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_handle, "_START_LIMIT_S", 10 * HANG_S)
+    monkeypatch.setattr(handles, "_START_LIMIT_S", 10 * HANG_S)
     command = (sys.executable, "-c", "import time; time.sleep(10**6)")
     service = GrammarService(GrammarTokens(TOKENS, (), (END,), VOCAB_SIZE), server_command=command)
     service.start()

@@ -10,7 +10,7 @@ import pytest
 
 from realizar.checkpoint.open import open_checkpoint
 from realizar.sampling_params import StructuredOutput
-from realizar.structured import vocabulary
+from realizar.structured import grammar as grammars
 from realizar.structured.grammar import GrammarFactory
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.tokenizer.load import load_tokenizer
@@ -95,7 +95,7 @@ def test_lengths_of_strings_change_no_mask(smollm2_path: Path, monkeypatch: pyte
     schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 33}}, "required": ["a"]}
     structured = StructuredOutput("json_schema", json.dumps({**schema, "additionalProperties": False}))
     factory = GrammarFactory(tokens)
-    monkeypatch.setattr(vocabulary, "_SLICES", [])
+    monkeypatch.setattr(grammars, "_SLICES", [])
     walking = GrammarFactory(tokens)
     grammar, plain = factory.compile(structured), walking.compile(structured)
     for seed in range(5):

@@ -13,7 +13,7 @@ import pytest
 from realizar.errors import InvalidRequestError, RequestFailedError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import only_id
-from realizar.structured.workers import server_handle
+from realizar.structured.workers import worker as handles
 from realizar.structured.workers.mask_memory import MOST_TOKENS
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import WorkerLimits
@@ -342,7 +342,7 @@ def test_a_grammar_that_compiles_slowly_gets_a_worker_of_its_own() -> None:
 
 def test_a_server_that_stands_still_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all its workers: nothing is waited for but the times in which they must answer."""
-    monkeypatch.setattr(server_handle, "_ANSWER_LIMIT_S", 0.5)
+    monkeypatch.setattr(handles, "_ANSWER_LIMIT_S", 0.5)
     service = make_service(WorkerLimits(stall_s=0.5))
     row = Follower(service, LETTERS)
     step(service, row)
