@@ -11,9 +11,8 @@ PACKAGE = ROOT / "src" / "realizar"
 # Records of the API: clients write or read their fields, and all that is not read
 # is refused by name (server/http/body.py).
 WIRE = (
-    PACKAGE / "server" / "openai" / "records",
     PACKAGE / "server" / "generation" / "prompt_read.py",
-    *(PACKAGE / "server" / name / "records.py" for name in ("anthropic", "ollama", "responses")),
+    *(PACKAGE / "server" / name / "records.py" for name in ("openai", "anthropic", "ollama", "responses")),
 )
 # Records that leave as a whole, and why.
 WHOLE = {

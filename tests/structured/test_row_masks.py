@@ -357,7 +357,8 @@ def test_a_server_that_stands_still_is_replaced(monkeypatch: pytest.MonkeyPatch)
 def test_workers_that_end_one_after_the_other_are_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those that find no memory at all."""
     service = make_service()
-    row = Follower(service, LETTERS)
+    many = [f"{number} bottles" for number in range(5000)]  # more than the memory that a process has free at its start
+    row = Follower(service, StructuredOutput("choice", json.dumps(many)))
     step(service, row)
     new = WorkerFactory.new
     monkeypatch.setattr(WorkerFactory, "new", lambda self, _bytes, *, may_wait: new(self, 1, may_wait=may_wait))
