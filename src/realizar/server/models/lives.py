@@ -17,9 +17,9 @@ from realizar.engine.process.messages import Load
 from realizar.engine.process.supervisor import ProcessLink
 from realizar.errors import RealizarError
 from realizar.server.api import Api, make_api
-from realizar.server.request_templates import compile_apart
 from realizar.server.metrics import Metrics
 from realizar.server.models.shelved import KnownModel, Running, ShelvedModel
+from realizar.server.request_templates import compile_apart
 from realizar.server.served_model import ServedModel, make_served_model
 from realizar.server.settings import ServerSettings
 from realizar.sizes import format_bytes
