@@ -21,7 +21,9 @@ from realizar.engine.core.engine_core import EngineCore
 from realizar.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
+from reference_tensors import looked_up
 from resolving import resolved
+from step_inputs import with_given
 
 RECIPE = Recipe(
     hidden_size=64, feed_forward_size=96, head_size=32, num_heads=2, num_kv_heads=1, vocab_size=96, windows=(None, 40),
@@ -104,6 +106,16 @@ def test_a_model_with_states_has_a_drafter_without() -> None:
     assert drafted.counts.draft_tokens > 100
     for core in (plain, drafted):
         core.close()
+
+
+def test_a_drafter_reads_the_ids_under_given_embeddings(expected: dict[tuple[str, int], list[int]]) -> None:
+    """With ids that say nothing its drafts are poorer, and the text is the same."""
+    spec, checkpoint = random_model(RECIPE)
+    given = [with_given(each, looked_up(spec, checkpoint, each.prompt_token_ids), ((1, 6),), 5) for each in requests()]
+    core = core_with(DRAFTERS["itself"])
+    assert texts_of(core, given) == expected
+    assert core.counts.draft_tokens > core.counts.accepted_tokens
+    core.close()
 
 
 def test_memory_of_both_is_planned_together_and_freed_together(caplog: pytest.LogCaptureFixture) -> None:
