@@ -33,8 +33,6 @@ from realizar.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A started model: what reads prompts, and the engine."""
-
     reader: PromptReader
     engine: AsyncEngine
 
@@ -64,11 +62,8 @@ class AsyncLLM:
         self._an_end = asyncio.Event()
 
     async def start(self) -> None:
-        """Load the model, on a thread. Call it once.
-
-        Raises:
-            RealizarError: the model can't be found or loaded, as of `LLM`.
-            EngineUnavailableError: it was called before.
+        """Load the model, on a thread. It raises what `LLM` does, and EngineUnavailableError if it was called
+        before.
         """
         if self._started:
             raise EngineUnavailableError("this AsyncLLM was started before; make a new one", 0.0)
@@ -123,7 +118,6 @@ class AsyncLLM:
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """Sampling of requests that bring no parameters."""
         return self._model_now().reader.default_sampling
 
     async def generate(
@@ -140,10 +134,7 @@ class AsyncLLM:
         return await self._run_all(found, sampling_params, wanted_progress(progress, use_tqdm))
 
     async def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncStream:
-        """Complete one prompt as a stream, once the engine has it: iterate it, then await its `result`, and close it.
-
-        Use it as `async with await llm.stream(...) as stream`. Errors are those of `generate`.
-        """
+        """Complete one prompt: use `async with await llm.stream(...) as stream`, iterate it, await its `result`."""
         reader = self._model_now().reader
         return await self._stream(await asyncio.to_thread(reader.prompt, prompt), sampling_params)
 
@@ -157,7 +148,6 @@ class AsyncLLM:
         use_tqdm: bool | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
-        """Answer conversations; see `LLM.chat`."""
         reader = self._model_now().reader
         found = await asyncio.to_thread(reader.chats, messages, tools, variables)
         return await self._run_all(found, sampling_params, wanted_progress(progress, use_tqdm))
@@ -170,7 +160,7 @@ class AsyncLLM:
         tools: Tools = None,
         **variables: Any,
     ) -> AsyncStream:
-        """Answer one conversation as a stream; see `stream`. Errors are those of `chat`."""
+        """Answer one conversation as a stream; see `stream`."""
         reader = self._model_now().reader
         return await self._stream(await asyncio.to_thread(reader.chat, messages, tools, variables), sampling_params)
 
@@ -208,11 +198,7 @@ class AsyncLLM:
         return load
 
     def _model_now(self) -> _Running:
-        """The started model.
-
-        Raises:
-            EngineUnavailableError: it is not loaded. EngineDeadError: it was closed.
-        """
+        """It raises EngineUnavailableError where no model is loaded yet, and EngineDeadError where it was closed."""
         if self._closed:
             raise EngineDeadError("the engine was closed; make a new AsyncLLM")
         if self._running is None:
@@ -249,8 +235,7 @@ class AsyncLLM:
     async def _submit_in_turn(self, prompt: PromptTokens, sampling: SamplingParams, **kinds: Any) -> AsyncStream:
         """Queue a prompt; where the queue is full, wait until an open request has ended.
 
-        Raises:
-            QueueFullError: it has no room though nothing is open.
+        It raises QueueFullError if it has no room though nothing is open.
         """
         while True:
             engine = self._model_now().engine

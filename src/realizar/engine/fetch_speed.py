@@ -23,12 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FetchSpeed:
-    """Two speeds of a loaded model.
-
-    Attributes:
-        fetch_s: seconds in which a snapshot comes from the host. snapshot_bytes: of one.
-        tokens_per_s: of a prompt that is read alone.
-    """
+    """`fetch_s`: seconds in which a snapshot comes from the host. `tokens_per_s`: of a prompt that is read alone."""
 
     fetch_s: float
     snapshot_bytes: int
@@ -47,7 +42,6 @@ class FetchSpeed:
 
 
 def keep_speed(path: Path, config: ResolvedConfig, speed: FetchSpeed) -> None:
-    """Keep what was measured of a model's file on a device, where there is a cache that can be written."""
     try:
         kept = _record(path, config)
         kept.parent.mkdir(parents=True, exist_ok=True)

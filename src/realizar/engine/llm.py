@@ -38,7 +38,6 @@ class LLM:
 
     Args:
         model: a path, a pulled name (`smollm2:135m`), a Hugging Face name (`user/repo:Q4_K_M`), or an open checkpoint.
-        config: how to run it.
         chat_template: text of a Jinja template to use in place of the model's own.
         fetch_progress: callback for downloads.
         load_progress: callback for loading, with the name of the running stage and the share that is done, 0 to 1.
@@ -93,12 +92,10 @@ class LLM:
 
     @property
     def capacity(self) -> Capacity:
-        """The capacity of the loaded backend."""
         return self._capacity
 
     @property
     def device(self) -> ChosenDevice:
-        """The device that runs the model."""
         return self._device
 
     @property
@@ -181,19 +178,14 @@ class LLM:
         return self._stream(self._reader.chat(messages, tools, variables), sampling_params)
 
     def chat_tokens(self, messages: Conversation, *, tools: Tools = None, **variables: Any) -> list[int]:
-        """Token ids of the prompt that `chat` builds from a conversation.
-
-        Raises:
-            ChatTemplateError, InvalidRequestError: as of `chat`.
-        """
+        """Token ids of the prompt that `chat` builds from a conversation; it raises what `chat` does."""
         return self._reader.chat(messages, tools, variables).token_ids
 
     @property
     def answer_format(self) -> AnswerFormat:
         """The format of the model's answers to chat prompts: the style of its calls, and where its reasoning stands.
 
-        Raises:
-            ChatTemplateError: the model has no template.
+        It raises ChatTemplateError if the model has no template.
         """
         return self._reader.answer_format
 
@@ -290,8 +282,7 @@ class LLM:
     ) -> RequestStream:
         """Queue a prompt; if the limit of open requests or grammars is reached, wait until one of them has ended.
 
-        Raises:
-            QueueFullError: it has no room though nothing is open.
+        It raises QueueFullError if it has no room though nothing is open.
         """
         while True:
             try:

@@ -27,11 +27,9 @@ _EAGER = "enforce_eager"
 
 
 class Advice(NamedTuple):
-    """An argument of vLLM that has no field, and the answer to it.
+    """The answer `text` to an argument of vLLM that has no field: what to use in its place, or why there is nothing.
 
-    Attributes:
-        neutral: values that ask for nothing; None always is one.
-        text: what to use in its place, or the reason why there is nothing.
+    Values of `neutral`, and None, ask for nothing.
     """
 
     neutral: tuple[Any, ...]
@@ -104,7 +102,6 @@ def with_options(config: EngineConfig | None, options: Mapping[str, Any], others
     """Apply keyword arguments to a configuration.
 
     Args:
-        config: None takes the default configuration.
         others: names of parameters that are not fields, for suggestions.
 
     Raises:

@@ -51,13 +51,9 @@ _PLACEHOLDER = 0  # under an embedding; in vocabularies of models whose layers h
 class PromptReader:
     """Reads what callers give, by a model's tokenizer, chat template and defaults.
 
-    Args:
-        checkpoint: of the model.
-        chat_template: text of a Jinja template in place of the model's own.
-
-    Raises:
-        UnsupportedModelError, TokenizerError: the model's vocabulary can't be used.
-        CheckpointError: the sampling that its files advise is malformed.
+    `chat_template` is the text of a Jinja template in place of the model's own. It raises UnsupportedModelError or
+    TokenizerError if the model's vocabulary can't be used, and CheckpointError if the sampling that its files advise is
+    malformed.
     """
 
     def __init__(self, checkpoint: Checkpoint, chat_template: str | None) -> None:
@@ -66,11 +62,7 @@ class PromptReader:
         self.default_sampling = default_sampling(checkpoint)
 
     def prompt(self, prompt: Prompt) -> PromptTokens:
-        """Tokenize one prompt.
-
-        Raises:
-            InvalidRequestError: it is neither text nor token ids nor embeddings.
-        """
+        """It raises InvalidRequestError for what is neither text nor token ids nor embeddings."""
         if isinstance(prompt, str):
             return PromptTokens(prompt, self.tokenizer.encode(prompt))
         if isinstance(prompt, Mapping) and prompt.keys() == {"prompt_embeds"}:
@@ -80,11 +72,7 @@ class PromptReader:
         return PromptTokens(None, [_token_id(token_id) for token_id in prompt])
 
     def prompts(self, prompts: Prompt | Sequence[Prompt]) -> list[PromptTokens]:
-        """Tokenize one prompt or several; a sequence that starts with a number is one prompt of token ids.
-
-        Raises:
-            InvalidRequestError: as of `prompt`.
-        """
+        """Tokenize one prompt or several; a sequence that starts with a number is one prompt of token ids."""
         if isinstance(prompts, str | Mapping):
             return [self.prompt(prompts)]
         _check_sequence(prompts)
@@ -95,16 +83,15 @@ class PromptReader:
     def chat(self, messages: Conversation, tools: Tools, variables: Mapping[str, Any]) -> PromptTokens:
         """Render a conversation as the tokens of its prompt.
 
-        Raises:
-            ChatTemplateError: the model has no template, or the template refuses or fails.
-            InvalidRequestError: a message or a variable is malformed.
+        It raises ChatTemplateError if the model has no template, or the template refuses or fails, and
+        InvalidRequestError if a message or a variable is malformed.
         """
         return PromptTokens(None, self._template.encode(messages, tools, **template_variables(variables)))
 
     def chats(
         self, messages: Conversation | Sequence[Conversation], tools: Tools, variables: Mapping[str, Any]
     ) -> list[PromptTokens]:
-        """Render one conversation or several; raises what `chat` raises."""
+        """Render one conversation or several, as `chat`."""
         conversations: list[Any] = list(messages)
         if conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
@@ -134,8 +121,7 @@ class PromptReader:
     def pooling(self, given: Pooling | None) -> Pooling:
         """The pooling of embeddings: the given one, or that which the model was made for.
 
-        Raises:
-            InvalidRequestError: it is unknown, or None is given and the model was made for none.
+        It raises InvalidRequestError if it is unknown, or None is given and the model was made for none.
         """
         found = given or default_pooling(self._checkpoint)
         if found is None:
@@ -151,13 +137,11 @@ class PromptReader:
     def answer_format(self) -> AnswerFormat:
         """The format of the model's answers to chat prompts.
 
-        Raises:
-            ChatTemplateError: the model has no template.
+        It raises ChatTemplateError if the model has no template.
         """
         return find_format(self._template.source())
 
     def new_text(self, sampling: SamplingParams) -> StopChecker:
-        """The text of a choice that grows."""
         return StopChecker(self.tokenizer, sampling)
 
     @functools.cached_property
@@ -183,8 +167,7 @@ def _token_id(value: Any) -> int:
 def unit_vectors(pooled: Sequence[tuple[float, ...] | None], hidden_size: int) -> NDArray[np.float32]:
     """Pooled states as rows, float32 [len(pooled), hidden_size], divided by their length; zeros stay zeros.
 
-    Raises:
-        RealizarError: an engine gave none for one of them.
+    It raises RealizarError if an engine gave none for one of them.
     """
     vectors = np.zeros((len(pooled), hidden_size), np.float32)
     for row, values in zip(vectors, pooled, strict=True):

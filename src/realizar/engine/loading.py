@@ -35,9 +35,7 @@ _SHORTEST_CONTEXT = 512
 def find_checkpoint(model: str | Path, progress: Progress = ignore_progress) -> Checkpoint:
     """Open a model by path, pulled name or Hugging Face name; `progress` is a callback for downloads.
 
-    Raises:
-        HubError: the model can't be found or fetched.
-        CheckpointError: the file is malformed.
+    It raises HubError if the model can't be found or fetched, and CheckpointError if the file is malformed.
     """
     return open_checkpoint(resolve(str(model), progress))
 
@@ -86,7 +84,6 @@ def load_core(
 def _load_backend(
     checkpoint: Checkpoint, config: EngineConfig, progress: LoadProgress | None, *, may_sleep: bool, may_restart: bool
 ) -> tuple[Backend, ModelSpec, ResolvedConfig]:
-    """A backend with the model on it; that of the CPU where the device is `auto` and a GPU's kernels fail."""
     spec, resolved = resolve_model(checkpoint, config)
     backend: Backend | None = None
     compared_for = (spec, checkpoint) if config.device_check else None
@@ -122,10 +119,9 @@ def load_fitting_core(
 ) -> EngineCore:
     """Load with the model's own context, or the largest half, quarter and so on of it that fits into memory.
 
-    A plan may be inexact, and other programs may take memory meanwhile. If the planned context does not fit, half of it
-    is tried once.
-
-    Raises what `load_core` does; CapacityError where not even the shortest context worth having fits.
+    A plan may be inexact, and other programs may take memory meanwhile: where the planned context does not fit, half of
+    it is tried once. It raises what `load_core` does; CapacityError where not even the shortest context worth having
+    fits.
     """
     length = fitting_context(checkpoint, config)
     try:
@@ -142,8 +138,7 @@ def load_fitting_core(
 def fitting_context(checkpoint: Checkpoint, config: EngineConfig) -> int:
     """The model's own context, or the largest half, quarter and so on that fits, planned from the header alone.
 
-    Raises:
-        CapacityError: not even the shortest context worth having fits, beside what is free now.
+    It raises CapacityError if not even the shortest context worth having fits, beside what is free now.
     """
     _, whole = resolve_model(checkpoint, replace(config, context_length=None))
     length = whole.context_length

@@ -53,17 +53,12 @@ def plan_within(
 ) -> tuple[PlannedLoad, int]:
     """Plan a load with the model's own context, or the largest half, quarter and so on of it that fits.
 
+    It returns the load and the memory that it may take, and raises what `resolve_model` and `plan_memory` do.
+
     Args:
         config: a context and a size of the KV cache that are configured stay.
         memory_bytes: memory for all models of the device, or of each device by the name that `PlannedLoad` has; None,
             and a device without one, take nine tenths of what is free now.
-
-    Returns:
-        The load, and that memory.
-
-    Raises:
-        CapacityError: the model does not fit.
-        UnsupportedModelError, CheckpointError, InvalidRequestError: as of `resolve_model` and `plan_memory`.
     """
     spec, whole = resolve_model(checkpoint, config)
     if isinstance(memory_bytes, Mapping):
@@ -85,7 +80,7 @@ def plan_within(
 
 
 def load_of(plan: MemoryPlan, config: EngineConfig, resolved: ResolvedConfig, vocab_size: int) -> PlannedLoad:
-    """The load of a plan. Raises CapacityError: the KV cache of one request does not fit."""
+    """It raises CapacityError if the KV cache of one request does not fit."""
     on_gpu = plan.device == "cuda"
     process = _CONTEXT_BYTES if on_gpu else _PROCESS_BYTES + _BYTES_PER_WORD * vocab_size
     fixed = plan.needed_bytes + plan.reserved_bytes + process

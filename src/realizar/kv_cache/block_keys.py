@@ -20,10 +20,7 @@ from realizar.request import DIGEST_BYTES, PromptEmbeddings
 class BlockKeys:
     """Keys of the full blocks of one growing history.
 
-    Args:
-        block_size: tokens per block.
-        context: what a block's contents or its sharing depend on beside the tokens: the salt.
-        embeddings: that the request brings for some of the tokens.
+    `context` is what a block's contents or its sharing depend on beside the tokens: the salt.
     """
 
     def __init__(
@@ -36,10 +33,8 @@ class BlockKeys:
         self._keys: list[bytes] = []
 
     def of(self, token_ids: NDArray[np.int32]) -> Sequence[bytes]:
-        """Keys of full blocks, 32 bytes each; the list is not to be changed.
-
-        Args:
-            token_ids: int32 [tokens], which begin with those of every earlier call.
+        """Keys of full blocks, 32 bytes each; the list is not to be changed. `token_ids` begin with those of every
+        earlier call.
         """
         size = self._block_size
         while (len(self._keys) + 1) * size <= len(token_ids):
@@ -51,7 +46,6 @@ class BlockKeys:
 
 
 def _given(run: PromptEmbeddings, start: int, end: int) -> bytes:
-    """Place and digest of each embedding of a block's tokens, those from `start` to `end`."""
     at = range(max(run.start, start), min(run.end, end))
     places = [(token - start, (token - run.start) * DIGEST_BYTES) for token in at]
     return b"".join(

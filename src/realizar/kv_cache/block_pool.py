@@ -29,9 +29,6 @@ class BlockPool:
     Args:
         on_evict: called with the key that a block loses so.
         moves_keys: a block in use takes its key from an equal one that is cached, as it was used later.
-
-    Attributes:
-        log: notes the keys that can be found; None notes none.
     """
 
     def __init__(
@@ -51,7 +48,6 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that `allocate` can give: free and cached."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -60,14 +56,11 @@ class BlockPool:
         return BlockCounts(free, self._num_blocks - free - cached, self._num_blocks, cached)
 
     def ref_count(self, block: int) -> int:
-        """Rows that hold the block."""
         return self._ref_counts[block]
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks, each with one reference.
-
-        Raises:
-            CapacityError: fewer are free or cached; nothing is taken.
+        """Take `count` blocks, each with one reference. It raises CapacityError, and takes nothing, if fewer are
+        available.
         """
         if count > self.num_available:
             raise CapacityError(f"{count} KV blocks wanted, {self.num_available} of {self._num_blocks} free")
@@ -88,8 +81,7 @@ class BlockPool:
     def free(self, blocks: Iterable[int], *, useless: bool = False) -> None:
         """Drop a reference to each block; at 0, a block with a key is cached and any other is free.
 
-        Args:
-            useless: those that are cached then are given up before all others, the last of them first.
+        Blocks that are `useless` in the cache are given up before all others, the last of them first.
         """
         for block in blocks:
             if self._ref_counts[block] == 0:
@@ -104,10 +96,7 @@ class BlockPool:
                     self._free.append(block)
 
     def register(self, block: int, key: bytes) -> None:
-        """Let a block in use be found by its key, unless it has one, or another block has that key and keeps it.
-
-        A cached block that loses its key is free.
-        """
+        """Let a block in use be found by its key, unless it has one, or another block has that key and keeps it."""
         if self._ref_counts[block] == 0:
             raise RuntimeError(f"KV block {block} is not in use and can't get a key")
         if block in self._keys:
@@ -137,14 +126,11 @@ class BlockPool:
         return self._blocks.keys()
 
     def find(self, key: bytes) -> int | None:
-        """The block with this key, in use or cached."""
         return self._blocks.get(key)
 
     def audit(self) -> BlockCounts:
-        """Count the blocks by state from first principles.
-
-        Raises:
-            RuntimeError: a block is in two states or in none, or keys and blocks disagree.
+        """Count blocks from first principles. It raises RuntimeError if a block is in two states or none, or keys are
+        wrong.
         """
         used = {block for block, count in enumerate(self._ref_counts) if count > 0}
         free, cached = set(self._free), set(self._cached)

@@ -15,12 +15,8 @@ class GroupBlocks:
     """The blocks that each row holds, for attention that sees all tokens or a window of them.
 
     `tables[row, j]` is the block of positions j * block_size and on, for `first[row] <= j < end[row]`, else 0.
-
-    Args:
-        on_evict, moves_keys: as in `BlockPool`.
-
-    Raises:
-        UnsupportedModelError: the kind keeps no keys and values.
+    `on_evict` and `moves_keys` are as in `BlockPool`. It raises UnsupportedModelError if the kind keeps no keys and
+    values.
     """
 
     def __init__(
@@ -41,7 +37,6 @@ class GroupBlocks:
         return 0 if self.window is None else max(num_computed_tokens - self.window + 1, 0) // self.block_size
 
     def _first_kept(self, num_computed_tokens: int) -> int:
-        """Index of the first block of a row: one that the last computed token sees."""
         return self.first_needed(max(num_computed_tokens - 1, 0))
 
     def blocks_for(self, num_tokens: int, max_step_tokens: int) -> int:
@@ -65,7 +60,6 @@ class GroupBlocks:
         return self._num_growing
 
     def _hold(self, row: int, first: int, end: int) -> None:
-        """Note that the row holds the blocks from index `first` to `end`."""
         before, now = self.end[row] - self.first[row], end - first
         self._num_growing += (0 < now < self._most_held) - (0 < before < self._most_held)
         self.first[row], self.end[row] = first, end
@@ -106,7 +100,6 @@ class GroupBlocks:
             self.pool.register(int(self.tables[row, index]), key)
 
     def release(self, row: int, first: int) -> None:
-        """Release the row's blocks before index `first`."""
         start = self.first[row]
         first = min(first, self.end[row])
         if first > start:
@@ -157,12 +150,8 @@ class GroupBlocks:
         self._hold(row, 0, 0)
 
     def audit(self) -> BlockCounts:
-        """Prove that every block's reference count is the number of rows that hold it, and that the pool adds up.
-
-        The same holds for the count of rows that may still grow.
-
-        Raises:
-            RuntimeError: it is not so.
+        """Prove the reference counts, the pool, and the count of rows that may still grow. It raises RuntimeError if
+        one is wrong.
         """
         counts = self.pool.audit()
         held = [end - first for first, end in zip(self.first, self.end, strict=True)]

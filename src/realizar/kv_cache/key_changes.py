@@ -42,15 +42,12 @@ class KeyLog:
         return bool(self._changes) or self.forgot_all
 
     def add(self, key: bytes) -> None:
-        """Note that a key is held."""
         self._changes[key[:KEY_BYTES]] = True
 
     def drop(self, key: bytes) -> None:
-        """Note that a key is held no more."""
         self._changes[key[:KEY_BYTES]] = False
 
     def clear(self) -> None:
-        """Note that no key is held any more."""
         self._changes.clear()
         self.forgot_all = True
 
@@ -64,12 +61,8 @@ class KeyLog:
 class KeyWatch:
     """The logs of one cache, which starts with what the cache holds now.
 
-    Args:
-        blocks: keys of blocks that can be found.
-        ends: keys after which a sequence can go on; None where it can after any block.
-
-    Attributes:
-        blocks, ends: logs of further changes.
+    `blocks` are keys of blocks that can be found, `ends` those after which a sequence can go on; None where it can
+    after any block.
     """
 
     def __init__(self, blocks: Iterable[bytes], ends: Iterable[bytes] | None) -> None:

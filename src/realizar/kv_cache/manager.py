@@ -45,9 +45,7 @@ class KVCacheManager:
     """Owns the blocks of all cache groups.
 
     Args:
-        kinds: per cache group.
-        num_blocks: per cache group.
-        block_size: tokens per block.
+        kinds, num_blocks: per cache group.
         num_rows: rows that may hold blocks at once.
         context_length: tokens per row.
         max_step_tokens: tokens of one row in one step.
@@ -55,7 +53,6 @@ class KVCacheManager:
         has_state: layers of the model have a state, which is not in blocks.
         num_snapshots: of states. Where there is none, nothing goes on from the blocks of a model with a state, so that
             none are found.
-        num_host_snapshots: of those in the host's memory.
 
     Attributes:
         least_fetched_tokens: tokens that are sooner fetched than computed; a host snapshot that saves fewer is left.
@@ -111,7 +108,6 @@ class KVCacheManager:
 
     @property
     def num_blocks(self) -> tuple[int, ...]:
-        """Per cache group."""
         return tuple(group.pool.num_blocks for group in self._groups)
 
     @property
@@ -141,9 +137,7 @@ class KVCacheManager:
         """The longest start of `token_ids`, up to `most_tokens`, after which a sequence can go on from cached blocks.
 
         Full attention needs every block of it, a window the blocks that the next token sees, a state a snapshot.
-
-        Args:
-            keys: of the sequence. token_ids: int32 [tokens], all that are known of it.
+        `token_ids` are all that are known of the sequence, int32 [tokens].
         """
         most = min(most_tokens, len(token_ids)) // self._block_size if self._prefix_cache else 0
         if most <= 0:
@@ -165,10 +159,7 @@ class KVCacheManager:
     def _last_snapshot(
         self, keys: Sequence[bytes], runs: Sequence[Sequence[int]]
     ) -> tuple[int, int | None, int | None]:  # fmt: skip
-        """The last snapshot among cached blocks from which a sequence can go on.
-
-        Args:
-            keys: of the blocks. runs: per cache group, of `GroupBlocks.runs`.
+        """The last snapshot among cached blocks from which a sequence can go on; `runs` are per cache group.
 
         Returns:
             The number of blocks before it, 0 where there is none; then the snapshot on the device, or else the one in
@@ -185,10 +176,8 @@ class KVCacheManager:
         return end, tiers.find(keys[end - 1]) if end else None, None
 
     def _first_usable(self, runs: Sequence[Sequence[int]], ends: Iterable[int]) -> int:
-        """The first of some numbers of blocks after which all blocks that the next token sees are cached, or 0.
-
-        Args:
-            runs: per cache group, of `GroupBlocks.runs`.
+        """The first of `ends` after which all blocks that the next token sees are cached, or 0; `runs` are per cache
+        group.
         """
         for end in ends:
             groups = zip(runs, self._groups, strict=True)
@@ -215,9 +204,6 @@ class KVCacheManager:
         """Let the row's full blocks be found; their tokens are known, and computed by steps submitted by now.
 
         Those of a row that was open when the prefix cache was last forgotten stay unknown.
-
-        Args:
-            keys, token_ids: as of `find_prefix`.
         """
         end = min(num_computed_tokens, len(token_ids)) // self._block_size
         start = int(self._num_registered[row])
@@ -261,7 +247,6 @@ class KVCacheManager:
             ends.log = self._watch.ends
 
     def take_key_changes(self) -> CacheChanges | None:
-        """The changes since the last call; None where there are none, or they are not noted."""
         return None if self._watch is None else self._watch.take()
 
     def has_snapshot(self, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int) -> bool:
@@ -273,14 +258,13 @@ class KVCacheManager:
         self._snapshots.restore(snapshot)
 
     def fetch_snapshot(self, host_snapshot: int) -> None:
-        """The same for a prefix whose snapshot is in the host's memory."""
+        """As `restore_snapshot`, for a prefix whose snapshot is in the host's memory."""
         self._snapshots.fetch(host_snapshot)
 
     def keep_fetched(self, row: int, host_snapshot: int) -> Taken | None:
         """Name a snapshot on the device for one that a row fetches in the step that is being scheduled.
 
-        Returns:
-            None if it is there already, or none can be given up now.
+        It returns None if it is there already, or none can be given up now.
         """
         with self._drops_for(row):
             return self._snapshots.keep(host_snapshot)
@@ -290,13 +274,8 @@ class KVCacheManager:
     ) -> Taken | None:
         """Name a new snapshot of a row, after its first `num_tokens` tokens, in the step that is being scheduled.
 
-        Args:
-            keys, token_ids: as of `find_prefix`.
-            num_tokens: full blocks, the last of which the row has registered, unless it is not to be found.
-            client: that it is taken for.
-
-        Returns:
-            None if there is one already, none can be given up now, or the row is not to be found.
+        These are full blocks, the last of which the row has registered, unless it is not to be found. It returns None
+        if there is a snapshot already, none can be given up now, or the row is not to be found.
         """
         if not self.lets_find(row):
             return None
@@ -305,7 +284,6 @@ class KVCacheManager:
 
     @contextmanager
     def _drops_for(self, row: int) -> Iterator[None]:
-        """Count snapshots that are dropped meanwhile as dropped for a row."""
         before = self._snapshots.num_dropped
         yield
         if count := self._snapshots.num_dropped - before:
@@ -323,10 +301,8 @@ class KVCacheManager:
         )
 
     def allocate(self, row: int, num_computed_tokens: int, num_tokens: int) -> int:
-        """Own the blocks of the row's next tokens, up to `num_tokens` of them, and release those out of a window.
-
-        Returns:
-            The tokens whose blocks the row now owns; 0 when not even one fits.
+        """Own the blocks of the row's next tokens, up to `num_tokens`; release those out of a window. Returns the
+        tokens owned.
         """
         count = min(num_tokens, min([group.fit(row, num_computed_tokens, num_tokens) for group in self._groups]))
         if count <= 0:
@@ -364,12 +340,10 @@ class KVCacheManager:
         return tuple([group.tables[rows, index] * size + place for group in self._groups])
 
     def audit(self) -> tuple[BlockCounts, ...]:
-        """Prove, per cache group, that free + used + cached = total and that reference counts are right.
+        """Prove the counts of blocks and references per cache group, and that each snapshot has its block in every
+        group.
 
-        So it is proved of snapshots, each of which has the block that it follows in every group.
-
-        Raises:
-            RuntimeError: it is not so.
+        It raises RuntimeError if they are wrong.
         """
         counts = tuple(group.audit() for group in self._groups)
         self._snapshots.audit(lambda key: all(group.pool.find(key) is not None for group in self._groups))

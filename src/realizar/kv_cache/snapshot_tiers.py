@@ -43,9 +43,8 @@ class SnapshotCounts:
 class Taken(NamedTuple):
     """A snapshot to be written.
 
-    Attributes:
-        stored: the host snapshot to which what it held before is copied; None where nothing is.
-        is_new: False if the host's memory has the same one, which counts as taken already.
+    `stored` is the host snapshot to which what it held before is copied; None where nothing is. `is_new` is False if
+    the host's memory has the same one, which counts as taken already.
     """
 
     snapshot: int
@@ -54,14 +53,10 @@ class Taken(NamedTuple):
 
 
 class SnapshotTiers:
-    """Snapshots by the key of the block that they follow.
+    """Snapshots by the key of the block that they follow. There are none in the host's memory without any on the
+    device.
 
-    Args:
-        num_snapshots: on the device.
-        num_host_snapshots: in the host's memory; none without any on the device.
-
-    Attributes:
-        log: notes the keys that snapshots can be found by, in either memory; None notes none.
+    `log` notes the keys that snapshots can be found by, in either memory; None notes none.
     """
 
     def __init__(self, num_snapshots: int, num_host_snapshots: int = 0) -> None:
@@ -79,38 +74,30 @@ class SnapshotTiers:
 
     @property
     def num_dropped(self) -> int:
-        """As `SnapshotCounts.dropped`."""
         return self._dropped
 
     @property
     def has_host(self) -> bool:
-        """True if there is room for any in the host's memory."""
         return self._host.num_snapshots > 0
 
     @property
     def keys(self) -> Collection[bytes]:
-        """The keys that snapshots can be found by, in either memory."""
         return {*self._device.keys, *self._host.keys}
 
     def find(self, key: bytes) -> int | None:
-        """The snapshot on the device that follows the block with this key."""
         return self._device.find(key)
 
     def find_on_host(self, key: bytes) -> int | None:
-        """The same in the host's memory."""
         return self._host.find(key)
 
     def has(self, key: bytes) -> bool:
-        """True if a snapshot follows the block with this key, in either memory."""
         return self.find(key) is not None or self.find_on_host(key) is not None
 
     def restore(self, snapshot: int) -> None:
-        """Name a snapshot of the device in the step that is being scheduled."""
         self._device.use(snapshot)
         self._restored += 1
 
     def fetch(self, host_snapshot: int) -> None:
-        """Name a host snapshot in the step that is being scheduled."""
         self._host.use(host_snapshot)
         self._restored += 1
         self._fetched += 1
@@ -118,8 +105,7 @@ class SnapshotTiers:
     def take(self, key: bytes, client: str = "") -> Taken | None:
         """Name memory for a new snapshot of a client in the step that is being scheduled, from which on it is found.
 
-        Returns:
-            None if there is one with this key on the device, or steps in flight name all of them.
+        It returns None if there is one with this key on the device, or steps in flight name all of them.
         """
         is_new = not self.has(key)
         taken = self._take(key, client)
@@ -135,8 +121,7 @@ class SnapshotTiers:
     def keep(self, host_snapshot: int) -> Taken | None:
         """Name memory on the device for a snapshot that is fetched in the step that is being scheduled.
 
-        Returns:
-            None if it is there already, or none can be given up.
+        It returns None if it is there already, or none can be given up.
         """
         return self._take(self._host.key_of(host_snapshot), self._host.client_of(host_snapshot))
 
@@ -148,22 +133,16 @@ class SnapshotTiers:
             self._lost(key)
 
     def forget(self) -> None:
-        """Drop all snapshots."""
         for key in self.keys:
             self.drop(key)
 
     def finished(self, moves: StateMoves) -> None:
-        """Note that a step with these moves is done, or was given up."""
         self._device.finished(snapshot for _, snapshot in (*moves.restored, *moves.kept, *moves.taken))
         self._host.finished(snapshot for _, snapshot in moves.fetched)
         self._host.finished(snapshot for _, snapshot in moves.stored)
 
     def audit(self, has_block: Callable[[bytes], bool]) -> None:
-        """Audit both memories, as `SnapshotPool.audit`; nothing that was taken is lost uncounted.
-
-        Raises:
-            RuntimeError: it is not so.
-        """
+        """Audit both memories, as `SnapshotPool.audit`; nothing that was taken is lost uncounted."""
         for pool in (self._device, self._host):
             pool.audit(has_block)
         found = len(self.keys)
@@ -199,7 +178,6 @@ class SnapshotTiers:
         return host_snapshot
 
     def _lost(self, key: bytes) -> None:
-        """Note that a snapshot is in neither memory any more."""
         self._dropped += 1
         if self.log is not None:
             self.log.drop(key)

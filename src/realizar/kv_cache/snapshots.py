@@ -40,33 +40,27 @@ class SnapshotPool:
 
     @property
     def num_snapshots(self) -> int:
-        """Snapshots that there is memory for."""
         return len(self._steps)
 
     @property
     def num_kept(self) -> int:
-        """Snapshots that can be found."""
         return len(self._keys)
 
     @property
     def keys(self) -> Sequence[bytes]:
-        """Keys of those, the least recently used first."""
+        """Keys of kept snapshots, the least recently used first."""
         return tuple(self._keys.values())
 
     def find(self, key: bytes) -> int | None:
-        """The snapshot that follows the block with this key."""
         return self._snapshots.get(key)
 
     def key_of(self, snapshot: int) -> bytes:
-        """The key of a kept snapshot."""
         return self._keys[snapshot]
 
     def client_of(self, snapshot: int) -> str:
-        """The client that a kept snapshot was taken for."""
         return self._clients[snapshot]
 
     def touch(self, snapshot: int) -> None:
-        """Let a kept snapshot be the most recently used one."""
         self._keys.move_to_end(snapshot)
 
     def use(self, snapshot: int) -> None:
@@ -75,11 +69,7 @@ class SnapshotPool:
         self._steps[snapshot] += 1
 
     def make_room(self, client: str = "") -> GivenUp | None:
-        """Drop a snapshot for one of this client, unless one is free.
-
-        Returns:
-            None if one is free, or steps in flight name all that are kept.
-        """
+        """Drop a snapshot for one of this client; None if one is free, or steps in flight name all that are kept."""
         if self._free:
             return None
         oldest = self._oldest(self._greedy(client))
@@ -94,8 +84,7 @@ class SnapshotPool:
     def take(self, key: bytes, client: str = "") -> int | None:
         """Name memory for a new snapshot in the step that is being scheduled, from which on it is found.
 
-        Returns:
-            None if there is one with this key, or steps in flight name all of them.
+        It returns None if there is one with this key, or steps in flight name all of them.
         """
         if key in self._snapshots:
             return None
@@ -134,11 +123,7 @@ class SnapshotPool:
     def audit(self, has_block: Callable[[bytes], bool]) -> None:
         """Prove that every snapshot is free, kept or draining, and only one of these, and that kept ones have a block.
 
-        Args:
-            has_block: true if a block with this key is in the cache.
-
-        Raises:
-            RuntimeError: it is not so.
+        It raises RuntimeError if it is not so.
         """
         numbers = [*self._free, *self._keys, *self._draining]
         if sorted(numbers) != list(range(len(self._steps))):

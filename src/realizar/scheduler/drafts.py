@@ -1,7 +1,6 @@
 """Drafts: tokens that may follow a sequence, verified by the model in one step. numpy only.
 
-`Drafter` proposes them, `PromptLookup` is one, and `Drafting` is the scheduler's side. A backend may propose drafts
-too, which come with the results of its steps.
+A backend may propose drafts too, which come with the results of its steps.
 """
 
 from __future__ import annotations
@@ -28,11 +27,9 @@ class Drafter(Protocol):
     """Proposes drafts for a batch of sequences at once.
 
     Each draft is verified with the row's own sampler, so that a drafter changes how many steps a text takes and never
-    its tokens. A drafter may be asked for every sequence of a step: a lookup on the host walks them, a draft model or a
-    next-token head computes them as one batch. The backend has room for `speculative_tokens` drafts of a sequence, a
-    setting of the engine that is at least 1 where there is a drafter: drafts beyond it are dropped, as are those from
-    the first one on that is no id of the vocabulary. The drafter finds what it needs of a sequence by `sequence_id`,
-    `row` and `token_ids`, and keeps its own state under `sequence_id`.
+    its tokens. The backend has room for `speculative_tokens` drafts of a sequence, at least 1 where there is a drafter:
+    drafts beyond it are dropped, as are those from the first one on that is no id of the vocabulary. The drafter finds
+    what it needs of a sequence by `sequence_id`, `row` and `token_ids`, and keeps its own state under `sequence_id`.
 
     Attributes:
         awaits_results: drafts follow from token ids that the host must know, so that a step's choices are awaited
@@ -58,9 +55,7 @@ class Drafter(Protocol):
 class PromptLookup:
     """Drafts are the tokens that followed the last tokens where they stood in the sequence before.
 
-    Args:
-        most_tokens: drafts of a sequence at a time.
-        longest, shortest: number of last tokens that must have stood before; the longest that has is taken.
+    Of `shortest` to `longest` last tokens, the longest run that stood before is taken.
     """
 
     def __init__(self, most_tokens: int, longest: int, shortest: int) -> None:
@@ -96,7 +91,6 @@ class PromptLookup:
 
 
 def prompt_lookup(config: EngineConfig) -> PromptLookup | None:
-    """The drafter that a configuration asks for; None where it asks for no drafts."""
     if not config.speculative_tokens:
         return None
     return PromptLookup(config.speculative_tokens, config.prompt_lookup_max, config.prompt_lookup_min)
@@ -114,8 +108,7 @@ class DraftLookup:
     def propose(self, token_ids: NDArray[np.int32], most_tokens: int) -> tuple[int, ...]:
         """Up to `most_tokens` drafts that follow int32 [tokens], which begin with those of every earlier call.
 
-        Where the place found is so near the end that the history does not reach, the drafts themselves go on: a period
-        repeats.
+        Where the history does not reach past the place found, the drafts themselves go on: a period repeats.
         """
         known = len(self._history) // _BYTES
         self._history += token_ids[known:].tobytes()
@@ -149,14 +142,12 @@ class Drafting:
 
     Attributes:
         num_drafts, num_accepted: tokens drafted and verified so far, and those of them that were right.
-        most_proposed: drafts of a sequence that the backend itself proposes at most; 0 where it proposes none.
 
     Args:
         drafter: goes before the backend: what that proposes is taken where the drafter has nothing. None drafts
             nothing.
         most_drafts: drafts of a sequence that the backend has room for.
-        vocab_size: ids of the vocabulary are below it.
-        most_proposed: as the backend's `Capacity` has it.
+        most_proposed: drafts that the backend itself proposes, as its `Capacity` has it.
 
     Raises:
         InvalidRequestError: there is a drafter, and room for no draft.
@@ -178,7 +169,6 @@ class Drafting:
 
     @property
     def is_on(self) -> bool:
-        """True if drafts may be proposed."""
         return self.most_proposed > 0 or self._drafter is not None
 
     def propose(self, going: ListOf[Sequence], proposed: NDArray[np.int32] | None) -> None:
@@ -211,7 +201,6 @@ class Drafting:
                         self._drafter.verified(sequence, drafts, accepted)
 
     def forget(self, sequence: Sequence) -> None:
-        """A sequence has ended."""
         self._of_backend.discard(sequence.sequence_id)
         if self._drafter is not None:
             with self._faults():

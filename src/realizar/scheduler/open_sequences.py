@@ -58,7 +58,6 @@ class Turns:
         return self._waiting.total()
 
     def take(self, client: Client) -> float:
-        """A turn for another sequence that waits."""
         name = client.name
         if len(self._next) > self._most_known:
             self._forget()
@@ -72,7 +71,6 @@ class Turns:
         return turn
 
     def start(self, client: Client, turn: float) -> None:
-        """A sequence starts that had this turn."""
         used = min(turn, self._unused(client.name)) + 1 / client.weight
         self._used[client.name] = max(self._used.get(client.name, 0.0), used)
         self._now += 1 / sum(self._weights.values())
@@ -112,7 +110,7 @@ class ReadSteps:
         self._read: dict[str, tuple[float, int]] = {}  # by client, after so many steps
 
     def note(self, prompts: Mapping[Sequence, int], *, is_much: bool) -> None:
-        """Take in a step, with the tokens of its prompts. Args: is_much: it was held to half as long again."""
+        """Take in a step, with the tokens of its prompts; `is_much`: it was held to half as long again."""
         self._num_steps += 1
         total = sum(prompts.values())
         for sequence, count in prompts.items():
@@ -148,10 +146,6 @@ class OpenSequences:
         preempted: those that wait and have a row.
         requests: by request id and choice.
         in_rows: the sequence of each row, None where there is none.
-
-    Args:
-        block_size: tokens per KV block.
-        table: the state of the sequences that have a row.
     """
 
     def __init__(self, block_size: int, table: RowTable) -> None:
@@ -172,7 +166,6 @@ class OpenSequences:
         return len(self._sequences)
 
     def get(self, sequence_id: int) -> Sequence | None:
-        """The sequence, unless it has ended."""
         return self._sequences.get(sequence_id)
 
     @property
@@ -220,7 +213,6 @@ class OpenSequences:
         return Sequence(next(self._ids), request, choice, keys, self._table)
 
     def start(self, sequence: Sequence) -> None:
-        """Move a sequence from waiting to running."""
         self.waiting.remove(sequence)
         self.preempted.discard(sequence)
         self._table.is_running[sequence.own_row] = True
@@ -228,7 +220,6 @@ class OpenSequences:
         bisect.insort(self.running, sequence, key=order)
 
     def stop(self, sequence: Sequence) -> None:
-        """Move a sequence from running to waiting."""
         self.running.remove(sequence)
         self._table.is_running[sequence.own_row] = False
         self._running_rows = None
@@ -251,7 +242,6 @@ class OpenSequences:
         self.preempted.discard(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Drop a sequence that has ended."""
         (self.running if sequence.running else self.waiting).remove(sequence)
         self._running_rows = None
         self.preempted.discard(sequence)
@@ -277,7 +267,6 @@ class OpenSequences:
         return len(self.in_rows) * self.clients[client].weight / sum(each.weight for each in self.clients.values())
 
     def has_share(self, client: str) -> bool:
-        """True if a client has its share of the rows already; others come first then."""
         return len(self.clients) > 1 and self.clients[client].num_rows >= self.share(client)
 
     def waiting_in_turn(self) -> list[Sequence]:
@@ -290,9 +279,8 @@ class OpenSequences:
     def last_of_most(self, *, above_share: bool = False) -> Sequence | None:
         """The running sequence that gives way: the last one of the client that has most rows beyond its share.
 
-        Args:
-            above_share: None, in place of the last of all, where nobody has a row more than its share, or none of these
-                can start again: a sampler's state, prompt log-probabilities or a mean would be lost.
+        With `above_share`, None where nobody has a row more than its share, or none of these can start again: a
+        sampler's state, prompt log-probabilities or a mean would be lost.
         """
         beyond = {name: each.num_rows - self.share(name) for name, each in self.clients.items()}
         most = max(beyond, key=beyond.__getitem__, default="")
@@ -315,9 +303,8 @@ class OpenSequences:
         return sum(min(client.num_rows, math.ceil(middle * client.weight)) for client in clients)
 
     def in_turn(self, rows: Rows, most: int) -> Rows:
-        """So many of the rows, intp [rows], in their order: as many of each client as it has and all others may have.
-
-        Those of a client take turns.
+        """As many of the rows, intp [rows], of each client as it has and all others may have, in their order and in
+        turn.
         """
         taken: Counter[str] = Counter()
         places = np.zeros(len(rows))
@@ -333,13 +320,9 @@ class OpenSequences:
         return rows[np.sort(chosen)]
 
     def audit(self) -> list[int]:
-        """Prove that every sequence is in the list where it belongs.
+        """Prove that every sequence is in the list where it belongs, and return the rows of open ones.
 
-        Returns:
-            The rows of open sequences.
-
-        Raises:
-            RuntimeError: one is lost, in the wrong list, or without a row.
+        It raises RuntimeError if one is lost, in the wrong list, or without a row.
         """
         if any(sequence.row is None for sequence in self.running):
             raise RuntimeError("a running sequence has no row of its own")

@@ -70,12 +70,10 @@ class _Estimate:
 
 
 class Pace:
-    """Learns from every step's time.
+    """Learns from every step's time. `stretch` and `least_s` are as in `Policy`.
 
     Args:
-        stretch: times as long as a step of decodes alone that a step with decodes and prompts may take.
         tile_tokens: tokens that the device's matmuls take at once.
-        least_s: seconds that a step with decodes and prompts may take in any case.
         sizes: numbers of tokens, ascending, to which the device pads a step with prompts, so that fewer take no less
             time; none where only tiles count.
     """
@@ -103,8 +101,9 @@ class Pace:
         Args:
             position: tokens before them; of the prompt that is farthest, where there are several.
             equal: the decodes of a step of which all clients have as many each, where some have more: the step is
-                measured by that one. is_much: the tokens are of clients who have read more than their share, beside
-                decodes of others; they make such a step half as long again.
+                measured by that one.
+            is_much: the tokens are of clients who have read more than their share, beside decodes of others; they make
+                such a step half as long again.
         """
         if num_decode_tokens == 0:
             alone = self._token_alone
@@ -159,7 +158,6 @@ class Pace:
         return min(max(int(count * most_s / max(count_s, 1e-9)), equal), wanted)
 
     def submitted(self, now_s: float) -> None:
-        """Note that a step was submitted."""
         self._submitted_s.append(now_s)
 
     def ended(self, num_decode_tokens: int, num_prompt_tokens: int, now_s: float, position: int = 0) -> None:
@@ -173,11 +171,7 @@ class Pace:
         self._submitted_s.clear()
 
     def observe(self, num_decode_tokens: int, num_prompt_tokens: int, seconds: float, position: int = 0) -> None:
-        """Take in the time of a step.
-
-        Args:
-            position: tokens before those of prompts, in the mean.
-        """
+        """Take in the time of a step. `position`: tokens before those of prompts, in the mean."""
         self._num_probes = 0
         if num_prompt_tokens == 0:
             bucket = _bucket(num_decode_tokens)
@@ -222,7 +216,7 @@ class Pace:
 
 
 def pace_of(policy: Policy, tile_tokens: int, step_sizes: tuple[int, ...]) -> Pace | None:
-    """The bound of prompts beside decodes; None where only throughput counts. Arguments as of `Pace`."""
+    """The bound of prompts beside decodes; None where only throughput counts."""
     if not math.isfinite(policy.stretch):
         return None
     return Pace(policy.stretch, tile_tokens, policy.least_step_s, step_sizes)

@@ -17,17 +17,14 @@ _STEPS_TO_GROW = 64  # steps in a row that must have fitted before larger ones a
 
 
 class Plan:
-    """The rows of a step with their tokens, and the remaining budget.
+    """The rows of a step with their tokens, and the remaining budget of tokens.
 
     Attributes:
         decodes: intp [decodes], rows that compute their last token; they come before all others.
         num_drafts: int32 [decodes], drafts that follow it; None where no row has any.
-        prompts: tokens of other sequences, in their order.
         restored: prefixes with snapshots that sequences start from.
-        opened: rows to open with the step.
 
     Args:
-        budget: tokens of the step. max_rows: sequences of the step.
         pace: bounds what is read beside decodes; None reads what fits.
     """
 
@@ -56,7 +53,6 @@ class Plan:
 
     @property
     def is_full(self) -> bool:
-        """True if no further sequence may join."""
         return self.budget == 0 or self.num_rows == self._max_rows
 
     @property
@@ -85,10 +81,8 @@ class Plan:
         return min(sequence.num_chunk_tokens, -(-self.room_for(sequence) // 2))
 
     def start_prompts(self, position: int, equal: int | None = None, *, is_much: bool = False) -> None:
-        """Limit the budget for prompts, now that all decodes are in, to what keeps the decodes' pace.
-
-        Args:
-            position: computed tokens of the prompt that is farthest. equal, is_much: as of `Pace.prompt_tokens`.
+        """Limit the budget for prompts, now that all decodes are in, to what keeps the decodes' pace; as
+        `Pace.prompt_tokens`.
         """
         self._num_decode_tokens, self._equal, self._is_much = self.num_tokens, equal, is_much
         self._limit(position, 0)
@@ -114,7 +108,6 @@ class Plan:
         self.prompts[sequence] = count
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out again."""
         before = self.num_tokens
         stay = self.decodes != sequence.row
         self.decodes = self.decodes[stay]
@@ -127,9 +120,7 @@ class Plan:
 class StepLimit:
     """Halved when a step did not fit into memory, and doubled again after many that did.
 
-    Attributes:
-        rows: sequences in one step. tokens: tokens in one step.
-        is_short: a step did not fit lately; each step is then awaited before the next, to know which one fails.
+    While `is_short`, each step is awaited before the next, to know which one fails.
     """
 
     def __init__(self, max_rows: int, max_tokens: int) -> None:
@@ -141,8 +132,7 @@ class StepLimit:
     def failed(self, num_steps: int, num_rows: int, num_tokens: int) -> bool:
         """Halve the limits after one of the steps in flight did not fit; False if it was alone and can't be smaller.
 
-        Args:
-            num_rows, num_tokens: of the largest.
+        `num_rows` and `num_tokens` are of the largest.
         """
         self._num_fitting = 0
         if num_steps == 1 and num_rows <= 1 and num_tokens <= _LEAST_TOKENS:
@@ -153,7 +143,6 @@ class StepLimit:
         return True
 
     def fitted(self) -> None:
-        """Take in a step that fitted."""
         if not self.is_short:
             return
         self._num_fitting += 1

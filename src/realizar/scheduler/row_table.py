@@ -26,10 +26,7 @@ Column = NDArray[np.int32]
 class Appended:
     """The tokens that rows gained. All are [rows].
 
-    Attributes:
-        counts: tokens that were appended.
-        stopped: the last of them is a stop id, and late enough to be one.
-        full: no further token is wanted.
+    `stopped`: the last of them is a stop id, and late enough to be one. `full`: no further token is wanted.
     """
 
     counts: NDArray[np.intp]
@@ -47,8 +44,7 @@ class RowTable:
         num_known: int32 [rows], how many of them are known.
         num_pending: int32 [rows], sampled tokens of submitted steps that are not known yet, drafts apart.
         num_computed: int32 [rows], tokens in the KV cache once every submitted step is done, drafts in flight included.
-        num_drafts: int32 [rows], drafts in flight.
-        num_proposed: int32 [rows], drafts that wait to be scheduled.
+        num_drafts, num_proposed: int32 [rows], drafts in flight, and those that wait to be scheduled.
         most_tokens: int32 [rows], the number of tokens at which no further one is wanted.
         samples: bool [rows], tokens are wanted after the prompt.
         is_running: bool [rows], the row holds blocks.
@@ -56,9 +52,6 @@ class RowTable:
         may_repeat: int32 [rows], 1 where the token before a sampled one may be computed again and the model has a
             state.
         given_end: int32 [rows], the number of tokens up to the last one that has a given embedding.
-
-    Args:
-        has_state: the model has one.
     """
 
     def __init__(self, num_rows: int, context_length: int, *, has_state: bool = False) -> None:
@@ -84,13 +77,10 @@ class RowTable:
         stop_ids: Collection[int], samples: bool, may_be_held: bool = False,
         embeddings: Sequence[PromptEmbeddings] = (),
     ) -> None:  # fmt: skip
-        """Give a row to a sequence of which nothing is computed.
+        """Give a row to a sequence of which nothing is computed. `token_ids` are all that are known, int32 [tokens].
 
-        Args:
-            token_ids: int32 [tokens], all that are known.
-            least_tokens, stop_ids: as in `StopRule.open`, with the prompt's tokens.
-            may_be_held: the row follows a grammar (`Scheduler.hold`).
-            embeddings: as in `Request`.
+        `least_tokens` and `stop_ids` are as in `StopRule.open`, with the prompt's tokens; `may_be_held`: the row
+        follows a grammar (`Scheduler.hold`).
         """
         self.sequence_ids[row] = sequence_id
         self.token_ids[row, : len(token_ids)] = token_ids
@@ -139,9 +129,8 @@ class RowTable:
     def advance(self, rows: Rows, counts: Column | None = None, num_drafts: Column | None = None) -> StepRows:
         """Schedule the next tokens of rows, and the one sampled after them; from now on they count as computed.
 
-        Args:
-            counts: int32 [rows], drafts included, which are the last. num_drafts: int32 [rows]. Both are None where
-                each row decodes: it computes its last token without drafts.
+        `counts`, int32 [rows], includes drafts, the last ones of a row. It and `num_drafts`, int32 [rows], are None
+        where each row decodes: it computes its last token without drafts.
         """
         computed = self.num_computed[rows]
         if counts is None or num_drafts is None:
@@ -167,7 +156,6 @@ class RowTable:
         )
 
     def _with_given(self, step: StepRows) -> StepRows:
-        """The step, with the embeddings that its rows bring."""
         if not self._given:
             return step
         found: dict[int, tuple[GivenEmbeddings, ...]] = {}
@@ -200,8 +188,7 @@ class RowTable:
     def append_tokens(self, rows: Rows, sampled: NDArray[np.int32]) -> Appended:
         """Append to each row its sampled tokens up to the one that ends it: the rule by which outputs end.
 
-        Args:
-            sampled: int32 [rows, 1 + drafts], at least one token of each row, NO_CHOICE after its last.
+        `sampled` is int32 [rows, 1 + drafts], at least one token of each row, NO_CHOICE after its last.
         """
         known, width = self.num_known[rows], sampled.shape[1]
         places: Column = np.add(known[:, None], np.arange(width, dtype=np.int32))
@@ -248,15 +235,12 @@ class RowPool:
         return len(self._draining) + len(self._closed)
 
     def take(self) -> int:
-        """Take a free row; the caller has checked `num_free`."""
         return self._free.pop()
 
     def submitted(self, rows: NDArray[np.intp]) -> None:
-        """Note that a step with these rows, intp [rows], all different, was submitted."""
         self._steps[rows] += 1
 
     def finished(self, rows: NDArray[np.intp]) -> None:
-        """Note that a step with these rows, intp [rows], is done."""
         self._steps[rows] -= 1
         if not self._draining:
             return
@@ -279,13 +263,9 @@ class RowPool:
         return closed
 
     def audit(self, owned: Iterable[int]) -> None:
-        """Prove that every row is free, owned, draining or closed, and only one of these.
+        """Prove that every row is free, owned by an open sequence, draining or closed, and only one of these.
 
-        Args:
-            owned: rows of open sequences.
-
-        Raises:
-            RuntimeError: one is lost or in two states.
+        It raises RuntimeError if one is lost or in two states.
         """
         rows = [*self._free, *owned, *self._draining, *self._closed]
         if sorted(rows) != list(range(len(self._steps))):

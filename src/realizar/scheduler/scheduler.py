@@ -43,15 +43,7 @@ _LEAST_WAIT_S, _MOST_WAIT_S = 1.0, 60.0  # that a client is told while the queue
 
 @dataclass(frozen=True, slots=True)
 class SchedulerCounts:
-    """Sequences by state now, and counts since the start.
-
-    Attributes:
-        running, waiting: sequences, each choice of a request being one.
-        preemptions: sequences that gave up their blocks and were recomputed.
-        prefix_cache_queries, prefix_cache_hits: prompt tokens looked up when a sequence first entered a step,
-            and found.
-        draft_tokens, accepted_tokens: tokens speculated, and those of them that were right.
-    """
+    """Sequences by state now, and counts since the start, as in `EngineStats`; each choice of a request is one."""
 
     running: int
     waiting: int
@@ -67,8 +59,7 @@ class Scheduler:
 
     Args:
         cache: owner of the KV blocks, used by this scheduler alone.
-        max_running: sequences in one step.
-        max_step_tokens: tokens in one step.
+        max_running, max_step_tokens: sequences and tokens in one step.
         context_length: tokens of a request, prompt and output.
         max_queued: requests that may wait for their first step beyond those that a free row takes; None is no limit.
         pace: bounds what is read beside decodes; None reads what fits.
@@ -108,7 +99,6 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """True while any sequence is open."""
         return len(self._open) > 0
 
     @property
@@ -132,8 +122,7 @@ class Scheduler:
         """True if a submitted step must be done before the next is scheduled.
 
         Each step is awaited after one that did not fit into memory, to know which one fails, and a step after which
-        drafts may follow, if they follow from ids that the host knows. Prompts with more than one token to go can have
-        none yet.
+        drafts may follow, if they follow from ids that the host knows.
         """
         if self._limit.is_short or not self._drafting.awaits_results:
             return self._limit.is_short
@@ -154,7 +143,6 @@ class Scheduler:
         self._open.add(request)
 
     def is_open(self, request_id: str) -> bool:
-        """True while a request waits or runs."""
         return request_id in self._open.requests
 
     def prompt_progress(self, request_id: str) -> PromptProgress | None:
@@ -267,8 +255,7 @@ class Scheduler:
     def update(self, batch: ScheduledBatch, output: StepOutput) -> list[TokenOutput]:
         """Take in a step's results, in the order of the batch's rows, then have drafts proposed for its sequences.
 
-        Raises:
-            RuntimeError: the results are those of other rows.
+        It raises RuntimeError if the results are those of other rows.
         """
         now = self._clock()
         self._limit.fitted()
@@ -284,11 +271,7 @@ class Scheduler:
         return outputs
 
     def audit(self) -> None:
-        """Prove that rows and sequences belong together.
-
-        Raises:
-            RuntimeError: they don't.
-        """
+        """Prove that rows and sequences belong together; RuntimeError says that they don't."""
         self._rows.audit(self._open.audit())
 
     def _check_request(self, request: Request) -> None:
@@ -329,7 +312,6 @@ class Scheduler:
 
     @property
     def _is_shared(self) -> bool:
-        """True while several clients have open sequences."""
         return len(self._open.clients) > 1
 
     def _is_much(self, prompts: ListOf[Sequence]) -> bool:
@@ -340,9 +322,8 @@ class Scheduler:
         return bool(readers) and self._read_steps.is_much(readers)
 
     def _share_decodes(self, rows: Rows, equal: int | None, *, leaves_room: bool) -> Rows:
-        """The rows that decode in this step, of those that can.
-
-        All of them, unless some clients have more than others and steps take much longer for it: these rows take turns.
+        """The rows that decode in this step, of those that can: all, unless steps take much longer for some clients'
+        many rows.
         """
         self._take_turns = False
         if self._pace is None or equal is None:
@@ -401,10 +382,10 @@ class Scheduler:
             plan.add(sequence, count)
 
     def _allocate(self, row: int, wanted: int, plan: Plan) -> int:
-        """Own blocks for as many of the row's next tokens as there are, preempting later sequences for the first one.
+        """Own blocks for the row's next tokens, as many of `wanted` as there are, preempting later sequences for the
+        first one.
 
-        Returns:
-            The tokens, at most those wanted; 0 if the row's sequence itself was preempted.
+        It returns the tokens; 0 if the row's sequence itself was preempted.
         """
         while self._table.is_running[row]:
             if count := self._cache.allocate(row, self._table.num_computed.item(row), wanted):
@@ -505,7 +486,6 @@ class Scheduler:
         return sequence.own_row
 
     def _advance(self, plan: Plan) -> StepRows:
-        """The planned rows; from now on their tokens count as computed."""
         table, cache = self._table, self._cache
         if not plan.prompts and plan.num_drafts is None:
             return table.advance(plan.decodes)
@@ -528,9 +508,8 @@ class Scheduler:
         return replace(columns, logprob_queries=queries, pooling=pooling) if queries or pooling else columns
 
     def _look_ahead(self, columns: StepRows) -> StepRows:
-        """The rows, with blocks for drafts that the backend proposes after their choices, as far as there are any.
-
-        Nobody gives way for them.
+        """The rows, with blocks for drafts that the backend proposes after them, if any are free: nobody gives way for
+        them.
         """
         most = self._drafting.most_proposed
         if not most or not len(columns):
@@ -603,8 +582,7 @@ class Scheduler:
     ) -> TokenOutput | None:  # fmt: skip
         """Complete the output of one row, None where it has gained no token, and end its sequence if that is a reason.
 
-        Returns:
-            None for a chunk of a prompt of which nothing is wanted.
+        It returns None for a chunk of a prompt of which nothing is wanted.
         """
         if output is not None:
             self._register(sequence)
@@ -623,7 +601,6 @@ class Scheduler:
         return output
 
     def _register(self, sequence: Sequence) -> None:
-        """Let the full blocks of a sequence be found."""
         if sequence.running:
             computed = sequence.num_computed_tokens
             self._cache.register(sequence.own_row, sequence.keys, sequence.token_ids, computed)

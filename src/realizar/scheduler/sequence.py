@@ -26,7 +26,6 @@ class Sequence:
         num_queried: prompt positions whose log-probabilities have been asked for.
         places: numbers of tokens, ascending and not computed yet, after each of which a snapshot is to be taken.
         num_cached_tokens: prompt tokens found in the prefix cache when it first entered a step.
-        snapshots: that it started from, and left.
     """
 
     def __init__(self, sequence_id: int, request: Request, choice: int, keys: BlockKeys, table: RowTable) -> None:
@@ -44,13 +43,11 @@ class Sequence:
 
     @property
     def own_row(self) -> int:
-        """Row of a sequence that has been in a step."""
         if self.row is None:
             raise RuntimeError("a sequence that was in no step has no row")
         return self.row
 
     def take_row(self, row: int) -> None:
-        """Start in a row."""
         self.row = row
         sampling = self.request.sampling
         self._table.open(
@@ -150,7 +147,6 @@ class Sequence:
         return tuple(LogprobQuery(at - start, prompt[at + 1], wanted) for at in range(first, end))
 
     def opened(self) -> OpenedRow:
-        """The record with which the backend opens its row."""
         history = self.token_ids.tolist()
         for run in self.request.embeddings:
             history[run.start : run.end] = [GIVEN_EMBEDDING] * run.num_tokens

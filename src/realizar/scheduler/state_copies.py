@@ -28,18 +28,13 @@ _CUTS_OF_A_STEP = 8
 
 
 class SnapshotPlaces:
-    """Chooses places, all of them ends of blocks.
+    """Chooses places, all of them ends of blocks. Without room for snapshots there are none.
 
     A request takes a quarter of the snapshots at most, so that one long prompt leaves those of others. A step ends at
     every place, and a step costs at least a pass through the weights: places of messages keep an eighth of a full
     step's tokens apart, and from the snapshot that the prompt starts from, so that a few short turns share one and the
     next turn computes some of them again. Between messages there is a place after each full step's tokens, where chunks
     would end anyway, or so many that a prompt as long as the context has enough of them.
-
-    Args:
-        num_snapshots: that there is memory for; without any there are no places.
-        block_size: tokens per block.
-        context_length: tokens per row. max_step_tokens: tokens of a step.
     """
 
     def __init__(self, num_snapshots: int, block_size: int, context_length: int, max_step_tokens: int) -> None:
@@ -63,7 +58,6 @@ class SnapshotPlaces:
         Args:
             num_tokens: of the prompt; its last one is always computed with the choice after it.
             marks: numbers of tokens after which a message ends; others are ignored.
-            prefix: what was found of the prompt.
             is_shared: several choices start from the prompt.
             step_tokens: of prompts, that a step may have by the speed that was measured; None is a full step.
         """
@@ -86,14 +80,12 @@ class SnapshotPlaces:
         return tuple(places)
 
     def _interval(self, step_tokens: int | None) -> int:
-        """The number of tokens between places within messages."""
         step = self._max_step_tokens
         if step_tokens is not None and step_tokens < step:
             step = 1 << max(step_tokens.bit_length() - 1, 0)
         return self._up(max(self._least_interval, step))
 
     def _up(self, num_tokens: int) -> int:
-        """The number of tokens, at least one, rounded up to full blocks."""
         return -(-max(num_tokens, 1) // self._size) * self._size
 
 
@@ -113,9 +105,7 @@ def _spread(fixed: ListOf[int], others: Iterable[ListOf[int]], start: int, gap: 
 class StateCopies:
     """Part of a scheduler. For a model without states, and without a prefix cache, it does nothing.
 
-    Args:
-        open_sequences: of the scheduler. context_length: tokens per row. max_step_tokens: tokens of a step.
-        pace: knows how many tokens of prompts a step reads; None lets it read as many as fit.
+    `pace` knows how many tokens of prompts a step reads; None lets it read as many as fit.
     """
 
     def __init__(
@@ -182,8 +172,6 @@ class StateCopies:
 
 
 class _Copies:
-    """The copies of a step that is being planned, as in `StateMoves`."""
-
     def __init__(self) -> None:
         self.restored: list[tuple[int, int]] = []
         self.taken: list[tuple[int, int]] = []

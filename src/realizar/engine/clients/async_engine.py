@@ -52,7 +52,6 @@ class AsyncEngine:
     Args:
         link: closed by `close`.
         new_text: makes the text of a choice from the request's sampling parameters.
-        end_ids: the model's end-of-generation ids.
         max_queued: choices that may wait, beside those that can run; None takes the engine's `queue_length`.
         pooling: the pooling that the model was trained with, or None.
         keeps_logprobs: True if whole outputs have the log-probabilities that deltas had.
@@ -94,10 +93,8 @@ class AsyncEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Facts of the loaded model.
-
-        Raises:
-            EngineUnavailableError: the model is not loaded yet. EngineDeadError: the engine is gone for good.
+        """It raises EngineUnavailableError while the model is not loaded, EngineDeadError once the engine is gone for
+        good.
         """
         if self._info is None:
             self._refuse()
@@ -105,26 +102,19 @@ class AsyncEngine:
 
     @property
     def max_queued(self) -> int:
-        """Choices that may wait while as many as possible run.
-
-        Raises:
-            EngineUnavailableError, EngineDeadError: as of `info`.
-        """
+        """Choices that may wait while as many as possible run. It raises what `info` does."""
         return self.info.queue_length if self._max_queued is None else self._max_queued
 
     @property
     def num_open(self) -> int:
-        """The number of requests that have not ended."""
         return len(self._requests)
 
     @property
     def may_be_to_blame(self) -> bool:
-        """For the link, see `LinkListener`."""
         return self._requests.may_be_to_blame
 
     @property
     def num_restarts(self) -> int:
-        """The number of engines that died and were replaced."""
         return self._earlier_stats.num_restarts
 
     @property
@@ -137,11 +127,7 @@ class AsyncEngine:
         await self._link.start(self)
 
     async def wait_ready(self) -> EngineInfo:
-        """Wait until the model is loaded.
-
-        Raises:
-            RealizarError: the model can't be loaded; the error's class says why.
-        """
+        """Wait until the model is loaded. Where it can't be, the class of the RealizarError says why."""
         while self._state == "starting":
             await self._changed.wait()
         if self._state == "dead":
@@ -175,14 +161,10 @@ class AsyncEngine:
         Args:
             request_id: unique among open requests; None makes one.
             prompt: text of the prompt, for the output.
-            priority: lower is sooner.
-            cache_salt: cached blocks are shared only under the same one.
-            client: the client that sent the request, as in `Request`.
-            reports_progress: True to get deltas that tell how much of the prompt has been read.
+            priority, cache_salt, client, reports_progress, embeddings: as in `Request`.
             score_only: generate nothing; for `prompt_logprobs` alone.
             pooling: generate nothing; the output has the pooled hidden state.
             keep_deltas: True if the deltas will be iterated; False if only `result` will be read.
-            embeddings: that stand in place of those of ids, as in `Request`.
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: the request can't run.
@@ -205,11 +187,7 @@ class AsyncEngine:
         return await self._submit(request, prompt, keep_deltas=keep_deltas)
 
     async def submit(self, request: Request) -> AsyncStream:
-        """Queue a prepared request, of which only the end is wanted; returns once the engine has it.
-
-        Raises:
-            RealizarError: as of `generate`.
-        """
+        """Queue a prepared request, of which only the end is wanted, as `generate` does."""
         self._check_room(request.client, request.sampling.n)
         return await self._submit(request, None, keep_deltas=False)
 
@@ -225,10 +203,7 @@ class AsyncEngine:
         request_id: str | None = None,
         client: Client = NO_CLIENT,
     ) -> Embedding:
-        """Compute the pooled hidden state of a prompt; `pooling` None takes the model's own, else the last token.
-
-        It raises the same errors as `generate`.
-        """
+        """Compute the pooled hidden state of a prompt; `pooling` None takes the model's own, else the last token."""
         self._check_room(client, 1)
         pooling = pooling or self.pooling or "last"
         request = self._prepare(request_id, prompt_token_ids, SamplingParams(), pooling=pooling, client=client)
@@ -239,31 +214,20 @@ class AsyncEngine:
         return Embedding(output.pooled, len(output.prompt_token_ids), output.num_cached_tokens, output.snapshots)
 
     async def stats(self) -> EngineStats:
-        """The engine's figures. Counts continue over restarts.
-
-        The last known figures are returned while no engine runs, and while a long step delays the engine's answer.
-        """
+        """The last known figures, while no engine runs or a long step delays its answer. Counts go on over restarts."""
         if self._state in ("ready", "draining"):
             with suppress(TimeoutError, RealizarError):
                 self._last_stats = await self._asked.ask("stats", _STATS_PATIENCE_S)
         return self._last_stats.plus(self._earlier_stats)
 
     async def audit(self) -> str | None:
-        """Run the engine's audit; the fault that it finds, or None.
-
-        Raises:
-            EngineDeadError: no engine runs.
-        """
+        """The fault that the engine's audit finds, or None. It raises EngineDeadError where no engine runs."""
         self._check_running()
         fault: str | None = await self._asked.ask("audit")
         return fault
 
     async def clear_cache(self) -> None:
-        """Have the prefix cache forget all that it holds; requests that run keep what they have.
-
-        Raises:
-            EngineUnavailableError, EngineDeadError: no engine runs.
-        """
+        """Have the prefix cache forget all that it holds; requests that run keep what they have. Raises as `info`."""
         self._check_running()
         await self._asked.ask("clear_cache")
 
@@ -296,7 +260,7 @@ class AsyncEngine:
         await self._link.close(at_once=at_once)
 
     def handle(self, event: Event) -> None:
-        """Handle an event of the engine. The link calls this."""
+        """The link calls this."""
         if isinstance(event, Outputs):
             self._requests.take_in(event.deltas)
         elif isinstance(event, Accepted):
@@ -357,7 +321,6 @@ class AsyncEngine:
         self._changed = asyncio.Event()
 
     async def _submit(self, request: Request, prompt: str | None, *, keep_deltas: bool) -> AsyncStream:
-        """Queue a request. A request that engines may have died of waits for its turn, or is refused."""
         release = await self._requests.suspects.admit(request)
         try:
             self._check_room(request.client, request.sampling.n)

@@ -15,8 +15,6 @@ from realizar.errors import EngineDeadError
 
 
 class LinkListener(Protocol):
-    """Receives the link's callbacks, on the event loop's thread."""
-
     @property
     def may_be_to_blame(self) -> bool:
         """True if the engine may have died of a request that it has, or just had."""
@@ -26,8 +24,6 @@ class LinkListener(Protocol):
 
 
 class EngineLink(Protocol):
-    """A connection to an engine."""
-
     async def start(self, listener: LinkListener) -> None:
         """Start the engine; returns before it is ready."""
 
@@ -39,11 +35,7 @@ class EngineLink(Protocol):
 
 
 class ThreadLink:
-    """An engine on a thread of this process: for tests, and for programs that embed a server.
-
-    Args:
-        load: makes the core, on that thread; its argument is a callback for progress.
-    """
+    """An engine on a thread of this process, on which `load` makes the core: for tests and embedded servers."""
 
     def __init__(self, load: Callable[[LoadProgress], EngineCore]) -> None:
         self._load = load
@@ -64,7 +56,7 @@ class ThreadLink:
             self._engine.post(command)
 
     async def close(self, *, at_once: bool = False) -> None:
-        """See `EngineLink`. A thread can't be stopped, so this always waits for the running step."""
+        """A thread can't be stopped, so this always waits for the running step."""
         self._closed = True
         self._engine.post(Shutdown())
         if self._thread.ident is not None:

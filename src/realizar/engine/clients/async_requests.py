@@ -35,8 +35,6 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """A delta that no choice makes, as a `DeltaSource`."""
-
     delta: ChoiceDelta
 
     def take_delta(self) -> ChoiceDelta:
@@ -51,10 +49,8 @@ class OpenRequests:
         places: of the choices of all open requests.
 
     Args:
-        new_text: makes the text of a choice from the request's sampling parameters.
-        send: passes a command to the engine.
+        new_text, keeps_logprobs: as of `AsyncEngine`.
         on_empty: called when the last open request has ended.
-        keeps_logprobs: True if whole outputs have the log-probabilities that deltas had.
     """
 
     def __init__(
@@ -99,11 +95,7 @@ class OpenRequests:
         return stream
 
     def answer(self, request_id: str, error: RealizarError | None, replica: str = "") -> None:
-        """Note that the engine has queued a request, or refused it with an error.
-
-        Args:
-            replica: the name of the one that has it, of several.
-        """
+        """Note that one engine of several, `replica`, has queued a request, or refused it with an error."""
         entry = self._open.get(request_id)
         if entry is not None:
             entry.stream.replica = replica
@@ -125,7 +117,6 @@ class OpenRequests:
                 self._end(request_id, error)
 
     def note_progress(self, event: PromptRead) -> None:
-        """Tell the consumer of a stream how much of the prompt has been read."""
         entry = self._open.get(event.request_id)
         if entry is not None:
             cached = event.progress.num_cached_tokens
@@ -137,7 +128,6 @@ class OpenRequests:
         self._processor.take_in(deltas)
 
     def end_choice(self, request_id: str, choice: int) -> None:
-        """End a choice whose text is complete."""
         self._processor.end_choice(request_id, choice)
 
     def choice_ended(self, choice: GrowingChoice) -> None:
@@ -166,11 +156,9 @@ class OpenRequests:
         return bool(self._open) or self.suspects.num_aborted > 0
 
     def suspect_all(self) -> None:
-        """Note an engine's death that an open or just aborted request may have caused."""
         self.suspects.note_death([entry.request for entry in self._open.values()])
 
     def fail(self, error: RealizarError) -> None:
-        """End every open request with an error, since its engine is gone."""
         self.suspects.forget_aborted()
         for request_id in list(self._open):
             self._end(request_id, error)
@@ -236,11 +224,7 @@ def fingerprint(request: Request) -> bytes:
 
 
 class Suspects:
-    """The points of each request's content, by fingerprint. One event loop uses it.
-
-    Args:
-        clock: seconds, monotonic.
-    """
+    """The points of each request's content, by fingerprint. One event loop uses it. `clock`: seconds, monotonic."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -261,11 +245,9 @@ class Suspects:
         return len(self._aborted)
 
     def note_aborted(self, request: Request) -> None:
-        """Note that a request was aborted while the engine may be working on it."""
         self._aborted.append((fingerprint(request), self._clock()))
 
     def forget_aborted(self) -> None:
-        """Forget the aborted requests, since their engine is gone."""
         self._aborted.clear()
 
     def note_death(self, requests: Collection[Request]) -> None:
@@ -281,16 +263,14 @@ class Suspects:
             self._points.popitem(last=False)
 
     def clear(self, request: Request) -> None:
-        """Clear a request that ended while the engine lived on."""
         if self._points:
             self._points.pop(fingerprint(request), None)
 
     async def admit(self, request: Request) -> Callable[[], None]:
         """Wait until a request may run. The caller must call the returned function when the request has ended.
 
-        Raises:
-            InvalidRequestError: engines died of this request.
-            QueueFullError: too many suspects are waiting to run.
+        It raises InvalidRequestError if engines died of this request, and QueueFullError if too many suspects are
+        waiting to run.
         """
         if self._points_of(request) < _APART:
             return _nothing

@@ -23,11 +23,8 @@ class DeltaSource(Protocol):
 class AsyncStream:
     """A stream of deltas. Iterate it, read `result`, or do both; use it as a context manager, or call `close`.
 
-    A delta is taken when it is read, with all that its choice gained until then: a slow consumer gets fewer and larger
-    deltas.
-
-    Attributes:
-        replica: the name of the engine that has the request; empty where there is one alone.
+    A delta has all that its choice gained until it is read: a slow consumer gets fewer and larger deltas. `replica` is
+    the name of the engine that has the request; empty where there is one alone.
     """
 
     def __init__(self, request_id: str, abort: Callable[[], None]) -> None:
@@ -42,9 +39,8 @@ class AsyncStream:
     def __aiter__(self) -> AsyncIterator[ChoiceDelta]:
         """Iterate the deltas as they arrive. A stream has one consumer.
 
-        Raises:
-            EngineDeadError: the engine stopped.
-            RealizarError: the request was closed, or its tokens could not be turned into text.
+        It raises EngineDeadError if the engine stopped, and RealizarError if the request was closed, or its tokens
+        could not be turned into text.
         """
         return self._iterate()
 
@@ -70,7 +66,6 @@ class AsyncStream:
         return await asyncio.shield(self._end)
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Register a callback for the end of the request."""
         self._end.add_done_callback(lambda _: call())
 
     def close(self) -> None:
@@ -87,12 +82,11 @@ class AsyncStream:
         self.close()
 
     def note(self, source: DeltaSource) -> None:
-        """Note that a choice has a delta to take. The engine calls this once for each delta."""
+        """The engine calls this once for each delta that a choice has."""
         self._news.append(source)
         self._wake()
 
     def end(self, outcome: RequestOutput | RealizarError) -> None:
-        """End the stream. The engine calls this."""
         if self._end.done():
             return
         if isinstance(outcome, RealizarError):

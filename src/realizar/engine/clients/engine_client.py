@@ -39,11 +39,7 @@ class RequestStream:
         self.request_id = request_id
 
     def __iter__(self) -> Iterator[ChoiceDelta]:
-        """Iterate the deltas as they arrive.
-
-        Raises:
-            EngineDeadError: the engine stopped.
-        """
+        """Iterate the deltas as they arrive. It raises EngineDeadError if the engine stopped."""
         while True:
             while self._deltas:
                 yield self._deltas.popleft()
@@ -55,20 +51,14 @@ class RequestStream:
 
     @property
     def done(self) -> bool:
-        """True once the request has ended."""
         return self._output is not None or self._error is not None
 
     @property
     def has_news(self) -> bool:
-        """True if a delta is waiting or the request has ended."""
         return bool(self._deltas) or self.done
 
     def result(self) -> RequestOutput:
-        """Wait for the whole request.
-
-        Raises:
-            EngineDeadError: the engine stopped.
-        """
+        """Wait for the whole request. It raises EngineDeadError if the engine stopped."""
         while not self.done:
             self._client.drive(self, until_done=True)
         if self._output is None:
@@ -76,7 +66,6 @@ class RequestStream:
         return self._output
 
     def close(self) -> None:
-        """Abort the request if it has not ended."""
         if not self.done:
             self._client.abort(self)
 
@@ -89,11 +78,11 @@ class RequestStream:
         self.close()
 
     def note(self, choice: GrowingChoice) -> None:
-        """Note that a choice has a delta. The client calls this."""
+        """The client calls this when a choice has a delta."""
         self._noted.append(choice)
 
     def take_noted(self) -> None:
-        """Take the deltas of the step that brought them. The client calls this once it has the step's."""
+        """The client calls this once it has all deltas of a step."""
         noted, self._noted = self._noted, []  # a text that fails ends this stream meanwhile
         for choice in noted:
             delta = choice.take_delta()
@@ -101,7 +90,6 @@ class RequestStream:
                 self._deltas.append(delta)
 
     def end(self, output: RequestOutput | None, error: RealizarError | None = None) -> None:
-        """End the stream. The client calls this."""
         self.take_noted()
         self._output, self._error = output, error
 
@@ -109,10 +97,7 @@ class RequestStream:
 class EngineClient:
     """An engine in this process, with the text of its requests, whose `OutputListener` it is.
 
-    Args:
-        core: closed by `close`.
-        new_text: makes the text of a choice from the request's sampling parameters.
-        end_ids: the model's end-of-generation ids.
+    `close` closes `core`. `new_text` makes the text of a choice from the request's sampling parameters.
     """
 
     def __init__(
@@ -139,14 +124,8 @@ class EngineClient:
         keep_deltas: bool = True,
         embeddings: Sequence[PromptEmbeddings] = (),
     ) -> RequestStream:
-        """Queue a request. It runs while a caller waits for it or for another request.
-
-        Args:
-            prompt: text of the prompt, for the output.
-            score_only: generate nothing; for `prompt_logprobs` alone.
-            pooling: generate nothing; the output has the pooled hidden state.
-            keep_deltas: True if the deltas will be iterated; False if only `result` will be read.
-            embeddings: that stand in place of those of ids, as in `Request`.
+        """Queue a request. It runs while a caller waits for it or for another request. Arguments are as of
+        `AsyncEngine.generate`.
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: the request can't run.
@@ -199,7 +178,6 @@ class EngineClient:
 
     @property
     def closed(self) -> bool:
-        """True once `close` was called."""
         return self._closed
 
     def close(self) -> None:

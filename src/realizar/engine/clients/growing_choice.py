@@ -38,15 +38,12 @@ class GrowingChoice:
     tokens which came meanwhile are converted together.
 
     Args:
-        index: among the n choices.
         on_text_error: called with an exception that `text` raised. It must end the request.
         on_news: called by `note`; None if deltas are not wanted.
         keeps_logprobs: True if the whole choice has the log-probabilities that deltas had.
 
     Attributes:
-        token_ids: all tokens so far.
         num_cached_tokens: prompt tokens that the request's first choice found in the prefix cache, as far as known.
-        snapshots: of states, that the choice used.
         is_noted: nobody has to be called: the consumer knows that there is a delta to take, or wants none.
         finish_reason, stop_reason: None while it grows.
     """
@@ -169,7 +166,6 @@ class GrowingChoice:
         )
 
     def _marks_of(self, text: str) -> tuple[int, ...]:
-        """The places of marks in the next text that is given."""
         start, marks = self._given_characters, self._text.marks
         self._given_characters += len(text)
         found = list[int]()

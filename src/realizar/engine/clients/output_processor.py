@@ -20,8 +20,6 @@ _LOG = logging.getLogger(__name__)
 
 
 class OutputListener(Protocol):
-    """Receives the ends that a step brings, while `OutputProcessor.take_in` runs."""
-
     def choice_ended(self, choice: GrowingChoice) -> None:
         """Called at the end of a choice. Where its `stop_reason` is a string, the engine still has it: abort it."""
 
@@ -51,11 +49,8 @@ class _Open:
 class OutputProcessor:
     """Owns the choices of every open request.
 
-    Args:
-        new_text: makes the text of a choice from the request's sampling parameters.
-        listener: receives the ends.
-        keeps_logprobs: False if the whole output of a request whose deltas are wanted has no log-probabilities of its
-            tokens.
+    `new_text` makes the text of a choice from the request's sampling parameters. Where `keeps_logprobs` is False, the
+    whole output of a request whose deltas are wanted has no log-probabilities of its tokens.
     """
 
     def __init__(
@@ -75,7 +70,6 @@ class OutputProcessor:
         """Start a request.
 
         Args:
-            prompt: its text, if it came as text.
             on_news: called with a choice that has a delta to take; not called again before that is taken. None if only
                 the whole output is wanted.
         """
@@ -137,7 +131,6 @@ class OutputProcessor:
                 self._listener.request_failed(entry.request.request_id, error_of(failure.error))
 
     def _take_in_facts(self, deltas: StepDeltas) -> None:
-        """Take in what few of a step's deltas have, before their tokens."""
         for start in deltas.starts:
             self._start(start)
         for part in deltas.snapshots:
@@ -179,7 +172,6 @@ class OutputProcessor:
                 choice.note()
 
     def _note_first(self, numbers: Iterable[int], now_s: float) -> None:
-        """Note the time of requests' first tokens, which are few of a step's."""
         for number in numbers:
             entry = self._first_wanted.pop(number, None)
             if entry is not None and entry.first_token_s is None:
@@ -207,7 +199,6 @@ class OutputProcessor:
 
 
 def _output_of(entry: _Open, now_s: float) -> RequestOutput:
-    """The whole output of a request whose choices have all ended."""
     request, sampling = entry.request, entry.request.sampling
     scored = entry.prompt_logprobs.between(0, len(entry.prompt_logprobs))
     return RequestOutput(
@@ -229,7 +220,6 @@ def _output_of(entry: _Open, now_s: float) -> RequestOutput:
 
 
 def error_of(error: RowError) -> RealizarError:
-    """The error of a request that ended without its output."""
     if error.cause == "request":
         return InvalidRequestError(error.message, error.param)
     return StepMemoryError(error.message) if error.cause == "memory" else RequestFailedError(error.message)

@@ -38,11 +38,7 @@ _Owner = TypeVar("_Owner")
 
 
 class DeltaSplitter(Generic[_Owner]):
-    """Knows the owner of every choice of which something came.
-
-    Args:
-        owner_of: the owner of a request by its id; None if it is not open.
-    """
+    """Knows the owner of every choice of which something came. `owner_of` gives None for a request that is not open."""
 
     def __init__(self, owner_of: Callable[[str], _Owner | None]) -> None:
         self._owner_of = owner_of
@@ -70,7 +66,6 @@ class DeltaSplitter(Generic[_Owner]):
         return [(owner, share_of(deltas, mine)) for owner, mine in shares.items()]
 
     def forget(self, request_id: str) -> None:
-        """Forget a request, of which nothing is wanted any more."""
         for number in self._numbers.pop(request_id, ()):
             self._owners.pop(number, None)
 
@@ -90,17 +85,6 @@ class _Open(Generic[_Owner]):
 
 
 class OwnedRequests(Generic[_Owner]):
-    """The requests that are open, by id.
-
-    Args:
-        deliver: gives an owner an event of its requests.
-        on_state: called with what concerns all.
-        on_end: called when a request of an owner has ended or is refused.
-
-    Attributes:
-        engine: runs the requests.
-    """
-
     def __init__(
         self,
         deliver: Callable[[_Owner, OwnedEvent], None],
@@ -116,7 +100,6 @@ class OwnedRequests(Generic[_Owner]):
         return len(self._open)
 
     def owners(self) -> list[_Owner]:
-        """The owner of each request."""
         return [entry.owner for entry in self._open.values()]
 
     def add(self, owner: _Owner, request: Request) -> None:
@@ -144,13 +127,11 @@ class OwnedRequests(Generic[_Owner]):
             entry.task.cancel()
 
     def abandon(self, owner: _Owner) -> None:
-        """End all requests of an owner that is gone."""
         for request_id, entry in list(self._open.items()):
             if entry.owner == owner:
                 self.abort(owner, request_id)
 
     def take(self, event: Event) -> None:
-        """Give owners what is of their requests."""
         match event:
             case Outputs(deltas):
                 for owner, share in self._splitter.split(deltas):
@@ -219,12 +200,7 @@ class NoText:
 
 
 class RoutedLink(LinkBetween):
-    """An `EngineLink` between another one and the engine of owned requests.
-
-    Args:
-        link: to the engine.
-        take: gets every event before the engine above does.
-    """
+    """An `EngineLink` between `link` and the engine of owned requests; `take` gets every event before that does."""
 
     def __init__(self, link: EngineLink, take: Callable[[Event], None]) -> None:
         super().__init__(link)

@@ -37,7 +37,6 @@ class Places:
         self.num_taken += count
 
     def give(self, client: Client, count: int = 1) -> None:
-        """Return places that were taken."""
         self._held[client.name] -= count
         self.num_taken -= count
         if not self._held[client.name]:

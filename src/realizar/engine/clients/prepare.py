@@ -33,9 +33,8 @@ def prepare_request(
 
     Args:
         max_request_tokens: tokens of prompt and output together; `max_tokens=None` uses all that are left.
-        end_ids: the model's end-of-generation ids.
         score_only: generate nothing; for `prompt_logprobs` alone.
-        priority, cache_salt, pooling, client, embeddings: as in `Request`; a pooled request generates nothing.
+        pooling: as in `Request`; a pooled request generates nothing.
         has_snapshots: the engine keeps snapshots of states, and wants to know where the prompt's messages end.
 
     Raises:
@@ -76,11 +75,7 @@ def prepare_request(
 
 
 def _stop_ids(sampling: SamplingParams, end_ids: Collection[int], vocab_size: int) -> set[int]:
-    """All ids that end an output.
-
-    Raises:
-        InvalidRequestError: they leave no id to choose at first.
-    """
+    """All ids that end an output. It raises InvalidRequestError if they leave no id to choose at first."""
     endless = sampling.ignore_eos and sampling.structured is None  # nothing but an end follows a complete grammar
     stops = {*sampling.stop_token_ids, *(() if endless else end_ids)}
     if sampling.min_tokens and sampling.structured is None and len(stops) >= vocab_size:

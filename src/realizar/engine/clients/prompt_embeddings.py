@@ -12,10 +12,9 @@ from realizar.request import PromptEmbeddings
 
 
 def prompt_embeddings(values: ArrayLike, start: int = 0) -> PromptEmbeddings:
-    """Record embeddings, whose width the engine checks.
+    """Record embeddings, numbers [tokens, hidden_size] that float32 can hold; the engine checks their width.
 
     Args:
-        values: numbers [tokens, hidden_size] that float32 can hold; `PromptEmbeddings` tells where they stand.
         start: number of prompt tokens before them.
 
     Raises:

@@ -16,8 +16,6 @@ _INTERVAL_S = 0.1
 
 
 class OpenRequest(Protocol):
-    """A request that is open or done: a `RequestStream` or an `AsyncStream`."""
-
     @property
     def done(self) -> bool:
         """True once the request has ended."""
@@ -26,8 +24,7 @@ class OpenRequest(Protocol):
 def wanted_progress(progress: PromptProgress | bool | None, use_tqdm: bool | None) -> PromptProgress | bool | None:
     """The progress that a caller wants; `use_tqdm` is vLLM's name for True and False of `progress`.
 
-    Raises:
-        InvalidRequestError: both are given, or `use_tqdm` is neither True, False nor None.
+    It raises InvalidRequestError if both are given, or `use_tqdm` is neither True, False nor None.
     """
     if use_tqdm is None:
         return progress
@@ -45,7 +42,6 @@ class ProgressReporter:
         wanted: a callback; True for a line on stderr, False for no report; None for the line if stderr is a terminal
             and there are several requests.
         streams: the requests that are open or done; the list may grow.
-        total: the final number of requests.
     """
 
     def __init__(self, wanted: PromptProgress | bool | None, streams: Sequence[OpenRequest], total: int) -> None:
@@ -66,14 +62,11 @@ class ProgressReporter:
                 self._report(done, self._total)
 
     def end(self) -> None:
-        """Report that all requests are done."""
         if self._report is not None and self._total:
             self._report(self._total, self._total)
 
 
 class _Line:
-    """A progress line on stderr, rewritten in place."""
-
     def __init__(self) -> None:
         self._started_s = time.monotonic()
 

@@ -14,7 +14,7 @@ _NUMBERS = itertools.count()  # unique in this process, so that an answer may be
 
 
 class Questions:
-    """Open questions, by number. Args: send: passes a question on."""
+    """Open questions, by number."""
 
     def __init__(self, send: Callable[[Ask], None]) -> None:
         self._send = send
@@ -47,7 +47,6 @@ class Questions:
             waiting.set_exception(restore_error(answer.error))
 
     def fail(self, error: RealizarError) -> None:
-        """End all open questions with an error."""
         for waiting in self._open.values():
             if not waiting.done():
                 waiting.set_exception(error)

@@ -22,12 +22,10 @@ class Tasks:
         return task
 
     async def ended(self) -> None:
-        """Wait until nothing is on its way any more."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def cancel(self) -> None:
-        """Cancel all that is on its way, and wait for its end."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()

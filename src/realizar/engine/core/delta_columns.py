@@ -24,7 +24,6 @@ class DeltaColumns:
         self._snapshots: dict[int, SnapshotUse] = {}  # of open choices, as said last
 
     def columns(self, outputs: Iterable[TokenOutput]) -> StepDeltas:
-        """The columns of a step's outputs, in their order."""
         numbers: list[int] = []
         counts: list[int] = []
         token_ids: list[int] = []
@@ -87,10 +86,7 @@ class DeltaColumns:
             del self._numbers[request_id]
 
     def request_of(self, number: int) -> str | None:
-        """The id of the request that a choice is of, if the choice is open or the last step ended it.
-
-        This looks through all open requests.
-        """
+        """The request of a choice that is open or that the last step ended. This looks through all open requests."""
         if number in self._ended:
             return self._ended[number]
         return next((name for name, choices in self._numbers.items() if number in choices.values()), None)
@@ -137,7 +133,6 @@ class _Group:
         self._single: list[TokenLogprobs] = []
 
     def add(self, number: int, entries: Sequence[TokenLogprobs]) -> None:
-        """Append the entries of a choice."""
         if type(entries) is StepEntry:
             if entries.columns is not self._source:
                 self._convert()
@@ -155,13 +150,11 @@ class _Group:
         self._single += entries
 
     def made(self) -> StepLogprobs:
-        """The group as a step has it."""
         self._convert()
         entries = self._parts[0] if len(self._parts) == 1 else LogprobColumns.joined(self._parts)
         return StepLogprobs(array("q", self._numbers).tobytes(), entries)
 
     def _convert(self) -> None:
-        """Convert what came last, all at once."""
         if self._source is not None:
             self._parts.append(self._source.picked(self._places))
             self._source, self._places = None, []

@@ -55,7 +55,6 @@ class EngineCore:
 
     Args:
         backend: loaded; shut down by `close`.
-        spec: what the backend has loaded.
         config: what the backend was loaded with; the backend's own capacity bounds it.
         new_grammars: makes what compiles and follows grammars over the model's vocabulary, when the first is asked for;
             without it structured output is refused. Closed by `close`.
@@ -124,7 +123,6 @@ class EngineCore:
 
     @property
     def device(self) -> ChosenDevice:
-        """The device that the model runs on."""
         return self._config.chosen
 
     @property
@@ -147,7 +145,6 @@ class EngineCore:
 
     @property
     def max_request_tokens(self) -> int:
-        """Tokens of the longest request that can run, prompt and output."""
         return self._scheduler.max_request_tokens
 
     @property
@@ -161,7 +158,6 @@ class EngineCore:
 
     @property
     def snapshot_counts(self) -> SnapshotCounts:
-        """Snapshots of states, of a model whose layers have one."""
         return self._cache.snapshot_counts
 
     @property
@@ -192,23 +188,20 @@ class EngineCore:
     def holds_grammar(self, request: Request) -> bool:
         """True if the request has no grammar, or one that is compiled, which is then kept for the request.
 
-        Raises:
-            InvalidRequestError, RequestFailedError: the grammar was refused.
+        It raises InvalidRequestError or RequestFailedError if the grammar was refused.
         """
         return self._grammars.hold(request, self._scheduler.is_open)
 
     def release_grammars(self, request: Request) -> None:
         """Release the grammars of requests that have ended before a request is added, which may need their room.
 
-        Raises:
-            InvalidRequestError: the request's own grammar was refused.
+        It raises InvalidRequestError if the request's own grammar was refused.
         """
         self._check_alive()
         self._close_rows()
         self.holds_grammar(request)
 
     def prompt_progress(self, request_id: str) -> PromptProgress | None:
-        """Progress of reading an open request's prompt; None if it is not open."""
         return self._scheduler.prompt_progress(request_id)
 
     def read_vocabulary(self) -> None:
@@ -216,22 +209,11 @@ class EngineCore:
         self._grammars.read_vocabulary()
 
     def prepare(self, sampling: SamplingParams) -> None:
-        """Compile the grammar of requests to come, which may take a second, while another thread drives the engine.
-
-        Raises:
-            InvalidRequestError: it is malformed, not supported, impossible, or the model can't follow one.
-        """
+        """As `RowGrammars.prepare`, for requests to come, while another thread drives the engine."""
         self._grammars.prepare(sampling.structured)
 
     def prepare_later(self, request: Request, on_done: Callable[[RealizarError | None], None]) -> Callable[[], None]:
-        """Compile a request's grammar in the background; `on_done` is called with the result on another thread.
-
-        Returns:
-            A callback for when the request waits no more, for any thread.
-
-        Raises:
-            InvalidRequestError: the model can't follow one. QueueFullError: too many of its client's wait.
-        """
+        """As `RowGrammars.prepare_later`; any thread may call what it returns."""
         return self._grammars.prepare_later(request, on_done)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -262,11 +244,7 @@ class EngineCore:
         return outputs
 
     def audit(self) -> None:
-        """Prove that blocks, rows and sequences are all accounted for.
-
-        Raises:
-            RuntimeError: they are not.
-        """
+        """Prove that blocks, rows and sequences are all accounted for. It raises RuntimeError if they are not."""
         counts = self._cache.audit()
         self._scheduler.audit()
         if not self._scheduler.has_work and any(group.used for group in counts):
@@ -359,11 +337,8 @@ class EngineCore:
     def _give_masks(self, following: ScheduledBatch) -> ScheduledBatch:
         """Give the oldest step in flight its masks, unless it has them. Rows whose masks are late are held.
 
-        Args:
-            following: the step that is submitted next; without rows where there is none.
-
-        Returns:
-            The same step, in which rows that are held compute their last token again.
+        It returns `following`, the step that is submitted next, in which rows that are held compute their last token
+        again.
         """
         if not self._in_flight:
             return following
@@ -446,7 +421,6 @@ class EngineCore:
 
 
 def _check_embeddings(request: Request, hidden_size: int) -> None:
-    """Refuse given embeddings that are not the model's, or have no place in the prompt."""
     end = 0
     for run in request.embeddings:
         values = 4 * hidden_size * run.num_tokens

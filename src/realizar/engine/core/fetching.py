@@ -62,7 +62,6 @@ def _warn_of_host(core: EngineCore, snapshot_bytes: int) -> None:
 
 
 def _read(core: EngineCore, prompt: tuple[int, ...], salt: str) -> float:
-    """Seconds in which a prompt is read."""
     started_s = time.perf_counter()
     core.add(Request(f"measure-{salt}", prompt, SamplingParams(temperature=0.0), 1, cache_salt=f"measure-{salt}"))
     while core.has_work:

@@ -1,7 +1,4 @@
-"""Figures of an engine: of the moment, and counts since its start. Dataclasses only.
-
-Figures of one request are in `outputs.Timings`; here are those of the whole.
-"""
+"""Figures of an engine: of the moment, and counts since its start; those of one request are `outputs.Timings`."""
 
 from __future__ import annotations
 
@@ -57,7 +54,6 @@ class EngineStats:
 
     @property
     def kv_cache_usage(self) -> float:
-        """Share of the KV blocks in use, 0 to 1."""
         return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
 
     def plus(self, earlier: EngineStats) -> EngineStats:
@@ -71,7 +67,6 @@ class EngineStats:
         )
 
     def added(self, other: EngineStats) -> EngineStats:
-        """These figures and those of another engine, both as of now."""
         names = [field.name for field in fields(self)]
         return EngineStats(**{name: getattr(self, name) + getattr(other, name) for name in names})
 

@@ -11,10 +11,9 @@ _MOST_S = 0.25  # for the rows of a step that are all late: meanwhile nobody is 
 class Patience:
     """Weighs what waiting costs all rows of a step against what holding costs the late ones.
 
-    A row that is held loses a step, and a moment of waiting costs each row that moment. So a step is not sampled until
-    it has waited for the late rows' share of a step's time; whatever comes after that, waiting no longer costs at most
-    twice what the better choice would have. Where all rows are late, waiting costs none of them anything, and only
-    requests that come or leave are to be served.
+    A row that is held loses a step, and a moment of waiting costs each row that moment. So a step waits for the late
+    rows' share of its time, and no longer: waiting costs at most twice what the better choice would have. Where all
+    rows are late, waiting costs none of them anything, and only requests that come or leave are to be served.
     """
 
     def __init__(self) -> None:

@@ -31,12 +31,8 @@ _NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asking:
-    """The rows of a step that choose within grammars. All are [rows].
-
-    Attributes:
-        step: the whole step.
-        index: intp, index of each in the step. numbers: intp, its number. slots: intp, its slot in the shared memory.
-        num_drafts: int32. any_drafts: true if one has any.
+    """The rows of a step that choose within grammars, all [rows]: their `index` in the step, row `numbers`, `slots` in
+    the shared memory, and numbers of drafts.
     """
 
     step: StepRows
@@ -54,10 +50,9 @@ class _Asking:
 class GivenMasks:
     """The result of giving a step its masks.
 
-    Attributes:
-        stuck: rows that can't go on: number of the sequence to its request's error. What they get from the step is to
-            be dropped.
-        held: numbers of rows that make no choice in the step: those that are stuck, and those whose masks are late.
+    `stuck` has the errors of rows that can't go on, by the numbers of their sequences; what they get from the step is
+    to be dropped. `held` has the numbers of rows that make no choice in the step: those that are stuck, and those whose
+    masks are late.
     """
 
     stuck: dict[int, RowError] = field(default_factory=dict)
@@ -75,7 +70,6 @@ class RowGrammars:
     Args:
         new_service: makes what compiles and follows the model's grammars when the first is asked for; None where there
             is no vocabulary, so that every grammar is refused.
-        max_rows: numbers of rows are below it.
     """
 
     def __init__(self, new_service: Callable[[], GrammarService] | None, max_rows: int) -> None:
@@ -98,7 +92,7 @@ class RowGrammars:
             _LOG.info("structured output is not available: %s", error)
 
     def prepare(self, structured: StructuredOutput | None, client: str = "") -> None:
-        """Compile a request's grammar, unless that was done before; waits for it.
+        """Compile a request's grammar, unless that was done before; waits for it, which may take a second.
 
         Raises:
             InvalidRequestError: it is malformed, not supported, impossible, or the model can't follow one.
@@ -111,10 +105,7 @@ class RowGrammars:
     def prepare_later(self, request: Request, on_done: Callable[[RealizarError | None], None]) -> Callable[[], None]:
         """Compile a request's grammar in the background; `on_done` is called with the result on another thread.
 
-        Returns:
-            A callback for when the request waits no more.
-
-        Raises what `prepare` does.
+        It returns a callback for when the request waits no more, and raises what `prepare` does.
         """
         structured = request.sampling.structured
         if structured is None:
@@ -124,13 +115,9 @@ class RowGrammars:
         return lambda: service.cancel(ticket)
 
     def hold(self, request: Request, is_open: Callable[[str], bool]) -> bool:
-        """Keep a request's grammar, if it is compiled, for as long as the request is open.
+        """Keep a request's grammar for as long as the request is open; False if it is not compiled yet.
 
-        Returns:
-            True if it is kept, or the request has none.
-
-        Raises:
-            InvalidRequestError, RequestFailedError: it was refused.
+        It raises InvalidRequestError or RequestFailedError if the grammar was refused.
         """
         structured = request.sampling.structured
         if structured is None:
@@ -150,7 +137,6 @@ class RowGrammars:
             self._slots[opened.row] = row.slot
 
     def close(self, row: int) -> None:
-        """End a row."""
         followed = self._rows.pop(row, None)
         if followed is not None:
             self._slots[row] = _NO_SLOT
@@ -203,10 +189,7 @@ class RowGrammars:
         return GivenMasks(self._stuck(asking, failed), held)
 
     def give_all(self, step: Step) -> bool:
-        """Set the masks on their step if all are there; False, and nothing is set, if some are late or there are none.
-
-        Waits for nothing.
-        """
+        """Set the masks on their step if all are there, without waiting; False, and nothing is set, otherwise."""
         asking = self._asking
         if self._is_given or asking is None:
             return False
@@ -232,7 +215,6 @@ class RowGrammars:
         step.set_masks(RowMasks(asking.numbers[ready], memory.places[slots[ready]], memory.masks, drafted))
 
     def _stuck(self, asking: _Asking, failed: NDArray[np.bool_]) -> dict[int, RowError]:
-        """The errors of rows that can't go on, by the numbers of their sequences."""
         stuck: dict[int, RowError] = {}
         for at in failed.nonzero()[0].tolist():
             row = self._rows[int(asking.numbers[at])]
@@ -254,7 +236,6 @@ class RowGrammars:
         return late
 
     def _fail(self, numbers: list[int], error: Exception) -> None:
-        """End rows for a fault of the program."""
         _LOG.error("masks could not be computed", exc_info=error)
         for number in numbers:
             reason = f"masks could not be computed: {type(error).__name__}"
@@ -276,8 +257,7 @@ class RowGrammars:
     def certain_ids(self, row: int, most: int) -> tuple[int, ...]:
         """The next tokens of a row that its grammar forces, `most` at the most, as far as they are known by now.
 
-        With drafts alone: without them, masks of such tokens need no question (`PrefetchedMasks`), and no step is
-        awaited.
+        It is for drafts alone: without them, masks of such tokens need no question (`PrefetchedMasks`).
         """
         slot = int(self._slots[row])
         return () if slot == _NO_SLOT else self._made_service().rows.certain_ids(slot, most)

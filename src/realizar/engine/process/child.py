@@ -66,8 +66,7 @@ class ChildEnd:
     """The end of an engine.
 
     Attributes:
-        error: the reason, from the engine's report or from its exit status.
-        reported: True if the engine reported the reason.
+        error: the reason, from the engine's report (`reported`) or from its exit status.
         ready_s: seconds that the engine was ready; None if it never was.
     """
 
@@ -88,12 +87,7 @@ def is_stopped(process: asyncio.subprocess.Process | None) -> bool:
 
 
 class ChildProcess(asyncio.Protocol, Generic[_Received]):
-    """A process and the socket to it, as the base of a handle. `start` it, `wait_end`, then `reap`.
-
-    Args:
-        received_type: of what it sends.
-        liveness: by which it counts as dead.
-    """
+    """A process and the socket to it, as the base of a handle. `start` it, `wait_end`, then `reap`."""
 
     def __init__(self, received_type: Any, liveness: LivenessPolicy) -> None:
         self._reader: FrameReader[_Received] = FrameReader(received_type)
@@ -108,7 +102,7 @@ class ChildProcess(asyncio.Protocol, Generic[_Received]):
 
     @property
     def pid(self) -> int:
-        """The id of the process; 0 before it is started."""
+        """0 before it is started."""
         return 0 if self._process is None else self._process.pid
 
     async def _run(
@@ -116,14 +110,12 @@ class ChildProcess(asyncio.Protocol, Generic[_Received]):
     ) -> None:
         """Start the process, and send it a first record; its last arguments are the descriptors of its sockets.
 
-        A cancelled start is completed first, because half a process could be neither waited for nor closed.
+        A cancelled start is completed first, because half a process could be neither waited for nor closed. It raises
+        OSError if the process can't be started.
 
         Args:
             handed: sockets of its own, beside that of the records.
             output: as `stdout` of a subprocess.
-
-        Raises:
-            OSError: the process can't be started.
         """
         starting = asyncio.create_task(self._start(command, first, handed, output))
         try:
@@ -157,8 +149,7 @@ class ChildProcess(asyncio.Protocol, Generic[_Received]):
     def send(self, record: Any) -> None:
         """Pass a record on without waiting; it is lost if the process is gone, or before `start` is done.
 
-        Raises:
-            FrameError: the record is too large.
+        It raises FrameError if the record is too large.
         """
         if not self._is_started or self._transport is None or self._transport.is_closing():
             return
@@ -177,7 +168,6 @@ class ChildProcess(asyncio.Protocol, Generic[_Received]):
         return self._fault or await self._last_words()
 
     async def reap(self) -> None:
-        """Kill the process if it still runs, and free its resources."""
         if self._transport is not None:
             self._transport.abort()
         if self._process is not None:
@@ -190,11 +180,10 @@ class ChildProcess(asyncio.Protocol, Generic[_Received]):
         """Called with each record but answers to pings."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the event loop. Its socket transports can write, although some classes don't declare it."""
+        """Its socket transports can write, although some classes don't declare it."""
         self._transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop with received bytes; handles their records in order."""
         if self._ended.is_set():
             return
         try:
@@ -211,7 +200,6 @@ class ChildProcess(asyncio.Protocol, Generic[_Received]):
                 self.take(record)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Called by the event loop when the process has closed its end, most likely by dying."""
         self._transport = None
         self._end(None)
 
@@ -246,7 +234,7 @@ class ChildProcess(asyncio.Protocol, Generic[_Received]):
 
 
 class EngineChild(ChildProcess[Event]):
-    """An engine's process. Args: label: begins its lines in the log."""
+    """An engine's process. `label` begins its lines in the log."""
 
     def __init__(self, on_event: Callable[[Event], None], liveness: LivenessPolicy, label: str = "engine") -> None:
         super().__init__(Event, liveness)
@@ -256,7 +244,7 @@ class EngineChild(ChildProcess[Event]):
         self._output: asyncio.Task[None] | None = None
 
     async def start(self, command: Sequence[str], load: Load) -> None:
-        """Start the process. Raises OSError: it can't be started."""
+        """It raises OSError if the process can't be started."""
         await self._run(command, load, output=subprocess.PIPE)
         if self._process is not None:
             self._output = asyncio.create_task(self._log_output(self._process))
@@ -294,7 +282,6 @@ class EngineChild(ChildProcess[Event]):
         self._on_event(record)
 
     async def _log_output(self, process: asyncio.subprocess.Process) -> None:
-        """Log the output of the process and of its libraries."""
         if process.stdout is None:
             return
         rest = b""

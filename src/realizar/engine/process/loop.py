@@ -54,8 +54,6 @@ _IDLE_S = 1.0  # after so long without work, the block audit is run
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """A request whose grammar has been compiled, or has failed with an error."""
-
     add: Add
     error: RealizarError | None
 
@@ -64,11 +62,7 @@ _Command: TypeAlias = Command | _Compiled
 
 
 class EngineLoop:
-    """The step loop with an inbox, read between steps.
-
-    Args:
-        report: is called with every event, on the thread that runs the loop.
-    """
+    """The step loop with an inbox, read between steps. `report` gets every event, on the thread that runs the loop."""
 
     def __init__(self, report: Callable[[Event], None]) -> None:
         self._report = report
@@ -93,10 +87,7 @@ class EngineLoop:
             self._news.notify()
 
     def abort_unsent(self, number: int) -> None:
-        """End the request of a choice whose deltas of this step can't be sent, by its number.
-
-        `report` may call this while it has the step's deltas; the request ends when it returns.
-        """
+        """End a request whose deltas of this step can't be sent; `report` may call it while it has the deltas."""
         request_id = self._columns.request_of(number)
         if request_id is not None:
             self._unsent.append(request_id)
@@ -174,7 +165,6 @@ class EngineLoop:
             self._report_keys(core)
 
     def _report_keys(self, core: EngineCore) -> None:
-        """Report what changed in the prefix cache, if that is wanted."""
         changes = core.cache.take_key_changes()
         if changes is not None:
             self._keys_reported_s = time.monotonic()
@@ -207,7 +197,6 @@ class EngineLoop:
         self._compiling[request.request_id] = command, cancel
 
     def _add(self, core: EngineCore, command: Add) -> None:
-        """Queue a request, or start the compilation of its grammar first."""
         request = command.request
         try:
             if not core.holds_grammar(request):
@@ -261,7 +250,7 @@ class EngineLoop:
             self._report(Refused(request_id, record_error(compiled.error)))
 
     def _answer(self, core: EngineCore, ask: Ask) -> Answer[EngineStats | Transfer | str]:
-        """Do what is asked for; an error that leaves the engine as it was is part of the answer."""
+        """An error that leaves the engine as it was is part of the answer."""
         answers: dict[Question, Callable[[], EngineStats | Transfer | str | None]] = {
             "stats": lambda: self._stats(core),
             "audit": lambda: _audit(core),

@@ -61,11 +61,7 @@ def take_place(load: Load) -> None:
 
 
 class EngineProcess:
-    """One end of the socket. A thread of its own receives commands; the engine runs on the caller's thread.
-
-    Args:
-        max_frame_bytes: largest frame that is sent.
-    """
+    """One end of the socket. A thread of its own receives commands; the engine runs on the caller's thread."""
 
     def __init__(self, connection: socket.socket, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._connection, self._max_frame_bytes = connection, max_frame_bytes

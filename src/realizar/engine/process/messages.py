@@ -27,16 +27,14 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Facts of an engine that has loaded its model.
 
     Attributes:
-        architecture: of the model. vocab_size, hidden_size: its dimensions.
         context_length: tokens of a request, prompt and output, as configured or from the model.
         max_request_tokens: the same, or the tokens that the KV cache holds if these are fewer.
         max_running: choices in one step.
-        capacity: of the backend.
         pid: of the engine's process.
         queue_length: choices that may wait beyond those, unless the server sets another limit.
         threads: of the CPU backend.
         cached_block_tokens: tokens of a block of the prefix cache; 0 without one.
-        device: the device that runs the model. device_label: its description, with the name of a GPU.
+        device_label: the device's description, with the name of a GPU.
     """
 
     architecture: str
@@ -176,8 +174,6 @@ class CachedKeys(msgspec.Struct, frozen=True, tag="cached_keys"):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """The output of one step, for all its choices."""
-
     deltas: StepDeltas
 
 
@@ -212,8 +208,6 @@ class ErrorRecord(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A request is not queued."""
-
     request_id: str
     error: ErrorRecord
 

@@ -23,11 +23,7 @@ from realizar.errors import RealizarError
 def ask_process(module: str, what: str, question: Any, answer_type: Any) -> Any:
     """Ask a module in a process of its own, which ends with its answer; its main is `answer_question`.
 
-    Args:
-        what: is planned, for the error.
-
-    Raises:
-        RealizarError: that process failed.
+    It raises RealizarError, with `what` is planned, if that process failed.
     """
     command = (sys.executable, "-m", module)
     done = subprocess.run(command, input=msgspec.json.encode(question), stdout=subprocess.PIPE, check=False)
@@ -60,11 +56,7 @@ class PlanAnswer(msgspec.Struct, frozen=True):
     error: ErrorRecord | None = None
 
     def checked(self) -> PlannedLoad:
-        """The load.
-
-        Raises:
-            RealizarError: the model can't be loaded.
-        """
+        """It raises RealizarError if the model can't be loaded."""
         if self.load is None:
             raise RealizarError("nothing was planned") if self.error is None else restore_error(self.error)
         return self.load
@@ -73,11 +65,7 @@ class PlanAnswer(msgspec.Struct, frozen=True):
 def plan_loads(
     paths: Sequence[str], config: EngineConfig, memory_bytes: int | dict[str, int] | None
 ) -> list[PlanAnswer]:
-    """Plan the loads of models in another process.
-
-    Raises:
-        RealizarError: that process failed.
-    """
+    """Plan the loads of models in another process. It raises RealizarError if that process failed."""
     question = PlanQuestion(tuple(paths), config, memory_bytes)
     module, what = "realizar.engine.process.planning", "the models' memory"
     answers: list[PlanAnswer] = ask_process(module, what, question, list[PlanAnswer])
@@ -85,7 +73,6 @@ def plan_loads(
 
 
 def answer_of(path: str, config: EngineConfig, memory_bytes: int | dict[str, int] | None) -> PlanAnswer:
-    """Plan one load; an error is part of the answer."""
     try:
         return PlanAnswer(*plan_within(find_checkpoint(path), config, memory_bytes))
     except RealizarError as error:

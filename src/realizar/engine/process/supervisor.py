@@ -34,8 +34,6 @@ class ProcessLink:
     are captured is followed by one without graphs.
 
     Args:
-        load: the model and its configuration.
-        liveness: rules by which an engine counts as dead and another one is started.
         command: the command to start; the descriptor of its socket is appended.
         files: the model's files, if they are known.
         label: begins the engine's lines in the log; with the model's name where there are several.
@@ -61,11 +59,7 @@ class ProcessLink:
         self._task = asyncio.create_task(self._supervise(listener))
 
     def send(self, command: Command) -> None:
-        """See `EngineLink`.
-
-        Raises:
-            InvalidRequestError: the command is too large to be sent.
-        """
+        """It raises InvalidRequestError if the command is too large to be sent."""
         if isinstance(command, Ask) and command.what in ("sleep", "wake"):
             self._is_asleep = command.what == "sleep"
         if self._child is None:
@@ -131,7 +125,7 @@ class ProcessLink:
         return True
 
     async def _file_fault(self) -> str | None:
-        """A visible fault of the model's files, or None. The check runs on a thread, as file systems may be slow."""
+        """The check runs on a thread, as file systems may be slow."""
         return None if self._files is None else await asyncio.to_thread(self._files.fault)
 
     async def _fault(self, end: ChildEnd) -> str | None:
@@ -161,8 +155,6 @@ class ProcessLink:
                 listener.handle(EngineBlocked(fault))
 
     async def _run_one(self, listener: LinkListener) -> ChildEnd:
-        """Start one engine and watch it to its end."""
-
         def note(event: Event) -> None:
             if isinstance(event, Ready):
                 if self._was_ready:
