@@ -21,7 +21,7 @@ def read_bandwidth(threads: int, size_bytes: int = 1 << 30, passes: int = 5) -> 
     size would be. A chunk takes about a millisecond, so that some chunks are read undisturbed even on a busy machine.
 
     Args:
-        threads: number of threads; each sums its own part of an int64 array, with the interpreter's lock released.
+        threads: each sums its own part of an int64 array, with the interpreter's lock released.
         size_bytes: size of the array; at least `LEAST_BYTES` for each thread.
         passes: times that the array is read; a small one is read more often.
     """

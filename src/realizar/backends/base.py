@@ -62,17 +62,14 @@ class Capacity:
     """The capacity of a loaded backend.
 
     Attributes:
-        block_size: tokens per block.
         num_blocks: per cache group of blocks (`ModelSpec.block_groups`); block 0 is usable.
-        max_rows: rows in one step. max_step_tokens: tokens in one step.
+        max_rows, max_step_tokens: in one step.
         context_length: tokens per request.
         weight_bytes: packed weights. weight_bytes_per_token: read for one token at batch 1.
-        kv_cache_bytes: allocated, snapshots on the device included. kv_cache_dtype: resolved.
-        load_s: seconds that loading took.
+        kv_cache_bytes: allocated, snapshots on the device included.
         step_sizes: numbers of tokens, ascending, to which a step with prompts is padded; none where none is.
         num_snapshots: of states; 0 for a model without any. num_host_snapshots: of those in the host's memory.
-        num_drafts: tokens that the backend itself proposes after a row's choices, at most (`StepOutput.drafts`); 0
-            where it has no drafter.
+        num_drafts: tokens that the backend itself proposes after a row's choices, at most (`StepOutput.drafts`).
     """
 
     block_size: int
@@ -93,22 +90,20 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Memory of a device that has its own, in bytes: what all programs use of it now, and all that it has."""
+    """Bytes of a device with memory of its own: what all programs use of it now, and all that it has."""
 
     used_bytes: int
     total_bytes: int
 
 
 class Transfer(NamedTuple):
-    """Contents of a device's memory that were copied to the host, or back: bytes, and the seconds that it took."""
+    """Contents of a device's memory that were copied to the host, or back."""
 
     num_bytes: int
     seconds: float
 
 
 class Step(Protocol):
-    """A submitted step."""
-
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         """Allow only some ids for some rows: row to uint32 [ceil(vocab / 32)], bit i of word j for id 32 j + i.
 
@@ -148,15 +143,13 @@ class CountsExperts(Protocol):
 
 
 class GivesHiddenStates(Protocol):
-    """A backend whose steps give hidden states."""
-
     def hidden_states(self, tokens: Sequence[int], layer: int | None = None) -> NDArray[np.float32]:
         """Hidden states of some tokens of the step that was submitted last: float32 [tokens, hidden_size].
 
         Args:
             tokens: their indices in the step.
-            layer: one of `ResolvedConfig.hidden_layers`, for the residual stream after it; None for the state after
-                the final norm, which every load gives.
+            layer: one of `ResolvedConfig.hidden_layers`, for the residual stream after it; None for the state after the
+                final norm.
         """
 
 
@@ -166,7 +159,7 @@ class FetchesSnapshots(Protocol):
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of one snapshot."""
+        pass
 
     def time_fetch(self) -> float:
         """Seconds in which one becomes the state of a row."""
@@ -189,17 +182,13 @@ class Sleeps(Protocol):
         """
 
     def wake(self) -> Transfer:
-        """Copy everything back; the next step may be submitted.
-
-        Raises:
-            CapacityError, KernelError: the device's memory does not suffice; the model is asleep as before.
+        """Copy everything back. CapacityError, KernelError: the device's memory does not suffice; it is asleep as
+        before.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model and where its weights are."""
-
     spec: ModelSpec
     checkpoint: Checkpoint
 
@@ -210,8 +199,6 @@ NO_OTHERS: OtherModels = MappingProxyType({})
 
 
 class Backend(Protocol):
-    """A device with a model on it."""
-
     def load(
         self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, others: OtherModels = NO_OTHERS
     ) -> None:
@@ -226,14 +213,14 @@ class Backend(Protocol):
     def capacity(self) -> Capacity: ...
 
     def device_memory(self) -> DeviceMemory | None:
-        """Memory of the device that the model is on; None on the CPU."""
+        """None on the CPU."""
 
     def open(self, opened: OpenedRow) -> None:
         """Start a row.
 
         Raises:
-            DeviceLostError: the backend can't go on. Any other exception is this row's alone: it may be in steps that
-                want nothing of it, and is to be closed.
+            DeviceLostError: the backend can't go on. Any other exception is this row's alone, which is to be closed: it
+                may be in steps that want nothing of it.
         """
 
     def close(self, row: int) -> None:

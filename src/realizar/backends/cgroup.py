@@ -16,11 +16,8 @@ _UNLIMITED = 1 << 60  # bytes; version 1 writes the largest multiple of a page f
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Memory of a control group, in bytes.
-
-    Attributes:
-        limit_bytes: that its processes may use together. free_bytes: of those, what is not used, or only by pages of
-            files that the kernel gives up when memory is short.
+    """Bytes that a group's processes may use together, and those not used, or only by pages of files that the kernel
+    gives up.
     """
 
     limit_bytes: int
@@ -28,10 +25,8 @@ class MemoryLimit:
 
 
 def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
-    """The narrowest memory limits of this process; None where there is none, or no Linux.
-
-    Args:
-        root: folder that holds `proc` and `sys`.
+    """The narrowest memory limits of this process; None where there is none, or no Linux. `root` holds `proc` and
+    `sys`.
     """
     found = []
     for folder in _folders(root, "memory"):

@@ -10,11 +10,7 @@ from realizar.config import Device
 
 @dataclass(frozen=True, slots=True)
 class ChosenDevice:
-    """The device that a model runs on.
-
-    Attributes:
-        index: of the GPU. name: as its driver gives it; empty for the CPU.
-    """
+    """The device that a model runs on; `name` is as its driver gives it, empty for the CPU."""
 
     kind: Device = "cpu"
     index: int = 0
@@ -22,7 +18,6 @@ class ChosenDevice:
 
     @property
     def label(self) -> str:
-        """For people: `cpu`, or a GPU's number and name."""
         return f"cuda:{self.index}, {self.name}" if self.kind == "cuda" else "cpu"
 
 
@@ -35,8 +30,7 @@ class DeviceTraits:
 
     Attributes:
         steps_in_flight: steps that a backend is given before the first one's result is asked for.
-        tile_tokens: tokens that a matmul takes at once: a step with one more takes as long as one that fills a further
-            tile.
+        tile_tokens: tokens that a matmul takes at once: one more takes as long as filling a further tile.
         kv_dtype: element type of the KV cache that `auto` stands for, unless all matrices are float32.
     """
 

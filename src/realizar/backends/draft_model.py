@@ -30,9 +30,6 @@ _DRAFTER = "drafter"
 def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -> ModelFiles | None:
     """The draft model among the models that a load takes beside the main one; None if there is none.
 
-    Args:
-        spec, config: of the main model.
-
     Raises:
         UnsupportedModelError: a model has another role, or this one can't draft for the main model.
         InvalidRequestError: the configuration has no room for drafts.
@@ -60,8 +57,7 @@ def find_drafter(others: OtherModels, spec: ModelSpec, config: ResolvedConfig) -
 def shared_groups(drafter: ModelSpec, spec: ModelSpec) -> list[int]:
     """Of each cache group of a drafter, the index of the main model's group whose blocks it shares.
 
-    Raises:
-        UnsupportedModelError: the main model has no layers that keep as many tokens.
+    Raises UnsupportedModelError where the main model has no layers that keep as many tokens.
     """
     kinds = [group.kind for group in spec.block_groups()]
     for group in drafter.block_groups():
@@ -73,10 +69,9 @@ def shared_groups(drafter: ModelSpec, spec: ModelSpec) -> list[int]:
 
 
 def drafter_config(config: ResolvedConfig, num_blocks: tuple[int, ...] | None = None) -> ResolvedConfig:
-    """The configuration of a drafter beside a main model, which computes a token more of each row that has chosen.
+    """The configuration of a drafter, which computes a token more of each row that has chosen, from the main model's.
 
-    Args:
-        config: of the main model. num_blocks: of each of the drafter's cache groups; None to plan it alone.
+    `num_blocks` is of each of the drafter's cache groups; None plans it alone.
     """
     tokens = config.max_step_tokens + config.max_running
     return replace(
@@ -86,11 +81,7 @@ def drafter_config(config: ResolvedConfig, num_blocks: tuple[int, ...] | None = 
 
 
 def drafter_bytes(plan: MemoryPlan, block_bytes: Sequence[int], drafter: ModelSpec, spec: ModelSpec) -> Beside:
-    """What a drafter takes beside the main model.
-
-    Args:
-        plan: of the drafter alone. block_bytes: of its cache groups. drafter: its spec. spec: the main model's.
-    """
+    """What a drafter takes beside the main model; `plan` and `block_bytes` are of the drafter alone."""
     added = [0] * len(spec.block_groups())
     for group, size in zip(shared_groups(drafter, spec), block_bytes, strict=True):
         added[group] += size
@@ -102,8 +93,7 @@ class DraftModel:
 
     Args:
         backend: that nothing is loaded in.
-        drafter: as `find_drafter` found it for the main model.
-        spec, config: of the main model. num_blocks: of each of its cache groups.
+        drafter: as `find_drafter` found it for the main model, whose are `spec`, `config` and `num_blocks`.
     """
 
     def __init__(
@@ -119,7 +109,6 @@ class DraftModel:
 
     @property
     def backend(self) -> Backend:
-        """The backend that it is loaded in."""
         return self._backend
 
     def joint_capacity(self, capacity: Capacity) -> Capacity:
@@ -135,18 +124,16 @@ class DraftModel:
         self._backend.open(replace(opened, sampling=_GREEDY))
 
     def close(self, row: int) -> None:
-        """End a row, also one that was not opened."""
+        """Also one that was not opened."""
         self._backend.close(row)
 
     def shutdown(self) -> None:
-        """Free everything; idempotent."""
         self._backend.shutdown()
 
     def with_drafts(self, step: ForwardInput, output: StepOutput) -> StepOutput:
         """A step's results with the drafts that follow them; steps come in the order in which they were submitted.
 
-        Args:
-            step: of the main model. Its rows have slots for the drafts in their blocks (`StepRows.lookahead`).
+        The step is the main model's. Its rows have slots for the drafts in their blocks (`StepRows.lookahead`).
         """
         if self._fails:
             return output
@@ -182,7 +169,7 @@ class DraftModel:
     def _standing(
         self, columns: StepRows, output: StepOutput, goes_on: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The tokens of a step's rows that stand, and the last choice of those that go on: ids, and their numbers."""
+        """Tokens of a step's rows that stand, and the last choice of those that go on: ids, and their numbers."""
         made, rows = output.num_choices, columns.numbers
         accepted = np.maximum(made - 1, 0).astype(np.int32)
         kept = columns.num_tokens - columns.num_drafts + accepted

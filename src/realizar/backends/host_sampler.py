@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 
 
 class HostSampler:
-    """Parameters and states of open rows, and the threads that choose.
-
-    Args:
-        context_length: tokens of a row, at most.
-        threads: that sample; at least 1.
-        on_compile: called with a kernel's name when it must be compiled.
+    """Parameters and states of open rows, and the threads that choose; `on_compile` gets the name of a kernel to
+    compile.
     """
 
     def __init__(
@@ -37,11 +33,7 @@ class HostSampler:
         self._kernels = KernelLibrary(select(), on_compile).sampling
 
     def open(self, opened: OpenedRow) -> None:
-        """Start a row.
-
-        Raises:
-            InvalidRequestError: `logit_bias` names an id beyond the vocabulary.
-        """
+        """Start a row; InvalidRequestError where `logit_bias` names an id beyond the vocabulary."""
         self._rows.open(opened)
 
     def close(self, row: int) -> None:
@@ -66,6 +58,5 @@ class HostSampler:
         return SamplingKernel(self._kernels, self._vocab_size, ThreadTeam(self._threads))
 
     def shutdown(self) -> None:
-        """End the threads. Idempotent."""
         if "_kernel" in vars(self):
             self._kernel.team.close()

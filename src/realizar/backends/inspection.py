@@ -12,12 +12,9 @@ from realizar.backends.step_values import StageValues
 
 @dataclass(frozen=True, slots=True)
 class ReadLimit:
-    """The rate at which a device was seen to read memory over and over.
+    """The rate, in 10^9 bytes a second, at which a device was seen to read `size_bytes` over and over.
 
-    Attributes:
-        gb_per_s: in 10^9 bytes.
-        size_bytes: that were read over and over: on a CPU what a step reads, so that caches count for as much as they
-            do in a step; on a GPU more than caches hold.
+    On a CPU these are what a step reads, so that caches count as in a step; on a GPU more than caches hold.
     """
 
     gb_per_s: float
@@ -30,21 +27,15 @@ class InspectedBackend(Backend, Protocol):
     def time_parts(self, step: ForwardInput, repeats: int) -> list[PartTime]:
         """Run each operation of a step alone, `repeats` times over: the best time of each, in the order of the step.
 
-        The step's rows are open.
-
         Raises:
-            InvalidRequestError: more rows than can be looked into at once.
+            InvalidRequestError: more rows than can be looked into at once. All are open.
             RealizarError: the operations can't be timed here.
         """
 
     def read_limit(self, step_bytes: int) -> ReadLimit:
-        """Measure how fast this device reads memory.
+        """Measure how fast this device reads memory; `step_bytes` are the weights and KV cache that one step reads.
 
-        Args:
-            step_bytes: weights and KV cache that one step reads.
-
-        Raises:
-            CapacityError: beside the model no memory is free to read.
+        Raises CapacityError where beside the model no memory is free to read.
         """
 
     def stage_values(self, step: ForwardInput) -> list[StageValues]:

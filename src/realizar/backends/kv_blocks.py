@@ -28,8 +28,7 @@ _FEWEST_ON_HOST = 4  # fewer are not worth what a load measures for them
 def blocks_per_request(groups: Iterable[CacheGroup], config: ResolvedConfig) -> list[int]:
     """Blocks of each cache group for a request of the whole context: at most a window, where there is one, and a step.
 
-    Raises:
-        UnsupportedModelError: a group keeps no keys and values.
+    Raises UnsupportedModelError where a group keeps no keys and values.
     """
     size, counts = config.block_size, []
     for group in groups:
@@ -59,9 +58,7 @@ def snapshots_within(limit_bytes: int, request_bytes: int, snapshot_bytes: int, 
     messages, and of small states that is little: 5 % of LFM2's cache. A large state is that of as many tokens as a
     message has (of Qwen3.5-0.8B, 1,600), so that snapshots for all of them would be the larger part; half is the most.
 
-    Args:
-        request_bytes: of a request of the whole context. snapshot_bytes: 0 where none is kept.
-        token_bytes: of one token's keys and values.
+    `request_bytes` are of a request of the whole context; `snapshot_bytes` 0 keeps none.
     """
     if not snapshot_bytes:
         return 0
@@ -70,7 +67,6 @@ def snapshots_within(limit_bytes: int, request_bytes: int, snapshot_bytes: int, 
 
 
 def snapshot_share(snapshot_bytes: int, token_bytes: float) -> float:
-    """The share of the cache's bytes that snapshots take, as `snapshots_within` explains it."""
     if not snapshot_bytes:
         return 0.0
     return min(snapshot_bytes / (snapshot_bytes + token_bytes * _SNAPSHOT_TOKENS), _SNAPSHOT_SHARE)
@@ -82,11 +78,8 @@ def host_snapshots_within(
     """Snapshots of states in the host's memory, of a device that has `num_snapshots` itself.
 
     As many as are configured. By default none on the CPU, where they would lie in the same memory, and for a GPU as
-    many as fit into a part of the memory that is free: no more than one for each 256 tokens of the cache, as each
+    many as fit into a part of the memory that is free: no more than one for each 256 of the `cached_tokens`, as each
     follows a block, and none where the device has nearly as many.
-
-    Args:
-        cached_tokens: that the blocks on the device have room for.
     """
     if not num_snapshots:
         return 0
@@ -104,11 +97,7 @@ def _default_host_bytes(sharers: int) -> int:
 
 
 def check_one_fits(request_bytes: int, limit_bytes: int, context_length: int) -> None:
-    """Refuse where not even one request of the whole context fits.
-
-    Raises:
-        CapacityError: that is so.
-    """
+    """Raise CapacityError where not even one request of the whole context fits."""
     if request_bytes > limit_bytes:
         raise CapacityError(
             f"the KV cache of one request of {context_length} tokens takes {format_bytes(request_bytes)}, but"
@@ -117,13 +106,9 @@ def check_one_fits(request_bytes: int, limit_bytes: int, context_length: int) ->
 
 
 def log_size(config: ResolvedConfig, size_bytes: int, free_bytes: int) -> None:
-    """Log where the KV cache is not what was configured, or is more than there is memory for.
+    """Log where the KV cache is not what was configured, or is more than there was memory for (`free_bytes`).
 
-    Nothing is logged of a model that shares another one's blocks, with whose cache its own was counted.
-
-    Args:
-        size_bytes: of the cache, which may be taken only as blocks are first written.
-        free_bytes: memory that was free before the cache was made.
+    Its memory may be taken only as blocks are first written. A model that shares another one's blocks logs nothing.
     """
     if config.kv_blocks is not None:
         return

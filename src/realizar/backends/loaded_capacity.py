@@ -9,10 +9,7 @@ from realizar.backends.resolved_config import ResolvedConfig
 
 
 class LoadedCache(Protocol):
-    """The cache of a backend: blocks per cache group, their bytes, the name of their element type, and snapshots.
-
-    `snapshot_bytes` are those of all that are on the device.
-    """
+    """The cache of a backend; `num_blocks` are per cache group, `snapshot_bytes` of all that are on the device."""
 
     num_blocks: tuple[int, ...]
     dtype: str
@@ -31,8 +28,7 @@ def loaded_capacity(
     """The capacity of a backend that was loaded with a configuration.
 
     Args:
-        weight_bytes: of packed weights. copy_bytes: of others, which some steps read in their place.
-        load_s: seconds that loading took.
+        copy_bytes: of weights which some steps read in place of packed ones.
         token_bytes: of the weights that one token reads; None if that is all of them.
         step_sizes: numbers of tokens to which steps with prompts are padded.
     """

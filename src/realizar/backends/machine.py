@@ -22,11 +22,9 @@ class Machine:
     """The machine, as the system reports it; None or 0 where it does not.
 
     Attributes:
-        processor: name.
         physical_cores: that this process may run on. logical_cores: hardware threads of those.
         cache_bytes: `L1d`, `L2`, `L3` ... of one core's view (the first core's).
-        memory_bytes, available_bytes: RAM, and what is free for a new process; no more than this process's control
-            group may use.
+        memory_bytes, available_bytes: RAM, and what is free for a new process, within this process's control group.
     """
 
     processor: str
@@ -38,7 +36,6 @@ class Machine:
 
 
 def read_machine() -> Machine:
-    """The machine as it is now."""
     memory, limit = _memory(), memory_limit()
     total, available = memory.get("MemTotal", 0), memory.get("MemAvailable", 0)
     if limit is not None:
@@ -121,10 +118,7 @@ def memory_bytes() -> int:
 
 
 def free_memory_bytes() -> int:
-    """Memory that the system can give without swapping, what it keeps of files among it.
-
-    Half of all memory where the system reports no free memory, as macOS.
-    """
+    """Memory that the system can give without swapping, files it keeps included; half of all where it reports none."""
     return read_machine().available_bytes or memory_bytes() // 2
 
 

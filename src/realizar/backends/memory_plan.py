@@ -12,13 +12,7 @@ _SHORTEST_CONTEXT = 512
 
 @dataclass(frozen=True, slots=True)
 class ContextPlan:
-    """Requests of one length.
-
-    Attributes:
-        context_length: tokens of each, prompt and output.
-        request_bytes: of KV cache that one takes.
-        num_requests: how many fit at once, whatever the engine's own limit.
-    """
+    """Requests of one length, prompt and output; `num_requests` fit at once, whatever the engine's own limit."""
 
     context_length: int
     request_bytes: int
@@ -30,22 +24,20 @@ class MemoryPlan:
     """Bytes.
 
     Attributes:
-        device: `cpu` or `cuda`.
         weight_bytes: of all matrices, packed. copy_bytes: of their copies in FP8, where those are asked for.
         token_weight_bytes: of those matrices that a token reads; None if it reads all.
         embedding_bytes: of the embedding, as stored.
         workspace_bytes: of a step, and of the states of all rows.
         beside_bytes: of weights and workspace of another model, with which this one is loaded.
         reserved_bytes: kept free for sampling, partial sums and graphs. graph_bytes: of that, for graphs.
-        kv_dtype: element type of the KV cache. kv_bytes_per_token: of a request's first tokens, in all layers.
-        kv_limit_bytes: what the KV cache takes, snapshots included: as configured, or by default; 0 where weights and
-            workspace leave none.
+        kv_bytes_per_token: of a request's first tokens, in all layers.
+        kv_limit_bytes: what the KV cache takes, snapshots included; 0 where weights and workspace leave none.
         kv_most_bytes: what it could take if configured so, without leaving too little to others; on a GPU the same.
         free_bytes: memory that was free when asked.
         contexts: powers of two up to the model's context, and that.
         state_bytes: of the state of a row, and what replays its uncertain tokens, which `workspace_bytes` has for all
             rows; 0 without states.
-        num_snapshots: of states, that the KV cache has room for beside its blocks. snapshot_bytes: of them all.
+        num_snapshots: of states, for which the KV cache has room beside its blocks. snapshot_bytes: of them all.
         num_host_snapshots: of those that wait in the host's memory. host_snapshot_bytes: of them all, beside the cache.
     """
 
@@ -77,11 +69,7 @@ class MemoryPlan:
         return self.weight_bytes + self.copy_bytes + self.workspace_bytes + embedding + self.beside_bytes
 
     def check_weights_fit(self) -> None:
-        """Refuse, before any weight is read, what can't be loaded with any context.
-
-        Raises:
-            CapacityError: weights and workspace alone take more than is free.
-        """
+        """Raise CapacityError, before any weight is read, where weights and workspace alone take more than is free."""
         if self.needed_bytes > self.free_bytes:
             raise CapacityError(
                 f"the model does not fit: weights and workspace take {format_bytes(self.needed_bytes)},"
@@ -89,11 +77,7 @@ class MemoryPlan:
             )
 
     def check_one_fits(self) -> None:
-        """Refuse where not even one request of the whole context fits.
-
-        Raises:
-            CapacityError: that is so.
-        """
+        """Raise CapacityError where not even one request of the whole context fits."""
         longest = self.contexts[-1]
         fixed = self.needed_bytes + self.reserved_bytes
         left = self.free_bytes - fixed
@@ -122,6 +106,5 @@ class MemoryPlan:
 
 
 def planned_lengths(context_length: int) -> list[int]:
-    """Lengths that a plan shows."""
     powers = [_SHORTEST_CONTEXT << power for power in range(40) if _SHORTEST_CONTEXT << power < context_length]
     return [*powers, context_length]

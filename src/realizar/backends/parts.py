@@ -33,12 +33,9 @@ SHARED_PART = "shared expert"
 
 @dataclass(frozen=True, slots=True)
 class PartTime:
-    """One operation of a step, run alone.
+    """One operation of a step, run alone: the best of several times.
 
-    Attributes:
-        part: what it does; operations of one part share the name.
-        seconds: the best of several.
-        bytes_read: of weights and KV cache that it must read from memory; 0 where it reads neither.
+    Operations of one part share the name. `bytes_read` are of weights and KV cache; 0 where it reads neither.
     """
 
     part: str
@@ -47,7 +44,6 @@ class PartTime:
 
 
 def block_name(block: Block) -> str:
-    """The name of a block in traces."""
     return _NAMES[type(block)]
 
 

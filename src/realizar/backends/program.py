@@ -50,14 +50,14 @@ class Join:
     Attributes:
         linear: None where the part's output is added as it is.
         norm: None adds without one.
-        adds_directly: True if the matmul's epilogue may add to the stream, which needs `linear`, and neither a norm nor
-            an `output_scale`. False stores the matmul's sums first; a kernel of its own adds them.
+        adds_directly: the matmul's epilogue may add to the stream, which needs `linear`, and neither a norm nor an
+            `output_scale`. False stores the matmul's sums first; a kernel of its own adds them.
         next: the beginning of the block that reads the stream after it; None where the blocks end.
-        folds_next_norm: True if the root of the next norm, one factor for each token, may be left to the matmul that
-            reads that norm, which must be an RMSNorm without bias.
+        folds_next_norm: the root of the next norm, one factor for each token, may be left to the matmul that reads that
+            norm, which must be an RMSNorm without bias.
         output_scale: [1], multiplies the whole stream after the addition; None leaves it.
-        reduce: True if ranks have a part of the sums each, which are added up first. Of experts with norms of their own
-            these are the sums before `experts_output` and `shared_output`.
+        reduce: ranks have a part of the sums each, which are added up first. Of experts with norms of their own these
+            are the sums before `experts_output` and `shared_output`.
     """
 
     linear: Linear | None
@@ -81,10 +81,7 @@ class _BlockEnds:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock(_BlockEnds):
-    """Queries, keys and values from the inputs; norms of them, rope, attention. Values may be the keys' product.
-
-    An output gate comes last in the inputs.
-    """
+    """Norms of queries and keys, rope, attention; values may be the keys' product. An output gate is the last input."""
 
     attention: Attention
 
@@ -95,7 +92,6 @@ class AttentionBlock(_BlockEnds):
 
     @property
     def cache_layer(self) -> int:
-        """Index of the layer whose keys and values it reads: its own."""
         return self.layer
 
 
@@ -107,7 +103,6 @@ class SharedAttentionBlock(_BlockEnds):
 
     @property
     def cache_layer(self) -> int:
-        """Index of the layer whose keys and values it reads."""
         return self.attention.source
 
 
@@ -134,10 +129,9 @@ class FeedForwardBlock(_BlockEnds):
 
 @dataclass(frozen=True, slots=True)
 class ExpertsBlock(_BlockEnds):
-    """Scores from the inputs; the chosen experts, which read the norm too, and the sum of their outputs.
+    """Scores from the inputs; the chosen experts, and a shared one and its gate, read the norm too.
 
-    A shared expert and its gate read the norm as well. Where the mixture has norms of its own, the norm of the inputs
-    is the router's alone.
+    Where the mixture has norms of its own, the norm of the inputs is the router's alone.
     """
 
     experts: Experts
@@ -196,24 +190,16 @@ class Program:
         return [place for place, end in enumerate(ends) if end == num_blocks]
 
     def block_matmuls(self) -> list[tuple[Linear, ...]]:
-        """Matrices of all blocks, in order; those that share an input together."""
+        """Of all blocks, in order; those that share an input together."""
         first = [] if self.layer_inputs is None else [(self.layer_inputs.projection,)]
         return [*first, *(group for block in self.blocks for group in _matmuls(block))]
 
     def matmuls(self) -> list[tuple[Linear, ...]]:
-        """The matmuls of the whole program, grouped by their input."""
         return [*self.block_matmuls(), *self.tail.matmuls()]
 
 
 def build_program(spec: ModelSpec, hidden_layers: Sequence[int] = ()) -> Program:
-    """The blocks of a model, in order.
-
-    Args:
-        hidden_layers: as in `ResolvedConfig`.
-
-    Raises:
-        InvalidRequestError: the model has no such layer.
-    """
+    """The blocks of a model, in order; InvalidRequestError where it has no such hidden layer."""
     for layer in hidden_layers:
         if not 0 <= layer < len(spec.layers):
             message = f"hidden_layers names layer {layer}: the model's are 0 to {len(spec.layers) - 1}"
@@ -273,10 +259,7 @@ def _join(linear: Linear, norm: Norm | None, scale: float) -> Join:
 
 
 def _before(join: Join, block: Block | None) -> Join:
-    """A residual add begins the norm that follows, where one factor for each token finishes that norm.
-
-    A block that reads the stream through several norms finishes none of them so.
-    """
+    """A residual add begins the norm that follows, unless the block reads the stream through several norms."""
     following = None if block is None else block.inputs
     has_several = isinstance(block, ExpertsBlock) and block.experts.norms is not None
     norm = None if following is None or has_several else following.norm

@@ -17,18 +17,12 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What another model takes of the device beside the one that is loaded.
-
-    Attributes:
-        fixed_bytes: of weights and workspace.
-        block_bytes: that its layers add to a block of each cache group.
-    """
+    """What another model takes of the device: for weights and workspace, and in a block of each cache group."""
 
     fixed_bytes: int = 0
     block_bytes: tuple[int, ...] = ()
 
     def added_to(self, block_bytes: list[int]) -> list[int]:
-        """Bytes of a block of each cache group, with those of the other model's layers."""
         return [own + other for own, other in zip_longest(block_bytes, self.block_bytes, fillvalue=0)]
 
 
@@ -43,17 +37,13 @@ class ResolvedConfig(EngineConfig):
     the weights are loaded, and the loaded backend's `Capacity` says what it came to.
 
     Attributes:
-        threads: CPU threads.
         context_length: tokens that a request may hold, prompt and output; at most the model's.
         max_running: rows, that is sequences that may be in one step.
-        max_step_tokens: tokens of one step.
-        chosen: the device that `device` came to.
         kv_dtype: element type of the KV cache: f32, f16, bf16 or int8.
         queue_length: choices that a server lets wait while as many as possible run.
-        steps_in_flight: steps that are submitted before the first one's result is asked for.
-        tile_tokens: tokens that a matmul of this kind of device takes at once.
-        hidden_layers: indices of layers, ascending. Each step keeps the residual stream after them, which
-            `GivesHiddenStates.hidden_states` gives.
+        steps_in_flight, tile_tokens: see `DeviceTraits`.
+        hidden_layers: indices of layers, ascending, after which each step keeps the residual stream
+            (`GivesHiddenStates`).
         beside: another model that the device is shared with.
         kv_blocks: blocks of each cache group, where another model's are shared; None takes what memory allows.
     """
@@ -82,8 +72,7 @@ def resolve_config(
 ) -> ResolvedConfig:
     """Decide every value that a configuration leaves to the model and the device.
 
-    Args:
-        float32_weights: the checkpoint stores every matrix of the model in float32 (`WeightTensors.are_float32`).
+    `float32_weights` is true where the checkpoint stores every matrix in float32 (`WeightTensors.are_float32`).
     """
     traits = TRAITS[device.kind]
     automatic = "f32" if float32_weights else traits.kv_dtype

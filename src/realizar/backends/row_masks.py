@@ -13,8 +13,7 @@ class RowMasks(Mapping[int, NDArray[np.uint32]]):
     """Masks of rows, by their number: uint32 [words], with drafts [drafts + 1, words]. Most lie in one table.
 
     Attributes:
-        numbers: intp [rows].
-        places: intp [rows], the line of each row's first mask in the table.
+        numbers: intp [rows]. places: intp [rows], the line of each row's first mask in the table.
         table: uint32 [lines, words]; other lines change at any time.
         drafted: those of rows with drafts.
     """

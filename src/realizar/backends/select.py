@@ -90,14 +90,7 @@ def gpu_facts() -> tuple[list[dict[str, Any]], str | None]:
 
 
 def choose_planned_device(wanted: str, *, memory_given: bool) -> ChosenDevice:
-    """The device of a choice, to plan for: where its memory is given, a GPU need not be there.
-
-    Args:
-        wanted: as of `choose_device`.
-
-    Raises:
-        UnsupportedModelError, CapacityError: as of `choose_device`.
-    """
+    """The device of a choice, to plan for: where its memory is given, a GPU need not be there. See `choose_device`."""
     if wanted == "auto":
         return choose_device(wanted)
     if wanted == "cpu" or not memory_given or importlib.util.find_spec("torch") is None:
@@ -118,8 +111,8 @@ def resolve_model(
         memory_bytes: of a GPU, for the model; None is what is free now.
 
     Raises:
-        UnsupportedModelError, CheckpointError, InvalidRequestError: as of `build_spec` and `check_tensors`.
-        UnsupportedModelError, CapacityError: as of `choose_device`.
+        UnsupportedModelError, CheckpointError, InvalidRequestError, CapacityError: as of `build_spec`, `check_tensors`
+            and `choose_device`.
     """
     spec = build_spec(checkpoint, config.context_length, config.expert_used_count)
     chosen = choose_device(config.device) if device is None else device
@@ -148,7 +141,7 @@ def make_backend(
 
     Args:
         progress: called with what loading does, and the share done, 0 to 1.
-        may_sleep: True if the backend is to be a `Sleeps`; only a GPU has memory of its own to give back.
+        may_sleep: the backend is to be a `Sleeps`; only a GPU has memory of its own to give back.
         compared_for: a model with whose kinds of layers a GPU must compute what the CPU does: it is compared where no
             verdict is kept, and goes without the kernels that it gets wrong. None trusts the GPU.
 
@@ -201,11 +194,8 @@ def _open_gpu(
 def compare_with_cpu(device: ChosenDevice) -> str | None:
     """Compare a GPU with the CPU by a small model of each kind, and keep the verdicts.
 
-    Returns:
-        None; or where it differs, and what runs in the place of kernels that it gets wrong.
-
-    Raises:
-        KernelError, DeviceLostError, CapacityError: as of `verdict.apply.trusted`.
+    Returns None, or where it differs and what replaces the kernels that it gets wrong; raises as
+    `verdict.apply.trusted`.
     """
     from realizar.backends.cuda.device import open_device
     from realizar.backends.verdict.apply import compared_anew
@@ -223,7 +213,7 @@ def _reporting_compilation(progress: LoadProgress | None) -> AbstractContextMana
 
 
 def refusals(spec: ModelSpec) -> list[str]:
-    """The reasons for which backends refuse a model, one for each; empty if one of them runs it."""
+    """The reasons for which backends refuse a model; empty if one of them runs it."""
     from realizar.backends.cpu.supported import SUPPORTED as ON_CPU
     from realizar.backends.cuda.supported import SUPPORTED as ON_CUDA
 
@@ -232,21 +222,20 @@ def refusals(spec: ModelSpec) -> list[str]:
 
 
 def refusal_of_gpus(spec: ModelSpec) -> str | None:
-    """The reason for which no GPU runs a model, whatever the card; None if one may."""
+    """Whatever the card; None if one may."""
     from realizar.backends.cuda.supported import SUPPORTED as ON_CUDA
 
     return _refusal(ON_CUDA, spec)
 
 
 def runs_on_cpu(spec: ModelSpec) -> bool:
-    """True if the CPU runs all parts of a model."""
     from realizar.backends.cpu.supported import SUPPORTED as ON_CPU
 
     return _refusal(ON_CPU, spec) is None
 
 
 def _device_for(spec: ModelSpec, chosen: ChosenDevice) -> ChosenDevice:
-    """The chosen device, but the CPU in place of a GPU if it alone runs all parts of the model, which is logged."""
+    """The chosen device, or the CPU if it alone runs all parts of the model, which is logged."""
     reason = refusal_of_gpus(spec) if chosen.kind == "cuda" else None
     if reason is None or not runs_on_cpu(spec):
         return chosen
@@ -255,7 +244,6 @@ def _device_for(spec: ModelSpec, chosen: ChosenDevice) -> ChosenDevice:
 
 
 def _refusal(supported: Supported, spec: ModelSpec) -> str | None:
-    """The reason for which a backend refuses a model; None if it runs it."""
     try:
         supported.check(spec)
     except UnsupportedModelError as error:
@@ -266,10 +254,7 @@ def _refusal(supported: Supported, spec: ModelSpec) -> str | None:
 def plan_memory(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None
 ) -> MemoryPlan:
-    """Memory that a model will take, from its header alone.
-
-    Args:
-        free_bytes: memory to plan for; None is what is free now.
+    """Memory that a model will take, from its header alone; `free_bytes` None plans for what is free now.
 
     Raises:
         CheckpointError: a tensor is missing, left over or of the wrong shape.
@@ -287,7 +272,6 @@ def plan_memory(
 
 
 def _free_on_gpu(device: ChosenDevice) -> int:
-    """Bytes of a GPU that are free now."""
     from realizar.backends.cuda.device import free_bytes, open_device
 
     return free_bytes(open_device(device.index))

@@ -19,7 +19,6 @@ class StageValues:
     """The values at one place of a step. Fields are those of the JSON that `realizar trace --json` promises.
 
     Attributes:
-        stage: the place.
         norm: Euclidean, of the last token's finite values. largest: of their magnitudes.
         num_nan, num_inf: over all tokens of the step.
         samples: of the last token, evenly spaced; 0 for a value that is not finite.
@@ -34,10 +33,7 @@ class StageValues:
 
 
 def stage_names(spec: ModelSpec) -> list[str]:
-    """The places at which a step's residual stream is read: where each block leaves it, and at the end.
-
-    The logits of the last token follow.
-    """
+    """Where a step's residual stream is read: where each block leaves it, and at the end; the last logits follow."""
     inputs = [f"layer {block.layer} {block_name(block)} input" for block in build_program(spec).blocks]
     return [*inputs, "last layer output"]
 

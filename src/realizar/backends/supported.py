@@ -46,14 +46,7 @@ class Feature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Supported:
-    """The kinds that a backend runs.
-
-    Attributes:
-        backend: its name in messages: `the CPU backend`.
-        mixers, feed_forwards: of layers.
-        caches: of cache groups.
-        features: that its layers may have.
-    """
+    """The kinds that a backend runs; `backend` is its name in messages, such as `the CPU backend`."""
 
     backend: str
     mixers: frozenset[type[Mixer]]
@@ -64,9 +57,8 @@ class Supported:
     def check(self, spec: ModelSpec) -> None:
         """Refuse a model with parts of other kinds.
 
-        Raises:
-            UnsupportedModelError: names the architecture, the first such kind, and the layers that have it. Or it is
-                the part of one of several ranks, whose sums no backend adds up yet.
+        Raises UnsupportedModelError with the architecture, the first such kind and its layers, or for a part of several
+        ranks.
         """
         share = spec.share
         if share.ranks > 1:

@@ -26,19 +26,11 @@ class WeightTensors:
         self._spec, self._checkpoint = spec, checkpoint
 
     def layout(self, name: TensorName) -> WeightLayout:
-        """The layout of a stored tensor, from the checkpoint's header alone.
-
-        Raises:
-            UnsupportedModelError: weights can't have its type, or the matrices of a stack have several.
-        """
+        """From the checkpoint's header; UnsupportedModelError: weights can't have its type, or a stack has several."""
         return stack_layout(self._checkpoint, self._spec.tensors[name].names)
 
     def size_bytes(self, name: TensorName) -> int:
-        """Bytes of a tensor as stored, from the checkpoint's header alone.
-
-        Raises:
-            UnsupportedModelError: weights can't have its type.
-        """
+        """Bytes of a tensor as stored, from the header; UnsupportedModelError: weights can't have its type."""
         *outer, columns = self._spec.tensors[name].shape
         return math.prod(outer) * self.layout(name).row_bytes(columns)
 
@@ -49,15 +41,10 @@ class WeightTensors:
         return self.size_bytes(self._spec.embedding) + own
 
     def are_float32(self, matrices: Iterable[Linear | ExpertLinear]) -> bool:
-        """True if every matrix is stored in float32."""
         return all(self.layout(matrix.weight).float_type == "f32" for matrix in matrices)
 
     def matrix(self, name: TensorName) -> MatrixSource:
-        """A matrix of the model.
-
-        Raises:
-            UnsupportedModelError: weights can't have its type.
-        """
+        """Raises UnsupportedModelError where weights can't have its type."""
         place = self._spec.tensors[name]
         return _part(tensor_source(self._checkpoint, place.name), place)
 
@@ -77,10 +64,8 @@ class WeightTensors:
         return _part(tensor_source(self._checkpoint, place.stack[expert]), place)
 
     def stack(self, name: TensorName) -> MatrixSource | None:
-        """The matrices of a stack one below the other; None where the checkpoint does not hold them so.
-
-        Raises:
-            UnsupportedModelError: weights can't have its type.
+        """The matrices of a stack one below the other; None where the checkpoint does not hold them so. Raises as
+        `matrix`.
         """
         place = self._spec.tensors[name]
         apart = bool(place.stack) or place.fused or place.transposed or place.whole is not None
@@ -103,12 +88,10 @@ class WeightTensors:
         return self._vector_source(name).dequantize()[self._spec.tensors[name].out_features()]
 
     def check_vectors(self) -> None:
-        """Refuse a norm, bias, sink or convolution that is not finite: they are small, and steps read some first.
+        """Raise CheckpointError for a norm, bias, sink or convolution with NaN or infinity, and a rate that is infinite
+        or above zero.
 
-        A rate at which the states of a gated delta net grow, or which is infinite, is refused too.
-
-        Raises:
-            CheckpointError: a value is NaN or infinite, or such a rate.
+        They are small, and steps read some first.
         """
         biases = (matrix.bias for matrix in self._spec.matrices() if matrix.bias is not None)
         for name in dict.fromkeys((*self._spec.vectors(), *biases)):
@@ -131,13 +114,13 @@ class WeightTensors:
             )  # fmt: skip
 
     def _vector_source(self, name: TensorName) -> MatrixSource:
-        """The checkpoint tensor of a vector as a matrix of one out_feature; a convolution as one of several, and a
-        vector for each expert too. It may hold other vectors beside."""
+        """Its tensor as a matrix of one out_feature, or of several for a convolution or experts; it may hold others
+        beside.
+        """
         return tensor_source(self._checkpoint, self._spec.tensors[name].name)
 
 
 def _part(stored: MatrixSource, place: TensorSource) -> MatrixSource:
-    """The out_features and columns of a checkpoint's matrix that a tensor is."""
     if place.whole is not None:
         whole = _part(stored, place.whole)
         rows = whole if place.rows is None else whole.out_feature_runs(place.rows)
@@ -151,11 +134,7 @@ def _part(stored: MatrixSource, place: TensorSource) -> MatrixSource:
 
 @contextmanager
 def naming_refusals(name: TensorName) -> Iterator[None]:
-    """Within, a layout that a backend refuses is refused with the name of the tensor.
-
-    Raises:
-        UnsupportedModelError: no kernel of the backend expresses the tensor's layout.
-    """
+    """Within, a backend's UnsupportedModelError for a layout names the tensor."""
     try:
         yield
     except UnsupportedModelError as error:

@@ -18,9 +18,7 @@ class StoredTensor:
     """A tensor as it lies in its file.
 
     Attributes:
-        name: as in the file.
-        ggml_type: element type; safetensors' BF16, F16 and F32 have ggml ids too. None for a type without one (fp8,
-            unsigned).
+        ggml_type: element type; safetensors' BF16, F16 and F32 have ggml ids too. None without one (fp8, unsigned).
         shape: slowest dimension first, so a matrix is (out_features, cols).
         data: uint8 [size in bytes], a view of the mapped file; each out_feature is a run of blocks.
         path, offset: the file and the absolute offset of the first byte in it.
@@ -37,12 +35,10 @@ class StoredTensor:
 
     @property
     def type_name(self) -> str:
-        """The name of the element type: of the ggml type if there is one, else safetensors' own."""
         return self.dtype if self.ggml_type is None else self.ggml_type.name
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in the file."""
         return int(self.data.size)
 
 
@@ -56,7 +52,6 @@ class Checkpoint:
 
     Attributes:
         path: the GGUF file (its first part) or the safetensors folder.
-        format: `gguf` or `safetensors`.
         metadata: GGUF key to value (arrays are lists, or numpy arrays for numbers); for safetensors the parsed JSON
             files by stem: `config`, `generation_config`, `tokenizer_config`, and `chat_templates` by name.
         tensors: by name in the file.
@@ -75,12 +70,11 @@ class Checkpoint:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(tensor.size_bytes for tensor in self.tensors.values())
 
     @property
     def architecture(self) -> str:
-        """The name of the model's architecture in its files, or `unknown`."""
+        """As its files name it, or `unknown`."""
         if self.format == "gguf":
             return str(self.metadata.get("general.architecture", "unknown"))
         config = self.metadata.get("config")

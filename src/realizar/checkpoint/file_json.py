@@ -14,14 +14,11 @@ MAX_VALUES = 1 << 20
 
 
 def parse_json_object(path: Path, data: bytes, base: int = 0) -> dict[str, Any]:
-    """Parses an object.
+    """Parse an object; `base` is the offset of its first byte in the file, for messages.
 
-    Args:
-        path, base: the file of `data` and the offset of its first byte there, for messages.
-
-    Raises:
-        CheckpointError: not UTF-8, not JSON, not an object, nested too deep, too many values, NaN or an infinity, a
-            duplicate key.
+    Raises CheckpointError: not UTF-8, not JSON, not an object, nested too deep, too many values, NaN or an infinity, or
+    a
+    duplicate key.
     """
     if is_too_large(data, MAX_CONTAINERS, MAX_VALUES):
         raise CheckpointError(path, f"offset {base}", "bad JSON: it has too many values")
@@ -39,16 +36,11 @@ def parse_json_object(path: Path, data: bytes, base: int = 0) -> dict[str, Any]:
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
-    """Reads a file that holds one JSON object of at most `max_bytes` bytes."""
     return parse_json_object(path, read_bounded(path, max_bytes))
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """The whole of a regular file.
-
-    Raises:
-        CheckpointError: it can't be read, is not a regular file, or is larger than `max_bytes`.
-    """
+    """A regular file; CheckpointError where it can't be read, is none, or is larger than `max_bytes`."""
     try:
         if not path.is_file():
             raise CheckpointError(path, "file", "not a regular file")

@@ -39,8 +39,7 @@ class _Part:
 def read_gguf(path: Path) -> Checkpoint:
     """Opens a GGUF file of version 2 or 3, little-endian. Of a split model `path` is the first part.
 
-    Raises:
-        CheckpointError: the file is malformed; the message names file, place and reason.
+    Raises CheckpointError where the file is malformed; the message names file, place and reason.
     """
     first = _read_part(path)
     parts = [first, *_read_other_parts(path, first)]
@@ -177,7 +176,6 @@ class _TensorInfo:
 
 
 def _count_tensors(cursor: Cursor) -> int:
-    """The number of tensors, checked against the bytes left and `_MAX_TENSORS`."""
     offset = cursor.position
     count = cursor.count("tensors", _SMALLEST_TENSOR)
     if count > _MAX_TENSORS:
@@ -186,11 +184,7 @@ def _count_tensors(cursor: Cursor) -> int:
 
 
 def _read_tensor_table(cursor: Cursor, count: int, alignment: int) -> dict[str, _TensorInfo]:
-    """Reads `count` rows.
-
-    Raises:
-        CheckpointError: empty or duplicate name, shape, type or offset that is not allowed.
-    """
+    """Raises CheckpointError for an empty or duplicate name, or a shape, type or offset that is not allowed."""
     table: dict[str, _TensorInfo] = {}
     for index in range(count):
         offset, cursor.place = cursor.position, f"tensor {index}"
@@ -252,11 +246,7 @@ def _read_type(cursor: Cursor) -> GGMLType:
 
 
 def _place_tensors(cursor: Cursor, table: dict[str, _TensorInfo], data_start: int) -> dict[str, StoredTensor]:
-    """Views of the data, in the order of the table.
-
-    Raises:
-        CheckpointError: data past the end of the file, or two tensors that overlap.
-    """
+    """Views in the order of the table; CheckpointError for data past the end of the file, or tensors that overlap."""
     file = cursor.file
     end, previous = 0, ""
     for info in sorted(table.values(), key=lambda info: info.offset):

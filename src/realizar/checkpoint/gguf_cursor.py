@@ -41,12 +41,10 @@ class Cursor:
         return self._end - self.position
 
     def error(self, offset: int, reason: str) -> CheckpointError:
-        """A `CheckpointError` that names the file, the byte `offset` and the reason."""
         where = f"{self.place}, offset {offset}" if self.place else f"offset {offset}"
         return CheckpointError(self.file.path, where, reason)
 
     def skip(self, size: int, what: str) -> int:
-        """Moves past `size` bytes and returns the offset of the first."""
         start = self.position
         if size > self.bytes_left:
             raise self.error(start, self._beyond(f"{what} of {size} bytes"))
@@ -54,16 +52,14 @@ class Cursor:
         return start
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[int | float | bool, ...]:
-        """Read little-endian numbers of a layout; `what` names them in the error if the file ends before them."""
+        """`what` names the numbers in the error if the file ends before them."""
         return layout.unpack_from(self.file.buffer, self.skip(layout.size, what))
 
     def u32(self, what: str) -> int:
-        """An unsigned number of 32 bits."""
         value: int = _U32.unpack_from(self.file.buffer, self.skip(4, what))[0]
         return value
 
     def u64(self, what: str) -> int:
-        """An unsigned number of 64 bits."""
         value: int = _U64.unpack_from(self.file.buffer, self.skip(8, what))[0]
         return value
 
@@ -88,7 +84,7 @@ class Cursor:
             raise self.error(start + error.start, f"{what} is not valid UTF-8") from error
 
     def strings(self, count: int) -> list[str]:
-        """Read `count` strings. The code of `string` is inlined, because vocabularies hold hundreds of thousands."""
+        """The code of `string` is inlined, because vocabularies hold hundreds of thousands."""
         self.spend(count)
         buffer, read_size, end, position = self.file.buffer, _U64.unpack_from, self._end, self.position
         values: list[str] = []

@@ -22,8 +22,6 @@ _SMALLEST_ARRAY = 4 + 8
 
 
 class ValueType(IntEnum):
-    """Type ids of metadata values."""
-
     UINT8 = 0
     INT8 = 1
     UINT16 = 2
@@ -62,7 +60,7 @@ def read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str,
 
     Returns:
         Values by key (int, float, bool, str; numpy arrays for arrays of numbers and bools; lists for arrays of strings
-        and of arrays) and the type of each.
+            and of arrays) and the type of each.
 
     Raises:
         CheckpointError: empty, over-long or duplicate key, unknown type, bad UTF-8, or anything past the end.
@@ -86,7 +84,6 @@ def read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str,
 
 
 def count_pairs(cursor: Cursor) -> int:
-    """The number of metadata pairs, checked against the bytes left."""
     return cursor.count("metadata pairs", _SMALLEST_PAIR)
 
 

@@ -24,12 +24,11 @@ _KINDS: dict[np.dtype[np.generic], ValueType] = {
 
 @dataclass(frozen=True, slots=True)
 class NewTensor:
-    """A tensor to write.
+    """A tensor to write, of a shape with the slowest dimension first.
 
-    Attributes:
-        shape: slowest dimension first.
-        data: its bytes as they lie in the file, or a function that makes them when their turn comes, so that a large
-            model need not be in memory at once. Any contiguous array of the right size in bytes will do.
+    `data` is any contiguous array of the right size in bytes, or a function that makes it when its turn comes, so that
+    a
+    large model need not be in memory at once.
     """
 
     name: str
@@ -39,7 +38,6 @@ class NewTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the data, without padding."""
         return math.prod(self.shape) // self.ggml_type.block_size * self.ggml_type.type_size
 
 

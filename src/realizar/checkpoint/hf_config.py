@@ -42,12 +42,9 @@ def read_folder_metadata(folder: Path) -> dict[str, Any]:
 
 
 def refuse_remote_code(config: Mapping[str, Any], known_model_types: Collection[str]) -> None:
-    """Refuse a model that needs code from its own repository. Such code is never executed.
+    """Raise UnsupportedModelError where `auto_map` names code of the repository's own. Such code is never executed.
 
     If `model_type` is known, `auto_map` is ignored and the known implementation is used.
-
-    Raises:
-        UnsupportedModelError: `auto_map` names code, and `model_type` is not among the known ones.
     """
     auto_map = config.get("auto_map")
     if not auto_map or config.get("model_type") in known_model_types:

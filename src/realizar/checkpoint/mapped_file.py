@@ -16,12 +16,9 @@ from realizar.errors import CheckpointError
 class MappedFile:
     """A whole file mapped read-only. The map lives as long as any view of it.
 
-    Args:
-        path: a regular file that is not empty. Pipes and devices are refused before they are opened, because opening
-            one may block for ever.
-
-    Raises:
-        CheckpointError: the file is missing, unreadable, empty or not a regular file.
+    Raises CheckpointError where the file is missing, unreadable, empty or not a regular file. Pipes and devices are
+    refused
+    before they are opened, because opening one may block for ever.
     """
 
     def __init__(self, path: Path) -> None:

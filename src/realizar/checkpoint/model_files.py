@@ -19,7 +19,7 @@ Signature: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A file's original state: its size, and the SHA-256 of the bytes before its tensors (all bytes if it has none)."""
+    """A file's original size, and the SHA-256 of the bytes before its tensors (all bytes if it has none)."""
 
     path: Path
     size: int
@@ -28,14 +28,7 @@ class _Known:
 
 
 class ModelFiles:
-    """The files of an opened checkpoint.
-
-    Args:
-        checkpoint: opened just now.
-
-    Raises:
-        OSError: a file can't be read.
-    """
+    """The files of a checkpoint that was opened just now; raises OSError where one can't be read."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         starts: dict[Path, int] = {}
@@ -51,9 +44,8 @@ class ModelFiles:
         return tuple(_stat(known.path) for known in self._known)
 
     def fault(self) -> str | None:
-        """The reason why the model can't be loaded from its files now, naming one of them; None if no fault is visible.
-
-        Only the bytes before the tensors are read.
+        """Why the model can't be loaded from its files now, naming one of them, or None; reads only bytes before
+        tensors.
         """
         return next((fault for known in self._known if (fault := _fault(known)) is not None), None)
 

@@ -6,5 +6,5 @@ MAX_SHOWN = 80
 
 
 def shown(name: str) -> str:
-    """The name quoted, on one line, printable on any terminal, and at most about `MAX_SHOWN` characters long."""
+    """Quoted, on one line, printable on any terminal, and at most about `MAX_SHOWN` characters long."""
     return ascii(name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 3] + "...")

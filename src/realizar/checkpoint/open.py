@@ -21,14 +21,11 @@ _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a GGUF file, a safetensors file, or a folder with either.
+    """Open a model; CheckpointError where the path does not exist, is of an unknown format, or is malformed.
 
     Args:
-        path: a GGUF file (of a split model the first part), a `.safetensors` file, a `model.safetensors.index.json`,
-            or a folder in Hugging Face's layout, or with one GGUF model in it.
-
-    Raises:
-        CheckpointError: the path does not exist, is of an unknown format, or is malformed.
+        path: a GGUF file (of a split model the first part), a `.safetensors` file, a `model.safetensors.index.json`, or
+            a folder in Hugging Face's layout, or with one GGUF model in it.
     """
     place = Path(path)
     if place.is_dir():

@@ -166,8 +166,6 @@ _GGML_TYPES: dict[str, GGMLType] = {
 
 @dataclass(frozen=True, slots=True)
 class _SafetensorsFile:
-    """A checked file and its tensors by name."""
-
     file: MappedFile
     tensors: dict[str, StoredTensor]
 
@@ -184,8 +182,7 @@ class _Entry:
 def _read_safetensors_file(path: Path) -> _SafetensorsFile:
     """Opens a file and checks that its tensors tile the data section exactly.
 
-    Raises:
-        CheckpointError: header too large, not JSON or inconsistent; unknown dtype; holes, overlaps, truncated data.
+    Raises CheckpointError: header too large, not JSON or inconsistent; unknown dtype; holes, overlaps, truncated data.
     """
     file = MappedFile(path)
     data_start, header = _read_header(file)

@@ -20,11 +20,11 @@ def check_tensors(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     """Compare the names and shapes of a spec's tensors with the checkpoint's.
 
     A tensor that nothing reads is unexpected, but for one of a type without ggml id where all weights are plain: there
-    it is a mask or the like, for a matrix is never stored so. A matrix format stores codes and scales in such types.
+    it is a mask or the like. A matrix format stores codes and scales in such types.
 
     Raises:
-        UnsupportedModelError: the checkpoint holds no weights, or one of a type or a method that nothing reads, or
-            experts of a layer of several types, or columns of a rank that are not whole blocks.
+        UnsupportedModelError: no weights, or one of a type or a method that nothing reads, or experts of a layer of
+            several types, or columns of a rank that are not whole blocks.
         CheckpointError: tensors are missing, unexpected or of another shape; lists them.
     """
     require_weights(checkpoint)
@@ -74,7 +74,6 @@ def _check_borders(layout: WeightLayout, source: TensorSource, checkpoint: Check
 
 
 def _stored_shape(parts: Sequence[TensorSource]) -> tuple[int, ...]:
-    """The shape of the checkpoint tensor that holds these parts, one below the other."""
     first = parts[0]
     if first.stack:
         return first.shape[1:]

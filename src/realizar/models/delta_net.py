@@ -24,26 +24,19 @@ class DeltaSizes:
 
     @property
     def ratio(self) -> int:
-        """Value heads of a key head."""
         return self.num_value_heads // self.num_key_heads
 
     @property
     def keys(self) -> int:
-        """Features of all key heads."""
         return self.num_key_heads * self.key_size
 
     @property
     def values(self) -> int:
-        """Features of all value heads."""
         return self.num_value_heads * self.value_size
 
 
 def read_delta_sizes(hparams: HyperParameters) -> DeltaSizes:
-    """Read and check the sizes, which a GGUF file has under the names of other recurrences.
-
-    Raises:
-        CheckpointError: a key is missing, of the wrong type, out of range, or does not fit the others.
-    """
+    """Read and check the sizes, which a GGUF file has under the names of other recurrences."""
     is_gguf = hparams.is_gguf
     if is_gguf:
         key_heads = hparams.integer("ssm.group_count", None, high=MAX_HEADS)
@@ -74,12 +67,11 @@ def read_delta_sizes(hparams: HyperParameters) -> DeltaSizes:
 def build_delta_net(
     builder: SpecBuilder, index: int, sizes: DeltaSizes, *, alternating: bool, tiled: bool
 ) -> GatedDeltaNet:
-    """The gated delta net of layer `index`.
+    """The gated delta net of layer `index`; for `tiled` see `GatedDeltaNet`.
 
     Args:
-        alternating: True if one matrix has q, k, v and z of each key head in turn, unless it is stored apart, and
-            another one beta and decay; else q, k and v lie one below the other, and the others by themselves.
-        tiled: see `GatedDeltaNet`.
+        alternating: one matrix has q, k, v and z of each key head in turn, unless it is stored apart, and another one
+            beta and decay; else q, k and v lie one below the other, and the others by themselves.
     """
     base = f"model.layers.{index}.linear_attn"
     q, k, v, z = _values(builder, base, sizes, alternating=alternating)
@@ -108,7 +100,6 @@ def build_delta_net(
 
 
 def _values(builder: SpecBuilder, base: str, sizes: DeltaSizes, *, alternating: bool) -> list[Linear]:
-    """q, k, v and z."""
     hidden, own = builder.sizes.hidden_size, sizes.ratio * sizes.value_size
     names = [f"{base}.in_proj_{part}" for part in "qkvz"]
     if alternating and not builder.has(f"{base}.in_proj_qkv.weight"):
@@ -121,7 +112,6 @@ def _values(builder: SpecBuilder, base: str, sizes: DeltaSizes, *, alternating: 
 
 
 def _gates(builder: SpecBuilder, base: str, sizes: DeltaSizes, *, alternating: bool) -> list[Linear]:
-    """beta and decay."""
     hidden, names = builder.sizes.hidden_size, [f"{base}.in_proj_{part}" for part in "ba"]
     if alternating:
         parts = [(name, sizes.ratio) for name in names]

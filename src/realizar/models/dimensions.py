@@ -24,9 +24,7 @@ class Dimensions:
     """Sizes of a decoder.
 
     Attributes:
-        context_length: tokens a request may hold: the configured ones, or else those the model was made for.
-        trained_context_length: tokens the model was made for.
-        feed_forward_size: width between up and down projection.
+        context_length: tokens a request may hold: the configured ones, or else `trained_context_length`.
         norm_eps: added to the mean square (or the variance) before the root.
     """
 
@@ -56,9 +54,9 @@ def read_dimensions(
     Args:
         eps_keys: GGUF and `config.json` key of the norms' epsilon.
         defaults: by `config.json` key, where that architecture's configurations leave keys out.
-        some_without_attention: True if a GGUF file may give some layers 0 KV heads.
-        varies: True if a GGUF file may give each layer KV heads and a feed-forward of its own; these are the first's.
-        some_without_feed_forward: True if models of experts alone leave its width out, which is 0 then.
+        some_without_attention: a GGUF file may give some layers 0 KV heads.
+        varies: a GGUF file may give each layer KV heads and a feed-forward of its own; these are the first's.
+        some_without_feed_forward: models of experts alone leave its width out, which is 0 then.
 
     Raises:
         CheckpointError: a key is missing, of the wrong type, out of range, or does not fit the others.
@@ -101,7 +99,7 @@ def read_dimensions(
 def _read_heads(
     hparams: HyperParameters, known: Mapping[str, Any], absent: int | None, varies: bool
 ) -> tuple[int, int]:
-    """Heads of queries, and of keys and values, whose number divides the first; layers with `absent` do not count."""
+    """Heads of queries and of keys; layers with `absent` do not count."""
     heads = hparams.integer(
         "attention.head_count",
         "num_attention_heads",

@@ -26,6 +26,5 @@ class ExpertNorms:
     shared_output: Norm
 
     def vectors(self) -> Iterator[TensorName]:
-        """Weights and biases of all of them."""
         for norm in (self.router, self.experts, self.shared, self.experts_output, self.shared_output):
             yield from norm.vectors()

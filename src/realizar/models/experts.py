@@ -28,11 +28,7 @@ def read_expert_count(hparams: HyperParameters, hf_key: str = "num_experts") -> 
 
 
 def read_experts_per_token(hparams: HyperParameters, count: int, hf_key: str = "num_experts_per_tok") -> int:
-    """Experts that a token goes through, of `count`: those that the user configured, or the model's.
-
-    Raises:
-        InvalidRequestError: more are configured than there are.
-    """
+    """Experts that a token goes through; raises InvalidRequestError where more are configured than `count`."""
     stated = hparams.integer("expert_used_count", hf_key, high=count)
     wanted = hparams.requested_experts_per_token
     if wanted is not None and wanted > count:
@@ -48,7 +44,6 @@ def _too_many(wanted: int, count: int) -> InvalidRequestError:
 
 
 def read_groups(hparams: HyperParameters, count: int, per_token: int) -> tuple[int, int]:
-    """Groups of a layer's experts, and those of them that a token may choose from."""
     keys, used_keys = ("expert_group_count", "n_group"), ("expert_group_used_count", "topk_group")
     groups = hparams.integer(*keys, high=count, default=1)
     used = hparams.integer(*used_keys, high=groups, default=groups)
@@ -70,11 +65,7 @@ def read_scoring(hparams: HyperParameters, default: Scoring) -> Scoring:
 
 
 def read_shared_width(hparams: HyperParameters, hf_key: str, width: int) -> int:
-    """Between up and down projection of a layer's shared experts, which are one of their whole width; 0 without any.
-
-    Args:
-        hf_key: of their number, each as wide as the others are. width: of these.
-    """
+    """Width of a layer's shared experts, which are one; 0 without any. `hf_key` is of their number, `width` of each."""
     number = hparams.integer("expert_shared_count", hf_key, low=0, high=MAX_EXPERTS, default=0)
     return hparams.integer(
         "expert_shared_feed_forward_length", None, low=0, high=MAX_FEED_FORWARD, default=number * width
@@ -86,10 +77,9 @@ class Joined:
     """A safetensors checkpoint's names of tensors that hold all experts of a layer, after `model.layers.0.`.
 
     Attributes:
-        gate_up: the out_features of gate before those of up. down: of the down projections.
-        transposed: True if they are [experts, in_features, out_features] where their numbers are plain; None if
-            their shapes tell.
-        alternating: True if out_features of gate and up alternate, gate's first.
+        gate_up: the out_features of gate before those of up.
+        transposed: they are [experts, in_features, out_features] where their numbers are plain; None if shapes tell.
+        alternating: out_features of gate and up alternate, gate's first.
         bias: what a name has behind it for biases; None where experts have none.
     """
 
@@ -120,15 +110,11 @@ def build_experts(
     """The mixture of layer `index`.
 
     A GGUF file holds three tensors, [experts, out_features, in_features] each, or two, of which the first has the
-    out_features of gate before those of up. A safetensors checkpoint holds three matrices for each expert, or two
-    tensors.
+    out_features of gate before those of up. A safetensors checkpoint holds three matrices for each expert, or `joined`.
 
     Args:
-        count: experts of the layer.
-        per_token: experts that a token goes through.
         width: between an expert's up and down projection.
-        normalized: True if the weights of the chosen ones are divided by their sum.
-        joined: the two tensors of a safetensors checkpoint.
+        normalized: the weights of the chosen ones are divided by their sum.
 
     Raises:
         UnsupportedModelError: a GGUF file says of the weights what this family does not do.
@@ -162,7 +148,6 @@ def build_experts(
 
 
 def build_shared(builder: SpecBuilder, index: int, activation: Activation, width: int) -> FeedForward:
-    """The feed-forward that every token of layer `index` goes through beside its experts."""
     hidden, base = builder.sizes.hidden_size, f"model.layers.{index}.mlp.shared_experts"
     gate, up = (builder.linear(f"{base}.{name}_proj", width, hidden, bias=False) for name in ("gate", "up"))
     return FeedForward(activation, up, builder.linear(f"{base}.down_proj", hidden, width, bias=False), gate)
@@ -179,11 +164,7 @@ def build_shared_gate(builder: SpecBuilder, index: int) -> Linear:
 def build_selection_bias(
     builder: SpecBuilder, index: int, count: int, hf_name: str, *, in_row: bool = False
 ) -> TensorName:
-    """The bias that is added to the scores of layer `index` where experts are chosen.
-
-    Args:
-        hf_name: in a layer of a safetensors checkpoint. in_row: True if it is a matrix of one row there.
-    """
+    """The bias added to scores where experts are chosen; `in_row`: safetensors has it as a matrix of one row."""
     canonical = f"model.layers.{index}.mlp.gate.e_score_correction_bias"
     if builder.hparams.is_gguf:
         return builder.note(canonical, TensorSource(f"blk.{index}.exp_probs_b.bias", (count,)))
@@ -200,7 +181,6 @@ class _Places:
     joined: Joined
 
     def weight(self, name: str, shape: tuple[int, int, int]) -> TensorSource:
-        """All experts' matrices `name`, [experts, out_features, in_features]."""
         if self.builder.hparams.is_gguf:
             return self._gguf(name, shape)
         if not self.builder.has(f"{self.base}.{self.joined.gate_up}"):
@@ -209,18 +189,13 @@ class _Places:
         return self._part(name, shape, "", transposed=self._is_transposed(width, hidden))
 
     def bias(self, name: str, shape: tuple[int, int]) -> TensorSource:
-        """All experts' biases `name`, [experts, out_features]."""
         if self.builder.hparams.is_gguf:
             stored = self.builder.stored_name(f"{self.base}.mlp.experts.{name}.bias")
             return TensorSource(stored, shape, per_expert=True)
         return self._part(name, shape, self.joined.bias or "", per_expert=True)
 
     def _is_transposed(self, width: int, hidden: int) -> bool:
-        """True if the two tensors are [experts, in_features, out_features].
-
-        Where their shapes tell, one of the two does: down's is the same either way where `width` is `hidden`, and that
-        of gate and up where twice the width is.
-        """
+        """True if the two tensors are [experts, in_features, out_features]: one of them has a shape that tells."""
         checkpoint = self.builder.hparams.checkpoint
         gate_up, down = (
             self.builder.stored_name(f"{self.base}.{name}") for name in (self.joined.gate_up, self.joined.down)
@@ -242,7 +217,6 @@ class _Places:
     def _part(
         self, name: str, shape: tuple[int, ...], suffix: str, *, transposed: bool = False, per_expert: bool = False
     ) -> TensorSource:
-        """Out_features of a tensor that holds all experts."""
         if name == "down_proj":
             stored = self.builder.stored_name(f"{self.base}.{self.joined.down}{suffix}")
             return TensorSource(stored, shape, transposed=transposed, per_expert=per_expert)
@@ -254,7 +228,6 @@ class _Places:
         )  # fmt: skip
 
     def _apart(self, name: str, shape: tuple[int, int, int]) -> TensorSource:
-        """A matrix for each expert."""
         before, _, after = self.builder.stored_name(f"{self.base}.mlp.experts.0.{name}.weight").rpartition(".0.")
         names = tuple(f"{before}.{expert}.{after}" for expert in range(shape[0]))
         return TensorSource(names[0], shape, stack=names)

@@ -36,11 +36,9 @@ class HyperParameters:
     """The hyper-parameters of one checkpoint.
 
     Args:
-        checkpoint: any GGUF or safetensors checkpoint.
         architecture: GGUF `general.architecture`, or the `model_type`.
         config: `config.json`, or the part of it that describes the text model; ignored for GGUF.
-        context_length: tokens the user configured, or None for the model's own length.
-        experts_per_token: as the user configured, or None for the model's own number.
+        context_length, experts_per_token: as the user configured, or None for the model's own.
     """
 
     def __init__(
@@ -62,9 +60,8 @@ class HyperParameters:
         self._nested: dict[str, HyperParameters] = {}
 
     def nested(self, hf: str, values: Mapping[str, Any]) -> HyperParameters:
-        """Hyper-parameters in a dictionary found under the `config.json` key `hf`; errors name both keys.
-
-        The same key always gives the same object, which knows all that was read of it.
+        """Those in a dictionary under the `config.json` key `hf`: for one key always one object, which knows what was
+        read.
         """
         if hf in self._nested:
             return self._nested[hf]
@@ -75,7 +72,6 @@ class HyperParameters:
 
     @property
     def path(self) -> Path:
-        """The file that holds the hyper-parameters."""
         return self.checkpoint.path if self.is_gguf else config_path(self.checkpoint)
 
     def key(self, gguf: str | None, hf: str | None) -> str | None:
@@ -178,7 +174,7 @@ class HyperParameters:
         return self.checked_number(gguf, hf, value)
 
     def boolean(self, gguf: str | None, hf: str | None, *, default: bool) -> bool:
-        """True or false, `default` if the key is absent; raises `CheckpointError` for other values."""
+        """Raises `CheckpointError` for values other than true and false; `default` is for an absent key."""
         value = self.raw(gguf, hf)
         if value is None:
             return default
@@ -187,7 +183,7 @@ class HyperParameters:
         return value
 
     def text(self, gguf: str | None, hf: str | None, *, default: str) -> str:
-        """A text, `default` if the key is absent; raises `CheckpointError` for other values."""
+        """Raises `CheckpointError` for other values than texts; `default` is for an absent key."""
         value = self.raw(gguf, hf)
         if value is None:
             return default
@@ -196,11 +192,7 @@ class HyperParameters:
         return value
 
     def refuse_unread(self) -> None:
-        """Refuse keys that were not read, unless they are known to have no effect or their value is neutral.
-
-        Raises:
-            UnsupportedModelError: names the first such key.
-        """
+        """Raise UnsupportedModelError for a key that was not read, unless it has no effect or is neutral."""
         prefix = f"{self.architecture}." if self.is_gguf else ""
         for key, value in self._values.items():
             name = key.removeprefix(prefix)
@@ -241,7 +233,6 @@ class HyperParameters:
 
 
 def config_path(checkpoint: Checkpoint) -> Path:
-    """`config.json` of a safetensors checkpoint."""
     return checkpoint.path / "config.json"
 
 
@@ -256,7 +247,6 @@ def _is_sequence(value: object) -> bool:
 
 
 def _is_neutral(value: Any) -> bool:
-    """True for neutral values: null, false, zero, none or empty."""
     if isinstance(value, Mapping) or (_is_sequence(value) and not isinstance(value, str)):
         return len(value) == 0
     return value in (None, False, 0, "", "none")

@@ -15,11 +15,7 @@ class LayerInputs:
     by_layer(x) = x as [tokens, layers, size]
     inputs = scale * (norm(by_layer(projection(embedded))) + table_scale * by_layer(table[token]))
 
-    Attributes:
-        size: of one layer's input.
-        table: [vocab_size, layers * size].
-        projection: from the scaled embedding of a token to layers * size features.
-        norm: over `size`.
+    `table` is [vocab_size, layers * size], `projection` reads the scaled embedding of a token, `norm` is over `size`.
     """
 
     size: int

@@ -13,12 +13,7 @@ from realizar.models.tensor_source import TensorName
 
 @dataclass(frozen=True, slots=True)
 class SharedAttention:
-    """Attention whose keys and values are those of an earlier layer; see `Attention` for what both have.
-
-    Attributes:
-        source: index of the layer with `Attention` whose keys and values these are, of the same window.
-        num_kv_heads: of that layer.
-    """
+    """Attention whose keys and values are those of layer `source`, of the same window; see `Attention` for the rest."""
 
     source: int
     num_heads: int
@@ -46,11 +41,9 @@ class SharedAttention:
         return None
 
     def linears(self) -> tuple[Linear, ...]:
-        """Its matrices, in the order in which they are multiplied."""
         return self.q, self.o
 
     def vectors(self) -> Iterator[TensorName]:
-        """Its tensors other than matrices and the biases of matrices."""
         if self.q_norm is not None:
             yield from self.q_norm.vectors()
 
@@ -80,15 +73,12 @@ class ShortConvolution:
 
     @property
     def cache_kind(self) -> CacheKind:
-        """Kind of the cache group that a layer with this mixer belongs to."""
         return StateCache()
 
     def linears(self) -> tuple[Linear, ...]:
-        """Its matrices, in the order in which they are multiplied."""
         return self.in_proj, self.out_proj
 
     def vectors(self) -> Iterator[TensorName]:
-        """Its tensors other than matrices and the biases of matrices."""
         yield self.kernel
         if self.bias is not None:
             yield self.bias
@@ -147,12 +137,10 @@ class GatedDeltaNet:
 
     @property
     def channels(self) -> int:
-        """Features of q, k and v together."""
         return 2 * self.num_key_heads * self.key_size + self.num_value_heads * self.value_size
 
     @property
     def cache_kind(self) -> CacheKind:
-        """Kind of the cache group that a layer with this mixer belongs to."""
         return StateCache()
 
     def inputs(self) -> tuple[Linear, ...]:
@@ -160,10 +148,8 @@ class GatedDeltaNet:
         return self.q, self.k, self.v, self.z, self.beta, self.decay
 
     def linears(self) -> tuple[Linear, ...]:
-        """Its matrices, in the order in which they are multiplied."""
         return *self.inputs(), self.out
 
     def vectors(self) -> Iterator[TensorName]:
-        """Its tensors other than matrices and the biases of matrices."""
         yield from (self.kernel, self.decay_bias, self.rate)
         yield from self.norm.vectors()

@@ -29,5 +29,4 @@ def text_prefix(hparams: HyperParameters) -> tuple[str, str]:
 
 
 def is_other_part(name: str) -> bool:
-    """True for checkpoint tensors that the text model does not need, those of other parts among them."""
     return is_unneeded(name) or name.startswith(_OTHER_PREFIXES)

@@ -20,11 +20,7 @@ def read_next_token_blocks(hparams: HyperParameters, hf_key: str) -> int:
 
 
 def without_next_token_blocks(hparams: HyperParameters, sizes: Dimensions, number: int) -> Dimensions:
-    """The sizes of the layers that are run: a GGUF file counts those blocks among its layers.
-
-    Raises:
-        CheckpointError: no layer is left.
-    """
+    """The sizes of the layers that are run: GGUF counts those blocks too. Raises CheckpointError where none is left."""
     if not hparams.is_gguf:
         return sizes
     if number >= sizes.num_layers:
@@ -33,7 +29,7 @@ def without_next_token_blocks(hparams: HyperParameters, sizes: Dimensions, numbe
 
 
 def next_token_tensors(sizes: Dimensions, number: int, is_ignored: Callable[[str], bool]) -> Callable[[str], bool]:
-    """Tells the tensors of those blocks, which lie in layers behind the model's or by themselves, and others."""
+    """Tells the tensors of those blocks, which lie in layers behind the model's or by themselves, and ignored ones."""
 
     def is_unneeded(name: str) -> bool:
         layer = _LAYER.fullmatch(name)

@@ -14,9 +14,7 @@ from realizar.models.tensor_source import TensorName
 class ParameterCounts:
     """Numbers of a model's tensors; a head that is the embedding counts once.
 
-    Attributes:
-        total: of all tensors.
-        active: without those of the experts that a token does not go through; the same where there are no experts.
+    `active` is without those of the experts that a token does not go through.
     """
 
     total: int
@@ -24,17 +22,12 @@ class ParameterCounts:
 
 
 def count_parameters(spec: ModelSpec) -> ParameterCounts:
-    """The parameters of a model."""
     sizes = {name: math.prod(source.shape) for name, source in spec.tensors.items()}
     return ParameterCounts(sum(sizes.values()), size_of_token(spec, sizes))
 
 
 def size_of_token(spec: ModelSpec, sizes: Mapping[TensorName, int]) -> int:
-    """The sum of tensors' sizes without those of the experts that a token does not go through.
-
-    Args:
-        sizes: in any unit; among them those of all experts' matrices.
-    """
+    """The sum of tensors' sizes, in any unit, without those of the experts that a token does not go through."""
     total = sum(sizes.values())
     for _, experts in spec.mixtures():
         for stack in experts.expert_linears():

@@ -27,7 +27,6 @@ class Norm:
     weight_scale: float = 1.0
 
     def vectors(self) -> Iterator[TensorName]:
-        """Weight, and bias if there is one."""
         yield self.weight
         if self.bias is not None:
             yield self.bias
@@ -59,17 +58,12 @@ class Rope:
 
     @property
     def size(self) -> int:
-        """Rotated dimensions of a head."""
         return 2 * len(self.inverse_frequencies)
 
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Queries are multiplied by `1 + factor * ln(1 + floor(position / period))`, after rope.
-
-    Attributes:
-        period: tokens.
-    """
+    """Queries are multiplied by `1 + factor * ln(1 + floor(position / period))`, after rope; `period` in tokens."""
 
     factor: float
     period: int
@@ -77,11 +71,7 @@ class QueryGrowth:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a model that a rank computes, of several that compute it together; see `shard`.
-
-    Attributes:
-        rank: its number. ranks: all of them; 1 computes the whole.
-    """
+    """The part of a model that a rank computes, of several that compute it together; see `shard`."""
 
     rank: int = 0
     ranks: int = 1

@@ -17,10 +17,9 @@ _MAX_BYTES = 1 << 16
 
 
 def default_pooling(checkpoint: Checkpoint) -> Pooling | None:
-    """Read GGUF's `pooling_type`, or a sentence-transformers folder's `1_Pooling/config.json`; None without either.
+    """GGUF's `pooling_type`, or that of a sentence-transformers folder's `1_Pooling/config.json`; None without either.
 
-    Raises:
-        CheckpointError: that file is not strict JSON.
+    Raises CheckpointError where that file is not strict JSON.
     """
     if checkpoint.format == "gguf":
         architecture = checkpoint.metadata.get("general.architecture")

@@ -26,12 +26,9 @@ _POSITIVE = "yes"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankingHead:
-    """A matrix product with a hidden state, whose result is a score between 0 and 1.
+    """Scores the last token's hidden state: weight float32 [labels, hidden_size], bias float32 [labels].
 
-    Attributes:
-        weight: float32 [labels, hidden_size].
-        bias: float32 [labels].
-        relevant: the label that means a relevant document.
+    `relevant` is the label that means a relevant document.
     """
 
     weight: NDArray[np.float32]
@@ -41,8 +38,7 @@ class RankingHead:
     def score(self, hidden_state: Sequence[float]) -> float:
         """The probability of the relevant label among all, or the sigmoid of the only one, computed in float64.
 
-        Args:
-            hidden_state: [hidden_size], of the last token, after the final norm.
+        `hidden_state` is the last token's, [hidden_size], after the final norm.
         """
         logits = self.weight.astype(np.float64) @ np.asarray(hidden_state, np.float64) + self.bias
         others = np.delete(logits, self.relevant) if logits.size > 1 else np.zeros(1)
@@ -70,10 +66,8 @@ def is_classifier(checkpoint: Checkpoint) -> bool:
 
 
 def ranking_head(checkpoint: Checkpoint) -> RankingHead | None:
-    """Read the head; None unless the model is a reranker.
-
-    Raises:
-        CheckpointError: its shape does not fit the model, or a number in it is not finite.
+    """None unless the model is a reranker; CheckpointError for a shape that does not fit or a number that is not
+    finite.
     """
     names = ranking_tensors(checkpoint)
     if not names:
@@ -102,7 +96,6 @@ def _read(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
 
 
 def _relevant(checkpoint: Checkpoint, count: int) -> int:
-    """The label `yes`, or the first one."""
     architecture = checkpoint.metadata.get("general.architecture")
     labels = checkpoint.metadata.get(f"{architecture}.classifier.output_labels")
     listed = list(labels)[:count] if isinstance(labels, list | tuple) else []

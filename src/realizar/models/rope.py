@@ -52,10 +52,8 @@ class Yarn:
     """Parameters of YaRN (https://arxiv.org/abs/2309.00071).
 
     Attributes:
-        factor: growth of the context.
-        original_context: tokens before.
         beta_fast, beta_slow: rotations within the original context at which the ramp ends and begins.
-        truncate: True if the ramp's ends are rounded outwards to whole dimensions.
+        truncate: the ramp's ends are rounded outwards to whole dimensions.
     """
 
     factor: float

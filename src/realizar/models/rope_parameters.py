@@ -46,11 +46,9 @@ def read_rope(
     """The rotary embedding that a checkpoint describes.
 
     Args:
-        pairing: pairing in the GGUF format.
-        config_pairing: pairing in Hugging Face's, which for nearly all architectures is `neox`.
+        pairing, config_pairing: in GGUF and in Hugging Face's format, where nearly all architectures have `neox`.
         layer_type: the entry of `rope_parameters`, if these differ between kinds of layers.
-        default_base: the base if the checkpoint gives none.
-        has_axes: True if the configuration may name the rope of three axes, which for text is plain.
+        has_axes: the configuration may name the rope of three axes, which for text is plain.
         default_partial: the part of a head that is rotated where a configuration does not say.
         yarn_truncate: `Yarn.truncate` in the GGUF format, which has no key for it.
 
@@ -67,9 +65,7 @@ def read_rope(
 def read_local_rope(hparams: HyperParameters, sizes: Dimensions, *, base_key: str, default_base: float) -> Rope:
     """The rope of windowed layers, which the scaling of full ones does not touch.
 
-    Args:
-        base_key: of its base in configurations that have no `rope_parameters`.
-        default_base: the base if the checkpoint gives none.
+    `base_key` is of its base in configurations that have no `rope_parameters`.
     """
     if hparams.is_gguf:
         size = hparams.integer("rope.dimension_count", None, low=2, high=sizes.head_size, default=sizes.head_size)
@@ -96,12 +92,11 @@ def read_query_growth(hparams: HyperParameters, sizes: Dimensions) -> QueryGrowt
 
 
 def plain_rope(base: float, size: int, pairing: Pairing = "neox") -> Rope:
-    """Rotary embedding without scaling."""
     return make_rope(plain_frequencies(base, size), pairing)
 
 
 def make_rope(frequencies: Frequencies, pairing: Pairing = "neox", magnitude: float = 1.0) -> Rope:
-    """A `Rope` of inverse frequencies in radians per position, float32 [size / 2]."""
+    """Of inverse frequencies in radians per position, float32 [size / 2]."""
     return Rope(pairing, tuple(frequencies.tolist()), magnitude)
 
 
@@ -166,7 +161,6 @@ def _gguf_yarn_magnitude(hparams: HyperParameters, factor: float) -> float:
 
 
 def _factor_tensor(hparams: HyperParameters, name: str, count: int) -> NDArray[np.float32] | None:
-    """The values of a float32 tensor of `count` divisors, or None if the file has none."""
     tensor = hparams.checkpoint.tensors.get(name)
     if tensor is None:
         return None

@@ -31,8 +31,7 @@ def shard(spec: ModelSpec, rank: int, ranks: int) -> ModelSpec:
     """The part of a whole model that one of several ranks computes.
 
     Heads of keys and values are copied where there are more ranks than heads, and so are the key heads of gated delta
-    nets. Ids of the vocabulary need not divide: the last rank has fewer. Biases after sums of all ranks are the first
-    rank's.
+    nets. The last rank may have fewer ids of the vocabulary. Biases after sums of all ranks are the first rank's.
 
     Raises:
         UnsupportedModelError: ranks do not divide the model; names the architecture, the layer and what they do not.
@@ -157,7 +156,6 @@ class _Cutter:
         return replace(part, gate=gate, up=self._rows(part.up, width), down=self._columns(part.down, width))
 
     def _rows(self, matrix: _Matrix, runs: Sequence[Run]) -> _Matrix:
-        """The matrix with some of its out_features, and their biases."""
         for name in (matrix.weight, matrix.bias):
             if name is not None:
                 self._keep(name, rows=runs)
@@ -204,7 +202,6 @@ def _after(run: Run, places: int) -> Run:
 
 
 def _runs(numbers: Iterable[int]) -> list[Run]:
-    """Ascending numbers as runs."""
     runs: list[Run] = []
     for number in numbers:
         if runs and runs[-1][1] == number:

@@ -97,18 +97,12 @@ class FeedForward:
     gate: Linear | None = None
 
     def linears(self) -> tuple[Linear, ...]:
-        """Its matrices, in the order in which they are multiplied."""
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertLinear:
-    """A matrix for each expert: `y = x @ weight[expert].T + bias[expert]`.
-
-    Attributes:
-        weight: [num_experts, out_features, in_features].
-        bias: [num_experts, out_features], or None.
-    """
+    """A matrix for each expert, [num_experts, out_features, in_features]: `y = x @ weight[expert].T + bias[expert]`."""
 
     weight: TensorName
     num_experts: int
@@ -162,7 +156,6 @@ class Experts:
 
     @property
     def num_experts(self) -> int:
-        """Experts that the router chooses from."""
         return self.router.out_features
 
     def linears(self) -> tuple[Linear, ...]:
@@ -175,11 +168,10 @@ class Experts:
         return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
 
     def expert_linears(self) -> tuple[ExpertLinear, ...]:
-        """The matrices of the experts, in the order in which they are multiplied."""
+        """In the order in which they are multiplied."""
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
     def vectors(self) -> Iterator[TensorName]:
-        """Its tensors other than matrices and the biases of matrices."""
         yield from (name for name in (self.selection_bias, self.expert_scales) if name is not None)
         if self.norms is not None:
             yield from self.norms.vectors()
@@ -281,7 +273,6 @@ class ModelSpec:
 
     @property
     def tied(self) -> bool:
-        """True if the head is the embedding."""
         return self.head.weight == self.embedding
 
     @property
@@ -304,7 +295,6 @@ class ModelSpec:
         return tuple((index, part) for index, part in parts if isinstance(part, FeedForward))
 
     def mixtures(self) -> tuple[tuple[int, Experts], ...]:
-        """Layers with a mixture of experts: index and mixture."""
         parts = ((index, layer.feed_forward) for index, layer in enumerate(self.layers))
         return tuple((index, part) for index, part in parts if isinstance(part, Experts))
 
@@ -318,7 +308,7 @@ class ModelSpec:
         return (*found, self.head)
 
     def linears(self) -> tuple[Linear, ...]:
-        """All matrices that every token is multiplied with, layer by layer, and the head."""
+        """All that every token is multiplied with, layer by layer, and the head."""
         first = () if self.layer_inputs is None else (self.layer_inputs.projection,)
         return (*first, *(linear for layer in self.layers for linear in layer.linears()), self.head)
 

@@ -39,11 +39,8 @@ class SpecBuilder:
     """Builds the parts of one model's spec.
 
     Args:
-        hparams, sizes: the model's hyper-parameters.
-        norm_kind: kind of all its norms.
         norm_weight_offset: see `Norm`; used only for Hugging Face checkpoints, as GGUF converters add it.
-        norm_bias: True if norms have a bias.
-        norm_after_attention: True if `post_attention_layernorm` is applied to attention's output (GGUF names differ).
+        norm_after_attention: `post_attention_layernorm` is applied to attention's output (GGUF names differ).
         prefix: prefixes that a safetensors checkpoint has instead of `model.`, and before `lm_head`.
         names: names of this checkpoint that differ from the usual ones, by canonical name; see `tensor_names`.
     """
@@ -71,7 +68,6 @@ class SpecBuilder:
         self._tensors: dict[TensorName, TensorSource] = {}
 
     def stored_name(self, canonical: TensorName) -> str:
-        """The name of a canonical tensor in this checkpoint."""
         if self.hparams.is_gguf:
             return gguf_name(canonical, norm_after_attention=self._norm_after_attention, names=self._names)
         return self.prefixed(renamed(canonical, self._names))
@@ -83,7 +79,6 @@ class SpecBuilder:
         return self._prefix[1] + name
 
     def has(self, canonical: TensorName) -> bool:
-        """True if the checkpoint has a tensor of this canonical name."""
         return is_stored(self.hparams.checkpoint, self.stored_name(canonical))
 
     def activation(self, hf_key: str = "hidden_act", *, default: Activation = "silu") -> Activation:
@@ -96,13 +91,12 @@ class SpecBuilder:
         return _ACTIVATIONS[name]
 
     def bias(self, hf_key: str | None, projection: str, *, default: bool = False, layer: int = 0) -> bool:
-        """True if a projection has a bias, by `config.json`, or by a layer's tensors of a GGUF file.
+        """True if a projection has a bias, by `config.json`, or by the tensors of GGUF's `layer`, which has the
+        projection.
 
         Args:
             hf_key: None if a configuration has no key for it.
             projection: name in a layer, or `lm_head`.
-            default: value if neither decides.
-            layer: that has such a projection.
         """
         if self.hparams.is_gguf:
             base = "" if projection == "lm_head" else f"model.layers.{layer}."
@@ -117,7 +111,6 @@ class SpecBuilder:
         return Norm(self._norm_kind, self.sizes.norm_eps, weight, bias, self._norm_weight_offset)
 
     def linear(self, base: str, out_features: int, in_features: int, *, bias: bool) -> Linear:
-        """The matrix named `base`."""
         weight = self._note(f"{base}.weight", (out_features, in_features))
         bias_name = self._note(f"{base}.bias", (out_features,)) if bias else None
         return Linear(weight, out_features, in_features, bias_name)
@@ -127,11 +120,7 @@ class SpecBuilder:
         return self._note(name, (size,))
 
     def fused(self, base: str, parts: Sequence[tuple[str, int]], in_features: int, *, bias: bool) -> list[Linear]:
-        """Matrices that lie one below the other in the checkpoint tensor `base`.
-
-        Args:
-            parts: canonical base name and out_features of each, in order.
-        """
+        """Matrices one below the other in the tensor `base`; `parts` are names and out_features of each, in order."""
         matrices, first = [], 0
         for name, out_features in parts:
             weight = self._note(f"{name}.weight", (out_features, in_features), f"{base}.weight", first)
@@ -145,9 +134,8 @@ class SpecBuilder:
     ) -> list[Linear]:
         """Matrices whose out_features alternate in the checkpoint tensor `base`.
 
-        Args:
-            parts: canonical base name of each, and how many of its out_features lie one after another, in order.
-            count: how often all of them follow each other.
+        `parts` are names and how many out_features of each lie one after another, all of which follow each other
+        `count` times.
         """
         step, first, matrices = sum(run for _, run in parts), 0, []
         for name, run in parts:
@@ -222,7 +210,6 @@ class SpecBuilder:
         )
 
     def feed_forward(self, index: int, activation: Activation, *, bias: bool = False) -> FeedForward:
-        """The gated feed-forward of layer `index`."""
         hidden, width, base = self.sizes.hidden_size, self.sizes.feed_forward_size, f"model.layers.{index}.mlp"
         if self._is_gate_fused(index):
             parts = [(f"{base}.gate_proj", width), (f"{base}.up_proj", width)]
@@ -236,7 +223,7 @@ class SpecBuilder:
     def ungated_feed_forward(
         self, index: int, activation: Activation, *, up: str = "up_proj", down: str = "down_proj", bias: bool = False
     ) -> FeedForward:
-        """The feed-forward of layer `index` without gate. Args: up, down: last part of the matrices' names."""
+        """`up` and `down` are the last part of the matrices' names."""
         hidden, width, base = self.sizes.hidden_size, self.sizes.feed_forward_size, f"model.layers.{index}.mlp"
         return FeedForward(
             activation,
@@ -245,12 +232,7 @@ class SpecBuilder:
         )
 
     def windows(self, is_windowed: Callable[[int], bool], *, default: int | None = None) -> list[int | None]:
-        """The attention window of each layer in `windowed_layers`. A window as long as the context is dropped.
-
-        Args:
-            is_windowed: see `windowed_layers`.
-            default: the window if the checkpoint has no key for it.
-        """
+        """The attention window of each layer of `windowed_layers`; one as long as the context is dropped."""
         keys = ("attention.sliding_window", "sliding_window")
         stated = self.hparams.integer(*keys, low=0, high=MAX_CONTEXT, default=0)
         window = stated if self.hparams.is_present(*keys) else default
@@ -259,10 +241,9 @@ class SpecBuilder:
         return [window if flag else None for flag in self.windowed_layers(is_windowed)]
 
     def windowed_layers(self, is_windowed: Callable[[int], bool]) -> list[bool]:
-        """True for each layer with a window (and the rope that belongs to it).
-
-        `layer_types` of `config.json` or the GGUF window pattern (one flag per layer, or the period whose last layer is
-        full) says so, and `is_windowed` where the checkpoint does not.
+        """`layer_types` of `config.json` or the GGUF window pattern (one flag per layer, or the period whose last layer
+        is full)
+        says which layers have a window (and its rope), and `is_windowed` where the checkpoint does not.
         """
         keys, count = ("attention.sliding_window_pattern", "layer_types"), self.sizes.num_layers
         stated = self.hparams.raw(*keys)
@@ -294,11 +275,10 @@ class SpecBuilder:
         """The whole model.
 
         Args:
-            tied_by_default: True if the head is the embedding unless `config.json` decides, or the checkpoint has a
-                head of other values. A GGUF file is tied if it has no `output.weight`.
-            head_bias: True if logits have a bias, tied or not.
+            tied_by_default: the head is the embedding unless `config.json` decides, or the checkpoint has a head of
+                other values. A GGUF file is tied if it has no `output.weight`.
+            head_bias: logits have a bias, tied or not.
             is_ignored: True for checkpoint names that are known and not needed.
-            layer_inputs: see `ModelSpec`.
         """
         sizes, hparams = self.sizes, self.hparams
         embedding = self._note(EMBEDDING, (sizes.vocab_size, sizes.hidden_size))

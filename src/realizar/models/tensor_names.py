@@ -76,9 +76,9 @@ def gguf_name(canonical: str, *, norm_after_attention: bool, names: Mapping[str,
     """The GGUF name of a canonical tensor.
 
     Args:
-        norm_after_attention: True if `post_attention_layernorm` is applied to attention's output.
-        names: GGUF names of this architecture that differ from the usual ones, by canonical name without `.weight`, and
-            within a layer without `model.layers.0.` and `blk.0.` too.
+        norm_after_attention: `post_attention_layernorm` is applied to attention's output.
+        names: this architecture's other GGUF names by canonical name, without `.weight`, and in a layer without
+            `model.layers.0.` and `blk.0.` too.
     """
     layer = _LAYER.fullmatch(canonical)
     if layer is None:
@@ -91,11 +91,7 @@ def gguf_name(canonical: str, *, norm_after_attention: bool, names: Mapping[str,
 
 
 def renamed(canonical: str, names: Mapping[str, str]) -> str:
-    """The name that a safetensors checkpoint has in place of a canonical one.
-
-    Args:
-        names: by canonical name without `.weight`, and within a layer without `model.layers.0.` too.
-    """
+    """A safetensors checkpoint's name; `names` go by canonical name without `.weight` and `model.layers.0.`."""
     layer = _LAYER.fullmatch(canonical)
     if layer is None:
         base, _, kind = canonical.rpartition(".")

@@ -22,16 +22,15 @@ class TensorSource:
         name: in the checkpoint; the first of `stack` where there is one.
         shape: expected shape of the canonical tensor, slowest dimension first.
         first_out_feature: of the checkpoint tensor, at which it starts; of each of its matrices where it is a stack.
-        fused: True if the checkpoint tensor (QKV, gate and up) has more out_features than these.
+        fused: the checkpoint tensor (QKV, gate and up) has more out_features than these.
         stack: checkpoint tensors of shape `shape[1:]`, one for each index of the first dimension, where the checkpoint
             keeps experts apart; empty where one tensor holds all.
         stored_shape: shape in the checkpoint where that has dimensions of one beside `shape`; else None.
-        step: out_features of the checkpoint tensor from the start of one run to that of the next: 2 where gate's and
-            up's alternate.
+        step: out_features from the start of one run to that of the next: 2 where gate's and up's alternate.
         run: out_features that lie one after another: a head's, where those of queries and gates alternate by head.
-        transposed: True if the checkpoint holds a stack as [experts, in_features, out_features].
-        per_expert: True for a vector for each expert, [experts, out_features].
-        whole: the tensor that this one is a part of, where ranks share it; all other fields but `shape` are the same.
+        transposed: the checkpoint holds a stack as [experts, in_features, out_features].
+        per_expert: a vector for each expert, [experts, out_features].
+        whole: the tensor that this one is a part of, where ranks share it; other fields but `shape` are the same.
         rows, columns: its out_features and columns that these are; None takes all.
     """
 
@@ -50,7 +49,7 @@ class TensorSource:
     columns: tuple[Run, ...] | None = None
 
     def cut(self, rows: Sequence[Run] | None = None, columns: Sequence[Run] | None = None) -> TensorSource:
-        """A part of it: the out_features and columns of some runs, ascending; None takes all."""
+        """The part with some out_features and columns, as ascending runs; None takes all."""
         shape, axis = list(self.shape), self.out_feature_axis
         for runs, at in ((rows, axis), (columns, axis + 1)):
             if runs is not None:
@@ -60,7 +59,6 @@ class TensorSource:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All checkpoint tensors that this one is read from."""
         return self.stack or (self.name,)
 
     @property

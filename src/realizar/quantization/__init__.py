@@ -1,19 +1,14 @@
 """Quantised weights: every ggml type to `Planes`, to float32, and, for some, back. numpy only.
 
-Backends take weights as a `MatrixSource`, whose `WeightLayout` says how they are stored.
-
 Read in this order:
 
 1. `layout.py`, `source.py`: `WeightLayout` and `MatrixSource`, on which backends depend.
 2. `planes.py`: `Planes`, the numbers of any layout in one form.
 3. `block_source.py`, `planes_source.py`: the sources of ggml blocks and plain numbers, and of matrices made in memory.
-4. `matrix_formats.py`, `mxfp4_tensors.py`, `tensors.py`: matrices that a checkpoint stores as several
-   tensors, or transposed; its tensors as sources.
-5. `ggml_layouts.py`, `convert.py`: the layout of each ggml type, and the function that reads its blocks, for the simple
-   types, the K types and the ternary ones.
-6. `iq_linear.py`, `iq_vector.py` with `iq_grids.py`, `microscaling.py`: one family of ggml types each; `fields.py`
-   reads the fields of their blocks.
-7. `finite.py`, `quantize.py`, `random_blocks.py`: the search for NaN, float32 to blocks, and blocks for tests.
+4. `matrix_formats.py`, `mxfp4_tensors.py`, `tensors.py`: a checkpoint's tensors as sources, stored as several too.
+5. `ggml_layouts.py`, `convert.py`: the layout of each ggml type, and the function that reads its blocks; with
+   `iq_linear.py`, `iq_vector.py`, `iq_grids.py`, `microscaling.py` and `fields.py` for one family or all.
+6. `finite.py`, `quantize.py`, `random_blocks.py`: the search for NaN, float32 to blocks, and blocks for tests.
 """
 
 from realizar.quantization.block_source import FLOAT32_LAYOUT, BlockSource, block_source, float32_source

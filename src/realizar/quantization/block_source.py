@@ -26,12 +26,7 @@ _MEMORY = Path("memory")
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The place of a run of out_features in a mapped file.
-
-    Attributes:
-        checkpoint: that maps the file.
-        stored: the tensor. first_byte: of the run in it. stride: bytes of an out_feature.
-    """
+    """The place of a run of out_features in a mapped file; `stride` is the bytes of an out_feature."""
 
     checkpoint: Checkpoint
     stored: StoredTensor
@@ -39,11 +34,9 @@ class Pages:
     stride: int
 
     def after(self, out_features: int) -> Pages:
-        """The place of what follows so many out_features."""
         return replace(self, first_byte=self.first_byte + out_features * self.stride)
 
     def part(self, start: int, stop: int) -> StoredTensor:
-        """The bytes of some of the run's out_features as a tensor."""
         first, last = (self.first_byte + place * self.stride for place in (start, stop))
         if (first, last) == (0, self.stored.data.size):
             return self.stored
@@ -51,17 +44,12 @@ class Pages:
 
 
 class BlockSource(MatrixSource):
-    """A matrix whose `raw` bytes are ggml blocks.
+    """A matrix whose `raw` bytes are ggml blocks; raises UnsupportedModelError where weights can't have the type.
 
     Args:
-        ggml_type: of the blocks.
         raw: uint8 [out_features, bytes of one], each contiguous.
-        path, name: as in `MatrixSource`.
         first_block: number of the first block in its tensor, for errors.
         pages: where it lies in a mapped file; None in memory.
-
-    Raises:
-        UnsupportedModelError: weights can't have the type.
     """
 
     def __init__(
@@ -96,7 +84,7 @@ class BlockSource(MatrixSource):
         return BlockSource(self.ggml_type, self._raw[start:stop], self.path, self.name, first, pages)
 
     def every(self, first: int, step: int, run: int = 1) -> MatrixSource:
-        """As in `MatrixSource`; errors of such a source count its own blocks."""
+        """Errors of such a source count its own blocks."""
         if run > 1:
             if self.out_features % step or not 0 <= first <= first + run <= step:
                 raise ValueError(
@@ -107,7 +95,7 @@ class BlockSource(MatrixSource):
         return BlockSource(self.ggml_type, self._raw[first::step], self.path, self.name, 0, pages)
 
     def slice_columns(self, start: int, stop: int) -> BlockSource:
-        """As in `MatrixSource`; errors of such a slice count its own blocks."""
+        """Errors of such a slice count its own blocks."""
         check_columns(self, start, stop)
         raw = self._raw[:, self.layout.row_bytes(start) : self.layout.row_bytes(stop)]
         return BlockSource(self.ggml_type, raw, self.path, self.name, 0, self._pages)
@@ -137,7 +125,7 @@ class CopiedSource(MatrixSource):
 
     @abstractmethod
     def _copy(self) -> BlockSource:
-        """The matrix in memory."""
+        pass
 
     @cached_property
     def _copied(self) -> BlockSource:
@@ -169,9 +157,7 @@ class CopiedSource(MatrixSource):
 class RunsSource(CopiedSource):
     """Runs of the out_features and columns of a matrix of blocks, as those of one kind where several kinds alternate.
 
-    Args:
-        whole: the matrix.
-        out_features, columns: that it has; columns begin and end at borders of blocks.
+    Columns begin and end at borders of blocks.
     """
 
     def __init__(self, whole: BlockSource, out_features: Sequence[Run], columns: Sequence[Run]) -> None:
@@ -195,11 +181,7 @@ class RunsSource(CopiedSource):
 
 
 def ggml_layout(ggml_type: GGMLType) -> WeightLayout:
-    """The layout of a type.
-
-    Raises:
-        UnsupportedModelError: weights can't have the type.
-    """
+    """Raises UnsupportedModelError where weights can't have the type."""
     layout = GGML_LAYOUTS.get(ggml_type)
     if layout is None:
         raise UnsupportedModelError(f"weights of type {ggml_type.name} are not supported")
@@ -207,10 +189,7 @@ def ggml_layout(ggml_type: GGMLType) -> WeightLayout:
 
 
 def block_source(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int, in_features: int) -> BlockSource:
-    """A source from bytes in memory.
-
-    Args:
-        data: uint8 [size in bytes], contiguous, out_features one after another.
+    """A source from bytes in memory: uint8 [size in bytes], contiguous, out_features one after another.
 
     Raises:
         UnsupportedModelError: weights can't have the type.

@@ -123,12 +123,12 @@ def _q6_k(blocks: Bytes) -> Planes:
 
 
 def _small(values: NDArray[np.generic]) -> NDArray[np.int16]:
-    """Small scales [out_features, blocks, n] as int16 [out_features, blocks * n]."""
+    """[out_features, blocks, n] as int16 [out_features, blocks * n]."""
     return columns(values.astype(np.int16))
 
 
 def _with_six_bit_scales(blocks: Bytes, codes: Bytes, bits: int) -> Planes:
-    """Q4_K and Q5_K: eight scales and eight minima of six bits in bytes 4 to 16.
+    """Eight scales and eight minima of six bits in bytes 4 to 16.
 
     Bytes 0-3 hold scales 0-3 and bytes 4-7 minima 0-3, and in their top bits the top two of scales and minima 4-7;
     bytes 8-11 hold the low nibbles of those, scales low, minima high.
@@ -253,7 +253,7 @@ def to_planes(ggml_type: GGMLType, data: NDArray[np.uint8], out_features: int, c
     Args:
         ggml_type: one of `QUANTIZED_TYPES`.
         data: uint8 [size in bytes], the out_features one after another, contiguous.
-        out_features, cols: its shape; `cols` is a whole number of blocks.
+        cols: a whole number of blocks.
 
     Raises:
         UnsupportedModelError: for a type whose weights are not integer codes.

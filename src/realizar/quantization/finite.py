@@ -52,10 +52,8 @@ _AT_ONCE = 1 << 15  # numbers, so that what is made of them stays in the cache
 def find_not_finite(ggml_type: GGMLType, data: NDArray[np.uint8], first_block: int = 0) -> str | None:
     """The first weight that is NaN or infinite, as `the scale of block 3 is not finite`; None where all are finite.
 
-    Args:
-        ggml_type: one that weights can have.
-        data: uint8 [size in bytes], whole blocks, contiguous.
-        first_block: number of the first of them in its tensor; a number of a float tensor is a block.
+    `data` is uint8 [size in bytes], whole blocks, contiguous; `first_block` is the number of the first of them in its
+    tensor. A number of a float tensor is a block.
     """
     if ggml_type in _EXPONENTS:
         kind, mask = _EXPONENTS[ggml_type]

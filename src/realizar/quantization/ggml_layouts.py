@@ -14,7 +14,6 @@ from realizar.quantization.microscaling import E2M1_DOUBLED
 
 
 def _layout(name: str, bits: int, offset: int, group_size: int, **fields: Any) -> WeightLayout:
-    """The layout of a type, with the sizes of its blocks."""
     kind = GGMLType[name]
     sizes = kind.block_size, kind.type_size
     return WeightLayout(name, *sizes, bits=bits, offset=offset, group_size=group_size, **fields)

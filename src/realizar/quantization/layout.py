@@ -22,7 +22,6 @@ class Codebook:
     """A table of signed bytes that codes index. Codebooks of one name are one codebook.
 
     Attributes:
-        name: of the table.
         entries: 16 numbers, or as many vectors as a code can index.
         vector_size: columns that an entry stands for: 1, 4 or 8.
         load: gives the table, int8 [entries] or int8 [entries, vector_size], read-only.
@@ -49,8 +48,8 @@ class WeightLayout:
         bits: width of a code, or of a vector codebook's index.
         offset: integer that is subtracted from a code; 0 with a codebook.
         group_size: columns that share a scale.
-        scale: type that holds scales and minima exactly. Two-level: `i8`; `u8` of at most six bits; `u4`; `odd4` is
-            2 n + 1 with n of four bits. One-level: `f16` or `f32`; `e8m0` and `e4m3` are half of such a number.
+        scale: type that holds scales and minima exactly. Two-level: `i8`; `u8` of at most six bits; `u4`; `odd4` is 2 n
+            + 1 with n of four bits. One-level: `f16` or `f32`; `e8m0` and `e4m3` are half of such a number.
         minimum: whether a minimum is added.
         centred: whether a minimum is always minus half its scale, so that codes 0 and 1 mean minus and plus the same
             number; that number is of type `scale`.
@@ -76,20 +75,14 @@ class WeightLayout:
 
     @property
     def is_float(self) -> bool:
-        """True if weights are plain numbers."""
         return self.float_type is not None
 
     @property
     def vector_size(self) -> int:
-        """Columns that one code stands for."""
         return 1 if self.codebook is None else self.codebook.vector_size
 
     def row_bytes(self, in_features: int) -> int:
-        """Bytes of one out_feature.
-
-        Raises:
-            ValueError: its columns are not a whole number of blocks.
-        """
+        """Bytes of one out_feature; ValueError where its columns are not a whole number of blocks."""
         blocks, rest = divmod(in_features, self.block_size)
         if rest:
             raise ValueError(f"{in_features} columns are not a whole number of {self.name} blocks")

@@ -20,11 +20,7 @@ _KEY = "quantization_config"
 
 
 class MatrixFormat(ABC):
-    """One method, with the parameters that a model has for it.
-
-    Args:
-        config: the model's `quantization_config`.
-        path: `config.json`, for errors.
+    """One method, with the parameters of a model's `quantization_config`; `path` is `config.json`, for errors.
 
     Raises:
         UnsupportedModelError: a parameter has a value that the format does not express.
@@ -44,8 +40,7 @@ class MatrixFormat(ABC):
     def shape(self, checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
         """The shape of the weights: of a matrix, or of a stack whose matrices lie one below the other in the source.
 
-        Raises:
-            CheckpointError: as of `source`.
+        Raises CheckpointError as `source` does.
         """
         source = self.source(checkpoint, name)
         return source.out_features, source.in_features
@@ -54,8 +49,7 @@ class MatrixFormat(ABC):
     def source(self, checkpoint: Checkpoint, name: str) -> MatrixSource:
         """The matrix `name`, whose tensors are all there; its shape is that of the weights, not of the tensors.
 
-        Raises:
-            CheckpointError: the tensors' types or shapes do not fit together.
+        Raises CheckpointError where the tensors' types or shapes do not fit together.
         """
 
 
@@ -89,7 +83,7 @@ def matrix_format(checkpoint: Checkpoint) -> MatrixFormat | None:
 
 
 def _quantization_config(checkpoint: Checkpoint) -> Any:
-    """The configuration of a multi-modal model's text, or else of the whole model; None in a GGUF file."""
+    """Of a multi-modal model's text, or else of the whole model; None in a GGUF file."""
     whole = checkpoint.metadata.get("config") if checkpoint.format == "safetensors" else None
     if not isinstance(whole, Mapping):
         return None

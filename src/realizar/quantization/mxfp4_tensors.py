@@ -56,11 +56,7 @@ class Mxfp4Tensors(MatrixFormat):
         return Mxfp4Source(codes, scales.data.reshape(-1, groups), blocks.path, name, (checkpoint, blocks), 0, 1)
 
     def _stored(self, checkpoint: Checkpoint, name: str) -> tuple[StoredTensor, StoredTensor]:
-        """Codes and scales, which fit together.
-
-        Raises:
-            CheckpointError: they do not.
-        """
+        """Codes and scales; CheckpointError where they do not fit together."""
         blocks, scales = (checkpoint.tensors[each] for each in self.tensors(checkpoint, name))
         for stored in (blocks, scales):
             if stored.type_name != "U8":
@@ -80,7 +76,6 @@ class Mxfp4Source(MatrixSource):
 
     Args:
         codes: uint8 [out_features, groups, 16]. scales: uint8 [out_features, groups].
-        path, name: as in `MatrixSource`.
         whole: the checkpoint and its tensor of codes. first: its out_feature that is the first here. step: its
             out_features from one of these to the next.
     """
@@ -147,7 +142,6 @@ class Mxfp4Source(MatrixSource):
         return BlockSource(GGMLType.MXFP4, blocks.reshape(stop - start, -1), self.path, self.name)
 
     def _pages(self, start: int, stop: int) -> StoredTensor:
-        """The codes of a run of out_features, and of those between them, as a tensor."""
         _, stored = self._whole
         row_bytes = stored.shape[2] * _HALF
         first, last = self._first + start * self._step, self._first + (stop - 1) * self._step + 1

@@ -48,12 +48,10 @@ class Planes:
 
     @property
     def out_features(self) -> int:
-        """Output features of the matrix."""
         return int(self.codes.shape[0])
 
     @property
     def in_features(self) -> int:
-        """Input features of the matrix: its columns."""
         return int(self.scales.shape[1]) * self.group_size
 
     @property
@@ -87,7 +85,6 @@ class Planes:
         return values * np.repeat(large, self.super_group_size // self.group_size, axis=1)
 
     def slice_out_features(self, start: int, stop: int) -> Planes:
-        """The out_features from `start` to `stop`."""
         return self._cut(lambda values, _: values[start:stop])
 
     def slice_columns(self, start: int, stop: int) -> Planes:

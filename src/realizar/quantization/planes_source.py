@@ -49,7 +49,6 @@ def random_source(
 def _random_planes(
     layout: WeightLayout, out_features: int, in_features: int, rng: np.random.Generator, factor: float
 ) -> Planes:
-    """Random codes under scales that are near `factor`."""
     vector, book = layout.vector_size, layout.codebook
     codes: NDArray[Any] = rng.integers(0, 1 << layout.bits, (out_features, in_features // vector))
     groups = out_features, in_features // layout.group_size
@@ -74,7 +73,6 @@ def _random_planes(
 def _scales(
     layout: WeightLayout, groups: tuple[int, int], rng: np.random.Generator, factor: float
 ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Scales of the groups, and their minima or None."""
     if layout.super_group_size is not None:
         first, stop = _SMALL[layout.scale]
         small = rng.integers(first, stop, (2, *groups)).astype(np.int16)

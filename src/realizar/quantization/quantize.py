@@ -130,7 +130,6 @@ def _largest(x: _Floats) -> _Floats:
 
 
 def _reciprocal(x: _Floats) -> _Floats:
-    """1 / x, and 0 where x is 0."""
     return np.divide(np.float32(1), x, out=np.zeros_like(x), where=x != 0)
 
 

@@ -45,8 +45,7 @@ def random_blocks(
 
     Args:
         ggml_type: any type that `dequantize` takes.
-        out_features, cols: its shape; `cols` is a whole number of blocks.
-        rng: where the randomness comes from; equal states give equal bytes.
+        cols: a whole number of blocks.
         std: the weights' standard deviation, met within some percent where the type's float scale can be that small.
         centred: the small minima of K-quants are those that give each sub-block a mean near zero, as real weights have
             it. Where all codes are random, a matrix multiplies the sums of its sub-blocks' inputs several times as much

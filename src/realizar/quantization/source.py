@@ -25,15 +25,9 @@ Run = tuple[int, int]
 
 
 class MatrixSource(ABC):
-    """A weight matrix [out_features, in_features], or a slice of one.
+    """A weight matrix [out_features, in_features], or a slice of one; `path` and `name` are for errors.
 
-    Args:
-        layout: how its numbers are stored.
-        out_features, in_features: its shape; `in_features` is a whole number of the layout's blocks.
-        path, name: the file and the tensor in it, for errors.
-
-    Raises:
-        ValueError: the columns are not a whole number of blocks.
+    Raises ValueError where the columns are not a whole number of the layout's blocks.
     """
 
     def __init__(self, layout: WeightLayout, out_features: int, in_features: int, path: Path, name: str) -> None:
@@ -43,7 +37,6 @@ class MatrixSource(ABC):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in the file."""
         return self.out_features * self.row_bytes
 
     @property
@@ -56,18 +49,14 @@ class MatrixSource(ABC):
 
     @abstractmethod
     def planes(self, start: int, stop: int) -> Planes:
-        """The exact weights of a run of out_features.
-
-        Raises:
-            UnsupportedModelError: the layout is of a float matrix.
-        """
+        """The exact weights of a run of out_features; raises UnsupportedModelError for a float matrix."""
 
     def read(self, start: int, stop: int) -> NDArray[np.float32]:
-        """The weights of a run of out_features: float32 [stop - start, in_features]."""
+        """float32 [stop - start, in_features]."""
         return self.planes(start, stop).dequantize()
 
     def gather(self, out_features: NDArray[np.int32]) -> NDArray[np.float32]:
-        """The weights of some out_features, in any order: float32 [len(out_features), in_features]."""
+        """In any order: float32 [len(out_features), in_features]."""
         return np.concatenate([self.read(int(each), int(each) + 1) for each in out_features])
 
     def dequantize(self) -> NDArray[np.float32]:
@@ -80,11 +69,7 @@ class MatrixSource(ABC):
         return weights
 
     def check_finite(self, start: int, stop: int) -> None:
-        """Refuse out_features with weights that are not finite: they would make random text of every prompt.
-
-        Raises:
-            CheckpointError: a weight is NaN or infinite.
-        """
+        """Raise CheckpointError for NaN or infinity: such weights would make random text of every prompt."""
         reason = self.find_not_finite(start, stop)
         if reason is not None:
             raise CheckpointError(self.path, f"tensor {shown(self.name)}", reason)
@@ -104,19 +89,14 @@ class MatrixSource(ABC):
         return None
 
     def slice_out_features(self, start: int, stop: int) -> MatrixSource:
-        """The out_features from `start` to `stop` as a source.
-
-        Raises:
-            ValueError: the matrix has no such out_features.
-        """
+        """Raises ValueError where the matrix has no such out_features."""
         check_run(self, start, stop)
         return Slice(self, start, stop, 0, self.in_features)
 
     def slice_columns(self, start: int, stop: int) -> MatrixSource:
-        """The columns from `start` to `stop` as a source, both at borders of the layout's blocks.
+        """The columns from `start` to `stop`, both at borders of the layout's blocks.
 
-        Raises:
-            ValueError: the matrix has no such columns, or they are not whole blocks.
+        Raises ValueError where the matrix has no such columns, or they are not whole blocks.
         """
         check_columns(self, start, stop)
         return Slice(self, 0, self.out_features, start, stop)
@@ -185,21 +165,13 @@ class Slice(MatrixSource):
 
 
 def check_run(source: MatrixSource, start: int, stop: int) -> None:
-    """Refuse a slice by out_features that a matrix does not have.
-
-    Raises:
-        ValueError: it has no such out_features.
-    """
+    """Raise ValueError for out_features that a matrix does not have."""
     if not 0 <= start <= stop <= source.out_features:
         raise ValueError(f"tensor '{source.name}' has {source.out_features} out_features, not {start} to {stop}")
 
 
 def check_columns(source: MatrixSource, start: int, stop: int) -> None:
-    """Refuse a slice by columns that a matrix can't be cut to.
-
-    Raises:
-        ValueError: it has no such columns, or they are not whole blocks.
-    """
+    """Raise ValueError for columns that a matrix does not have, or that are not whole blocks."""
     if not 0 <= start <= stop <= source.in_features:
         raise ValueError(f"tensor '{source.name}' has {source.in_features} columns, not {start} to {stop}")
     unit = source.layout.block_size

@@ -28,16 +28,11 @@ def is_stored(checkpoint: Checkpoint, name: str) -> bool:
 
 
 def is_packed(checkpoint: Checkpoint, name: str) -> bool:
-    """True if a format makes the tensor `name` of others."""
     return _packed(checkpoint, name) is not None
 
 
 def tensor_shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
-    """The shape of a tensor's numbers, however they are stored.
-
-    Raises:
-        CheckpointError: it is made of tensors that do not fit together.
-    """
+    """However its numbers are stored; CheckpointError where it is made of tensors that do not fit together."""
     packed = _packed(checkpoint, name)
     if packed is None:
         return checkpoint.tensors[name].shape
@@ -58,9 +53,7 @@ def tensor_layout(checkpoint: Checkpoint, name: str) -> WeightLayout:
 def stack_layout(checkpoint: Checkpoint, names: Sequence[str]) -> WeightLayout:
     """The layout that all matrices of a stack have, which may be one.
 
-    Raises:
-        UnsupportedModelError: weights can't have their type, or they have several.
-        CheckpointError: as of `tensor_layout`.
+    Raises UnsupportedModelError where they have several, and as `tensor_layout` does.
     """
     first, *others = names
     layout = tensor_layout(checkpoint, first)
@@ -75,13 +68,9 @@ def stack_layout(checkpoint: Checkpoint, names: Sequence[str]) -> WeightLayout:
 
 
 def tensor_source(checkpoint: Checkpoint, name: str) -> MatrixSource:
-    """A checkpoint's tensor as a matrix.
+    """A checkpoint's tensor as a matrix; raises as `tensor_layout` does.
 
     A vector is a matrix of one out_feature. The matrices of a stack lie one below the other: `expert_source` gives one.
-
-    Raises:
-        UnsupportedModelError: weights can't have its type.
-        CheckpointError: it is made of tensors that do not fit together.
     """
     packed = _packed(checkpoint, name)
     if packed is not None:
@@ -94,10 +83,8 @@ def tensor_source(checkpoint: Checkpoint, name: str) -> MatrixSource:
 
 
 def expert_source(checkpoint: Checkpoint, name: str, expert: int, *, transposed: bool = False) -> MatrixSource:
-    """One matrix of a stacked tensor [experts, out_features, in_features].
-
-    Args:
-        transposed: True if the tensor is [experts, in_features, out_features].
+    """One matrix of a stacked tensor [experts, out_features, in_features], or `transposed` [experts, in_features,
+    out_features].
 
     Raises:
         UnsupportedModelError: weights can't have its type, or not lie transposed.
@@ -136,11 +123,8 @@ _DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 class _TransposedSource(CopiedSource):
     """A matrix of a stack of plain numbers, of which all or every so many columns are its out_features.
 
-    Its numbers are copied to out_features one after another when they are first read.
-
-    Args:
-        numbers: uint16 or uint32 bits [in_features, out_features], a view of the file.
-        stored: the tensor that holds the stack. pages: the place of this matrix in it.
+    Its `numbers`, uint16 or uint32 bits [in_features, out_features], a view of the file, are copied to out_features one
+    after another when they are first read.
     """
 
     def __init__(self, numbers: NDArray[Any], stored: StoredTensor, pages: Pages) -> None:
@@ -174,11 +158,7 @@ class _TransposedSource(CopiedSource):
 
 
 def _transposed_source(checkpoint: Checkpoint, stored: StoredTensor, index: int) -> _TransposedSource:
-    """One matrix of a stack [matrices, in_features, out_features].
-
-    Raises:
-        UnsupportedModelError: its numbers are not plain, so that columns can't be told apart.
-    """
+    """Raises UnsupportedModelError where its numbers are not plain, so that columns can't be told apart."""
     layout = None if stored.ggml_type is None else ggml_layout(stored.ggml_type)
     if layout is None or not layout.is_float:
         raise UnsupportedModelError(

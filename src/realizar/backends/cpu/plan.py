@@ -80,10 +80,7 @@ def plan_memory(
 
 
 def beside_drafter(drafter: ModelFiles, spec: ModelSpec, config: ResolvedConfig) -> Beside:
-    """What a drafter takes beside the main model of this spec and configuration.
-
-    Raises what `plan_memory` does.
-    """
+    """What a drafter takes beside the main model of this spec and configuration. Raises what `plan_memory` does."""
     own = drafter_config(config)
     plan, sizes = plan_memory(drafter.spec, drafter.checkpoint, own), KVSizes(drafter.spec, own)
     return drafter_bytes(plan, sizes.block_bytes, drafter.spec, spec)

@@ -108,10 +108,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
 
 
 def beside_drafter(drafter: ModelFiles, spec: ModelSpec, config: ResolvedConfig) -> Beside:
-    """What a drafter takes beside the main model of this spec and configuration.
-
-    Raises what `plan_memory` does.
-    """
+    """What a drafter takes beside the main model of this spec and configuration. Raises what `plan_memory` does."""
     own = drafter_config(config)
     plan = plan_memory(drafter.spec, drafter.checkpoint, own, _EVERYTHING)
     cache = KVMemory(drafter.spec, _of_one_request(own), _DEVICE)

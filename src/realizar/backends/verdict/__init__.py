@@ -1,8 +1,7 @@
 """Whether a GPU computes what the CPU does, found out on small models and kept.
 
-`small_models.py` has a model for each kind of layer, and `small_steps.py` takes one through steps as an engine would.
-`compare.py` holds the outcome to `expected.npz`: what exact arithmetic gives, which tests hold the CPU to as well, so
-that no kernel of the CPU is compiled for a GPU's sake. `judge.py` finds the kernels to go on without where a GPU goes
-beyond the limits, `kept.py` keeps the verdicts by card, driver and kernels, and `apply.py` makes them count when a
-model is loaded.
+`small_models.py` has a model for each kind of layer, and `small_steps.py` takes one through steps. `compare.py` holds
+the outcome to `expected.npz`, what exact arithmetic gives: no kernel of the CPU is compiled for a GPU's sake.
+`judge.py` finds the kernels to go on without, `kept.py` keeps the verdicts by card, driver and kernels, and `apply.py`
+makes them count when a model is loaded.
 """

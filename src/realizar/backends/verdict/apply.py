@@ -21,9 +21,7 @@ _LOG = logging.getLogger(__name__)
 def trusted(device: DeviceProfile, label: str, models: Sequence[SmallModel], progress: LoadProgress) -> DeviceProfile:
     """A GPU without the families of kernels by which it differs from the CPU, which a warning names.
 
-    Args:
-        label: of the GPU, for people. models: to compare it by, where no verdict is kept.
-        progress: as of loading.
+    `models` are to compare it by, where no verdict is kept.
 
     Raises:
         KernelError: it differs, whatever is given up; or as of `judge`.
@@ -51,13 +49,9 @@ def trusted(device: DeviceProfile, label: str, models: Sequence[SmallModel], pro
 
 
 def compared_anew(device: DeviceProfile, label: str) -> str | None:
-    """Compare a GPU by all small models, and keep the verdicts.
+    """Compare a GPU by all small models, and keep the verdicts; raises as `trusted` and `judge` do.
 
-    Returns:
-        None; or where it differs, and what takes the place of its kernels.
-
-    Raises:
-        KernelError, DeviceLostError, CapacityError, NoComparisonError: as of `trusted` and `judge`.
+    Returns None, or where it differs and what takes the place of its kernels.
     """
     verdicts = {str(model): _judge(model, device, label) for model in SMALL_MODELS}
     keep_verdicts(device, verdicts)

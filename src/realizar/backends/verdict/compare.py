@@ -43,11 +43,7 @@ def digest(checkpoint: Checkpoint) -> NDArray[np.uint32]:
 
 
 def difference(model: SmallModel, checkpoint: Checkpoint, seen: Seen) -> str | None:
-    """Where a backend goes beyond the limits; None where it does not.
-
-    Raises:
-        NoComparisonError: what is recorded is another model's.
-    """
+    """Where a backend goes beyond the limits, or None. NoComparisonError: what is recorded is another model's."""
     expected = {part: _expected()[f"{model}/{part}"] for part in ("digest", "logprobs", "drawn")}
     if not np.array_equal(expected["digest"], digest(checkpoint)):
         raise NoComparisonError(f"{model} is not the model that was recorded: numpy makes other random numbers here")

@@ -73,7 +73,6 @@ def _agrees(differs: Callable[[frozenset[Family]], str | None], without: frozens
 
 
 def _difference(model: SmallModel, spec: ModelSpec, checkpoint: Checkpoint, device: DeviceProfile) -> str | None:
-    """Where the device differs, or the error of a step."""
     chosen = ChosenDevice("cuda", device.torch_device.index or 0, device.name)
     backend = CUDABackend(device=device)
     try:

@@ -34,7 +34,7 @@ def known_verdicts(device: DeviceProfile) -> dict[str, Verdict]:
 
 
 def keep_verdicts(device: DeviceProfile, verdicts: Mapping[str, Verdict]) -> None:
-    """Keep verdicts on a card, where there is a cache that can be written."""
+    """Does nothing where there is no cache that can be written."""
     kept = {
         model: {"fault": each.fault, "without": sorted(each.without), "hopeless": each.hopeless}
         for model, each in verdicts.items()
@@ -65,7 +65,6 @@ def _file(device: DeviceProfile) -> Path:
 
 @cache
 def _driver() -> str:
-    """What is known of the driver."""
     try:
         return _DRIVER.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
     except OSError:

@@ -19,7 +19,7 @@ _Weights: TypeAlias = Literal["q4_k_m", "bf16"]
 
 
 class SmallModel(NamedTuple):
-    """The name of a small model: its shape, a key of `SHAPES`, and the type of its weights."""
+    """A shape, a key of `SHAPES`, and the type of its weights."""
 
     shape: str
     weights: _Weights

@@ -48,8 +48,7 @@ class Seen:
 def run_small_steps(backend: Backend, vocab: int) -> Seen:
     """Take a backend that a small model is loaded in through `STEPS`. Tokens are given, whatever is chosen.
 
-    Raises:
-        RequestFailedError: a row failed. Others as of `Backend.submit`.
+    Raises RequestFailedError where a row failed, and as `Backend.submit` does.
     """
     tokens = row_tokens(vocab)
     computed = [0] * _ROWS
@@ -97,7 +96,6 @@ def _sampling(row: int, vocab: int) -> SamplingParams:
 
 
 def _logprobs(output: RowOutput) -> Sequence[TokenLogprobs]:
-    """Those after each of a row's tokens."""
     if output.error is not None:
         raise RequestFailedError(output.error.message)
     return output.queried or output.logprobs
@@ -111,7 +109,6 @@ def _distribution(found: TokenLogprobs, vocab: int) -> NDArray[np.float64]:
 
 
 def _step(backend: Backend, rows: Sequence[ScheduledRow]) -> ForwardInput:
-    """A step whose rows have blocks of their own in each cache group."""
     capacity = backend.capacity()
     size, per_row = capacity.block_size, -(-_ROW_TOKENS // capacity.block_size)
     if min(capacity.num_blocks) < _ROWS * per_row:

@@ -10,7 +10,7 @@ from realizar.models.spec_builder import SpecBuilder
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    """Arcee. Converters to GGUF reorder the rows of Q and K as Llama's."""
+    """Converters to GGUF reorder the rows of Q and K as Llama's."""
     sizes = read_dimensions(hparams, defaults={"rms_norm_eps": 1e-5})
     builder = SpecBuilder(hparams, sizes)
     rope = read_rope(hparams, sizes, pairing="interleaved")

@@ -27,7 +27,6 @@ _DRAFTING = ("model.mtp_block.", "model.mtp_emb_norm.", "model.mtp_hidden_norm."
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    """ERNIE 4.5, dense."""
     sizes = read_dimensions(hparams, defaults={"head_dim": 128, "rms_norm_eps": 1e-5})
     builder = SpecBuilder(hparams, sizes)
     mlp_bias = builder.bias("use_bias", "mlp.down_proj")
@@ -35,10 +34,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
 
 
 def build_mixture(hparams: HyperParameters) -> ModelSpec:
-    """ERNIE 4.5 with experts after leading dense layers: a softmax with a selection bias, and shared experts.
-
-    What drafts tokens in its files is known and not run.
-    """
+    """ERNIE 4.5 with experts after leading dense layers; what drafts tokens in its files is known and not run."""
     sizes = read_dimensions(hparams, defaults={"rms_norm_eps": 1e-5})
     builder = SpecBuilder(hparams, sizes)
     is_mixture = _read_layers(hparams, sizes)
@@ -68,7 +64,6 @@ def build_mixture(hparams: HyperParameters) -> ModelSpec:
 
 
 def _read_mixture(hparams: HyperParameters) -> None:
-    """Keys that must say what all published models say."""
     hparams.number(None, "moe_norm_min", default=1e-12, high=_LEAST_SUM)
     for key, value in (("moe_gate", "topk"), ("moe_use_aux_free", True)):
         if hparams.raw(None, key) not in (None, value):
@@ -91,7 +86,6 @@ def _read_layers(hparams: HyperParameters, sizes: Dimensions) -> list[bool]:
 def _build(
     builder: SpecBuilder, feed_forward: Callable[[int, Activation], AnyFeedForward], *, head_bias: bool = False
 ) -> ModelSpec:
-    """A model with the feed-forward of each layer by its index."""
     hparams, sizes = builder.hparams, builder.sizes
     default_base = 10000.0 if hparams.is_gguf else 500000.0
     rope = read_rope(hparams, sizes, pairing="interleaved", config_pairing="interleaved", default_base=default_base)

@@ -1,7 +1,4 @@
-"""EXAONE 4: norms only after attention and feed-forward, and on each head of Q and K; full layers do not rotate.
-
-Standard library only.
-"""
+"""EXAONE 4: norms only after attention and feed-forward, and on each head of Q and K; full layers do not rotate."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The text model of Gemma 4: heads of two sizes, values with norms, an input of its own for each layer, experts.
-
-Standard library only.
-"""
+"""The text model of Gemma 4: heads of two sizes, values with norms, an input of its own for each layer, experts."""
 
 from __future__ import annotations
 
@@ -47,11 +44,8 @@ _PERIOD = 6  # the last layer of each six is full
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Parameters that differ between layers.
-
-    Attributes:
-        source: layer whose keys and values it takes; None where it has its own.
-        k_is_v: True if K's matrix makes V too.
+    """Parameters that differ between layers. `source` is the layer whose keys and values it takes; `k_is_v`: K makes V
+    too.
     """
 
     is_local: bool
@@ -64,7 +58,6 @@ class _Shape:
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    """Gemma 4 (31B, 26B-A4B, 12B, E4B, E2B)."""
     if hparams.text(None, "use_bidirectional_attention", default="vision") != "vision":  # of images alone
         raise hparams.unsupported(None, "use_bidirectional_attention", hparams.raw(None, "use_bidirectional_attention"))
     sizes = read_dimensions(hparams, defaults=_DEFAULTS, varies=True)
@@ -122,7 +115,7 @@ def _layer(
 
 
 def _mixer(builder: SpecBuilder, index: int, shape: _Shape, shapes: list[_Shape]) -> Attention | SharedAttention:
-    """Attention of a layer, whose scale is one: norms of Q and K stand for it."""
+    """Attention whose scale is one: norms of Q and K stand for it."""
     base, sizes = f"model.layers.{index}.self_attn", builder.sizes
     queries, keys = sizes.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
     bias = builder.bias("attention_bias", "self_attn.q_proj")
@@ -238,7 +231,6 @@ def _read_shapes(hparams: HyperParameters, builder: SpecBuilder) -> list[_Shape]
 
 
 def _read_gguf_heads(hparams: HyperParameters, builder: SpecBuilder, is_local: list[bool]) -> list[tuple[int, int]]:
-    """Head size and KV heads of each layer."""
     full = builder.sizes.head_size
     local = hparams.integer("attention.key_length_swa", None, high=MAX_HEAD_SIZE, default=full)
     if hparams.integer("attention.value_length_swa", None, high=MAX_HEAD_SIZE, default=local) != local:

@@ -1,7 +1,4 @@
-"""The mixture of Gemma 4's 26B-A4B: experts beside each layer's dense feed-forward, each with norms of its own.
-
-Standard library only.
-"""
+"""The mixture of Gemma 4's 26B-A4B: experts beside each layer's dense feed-forward, each with norms of its own."""
 
 from __future__ import annotations
 
@@ -24,11 +21,8 @@ _GGUF_SCALES = "ffn_down_exps.scale"
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """The parameters that the experts of all layers have in common.
-
-    Attributes:
-        count: experts of a layer. per_token: those that a token goes through. width: of one of them.
-        has_scales: True if there are factors of experts' outputs.
+    """What the experts of all layers have in common; `width` is of one expert, `has_scales` of factors of their
+    outputs.
     """
 
     count: int
@@ -37,7 +31,6 @@ class Mixture:
     has_scales: bool
 
     def build(self, builder: SpecBuilder, index: int, activation: Activation, dense: FeedForward) -> Experts:
-        """The mixture of a layer beside its dense feed-forward."""
         experts = build_experts(
             builder, index, activation, count=self.count, per_token=self.per_token, width=self.width, normalized=True,
             joined=_JOINED,
@@ -57,7 +50,6 @@ class Mixture:
 
 
 def router_names(is_gguf: bool) -> dict[str, str] | None:
-    """Names of the router that differ from the usual ones."""
     return None if is_gguf else {"mlp.gate": "router.proj"}
 
 
@@ -111,7 +103,6 @@ def _norms(builder: SpecBuilder, index: int) -> ExpertNorms:
 
 
 def _stored_name(builder: SpecBuilder, index: int, hf_name: str, gguf_name: str) -> str:
-    """The name of a tensor that is neither a weight nor a bias."""
     if builder.hparams.is_gguf:
         return f"blk.{index}.{gguf_name}"
     return builder.stored_name(f"model.layers.{index}.{hf_name}")

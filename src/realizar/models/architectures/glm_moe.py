@@ -1,7 +1,4 @@
-"""GLM-4.5 to 4.7 with experts: sigmoids with a selection bias, a shared expert, and half of each head rotated.
-
-Standard library only.
-"""
+"""GLM-4.5 to 4.7 with experts: sigmoids with a selection bias, a shared expert, and half of each head rotated."""
 
 from __future__ import annotations
 
@@ -59,8 +56,6 @@ def build(hparams: HyperParameters) -> ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Mixture:
-    """The parameters that the experts of all layers have in common."""
-
     count: int
     per_token: int
     width: int
@@ -70,7 +65,6 @@ class _Mixture:
     scale: float
 
     def build(self, builder: SpecBuilder, index: int, activation: Activation) -> Experts:
-        """The mixture of a layer."""
         plain = build_experts(
             builder, index, activation, count=self.count, per_token=self.per_token, width=self.width,
             normalized=self.normalized,

@@ -1,7 +1,4 @@
-"""gpt-oss: experts with biases and a clamped SwiGLU, attention sinks, and a window on every second layer.
-
-Standard library only.
-"""
+"""gpt-oss: experts with biases and a clamped SwiGLU, attention sinks, and a window on every second layer."""
 
 from __future__ import annotations
 
@@ -22,10 +19,9 @@ _GGUF_NAMES = {"post_attention_layernorm": "post_attention_norm"}
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    """gpt-oss.
+    """Its frequencies come from YaRN without rounding, as in OpenAI's code and by `truncate` of its configuration.
 
-    Its frequencies come from YaRN without rounding, as in OpenAI's own code and by `truncate` of its configuration. A
-    GGUF file can't say so, and llama.cpp rounds: the model was trained without.
+    A GGUF file can't say so, and llama.cpp rounds: the model was trained without.
     """
     sizes = read_dimensions(hparams, defaults={"rms_norm_eps": 1e-5, "head_dim": 64})
     builder = SpecBuilder(hparams, sizes, names=_GGUF_NAMES if hparams.is_gguf else _NAMES)
@@ -58,7 +54,6 @@ def build(hparams: HyperParameters) -> ModelSpec:
 
 
 def _attention(builder: SpecBuilder, index: int, rope: Rope, window: int | None, *, bias: bool) -> Attention:
-    """Attention with a sink for each head."""
     attention = builder.attention(index, rope=rope, window=window, qkv_bias=bias, output_bias=bias)
     name = f"model.layers.{index}.self_attn.sinks"
     stored = f"blk.{index}.attn_sinks.weight" if builder.hparams.is_gguf else builder.stored_name(name)

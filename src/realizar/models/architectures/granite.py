@@ -1,7 +1,4 @@
-"""Granite: Llama with multipliers on embedding, residual, attention and logits; dense or of experts.
-
-Standard library only.
-"""
+"""Granite: Llama with multipliers on embedding, residual, attention and logits; dense or of experts."""
 
 from __future__ import annotations
 
@@ -27,8 +24,6 @@ _JOINED = Joined("block_sparse_moe.input_linear.weight", "block_sparse_moe.outpu
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    """Granite, dense."""
-
     def dense(builder: SpecBuilder, activation: Activation) -> Callable[[int], AnyFeedForward]:
         bias = builder.bias("mlp_bias", "mlp.down_proj")
         return lambda index: builder.feed_forward(index, activation, bias=bias)
@@ -74,7 +69,7 @@ def _shared(builder: SpecBuilder, index: int, activation: Activation, width: int
 def _build(
     hparams: HyperParameters, feed_forwards: Callable[[SpecBuilder, Activation], Callable[[int], AnyFeedForward]]
 ) -> ModelSpec:
-    """A model with the feed-forward of each layer by its index. `logits_scaling` divides."""
+    """`logits_scaling` divides."""
     sizes = read_dimensions(hparams, defaults={"rms_norm_eps": 1e-6})
     builder = SpecBuilder(hparams, sizes, names=None if hparams.is_gguf else _NAMES)
     # A GGUF file says with this key that there are no positions at all.

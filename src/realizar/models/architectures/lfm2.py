@@ -1,7 +1,4 @@
-"""LFM2, dense and with experts: most layers are a gated short convolution, the others attention.
-
-Standard library only.
-"""
+"""LFM2, dense and with experts: most layers are a gated short convolution, the others attention."""
 
 from __future__ import annotations
 
@@ -51,7 +48,6 @@ _JOINED = Joined("feed_forward.experts.gate_up_proj", "feed_forward.experts.down
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    """LFM2 and LFM2.5, dense."""
     builder = _start(hparams)
     return _build(builder, lambda index: builder.feed_forward(index, "silu"))
 
@@ -127,9 +123,8 @@ def _convolution(builder: SpecBuilder, index: int, length: int, *, bias: bool) -
 
 
 def _read_feed_forward_size(hparams: HyperParameters, stated: int) -> int:
-    """`block_ff_dim` where it is there; two thirds of it, rounded up, unless `block_auto_adjust_ff_dim` is false.
-
-    A GGUF file has the result.
+    """`block_ff_dim`, or else two thirds of it, rounded up, where `block_auto_adjust_ff_dim` asks; a GGUF file has
+    that.
     """
     if hparams.is_gguf:
         return stated
@@ -183,7 +178,6 @@ def _read_layers_with_heads(hparams: HyperParameters, count: int) -> list[bool]:
 
 
 def _read_tied(hparams: HyperParameters) -> bool:
-    """`tie_embedding` is an older name of `tie_word_embeddings`."""
     tied = hparams.boolean(None, "tie_embedding", default=True)
     if hparams.boolean(None, "tie_word_embeddings", default=tied) != tied and hparams.is_present(None, "tie_embedding"):
         raise hparams.malformed(None, "tie_embedding", "tie_word_embeddings says otherwise")

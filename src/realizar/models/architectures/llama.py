@@ -19,10 +19,7 @@ MIXTRAL_NAMES = {
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    """Llama. A GGUF file of this architecture with a sliding window is a Mistral: all its layers have the window.
-
-    One with experts is a Mixtral, whose feed-forward length is that of one expert.
-    """
+    """A GGUF file with a sliding window is a Mistral, windowed in all layers; one with experts is a Mixtral."""
     sizes, is_mixtral = read_dimensions(hparams), hparams.architecture == "mixtral"
     builder = SpecBuilder(hparams, sizes, names=MIXTRAL_NAMES if is_mixtral else None)
     # Converters to GGUF reorder the rows of Q and K so that rotated pairs are neighbours.
@@ -58,7 +55,6 @@ def build(hparams: HyperParameters) -> ModelSpec:
 
 
 def _read_experts(hparams: HyperParameters) -> tuple[int, int] | None:
-    """Experts of each layer and of a token; None where a GGUF file has none."""
     if hparams.is_gguf and not hparams.integer("expert_count", None, low=0, high=MAX_EXPERTS, default=0):
         return None
     count = read_expert_count(hparams)

@@ -1,7 +1,4 @@
-"""MiniMax-M2: norms over all heads of Q and K, part of each head rotated, and experts chosen by sigmoids with a bias.
-
-Standard library only.
-"""
+"""MiniMax-M2: norms over all heads of Q and K, each head rotated in part, experts chosen by sigmoids with a bias."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _UNUSED = ("mlp_intermediate_size", "mtp_transformer_layers", "num_mtp_modules",
 
 
 def build_m2(hparams: HyperParameters) -> ModelSpec:
-    """MiniMax-M2. The feed-forward length of its configurations is that of one expert."""
+    """The feed-forward length of its configurations is that of one expert."""
     sizes = read_dimensions(hparams, defaults={"head_dim": 128})
     builder = SpecBuilder(hparams, sizes, names=None if hparams.is_gguf else MIXTRAL_NAMES)
     _read_family(hparams, sizes)

@@ -15,7 +15,6 @@ _WINDOWED = ("mistral", "mistral3")
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    """Mistral Small 3.1 and later, Ministral 3."""
     kind = hparams.text(None, "model_type", default="mistral")
     if kind not in (*_WINDOWED, "ministral3"):
         raise hparams.unsupported(None, "model_type", kind)

@@ -29,7 +29,6 @@ def build_olmo2(hparams: HyperParameters) -> ModelSpec:
 
 
 def build_olmo3(hparams: HyperParameters) -> ModelSpec:
-    """OLMo 3."""
     sizes = read_dimensions(hparams, defaults=_DEFAULTS)
     builder = SpecBuilder(hparams, sizes, norm_after_attention=True)
     default_base = 10000.0 if hparams.is_gguf else 500000.0

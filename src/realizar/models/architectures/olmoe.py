@@ -11,7 +11,7 @@ from realizar.models.spec_builder import SpecBuilder
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    """OLMoE. The feed-forward length of its files is that of one expert."""
+    """The feed-forward length of its files is that of one expert."""
     sizes = read_dimensions(hparams, defaults={"rms_norm_eps": 1e-5})
     builder = SpecBuilder(hparams, sizes)
     rope = read_rope(hparams, sizes)

@@ -1,7 +1,4 @@
-"""Qwen2 (biases on Q, K and V) and Qwen3 (norms over each head of Q and K), and the text models of their vision models.
-
-Standard library only.
-"""
+"""Qwen2 (biases on Q, K and V) and Qwen3 (norms over each head of Q and K), also as text models of vision models."""
 
 from __future__ import annotations
 
@@ -25,22 +22,18 @@ _VISION_KEYS = (
 
 
 def build_qwen2(hparams: HyperParameters) -> ModelSpec:
-    """Qwen2 and Qwen2.5."""
     return _build(hparams, qk_norm=False)
 
 
 def build_qwen3(hparams: HyperParameters) -> ModelSpec:
-    """Qwen3, dense."""
     return _build(hparams, qk_norm=True)
 
 
 def build_qwen2vl(hparams: HyperParameters) -> ModelSpec:
-    """The text model of Qwen2-VL and Qwen2.5-VL."""
     return _build_text(hparams, qk_norm=False)
 
 
 def build_qwen3vl(hparams: HyperParameters) -> ModelSpec:
-    """The text model of Qwen3-VL."""
     return _build_text(hparams, qk_norm=True)
 
 
@@ -50,11 +43,7 @@ def _build_text(hparams: HyperParameters, *, qk_norm: bool) -> ModelSpec:
 
 
 def read_vision_keys(hparams: HyperParameters) -> None:
-    """Keys of a vision model that change nothing of its text model.
-
-    Text takes the same position on all three axes of the rope, so that how they share a head does not matter, and what
-    images add to the first layers (deepstack) is no part of it.
-    """
+    """Keys that change nothing of the text model: text has one position on all three axes, no image adds to layers."""
     hparams.integer("n_deepstack_layers", None, low=0, high=MAX_LAYERS, default=0)
     rope = hparams if hparams.is_gguf else config_parameters(hparams)
     sections = rope.raw("rope.dimension_sections", "mrope_section")
@@ -66,7 +55,6 @@ def read_vision_keys(hparams: HyperParameters) -> None:
 
 
 def _build(hparams: HyperParameters, *, qk_norm: bool, is_part: bool = False) -> ModelSpec:
-    """A text model, which `is_part` of a multi-modal one or not."""
     sizes = read_dimensions(hparams, defaults={"head_dim": 128} if qk_norm else None)
     builder = SpecBuilder(hparams, sizes, prefix=text_prefix(hparams) if is_part else ("model.", ""))
     default_base = 10000.0 if hparams.is_gguf or not is_part else 5e5 if qk_norm else 1e6

@@ -1,7 +1,4 @@
-"""Qwen3-Next and Qwen3.5 to 3.8: most layers are a gated delta net, the others attention with an output gate.
-
-Standard library only.
-"""
+"""Qwen3-Next and Qwen3.5 to 3.8: most layers are a gated delta net, the others attention with an output gate."""
 
 from __future__ import annotations
 
@@ -34,7 +31,6 @@ BuildFeedForward = Callable[[int], AnyFeedForward]
 
 
 def build_qwen35(hparams: HyperParameters) -> ModelSpec:
-    """The text model of Qwen3.5, 3.6 and 3.8, dense."""
     builder, blocks = _start(hparams, is_part=True)
     activation = builder.activation()
     layers = _layers(builder, lambda index: builder.feed_forward(index, activation), tiled=hparams.is_gguf)
@@ -70,7 +66,6 @@ def build_qwen3_next(hparams: HyperParameters) -> ModelSpec:
 
 
 def _start(hparams: HyperParameters, *, is_part: bool) -> tuple[SpecBuilder, int]:
-    """A builder, and the number of blocks behind the layers, for a text model that `is_part` of another or not."""
     sizes = read_dimensions(hparams, defaults={"head_dim": 256}, some_without_feed_forward=True)
     blocks = read_next_token_blocks(hparams, "mtp_num_hidden_layers")
     sizes = without_next_token_blocks(hparams, sizes, blocks)
@@ -124,7 +119,6 @@ def _layers(
 
 
 def _mixtures(builder: SpecBuilder, normalized: bool) -> BuildFeedForward:
-    """Makes the mixture of a layer, with an expert that all tokens share behind a gate."""
     hparams, wide, activation = builder.hparams, builder.sizes.feed_forward_size, builder.activation()
     count = read_expert_count(hparams)
     per_token = read_experts_per_token(hparams, count)

@@ -1,7 +1,4 @@
-"""Qwen2, Qwen3 and the text model of Qwen3-VL with experts in place of most layers' feed-forward.
-
-Standard library only.
-"""
+"""Qwen2, Qwen3 and the text model of Qwen3-VL with experts in place of most layers' feed-forward."""
 
 from __future__ import annotations
 
@@ -54,7 +51,6 @@ def build_qwen2(hparams: HyperParameters) -> ModelSpec:
 
 
 def build_qwen3(hparams: HyperParameters) -> ModelSpec:
-    """Qwen3 with experts."""
     sizes = read_dimensions(hparams)
     builder = SpecBuilder(hparams, sizes)
     if not hparams.boolean(None, "use_qk_norm", default=True):  # Qwen3-Coder names what every one of these models has

@@ -10,7 +10,7 @@ from realizar.models.spec_builder import SpecBuilder
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    """Seed-OSS. A GGUF file names the norm before the feed-forward as if it followed attention."""
+    """A GGUF file names the norm before the feed-forward as if it followed attention."""
     sizes = read_dimensions(hparams, defaults={"head_dim": 128, "rms_norm_eps": 1e-6})
     builder = SpecBuilder(hparams, sizes, norm_after_attention=True)
     rope = read_rope(hparams, sizes)

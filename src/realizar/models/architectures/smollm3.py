@@ -12,7 +12,6 @@ _DEFAULT_INTERVAL = 4
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    """SmolLM3."""
     sizes = read_dimensions(hparams)
     builder = SpecBuilder(hparams, sizes)
     # Converters to GGUF reorder the rows of Q and K so that rotated pairs are neighbours.
@@ -44,10 +43,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
 
 
 def _read_rope_layers(hparams: HyperParameters, count: int) -> list[bool]:
-    """One flag per layer: the layer rotates. A GGUF file does not say; every fourth layer does not.
-
-    In `no_rope_layers` a 1 stands for a layer that rotates, in spite of the name.
-    """
+    """True for layers that rotate, as in `no_rope_layers` in spite of its name; in a GGUF file all but every fourth."""
     interval = hparams.integer(None, "no_rope_layer_interval", high=MAX_LAYERS, default=_DEFAULT_INTERVAL)
     stated = hparams.raw(None, "no_rope_layers")
     if stated is None:

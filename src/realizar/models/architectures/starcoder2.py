@@ -10,7 +10,6 @@ from realizar.models.spec_builder import SpecBuilder
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
-    """StarCoder2."""
     sizes = read_dimensions(hparams, eps_keys=("attention.layer_norm_epsilon", "norm_epsilon"))
     builder = SpecBuilder(hparams, sizes, norm_kind="layer", norm_bias=True)
     rope = read_rope(hparams, sizes)

@@ -55,11 +55,7 @@ def gemma4_layer(
     router: Callable[[str], NewTensor],
     better: bool,
 ) -> Iterator[NewTensor]:
-    """The tensors of a layer; see `generate` for `matrix`, `vector` and `router`.
-
-    Args:
-        better: True if V and down projections of the layer get more bits.
-    """
+    """The tensors of a layer; `better` gives V and down projections more bits. See `generate` for the rest."""
     prefix, hidden = f"blk.{index}.", shape.hidden_size
     yield vector(prefix + "attn_norm.weight", hidden, 1.0)
     yield from _attention(shape, index, matrix, vector, better)
@@ -97,5 +93,4 @@ def _attention(
 
 
 def _windowed_layers(shape: Shape) -> list[bool]:
-    """True for each layer with a window; the last of the model is full."""
     return [(index + 1) % _PERIOD != 0 and index + 1 != shape.num_layers for index in range(shape.num_layers)]

@@ -55,7 +55,6 @@ def generate_gguf(
         file_type: `q4_k_m` has llama.cpp's mix of Q4_K, Q5_K and Q6_K, with Q5_0, Q5_1 and Q8_0 where rows are no whole
             blocks, and `mxfp4` has experts of MXFP4 and Q8_0 beside them, as gpt-oss is published; otherwise all
             matrices are of one type. Norms, biases and routers are float32.
-        seed: equal seeds give equal files.
         skew: exponent of the Zipf law by which tokens prefer some experts; 0 prefers none. See `routers`.
 
     Raises:
@@ -68,11 +67,7 @@ def generate_gguf(
 
 
 def generated_header(shape_name: str) -> Checkpoint:
-    """The file that `generated_model` writes, without the bytes of its weights; tables that the spec reads are there.
-
-    Args:
-        shape_name: a key of `SHAPES`.
-    """
+    """The file that `generated_model` writes, without its weights' bytes; tables that the spec reads are there."""
     shape, file_type = SHAPES[shape_name], file_type_of(shape_name)
     nothing = np.zeros(0, np.uint8)
     data = ((each, nothing if callable(each.data) else each.data) for each in _tensors(shape, file_type, 0))
@@ -80,12 +75,7 @@ def generated_header(shape_name: str) -> Checkpoint:
 
 
 def generated_checkpoint(shape_name: str, file_type: FileType | GGMLType, embedding_std: float) -> Checkpoint:
-    """The file that `generate_gguf` writes, in memory.
-
-    Args:
-        shape_name: a key of `SHAPES`.
-        embedding_std: standard deviation of the embedding's weights.
-    """
+    """The file that `generate_gguf` writes, in memory; the embedding's weights have that standard deviation."""
     tensors = _tensors(SHAPES[shape_name], file_type, 0, embedding_std=embedding_std)
     return _checkpoint(
         shape_name, file_type, ((each, each.data() if callable(each.data) else each.data) for each in tensors)
@@ -109,11 +99,7 @@ def file_type_of(shape_name: str) -> FileType:
 
 
 def generated_model(shape_name: str, log: Callable[[str], None], skew: float = 0.0) -> Path:
-    """A file of a shape, kept in the user's cache between runs: Q4_K_M, of gpt-oss MXFP4.
-
-    Args:
-        shape_name: a key of `SHAPES`. log: called before a file is written. skew: as of `generate_gguf`.
-    """
+    """A file of a shape, kept in the user's cache between runs; `log` is called before one is written."""
     file_type, name = file_type_of(shape_name), f"{shape_name}-skew-{skew:g}" if skew else shape_name
     path = user_cache() / "bench" / f"{name}-{file_type}.gguf"
     if not path.is_file():
@@ -156,7 +142,6 @@ def _metadata(shape: Shape, name: str, file_type: FileType | GGMLType) -> dict[s
 
 
 def _own_keys(shape: Shape) -> Mapping[str, Any]:
-    """An architecture's keys beside those of every shape, without its name."""
     if shape.architecture in _HYBRIDS:
         return hybrid_keys(shape)
     if shape.architecture == "gemma4":

@@ -44,11 +44,7 @@ def hybrid_keys(shape: Shape) -> dict[str, Any]:
 def hybrid_layer(
     shape: Shape, index: int, matrix: Make, vector: Make, router: Callable[[str], NewTensor], better: bool
 ) -> Iterator[NewTensor]:
-    """The tensors of a layer; see `generate` for `matrix`, `vector` and `router`.
-
-    Args:
-        better: True if V and down projections of the layer get more bits.
-    """
+    """The tensors of a layer; `better` gives V and down projections more bits. See `generate` for the rest."""
     prefix, hidden, is_qwen = f"blk.{index}.", shape.hidden_size, shape.architecture in QWEN
     yield vector(prefix + "attn_norm.weight", hidden, 1.0)
     if _attention_layers(shape)[index]:

@@ -33,9 +33,6 @@ def router_weights(experts: int, per_token: int, hidden: int, skew: float, state
     A token chooses the experts whose logits are above some threshold. Logits of normed tokens are normal, so an expert
     is above a threshold of 1 in a share p of tokens if their standard deviation is 1 / (quantile of 1 - p). Where more
     than 0.45 of all experts are for a token, there is no room to prefer any, and none is preferred.
-
-    Args:
-        state: of the random numbers.
     """
     rng = np.random.default_rng(state)
     weights = rng.standard_normal((experts, hidden), dtype=np.float32) * np.float32(hidden**-0.5)

@@ -13,13 +13,11 @@ class Shape:
     """The sizes of a model of the llama kind.
 
     Attributes:
-        num_experts: in place of each layer's feed-forward; 0 for a dense one. experts_per_token: that a token goes
-            through.
+        num_experts: in place of each layer's feed-forward; 0 for a dense one.
         expert_size: between an expert's up and down projection.
         full_head_size, full_kv_heads: of layers without a window, where these differ.
         key_heads, value_heads: of gated delta nets, which three of four layers are.
-        attention_layers: of models whose other layers are short convolutions. dense_layers: the first ones, before
-            those with experts.
+        attention_layers: of models whose other layers are short convolutions. dense_layers: those before experts.
     """
 
     architecture: Literal[

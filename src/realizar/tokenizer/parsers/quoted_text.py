@@ -1,7 +1,4 @@
-"""Texts between quotes that their templates do not escape: a quote ends a text only where the call goes on behind it.
-
-Standard library only.
-"""
+"""Texts in quotes that their templates do not escape: a quote ends a text only where the call goes on behind it."""
 
 from __future__ import annotations
 
