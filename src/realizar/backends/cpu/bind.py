@@ -54,8 +54,6 @@ _DEFAULT_L2_BYTES = 1 << 20  # where the system reports none
 
 
 class Binder:
-    """Binds a model's blocks to its weights and workspace."""
-
     def __init__(
         self, instructions: InstructionSet, kernels: KernelLibrary, weights: Weights, workspace: Workspace,
         attention: AttentionBinder, states: StateBinder,
@@ -65,7 +63,6 @@ class Binder:
         self._block_bytes = read_machine().cache_bytes.get("L2", _DEFAULT_L2_BYTES) // 2
 
     def bind_blocks(self, program: Program) -> BoundProgram:
-        """All layers, over the step's tokens."""
         operations = [] if program.layer_inputs is None else list(self._layer_inputs(program.layer_inputs))
         for index, block in enumerate(program.blocks):
             operations += [*self._kept(program, index), *self._block(block)]
@@ -239,9 +236,6 @@ class Binder:
 
         Each thread goes on with what it computed, where the activation of gate and up may follow at once and both
         matmuls are quantised and of whole groups.
-
-        Args:
-            gated: as in `Inputs`.
         """
         if gated is None:
             return 0
@@ -301,10 +295,9 @@ class Binder:
         self, part: str, norm: Norm | None, source: str, target: str, *, add_scale: float | None = None,
         to: str = "hidden", terms: bool = False, count: int = STEP_TOKENS, begins_block: bool | None = None,
     ) -> BoundOperation:  # fmt: skip
-        """target = norm(source), and with `add_scale` to += add_scale * target.
+        """target = norm(source), and with `add_scale` to += add_scale * target; a norm of None copies.
 
         Args:
-            norm: None copies.
             terms: whether the target has two terms; see `AttentionBinder.two_terms`.
             count: field of the step that has the number of tokens.
             begins_block: see `BoundOperation`; by default where the source is the stream.
@@ -354,8 +347,7 @@ class Binder:
 class ExpertsBinder:
     """Binds mixtures, whose kernels meet in the arrays of `workspace.routing`.
 
-    Attributes:
-        block_bytes: of activations that stay in the second-level cache.
+    `block_bytes` are of activations that stay in the second-level cache.
     """
 
     instructions: InstructionSet
@@ -384,9 +376,8 @@ class ExpertsBinder:
         yield self._sum(experts, add_scale)
 
     def _tiles_together(self, experts: Experts, matrices: list[Matrix]) -> int:
-        """Tiles of a group of the activation, where threads go on with what they computed; else 1.
-
-        What is activated is then quantised and of whole groups, as in a dense feed-forward.
+        """Tiles of a group of the activation, where threads go on with what they computed, as in a dense feed-forward;
+        else 1.
         """
         packed = all(isinstance(matrix, PackedMatrix) for matrix in matrices[:-1])
         return GROUP // self.instructions.lanes if packed and experts.up.out_features % GROUP == 0 else 1

@@ -27,8 +27,7 @@ from realizar.models.spec import Attention, ModelSpec
 class AttentionBinder:
     """Binds attention from the buffers `query`, `key`, `value` and `attention gate` to `attended`.
 
-    Attributes:
-        scratch: uint8 [threads, bytes]. partial: float32, segments of split attention.
+    `scratch` is uint8 [threads, bytes]; `partial` float32, for segments of split attention.
     """
 
     kernels: KernelLibrary
@@ -49,19 +48,15 @@ class AttentionBinder:
         return quantised and 2 * attention.num_kv_heads <= attention.num_heads
 
     def rotate(self, attention: Attention, layer: int, *, terms: bool) -> BoundOperation:
-        """Norms of heads and rope; keys and values go into the cache.
-
-        Args:
-            terms: as `two_terms` says of this attention.
+        """Norms of heads and rope; keys and values go into the cache. `terms` is as `two_terms` says of this
+        attention.
         """
         return BoundOperation("rope", self.kernels.rotate(self.kv.dtype), self._rotate(attention, layer, terms))
 
     def rotate_queries(self, attention: SharedAttention) -> BoundOperation:
-        """Norm of the heads of queries, and rope."""
         return BoundOperation("rope", self.kernels.rotate(self.kv.dtype), self._rotate_queries(attention))
 
     def attend(self, attention: Attention | SharedAttention, layer: int) -> Iterator[BoundOperation]:
-        """Attention over the cache of `layer`."""
         arguments = self._attend_record(attention, layer)
         yield BoundOperation("attention", self.kernels.attend(self.kv.dtype), arguments, attention=attention)
         yield BoundOperation("attention output", self.kernels.combine, arguments)
@@ -151,7 +146,7 @@ class RopeTables:
         self._growths = {growth: aligned_zeros(max_tokens, np.float32) for growth in growths}
 
     def query_scales(self, growth: QueryGrowth | None) -> int:
-        """The address of queries' factors; zero where they do not grow."""
+        """Zero where queries do not grow."""
         return 0 if growth is None else address(self._growths[growth])
 
     def addresses(self, rope: Rope | None) -> tuple[int, int]:

@@ -85,7 +85,6 @@ class StateBinder:
         })  # fmt: skip
 
     def _quantise_record(self, mixer: GatedDeltaNet) -> NDArray[np.int64]:
-        """To quantise the gated heads where groups of activations are of several."""
         written, unused = self.workspace.buffers["attended"], dict.fromkeys(NORMALIZE.names, 0)
         return NORMALIZE.pack({
             **unused, "step": address(self.workspace.step), "count_field": STEP_TOKENS, "input": written.at,
@@ -107,7 +106,6 @@ class StateBinder:
             raise UnsupportedModelError(f"layer {layer}: a gated delta net whose heads have another norm than RMSNorm")
 
     def _state_fields(self, layer: int) -> dict[str, int | float]:
-        """The fields by which a kernel finds the rows of a step and their states."""
         states = self.states
         return {
             "rows": address(states.rows), "states": states.state_address(layer), "slot_bytes": states.sizes.slot_bytes,

@@ -55,16 +55,11 @@ def host_features() -> Mapping[str, bool]:
 
 
 def supported(candidate: InstructionSet, features: Mapping[str, bool]) -> bool:
-    """True if a processor with these `features` can run it."""
     return all(features.get(feature, False) for feature in candidate.features)
 
 
 def select(name: str | None = None) -> InstructionSet:
-    """The named instruction set, or the best that this processor reports.
-
-    Raises:
-        UnsupportedModelError: the processor lacks the named one, or the name is unknown.
-    """
+    """The named instruction set, or the best that this processor reports; UnsupportedModelError where it lacks that."""
     features = host_features()
     if name is None:
         return next(candidate for candidate in INSTRUCTION_SETS if supported(candidate, features))

@@ -35,11 +35,7 @@ _KEPT_FOLDERS = 4
 
 
 def cache_folder() -> Path:
-    """Folder of this version's compiled kernels, under XDG_CACHE_HOME or ~/.cache.
-
-    Raises:
-        HubError: the user has no home.
-    """
+    """Folder of this version's compiled kernels, under XDG_CACHE_HOME or ~/.cache; HubError where there is no home."""
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {np.__version__}".encode())
     for source in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(source.read_bytes())
@@ -48,10 +44,7 @@ def cache_folder() -> Path:
 
 
 def forget_old_folders(root: Path, own: Path, keep: int = _KEPT_FOLDERS) -> None:
-    """Delete all but `own` and the folders used last: each holds one version's kernels, and versions come and go.
-
-    A clock that was set back makes `own` the oldest.
-    """
+    """Delete all but `own` and the folders used last; a clock that was set back makes `own` the oldest."""
     others = [path for path in root.iterdir() if path.is_dir() and path != own]
     folders = [*sorted(others, key=lambda path: path.stat().st_mtime), own]
     for folder in folders[:-keep]:

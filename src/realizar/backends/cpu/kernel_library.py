@@ -38,8 +38,7 @@ _MADE: dict[tuple[Any, ...], Any] = {}
 class KernelLibrary:
     """Addresses of kernels for one instruction set.
 
-    Args:
-        on_compile: called with a kernel's name when it must be compiled, for about a second; not where it is cached.
+    `on_compile` is called with a kernel's name when it must be compiled, for about a second; not where it is cached.
     """
 
     def __init__(self, instructions: InstructionSet, on_compile: Callable[[str], None]) -> None:

@@ -41,15 +41,10 @@ class LoadedModel:
     """A packed model, and all that its steps use. Its memory is free again when this object is closed and dropped.
 
     Attributes:
-        spec, config: the model, and the configuration that it was loaded with.
-        weights: packed. kv: the KV cache. states: of layers that have one. workspace: buffers and arrays of a step.
-        ropes: angles of a step's positions.
         scratch: uint8 [threads, bytes], of attention. partial: float32 [PARTIAL_FLOATS], segments of split attention.
         body, tail: operations over all tokens of a step, and over the tokens whose logits are wanted.
         final_norm: operations over the tokens whose final hidden states are wanted.
-        team: the threads that walk operations.
         rows: parameters and state of the open rows' sampling. sampling: its kernel.
-        load_s: seconds that loading took.
     """
 
     spec: ModelSpec
@@ -76,16 +71,11 @@ class LoadedModel:
         )
 
     def close(self) -> None:
-        """End the threads."""
         self.team.close()
 
 
 def refuse_copies(config: ResolvedConfig) -> None:
-    """Refuse what only GPUs have.
-
-    Raises:
-        InvalidRequestError: FP8 copies are asked for.
-    """
+    """Raise InvalidRequestError where FP8 copies are asked for, which only GPUs have."""
     if config.fp8_copies:
         raise InvalidRequestError("fp8_copies needs a GPU of compute capability 8.9 or more, not the CPU", "fp8_copies")
 
@@ -94,12 +84,9 @@ def load_model(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, progress: LoadProgress,
     team: ThreadTeam | None = None,
 ) -> LoadedModel:  # fmt: skip
-    """Load a model, with all kernels compiled that its steps can need.
+    """Load a model that `check_tensors` passed, with all kernels compiled that its steps can need.
 
-    Args:
-        spec: its parts run on a CPU, and `checkpoint` holds its tensors.
-        progress: called with what is being done, and the share done, 0 to 1.
-        team: as many threads as `config` has; None starts them.
+    A team has as many threads as `config`; None starts them. `progress` gets what is being done, and the share, 0 to 1.
 
     Raises:
         CheckpointError: a weight is not finite. CapacityError: the KV cache does not fit.
@@ -132,7 +119,6 @@ def load_model(
 
 
 def _attention_scratch(kv: KVMemory, threads: int) -> NDArray[np.uint8]:
-    """Zeros, uint8 [threads, whole cache lines]."""
     padded = max(layout.padded_head_size for layout in kv.layouts.values())
     stride = -(-scratch_bytes(padded) // 64) * 64
     return aligned_zeros(threads * stride, np.uint8).reshape(threads, stride)  # type: ignore[return-value]

@@ -31,10 +31,8 @@ def view(address: int, count: int, dtype: Any) -> Any:
 
 
 def _reader(kind: Any, stored: Any, stride: int) -> Any:
-    """An intrinsic that reads element `index` of the array at `address`, elements so many bytes apart.
-
-    Args:
-        kind: its type in Numba. stored: its type in memory, of LLVM; a shorter integer has a sign.
+    """An intrinsic that reads element `index` of an array; `stored` is its type in memory, where an integer has
+    a sign.
     """
 
     def read(typing_context: Any, address: Any, index: Any) -> Any:

@@ -22,8 +22,7 @@ class BoundOperation:
         part: what a profile calls it.
         kernel: its address. arguments: int64, the record that it reads.
         barrier: whether threads wait for each other after it.
-        weight_bytes: of the matrix that it reads; of one of them, where it reads those of the chosen experts.
-        is_of_experts: whether that is so.
+        weight_bytes: of the matrix that it reads; of one of them, where `is_of_experts`.
         attention: of the layer whose cache it reads; None for what reads none.
         begins_block: whether it is the first of a block, and reads the residual stream.
     """

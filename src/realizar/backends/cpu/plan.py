@@ -28,10 +28,7 @@ from realizar.models.spec import ModelSpec
 def plan_memory(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free_bytes: int | None = None
 ) -> MemoryPlan:
-    """Sizes of a model, without reading its weights.
-
-    Args:
-        free_bytes: to plan for; None is what this machine has free now.
+    """Sizes of a model, without reading its weights; `free_bytes` None takes what this machine has free now.
 
     Raises:
         CheckpointError: a tensor is missing, left over or of the wrong shape.
@@ -80,7 +77,7 @@ def plan_memory(
 
 
 def beside_drafter(drafter: ModelFiles, spec: ModelSpec, config: ResolvedConfig) -> Beside:
-    """What a drafter takes beside the main model of this spec and configuration. Raises what `plan_memory` does."""
+    """What a drafter takes beside the main model. Raises what `plan_memory` does."""
     own = drafter_config(config)
     plan, sizes = plan_memory(drafter.spec, drafter.checkpoint, own), KVSizes(drafter.spec, own)
     return drafter_bytes(plan, sizes.block_bytes, drafter.spec, spec)

@@ -19,10 +19,8 @@ class Record:
         return self.index[name]
 
     def pack(self, values: dict[str, int | float]) -> NDArray[np.int64]:
-        """int64 [fields]; a float becomes a float32 in the first four bytes of its field.
-
-        Raises:
-            KeyError: a field is missing or unknown.
+        """int64 [fields]; a float becomes a float32 in the first four bytes. KeyError: a field is missing or
+        unknown.
         """
         unknown = set(values) ^ set(self.names)
         if unknown:

@@ -77,9 +77,7 @@ class CPUStep:
 class CPUBackend:
     """The `Backend` of CPUs. `submit` runs the step, having sampled the rows of the one before: no two overlap.
 
-    Args:
-        progress: callback of loading, with the name of the stage and the fraction done, 0 to 1.
-        team: threads of a backend that outlives this one; None starts its own.
+    `team` are threads of a backend that outlives this one; None starts its own.
     """
 
     def __init__(self, progress: LoadProgress | None = None, team: ThreadTeam | None = None) -> None:
@@ -122,23 +120,17 @@ class CPUBackend:
 
     @property
     def model(self) -> LoadedModel:
-        """The model that is loaded.
-
-        Raises:
-            RuntimeError: none is.
-        """
+        """RuntimeError where none is loaded."""
         if self._model is None:
             raise RuntimeError("no model is loaded")
         return self._model
 
     @property
     def spec(self) -> ModelSpec:
-        """The model that is loaded."""
         return self.model.spec
 
     @property
     def num_threads(self) -> int:
-        """Threads that walk a step."""
         return self.model.team.size
 
     @property
@@ -147,11 +139,11 @@ class CPUBackend:
         return self.model.body, self.model.tail
 
     def walk(self, program: BoundProgram) -> None:
-        """Walk bound operations over the arrays of the step that ran last."""
+        """Over the arrays of the step that ran last."""
         self.model.team.run(program.at, program.count)
 
     def stream(self, tokens: int) -> NDArray[np.float32]:
-        """The residual stream of the last step's first tokens, as it is now: float32 [tokens, hidden_size]."""
+        """Of the last step's first tokens, as it is now: float32 [tokens, hidden_size]."""
         return self.model.workspace.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
 
     def hidden_states(self, tokens: Sequence[int], layer: int | None = None) -> NDArray[np.float32]:
@@ -167,7 +159,7 @@ class CPUBackend:
         return states
 
     def logits(self, tokens: Tokens) -> NDArray[np.float32]:
-        """Logits of some of the last step's tokens, float32 [tokens, vocab], overwritten by the next step."""
+        """Of some of the last step's tokens, float32 [tokens, vocab], overwritten by the next step."""
         return self._logits(tokens)
 
     def capacity(self) -> Capacity:
@@ -175,7 +167,7 @@ class CPUBackend:
         return capacity if self._drafter is None else self._drafter.joint_capacity(capacity)
 
     def device_memory(self) -> None:
-        """The process's own memory is all there is."""
+        pass
 
     def forget_experts_read(self) -> None:
         self.model.workspace.routing.forget_experts_read()
@@ -250,11 +242,7 @@ class CPUBackend:
         return segments if units < 4 * threads and segments > 1 and fits else 0
 
     def finish(self, forward_input: ForwardInput, masks: Mapping[int, NDArray[np.uint32]]) -> StepOutput:
-        """Sample, and gather log-probabilities, of a step that has run: logits of some tokens at a time.
-
-        Raises:
-            StepError: a kernel failed.
-        """
+        """Sample a step that has run: logits of some tokens at a time. Raises StepError where a kernel failed."""
         self._pending = None
         columns = forward_input.columns
         sampler = StepSampler(self.model.sampling, self.model.rows, columns, masks)
@@ -277,7 +265,6 @@ class CPUBackend:
         return logits
 
     def _pooled(self, columns: StepRows, index: int) -> Pooled:
-        """The pooled hidden state that the row of an index wants."""
         try:
             return self._pool(columns.row(index), int(columns.starts[index]))
         except StepError:
@@ -324,8 +311,7 @@ class MeanPool:
     def restart_at(self, count: int) -> None:
         """Say how many vectors came before the next: 0 starts again, as after preemption.
 
-        Raises:
-            RuntimeError: others than those added came before, so their sum is not known.
+        Raises RuntimeError where these are others than those added, so that their sum is not known.
         """
         if count == 0:
             self._sum[:] = 0.0
@@ -340,5 +326,5 @@ class MeanPool:
         self._count += len(hidden)
 
     def mean(self) -> NDArray[np.float32]:
-        """The mean so far, float32 [hidden_size]."""
+        """float32 [hidden_size]."""
         return (self._sum / self._count).astype(np.float32)

@@ -78,11 +78,7 @@ def exchange(address: int, value: int) -> int:
 
 
 class ThreadTeam:
-    """`size` threads. `run` returns when all have finished.
-
-    Args:
-        size: threads, the calling one included; at least 1.
-    """
+    """Threads, the calling one included, at least 1. `run` returns when all have finished."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -100,10 +96,8 @@ class ThreadTeam:
             worker.start()
 
     def run(self, operations: int, count: int) -> None:
-        """Walk `count` operations at an address on every thread.
-
-        Raises:
-            StepError: a kernel raised an exception, on whichever thread; all threads have gone on to the end.
+        """Walk `count` operations on every thread; StepError where a kernel raised: all threads have gone on to the
+        end.
         """
         self._faults.watch_thread()  # before each walk: another team may have walked on this thread
         if self.size > 1:
@@ -117,7 +111,6 @@ class ThreadTeam:
             raise StepError(f"a kernel failed: {type(first).__name__}{f': {text}' if text else ''}") from first
 
     def close(self) -> None:
-        """End the workers; idempotent."""
         if self._workers:
             self._job[_STOP] = 1
             self._call()
@@ -179,7 +172,6 @@ class KernelFaults:
         _walking.pop(threading.get_ident(), None)
 
     def take(self) -> list[BaseException]:
-        """Return the faults since the last call."""
         found = self._found[:]
         del self._found[: len(found)]
         return found

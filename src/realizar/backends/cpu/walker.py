@@ -36,8 +36,6 @@ def _pointer(builder: Any, address: Any) -> Any:
 
 @intrinsic
 def call_kernel(typing_context: Any, kernel: Any, arguments: Any, thread: Any, threads: Any) -> Any:
-    """Call the C function at address `kernel`."""
-
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [I64, I64, I64])
         builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
@@ -89,8 +87,6 @@ def atomic_store(typing_context: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def yield_processor(typing_context: Any) -> Any:
-    """Let another thread of the machine run."""
-
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         module = builder.module
         function = module.globals.get("sched_yield") or ir.Function(module, ir.FunctionType(I32, []), "sched_yield")

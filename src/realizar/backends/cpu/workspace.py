@@ -46,13 +46,11 @@ class RecordBuffer:
 
 @dataclass(frozen=True, slots=True)
 class RowBuffer:
-    """Rows of float32, and of quantised records beside them.
+    """Rows of float32, [tokens, padded width], and of quantised records beside them.
 
-    Attributes:
-        values: float32 [tokens, padded width].
-        records: of the tokens, or None where nothing quantised reads them.
-        terms: records of twice the tokens, each token's and those of what it leaves over
-            (`AttentionBinder.two_terms`), or None.
+    `records` is None where nothing quantised reads them. `terms` has records of twice the tokens, each token's and
+    those of
+    what it leaves over (`AttentionBinder.two_terms`), or is None.
     """
 
     values: NDArray[np.float32]
@@ -65,7 +63,6 @@ class RowBuffer:
 
     @property
     def stride(self) -> int:
-        """Bytes from token to token."""
         return int(self.values.strides[0])
 
 
@@ -82,11 +79,7 @@ def kept_stream(place: int) -> str:
 
 
 def buffer_widths(spec: ModelSpec, num_kept: int) -> dict[str, int]:
-    """Width of every buffer of `program`; gates, experts, states and layers' inputs have theirs where there are any.
-
-    Args:
-        num_kept: layers after which the stream is kept.
-    """
+    """Width of every buffer of `program`, the stream kept after `num_kept` layers among them."""
     inputs = spec.layer_inputs
     mixtures = [experts for _, experts in spec.mixtures()]
     shared = [one.shared for one in mixtures if one.shared is not None]
@@ -124,10 +117,9 @@ def most_selected(vocab_size: int) -> int:
 
 
 def reserve_workspace(spec: ModelSpec, config: ResolvedConfig, block_tokens: int) -> Workspace:
-    """The workspace of an engine, as far as this machine can ever have the memory: the system takes it when it is used.
+    """The workspace of an engine, which the system takes when it is used.
 
-    Raises:
-        InvalidRequestError: it is more than all memory; names `max_step_tokens`.
+    Raises InvalidRequestError, naming `max_step_tokens`, where it is more than all memory that this machine has.
     """
     has = memory_bytes()
     try:
@@ -224,11 +216,7 @@ def pairs_of_item(in_features: int, block_bytes: int, block_tokens: int) -> int:
 
 
 class Routing:
-    """Memory that all mixtures of a model use, one after another.
-
-    Args:
-        mixtures: of the model.
-        max_tokens: of a step. block_tokens: of a block of records.
+    """Memory that all mixtures of a model use, one after another; a block of records has `block_tokens`.
 
     Attributes:
         chosen: int32 [tokens * experts per token], experts. weights: float32, theirs. positions: int32, of the pairs.
@@ -247,7 +235,6 @@ class Routing:
         self.items = aligned_zeros((items + 1) * ITEM_FIELDS, "int64")
 
     def forget_experts_read(self) -> None:
-        """Begin the count of experts again."""
         self.counts[[COUNT_READ, COUNT_SORTED]] = 0
 
     def experts_read(self) -> float | None:
@@ -257,6 +244,5 @@ class Routing:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the arrays."""
         arrays = self.chosen, self.positions, self.weights, self.starts, self.counts, self.items
         return sum(each.nbytes for each in arrays)

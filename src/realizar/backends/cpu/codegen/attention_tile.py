@@ -224,7 +224,6 @@ def softmax_row(
             return carried
 
         def hide(vector: Value) -> None:
-            """Mask the elements of a vector outside first .. last - 1."""
             at = e.scaled(scores, vector, 4 * lanes)
             index = builder.add(e.splat(builder.trunc(builder.mul(vector, e.const(lanes)), I32)), ramp)
             low = builder.icmp_signed(">=", index, e.splat(builder.trunc(first, I32)))

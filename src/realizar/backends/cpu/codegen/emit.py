@@ -28,7 +28,6 @@ class Emitter:
         return ir.Constant(I64, value)
 
     def const_i32(self, value: int) -> Value:
-        """A vector of one 32-bit constant."""
         value &= 0xFFFFFFFF
         return ir.Constant(self.i32, [value - (1 << 32) if value >= 1 << 31 else value] * self.lanes)
 
@@ -40,7 +39,6 @@ class Emitter:
         return self.const_i32(byte * 0x01010101)
 
     def at(self, base: Value, offset: int | Value) -> Value:
-        """base + offset bytes."""
         if isinstance(offset, int):
             return self.b.add(base, self.const(offset)) if offset else base
         return self.b.add(base, offset)
@@ -56,7 +54,6 @@ class Emitter:
         self.b.store(value, self.b.inttoptr(address, value.type.as_pointer()), align=align)
 
     def splat(self, scalar: Value) -> Value:
-        """A scalar in every lane."""
         kind = ir.VectorType(scalar.type, self.lanes)
         undefined = ir.Constant(kind, ir.Undefined)
         first = self.b.insert_element(undefined, scalar, ir.Constant(I32, 0))
@@ -70,7 +67,6 @@ class Emitter:
         return self.call(f"llvm.fma.v{self.lanes}f32", self.f32, [a, b, c])
 
     def call(self, name: str, result: Any, arguments: Sequence[Value]) -> Value:
-        """Call an LLVM intrinsic or an external function, declaring it once."""
         module = self.b.module
         function = module.globals.get(name)
         if function is None:
@@ -81,8 +77,8 @@ class Emitter:
     def prefetch_ahead(self, address: Value, size: int) -> None:
         """Prefetch the cache lines that reads of `size` bytes at an address reach `AHEAD_BYTES` later.
 
-        Weights are read once and in order, but one core's loads wait for too few lines at a time to use the memory,
-        and the processor's own prefetching begins anew with every page. Beyond the end nothing happens.
+        One core's loads wait for too few lines at a time to use the memory, and the processor's own prefetching begins
+        anew with every page. Beyond the end nothing happens.
         """
         flags = [ir.Constant(I32, value) for value in (0, 3, 1)]  # to be read, into the first level, data
         for start in range(0, size, LINE_BYTES):

@@ -78,17 +78,14 @@ class WeightFormat:
         return 8 if self.codebook else self.bits
 
     def codes_bytes(self, lanes: int, cols: int) -> int:
-        """Bytes of codes per tile."""
         if self.kept is not None:
             return self.kept.row_bytes(cols) * lanes
         return cols // GROUP * self.vectors * lanes * 4
 
     def scales_bytes(self, lanes: int, cols: int) -> int:
-        """Bytes of small scales per tile."""
         return cols // self.group * self.small_planes * lanes * SMALL_BYTES[self.small]
 
     def supers_bytes(self, lanes: int, cols: int) -> int:
-        """Bytes of super-scales per tile."""
         return cols // self.super_size * self.planes * lanes * 2 if self.super_size else 0
 
 
@@ -105,11 +102,7 @@ _RADICES = (16, 256, 2, len(SMALL_BYTES), 2, _MOST_SUPER, 2, 2, len(KEPT_LAYOUTS
 
 @cache
 def packed_format(layout: WeightLayout) -> WeightFormat:
-    """The format in which matrices of a layout are packed.
-
-    Raises:
-        UnsupportedModelError: no kernel can express the layout.
-    """
+    """The format in which matrices of a layout are packed; UnsupportedModelError where no kernel can express it."""
     if layout in KINDS:
         return WeightFormat(8, 128, GROUP, "none", kept=layout)
     reason = _refusal(layout)
@@ -125,7 +118,6 @@ def packed_format(layout: WeightLayout) -> WeightFormat:
 
 
 def _refusal(layout: WeightLayout) -> str | None:
-    """The reason why no kernel reads a layout, or None."""
     one_level = layout.super_group_size is None
     small = ("f16", "e8m0", "e4m3") if one_level else ("i8", "u8", "u4")
     eight = layout.bits == 8 and layout.codebook is None

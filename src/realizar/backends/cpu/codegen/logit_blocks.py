@@ -64,8 +64,6 @@ def find_tops(typing_context: Any, source: Any, blocks: Any, tops: Any) -> Any:
 
 
 class _Weights:
-    """Weights of vectors of logits."""
-
     def __init__(self, builder: Any, top: Value, inverse: Value) -> None:
         self.e, self._b = Emitter(builder, _LANES), builder
         self.kind = ir.VectorType(_F64, _LANES)

@@ -24,8 +24,6 @@ _TOGETHER = 6  # tokens at once where a group has two scales: more would leave t
 
 
 class TileEmitter:
-    """Emits one tile matmul. `instruction_set` names the dot product."""
-
     def __init__(self, e: Emitter, weight_format: WeightFormat, instruction_set: str, tokens: int) -> None:
         self.e, self.format, self.tokens = e, weight_format, tokens
         self.instruction_set = instruction_set
@@ -86,7 +84,6 @@ class TileEmitter:
         return sums
 
     def _add_whole(self, word: Codes, scales: Scales, records: list[Value], sums: list[Value]) -> list[Value]:
-        """Sums of some tokens with a group's products added, where it has one scale."""
         e = self.e
         dots = self._dots(word, None, records)
         scale, minimum = scales(0)
@@ -226,7 +223,7 @@ class _VectorCodebookTile:
         self.kind, self.entry = KINDS[self.layout], self.layout.vector_size
 
     def emit(self, tile: TileAddresses) -> list[Value]:
-        """float32 lanes per token: out_features of the tile times each token."""
+        """As `TileEmitter.emit`."""
         e = self.e
         bases = [e.at(tile.activations, t * layout.RECORD_BYTES) for t in range(self.tokens)]
 
@@ -296,8 +293,9 @@ def scaled_sum(e: Emitter, record: Value, half: int | None) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class TileAddresses:
-    """Addresses of a tile and its tokens: codes, scales, supers, codebook table and first activation record,
-    the number of groups of 32 columns, and the bytes from one group's records to the next's."""
+    """Addresses of a tile and its tokens; `groups` are of 32 columns, and the stride goes from one's records to the
+    next's.
+    """
 
     codes: Value
     scales: Value

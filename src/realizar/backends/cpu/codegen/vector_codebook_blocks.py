@@ -62,7 +62,6 @@ class Block:
         return e.b.or_(seven, self.shl(self.field(count, 0, 1), 7))
 
     def entries(self, index: Value) -> list[Value]:
-        """The words of the grid's entry at an index."""
         e = self.e
         wide = ir.VectorType(I64, e.lanes)
         offsets = e.b.mul(e.b.zext(index, wide), ir.Constant(wide, [self.entry] * e.lanes))

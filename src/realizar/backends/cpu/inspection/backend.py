@@ -1,4 +1,4 @@
-"""`InspectedCPUBackend`: a CPU backend whose steps can be taken apart."""
+"""Each of a step's operations is measured alone, and the residual stream read between them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from realizar.models.spec import Attention, ModelSpec
 
 
 class InspectedCPUBackend(CPUBackend):
-    """The `InspectedBackend` of CPUs."""
-
     def begin(self, forward_input: ForwardInput) -> None:
         self.model.states.assume(forward_input.columns)
         super().begin(forward_input)
@@ -58,11 +56,7 @@ def _nothing(arguments: int, thread: int, threads: int) -> None:
 def time_operations(backend: CPUBackend, spec: ModelSpec, step: ForwardInput, repeats: int) -> list[PartTime]:
     """Run a step, then each of its operations alone, `repeats` times over: the best of each, calling it left out.
 
-    Args:
-        backend: loaded with `spec`, the step's rows opened.
-
-    Raises:
-        InvalidRequestError: more rows are chosen for than there is room for logits.
+    The step's rows are open. Raises InvalidRequestError where more rows are chosen for than there is room for logits.
     """
     most = backend.model.workspace.max_selected
     if sum(row.sample for row in step.rows) > most:
@@ -102,7 +96,6 @@ def _token_bytes(backend: CPUBackend, attention: Attention | SharedAttention) ->
 
 
 def _calling_s(backend: CPUBackend) -> float:
-    """The seconds of a walk of one operation that does nothing."""
     table = aligned_zeros(OPERATION_FIELDS, np.int64).reshape(1, OPERATION_FIELDS)
     table[0] = _nothing.address, 0, 1
     empty = BoundProgram(table, ())  # type: ignore[arg-type]
@@ -118,8 +111,7 @@ def _seconds(backend: CPUBackend, program: BoundProgram) -> float:
 def read_values(backend: CPUBackend, spec: ModelSpec, step: ForwardInput) -> list[StageValues]:
     """Run a step operation by operation and describe the stream at each of `stage_names`, then the last logits.
 
-    Args:
-        backend: loaded with `spec`, no step on its way.
+    No other step is on its way.
     """
     backend.begin(step)
     stages, found = iter(stage_names(spec)), []

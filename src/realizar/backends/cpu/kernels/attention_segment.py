@@ -50,12 +50,10 @@ class Tile(NamedTuple):
 
 
 def segment_bytes(padded: int) -> int:
-    """A segment's keys, or values, of one head in float32."""
     return 4 * SEGMENT * padded
 
 
 def tile_bytes(padded: int) -> int:
-    """Bytes that a tile keeps from segment to segment."""
     return TILE * (4 * padded + 8)
 
 

@@ -18,7 +18,7 @@ _STEP, _COUNT, _INPUTS, _ROWS, _STRIDE, _LAYERS, _SIZE, _KIND, _EPS, _WEIGHT, _S
 
 
 def make_layer_inputs() -> Any:
-    """The kernel of `LAYER_INPUTS`; units are (token, layer)."""
+    """Units are (token, layer)."""
 
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def layer_inputs(arguments: int, thread: int, threads: int) -> None:

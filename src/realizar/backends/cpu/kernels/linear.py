@@ -138,7 +138,6 @@ def cut(tokens: int, run: int, first: int, tiles: int, share: int, thread: int, 
 
 
 def tile_widths(instruction_set: int) -> tuple[int, int, int, int]:
-    """Tokens that share one pass over a weight tile, largest first."""
     widths = INSTRUCTION_SETS[instruction_set].tile_tokens
     assert len(widths) <= 4
     first, second, third, fourth = (*widths, *[1] * (4 - len(widths)))

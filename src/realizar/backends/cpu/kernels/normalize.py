@@ -63,7 +63,7 @@ def copy_record(source: int, target: int) -> None:
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
 def normalize(arguments: int, thread: int, threads: int) -> None:
-    """The kernel of `NORMALIZE`; tokens are divided among threads."""
+    """Tokens are divided among threads."""
     tokens = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
     width, kind, eps = load_i64(arguments, _WIDTH), load_i64(arguments, _KIND), load_f32(arguments, _EPS)
     weight = view(load_i64(arguments, _WEIGHT), width, np.float32)

@@ -73,7 +73,6 @@ def rotate_head(x: Any, cosine: Any, sine: Any, interleaved: int) -> None:
 
 @inner
 def scale_head(x: Any, factor: float) -> None:
-    """Multiply one head in place."""
     for i in range(x.size):
         x[i] *= factor
 

@@ -39,7 +39,6 @@ _TAKEN = -1.0  # less than any score
 
 @inner
 def _score(scores: Any, sigmoid: int) -> None:
-    """Logits to scores, in place."""
     if sigmoid != 0:
         for i in range(scores.size):
             scores[i] = np.float32(1.0) / (np.float32(1.0) + np.exp(-scores[i]))
@@ -56,7 +55,6 @@ def _score(scores: Any, sigmoid: int) -> None:
 
 @inner
 def _rank(scores: Any, bias: int, i: int) -> float:
-    """What an expert is chosen by."""
     return scores[i] if bias == 0 else scores[i] + view(bias, scores.size, np.float32)[i]
 
 

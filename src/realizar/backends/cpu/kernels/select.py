@@ -15,7 +15,7 @@ _STEP, _COUNT, _INDICES, _IN, _IN_STRIDE, _OUT, _OUT_STRIDE, _WIDTH = range(8)
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
 def select(arguments: int, thread: int, threads: int) -> None:
-    """The kernel of `SELECT`: float32 [count, width], the selected tokens one after another."""
+    """float32 [count, width], the selected tokens one after another."""
     count = load_i64(load_i64(arguments, _STEP), load_i64(arguments, _COUNT))
     indices = view(load_i64(arguments, _INDICES), max(count, 1), np.int32)
     width = load_i64(arguments, _WIDTH)

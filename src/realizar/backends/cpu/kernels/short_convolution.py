@@ -38,8 +38,7 @@ def _begin(
 ) -> None:
     """The `taps` - 1 columns before the step's first token, into the ring where column t has place t % taps.
 
-    Args:
-        columns: the ring, `taps` columns of `count` float32. state, replay: of the row, at the thread's first channel.
+    `columns` is the ring, `taps` columns of `count` float32; `state` and `replay` are at the thread's first channel.
     """
     replayed = load_i64(row, REPLAYED)
     for t in range(1 - taps, 0):
@@ -66,8 +65,7 @@ def _store(columns: int, end: int, state: int, state_stride: int, taps: int, cou
 def _token(at: int, third: int, columns: int, t: int, weights: int, bias: int, out: int, taps: int, count: int) -> None:
     """Token t: its column into the ring, and its output.
 
-    Args:
-        at: of b; c and x are `third` bytes after one another. weights: taps, `third` bytes from one to the next.
+    `at` is b's address; c and x, and each tap, are `third` bytes from one to the next.
     """
     b, x = view(at, count, np.float32), view(at + 2 * third, count, np.float32)
     own = view(columns + t % taps * count * 4, count, np.float32)
@@ -94,7 +92,7 @@ def _token(at: int, third: int, columns: int, t: int, weights: int, bias: int, o
 
 @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
 def short_convolution(arguments: int, thread: int, threads: int) -> None:
-    """The kernel of `SHORT_CONVOLUTION`; groups of channels are divided among threads."""
+    """Groups of channels are divided among threads."""
     channels, taps = load_i64(arguments, _CHANNELS), load_i64(arguments, _LENGTH)
     groups = (channels + GROUP - 1) // GROUP
     first_group, stop_group = groups * thread // threads, groups * (thread + 1) // threads

@@ -22,8 +22,6 @@ ELEMENT_BYTES = {"f16": 2, "bf16": 2, "int8": 1, "f32": 4}
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Sizes of one layer's KV memory."""
-
     num_kv_heads: int
     head_size: int
     block_size: int
@@ -31,12 +29,11 @@ class KVLayout:
 
     @property
     def padded_head_size(self) -> int:
-        """Dimensions of a head, up to a whole number of groups of 32."""
         return -(-self.head_size // GROUP) * GROUP
 
     @property
     def plane_bytes(self) -> int:
-        """Keys (or values) of one head of a block."""
+        """Bytes of the keys (or values) of one head of a block."""
         return self.padded_head_size * self.block_size * ELEMENT_BYTES[self.dtype]
 
     @property
@@ -46,10 +43,9 @@ class KVLayout:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of one KV head in a block: keys, values and, for int8, scales."""
+        """Keys, values and, for int8, scales of one KV head in a block."""
         return 2 * (self.plane_bytes + self.scale_bytes)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block in one layer."""
         return self.num_kv_heads * self.head_bytes

@@ -30,18 +30,14 @@ _WHOLE_TOKENS = 1 << 16  # of `WHOLE_REQUESTS` together at most; one of them alw
 
 
 class KVSizes:
-    """Bytes of the KV cache, of which nothing is reserved yet.
+    """Bytes of the KV cache, of which nothing is reserved yet; CapacityError for blocks of no multiple of 32 tokens.
 
     Attributes:
-        dtype: element type. block_size: tokens of a block.
         layouts: of the blocks of each layer with attention, by its index.
         groups: of layers with one block table.
         blocks_per_request: of each group, for a request of the whole context.
         block_bytes: of each group, all its layers together, and those of a model beside.
         snapshot_bytes: of a snapshot of states; 0 where none is kept.
-
-    Raises:
-        CapacityError: the block size is not a multiple of 32.
     """
 
     def __init__(self, spec: ModelSpec, config: ResolvedConfig) -> None:
@@ -75,7 +71,6 @@ class KVSizes:
 
     @property
     def snapshot_share(self) -> float:
-        """The share of the cache's bytes that snapshots take."""
         return snapshot_share(self.snapshot_bytes, self.token_bytes)
 
     def num_snapshots(self, limit_bytes: int) -> int:
@@ -83,10 +78,8 @@ class KVSizes:
         return snapshots_within(limit_bytes, self.request_bytes, self.snapshot_bytes, self.token_bytes)
 
     def num_blocks(self, limit_bytes: int) -> tuple[int, ...]:
-        """Blocks of each group that fit into `limit_bytes` beside the snapshots, as far as they are of use.
-
-        Raises:
-            CapacityError: not even one request fits.
+        """Blocks of each group beside the snapshots, as far as they are of use; CapacityError: not even one request
+        fits.
         """
         check_one_fits(self.request_bytes, limit_bytes, self.context_length)
         limit_bytes -= self.num_snapshots(limit_bytes) * self.snapshot_bytes
@@ -111,11 +104,7 @@ def kv_limit_bytes(
     that in time a server takes all of it: four contexts of a model that reads 128k tokens would be most of a machine's
     memory, which a CPU does not fill with requests that run.
 
-    Args:
-        machine_bytes: memory that this machine has; None plans for another.
-
-    Raises:
-        InvalidRequestError: more is configured than this machine has.
+    A `machine_bytes` of None plans for another machine; InvalidRequestError where more is configured than this one has.
     """
     if config.kv_cache_bytes is not None:
         if machine_bytes is not None and config.kv_cache_bytes > machine_bytes:
@@ -136,8 +125,7 @@ def kv_limit_bytes(
 class KVMemory:
     """Blocks of every layer with attention. Memory is reserved; the system takes it as blocks are first written.
 
-    Raises:
-        CapacityError: not even one request fits, or the block size is not a multiple of 32.
+    Raises CapacityError where not even one request fits, or the block size is not a multiple of 32.
     """
 
     def __init__(self, spec: ModelSpec, config: ResolvedConfig) -> None:
@@ -157,14 +145,11 @@ class KVMemory:
         log_size(config, joint + self.snapshot_bytes, free)
 
     def group_of(self, layer: int) -> int:
-        """Index of the cache group that a layer belongs to."""
         return self._group[layer]
 
     def address_of(self, layer: int) -> int:
-        """The address of a layer's first block."""
         return address(self._memory[layer])
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all layers."""
         return sum(memory.nbytes for memory in self._memory.values())

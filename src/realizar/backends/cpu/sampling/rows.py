@@ -28,11 +28,8 @@ class SamplingRows:
     are the seed, where the parameters name none, and mirostat's mu (bits, at first twice tau), which depends on logits
     that no longer exist. So a preempted row stays open, and keeps them.
 
-    Args:
-        context_length: tokens of a row, at most.
-
     Attributes:
-        table: int64 [max_rows, fields of a row]. table_address: where it lies.
+        table: int64 [max_rows, fields of a row].
         logprobs: int64 [max_rows], most probable ids wanted with a choice; -1 for none and no log-probability.
     """
 
@@ -50,11 +47,7 @@ class SamplingRows:
             self.close(row)
 
     def open(self, opened: OpenedRow) -> None:
-        """Start a row.
-
-        Raises:
-            InvalidRequestError: `logit_bias` names an id beyond the vocabulary.
-        """
+        """Start a row; InvalidRequestError where `logit_bias` names an id beyond the vocabulary."""
         row, sampling = opened.row, opened.sampling
         check_logit_bias(sampling, self._vocab_size)
         self.close(row)
@@ -82,9 +75,7 @@ class SamplingRows:
     def begin_decodes(self, numbers: NDArray[np.intp], positions: NDArray[np.int32]) -> DecodeRuns:
         """The runs of a step in which rows make a choice each, good until the next step of as many rows.
 
-        Args:
-            numbers: intp [rows], never written.
-            positions: [rows], of the choices.
+        `numbers` are intp [rows], never written; `positions` [rows], of the choices.
         """
         runs = self._decodes.get(len(numbers))
         if runs is None:
@@ -99,7 +90,6 @@ class SamplingRows:
         return self.table_address + numbers * self.table.strides[0]
 
     def follow_grammars(self, numbers: NDArray[np.intp]) -> bool:
-        """True if any of these rows, intp [rows], follows a grammar."""
         return bool(self.table[numbers, record.ENDS_EARLY].any())
 
     def close(self, row: int) -> None:

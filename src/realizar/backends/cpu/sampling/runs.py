@@ -23,8 +23,7 @@ class StepRuns:
     Attributes:
         owners: [runs], index in the step of each one's row.
         queries: int64 [runs], the number of the row's query, or ALL.
-        runs: int64 [runs, fields of a run].
-        faults: int64 [runs].
+        runs: int64 [runs, fields of a run]. faults: int64 [runs].
         made: int64 [rows], choices that each row has made.
         starts: int64 [runs + 1], the number of wanted tokens before each run.
         ids_at, values_at: int64 [runs + 1], where the log-probabilities of each run begin.
@@ -55,10 +54,8 @@ class StepRuns:
         return cls(owners, queries, runs, faults, made, starts, nowhere, nowhere, ids, values)
 
     def give_lines(self, wanted: NDArray[np.bool_], top_n: NDArray[np.int64]) -> None:
-        """Give the runs that want log-probabilities, bool [runs], room for those of each of their tokens.
-
-        Args:
-            top_n: int64 [runs], most probable ids wanted.
+        """Give the runs that want log-probabilities, bool [runs], room for `top_n`, int64 [runs], of each of their
+        tokens.
         """
         self.runs[:, record.RUN_TOP_N] = top_n
         lines = np.where(wanted, self.runs[:, record.RUN_COUNT], 0)
@@ -75,11 +72,7 @@ class DecodeRuns:
 
     Only what differs from the step before is written: positions in every step, the rows where they are others.
 
-    Args:
-        count: of rows.
-
     Attributes:
-        step: the runs, and what the kernel finds for each.
         at: address of the runs.
         choices: int32 [rows, 1], those of the step; NO_CHOICE where a row has made none.
         tokens: int64 [rows], indices in the step of the tokens whose logits are wanted.
@@ -109,12 +102,7 @@ class DecodeRuns:
     def name_rows(
         self, numbers: NDArray[np.intp], version: int, addresses: NDArray[np.int64], logprobs: NDArray[np.int64]
     ) -> None:
-        """Name the rows of a step.
-
-        Args:
-            addresses: int64 [rows], where the kernel reads them.
-            logprobs: int64 [rows], most probable ids that each wants; -1 for none and no log-probability.
-        """
+        """Name the rows of a step; `addresses` and `logprobs` are those of `SamplingRows`, int64 [rows]."""
         self._numbers, self._version = numbers, version
         self.step.runs[:, record.RUN_ROW] = addresses
         if not np.array_equal(logprobs, self._logprobs):
@@ -136,7 +124,7 @@ class DecodeRuns:
         self._has_masks = bool(masks)
 
     def place_logits(self, first: int, count: int, at: int, stride: int) -> None:
-        """Let runs from `first` on read logits at an address, which lie `stride` bytes apart."""
+        """Let runs from `first` on read logits that lie `stride` bytes apart."""
         where = (at, stride) if count == len(self.tokens) else None
         if where is None or where != self._logits:
             self.step.runs[first : first + count, record.RUN_LOGITS] = at + stride * self.tokens[:count]

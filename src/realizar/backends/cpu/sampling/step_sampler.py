@@ -33,9 +33,7 @@ class StepSampler:
     so drafts change neither the text of a seed nor any distribution, and a state (penalties, DRY, mirostat) sees
     accepted ids alone.
 
-    Args:
-        columns: the step's rows.
-        masks: by row uint32 [words] or [drafts + 1, words], the ids allowed for each choice.
+    `masks` are by row uint32 [words] or [drafts + 1, words], the ids allowed for each choice.
 
     Attributes:
         tokens: int64, indices in the step of the tokens whose logits are wanted: those of choices, then of queries.
@@ -63,11 +61,7 @@ class StepSampler:
     def _masks_of(self, numbers: Integers, drafts: Integers | None) -> list[tuple[int, NDArray[np.uint32]]]:
         """Places among some rows, [rows], of those with masks, and those masks, uint32 [1 + drafts, words].
 
-        Args:
-            drafts: of each row, [rows]; None if none has any.
-
-        Raises:
-            ValueError: a mask has too few choices or words.
+        `drafts` is None if no row has any; ValueError where a mask has too few choices or words.
         """
         if not self._masks:
             return []
@@ -83,7 +77,6 @@ class StepSampler:
         return found
 
     def _describe(self) -> None:
-        """Describe choices and queries of any rows."""
         columns = self._columns
         choosing = (columns.samples & (columns.num_tokens > 0)).nonzero()[0]
         drafts = columns.num_drafts[choosing].astype(np.int64)
@@ -110,8 +103,7 @@ class StepSampler:
     def read(self, first: int, logits: NDArray[np.float32]) -> None:
         """Take in the logits of `tokens` from `first` on, float32 [some, vocab], in rows of contiguous memory.
 
-        Raises:
-            StepError: the kernel failed.
+        Raises StepError where the kernel failed.
         """
         end, stride, at = first + len(logits), int(logits.strides[0]), address(logits)
         step, decodes = self._step, self._decodes
@@ -139,10 +131,8 @@ class StepSampler:
         return numbers[chosen], self.choices[chosen, self.made[chosen] - 1]
 
     def output(self, pool: Callable[[int], Pooled]) -> StepOutput:
-        """What the step's rows get, once all their logits were read.
-
-        Args:
-            pool: called with the index of each row that wants a hidden state and has no error.
+        """Once all logits were read; `pool` is called with the index of each row that wants a hidden state and has no
+        error.
         """
         columns = self._columns
         if self._all_decoded:
@@ -168,7 +158,6 @@ class StepSampler:
 
     @property
     def wants_logprobs(self) -> bool:
-        """True if any choice or query has log-probabilities."""
         return self._step.ids.size > 0
 
     @property

@@ -42,7 +42,6 @@ class StateMemory:
     """States of a model's layers.
 
     Attributes:
-        sizes: of a slot and of a replay buffer.
         num_snapshots: slots beside those of rows. num_host_snapshots: those to which snapshots are moved.
         rows: int64 [max_rows, STATE_ROW_FIELDS] (`state/rows.py`), of the step that begins.
     """
@@ -68,15 +67,11 @@ class StateMemory:
         return address(self._slots) + self._state_at[layer]
 
     def replay_address(self, layer: int) -> int:
-        """The address of a layer's part of row 0's replay buffer; those of later rows are `sizes.replay_bytes` apart.
-
-        Tokens are 4 * `LayerState.replay` bytes apart.
-        """
+        """That of row 0's; later rows are `sizes.replay_bytes` apart, tokens 4 * `LayerState.replay` bytes."""
         return address(self._replays) + self._replay_at[layer]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all slots, replay buffers and host snapshots."""
         return int(self._slots.nbytes + self._replays.nbytes + self._host.nbytes)
 
     def begin(self, columns: StepRows, moves: StateMoves) -> None:
@@ -112,10 +107,8 @@ class StateMemory:
         self._kept[numbers] = uncertain
 
     def take(self, moves: StateMoves) -> None:
-        """Make the copies with which a step ends: the states of rows to snapshots.
-
-        Raises:
-            RuntimeError: tokens of a row are uncertain.
+        """Make the copies with which a step ends, states of rows to snapshots; RuntimeError: tokens of a row are
+        uncertain.
         """
         self._take(moves.taken)
 

@@ -13,12 +13,7 @@ _LINE_FLOATS = 16  # float32 of a cache line: threads never share one of two lay
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """Float32 that a layer keeps of a row.
-
-    Attributes:
-        state: of its live state, or a snapshot of it.
-        replay: of one uncertain token: what brings the state from the token before it to the one after it.
-    """
+    """Float32 that a layer keeps of a row: in its state, and of one uncertain token, which brings the state past it."""
 
     state: int
     replay: int
@@ -90,12 +85,7 @@ def _lines(floats: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StateSizes:
-    """Bytes of the states of all layers.
-
-    Attributes:
-        layers: by their index.
-        most_uncertain: tokens of a row in one step that may be undone.
-    """
+    """Bytes of all layers' states; at most `most_uncertain` tokens of a row in one step may be undone."""
 
     layers: dict[int, LayerState]
     most_uncertain: int
@@ -112,7 +102,6 @@ class StateSizes:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
         return self.slot_bytes + self.replay_bytes
 
 

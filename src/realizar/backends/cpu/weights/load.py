@@ -34,11 +34,8 @@ _CHECKED_BYTES = 4 << 20  # of the embedding, at a time
 
 
 class Weights:
-    """Loads tensors of a spec from a checkpoint, one at a time, releasing each one's pages. Routers become floats.
-
-    Args:
-        lanes: out_features of a tile.
-        threads: that pack.
+    """Loads tensors of a spec, one at a time, releasing each one's pages. `lanes` are of a tile. Routers become
+    floats.
     """
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, lanes: int, threads: int) -> None:
@@ -49,10 +46,9 @@ class Weights:
         self._arrays: dict[tuple[Any, ...], NDArray[np.float32]] = {}
 
     def reserve(self, matrices: Iterable[Linear | ExpertLinear], zeros: Zeros = aligned_zeros) -> None:
-        """Allocate the matrices, of which the checkpoint's header is read alone; `zeros` makes their memory.
+        """Allocate the matrices, reading the checkpoint's header alone; `zeros` makes their memory.
 
-        Raises:
-            UnsupportedModelError: no kernel expresses a matrix's layout, or experts of a layer have several.
+        Raises UnsupportedModelError where no kernel expresses a matrix's layout, or experts of a layer have several.
         """
         for each in matrices:
             with naming_refusals(each.weight):
@@ -65,11 +61,9 @@ class Weights:
                 self.matrices[each.weight] = made
 
     def load(self, matrices: Sequence[Linear | ExpertLinear], progress: Callable[[int], None]) -> None:
-        """Pack the matrices; `progress` gets the bytes of each as it is done.
+        """Pack the matrices, as they were reserved; `progress` gets the bytes of each as it is done.
 
-        Raises:
-            CheckpointError: a weight is NaN or infinite.
-            UnsupportedModelError: no kernel expresses a matrix's layout, or experts of a layer have several.
+        Raises CheckpointError where a weight is NaN or infinite.
         """
         self._tensors.check_vectors()
         distinct = list({each.weight: each for each in matrices}.values())
@@ -142,12 +136,10 @@ class Weights:
         return self._arrays[key]
 
     def length(self, name: TensorName) -> int:
-        """Values of a vector."""
         return self._spec.tensors[name].shape[0]
 
     @property
     def hidden_size(self) -> int:
-        """Width of the residual stream."""
         return self._spec.hidden_size
 
     def norm_weight(self, norm: Norm) -> NDArray[np.float32]:
@@ -156,7 +148,6 @@ class Weights:
 
     @property
     def size_bytes(self) -> int:
-        """Packed bytes of all matrices."""
         return sum(matrix.size_bytes for matrix in self.matrices.values())
 
     @property

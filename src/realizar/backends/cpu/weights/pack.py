@@ -38,14 +38,13 @@ _PIECE_BYTES = 4 << 20  # of the file: what a thread packs before its pages are 
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A quantised matrix in tiles, or several of one shape, one after another.
+    """A quantised matrix in tiles, or `count` of one shape, one after another.
 
     Attributes:
         out_features, in_features: as in the checkpoint; out_features are padded with zero weights to whole tiles.
         tiles: of one matrix.
         codes, scales, supers: uint8, 64-byte aligned; their sizes per tile follow from `weight_format`.
         table: uint8, the table that codes index, or None.
-        count: matrices.
     """
 
     weight_format: WeightFormat
@@ -60,7 +59,6 @@ class PackedMatrix:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of codes, scales and super-scales."""
         return int(self.codes.size + self.scales.size + self.supers.size)
 
     def part(self, index: int) -> PackedMatrix:
@@ -83,14 +81,13 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class FloatMatrix:
-    """A float matrix in tiles [tiles, padded columns, lanes], or several of one shape, one after another.
+    """A float matrix in tiles [tiles, padded columns, lanes], or `count` of one shape, one after another.
 
     Attributes:
         kind: element type, `f32`, `f16` or `bf16`.
         columns: padded to a multiple of 4.
         tiles: of one matrix.
         weights: float32, or uint16 bits.
-        count: matrices.
     """
 
     kind: FloatType
@@ -102,12 +99,10 @@ class FloatMatrix:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the weights, padding included."""
         return int(self.weights.nbytes)
 
     @property
     def tile_bytes(self) -> int:
-        """Bytes of a tile."""
         return self.size_bytes // (self.count * self.tiles)
 
     def part(self, index: int) -> FloatMatrix:
@@ -123,14 +118,9 @@ Zeros: TypeAlias = Callable[[int, type[np.generic]], NDArray[np.generic]]
 def allocate(
     layout: WeightLayout, out_features: int, cols: int, lanes: int, count: int = 1, zeros: Zeros = aligned_zeros
 ) -> Matrix:
-    """`count` matrices of zeros in the format of a layout.
+    """`count` matrices of zeros in the format of a layout; `zeros` makes their memory.
 
-    Args:
-        lanes: out_features of a tile.
-        zeros: makes their memory.
-
-    Raises:
-        UnsupportedModelError: no kernel can express the layout, or the columns are not whole groups.
+    Raises UnsupportedModelError where no kernel can express the layout, or the columns are not whole groups.
     """
     tiles = -(-out_features // lanes)
     if layout.float_type is not None:
@@ -165,11 +155,7 @@ def _table(layout: WeightLayout) -> NDArray[np.uint8] | None:
 def pack(
     source: MatrixSource, lanes: int, pool: Executor | None = None, packed: Callable[[int, int], None] | None = None
 ) -> Matrix:
-    """Pack a matrix; codes equal what its `Planes` hold. Arguments as in `fill`.
-
-    Raises:
-        UnsupportedModelError: as in `allocate` and `fill`.
-    """
+    """Pack a matrix; codes equal what its `Planes` hold. Arguments and errors as in `fill` and `allocate`."""
     matrix = allocate(source.layout, source.out_features, source.in_features, lanes)
     fill(matrix, source, lanes, pool, packed)
     return matrix
@@ -182,7 +168,6 @@ def fill(
     """Pack a matrix into one of zeros, of the format of its layout.
 
     Args:
-        lanes: out_features of a tile.
         pool: threads to spread tiles over; the calling thread alone if None.
         packed: called, by any thread, with the run of out_features that is done with.
 
@@ -246,13 +231,8 @@ _Tiles = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]
 
 
 def _pack_planes(planes: Planes, weight_format: WeightFormat, lanes: int, tiles: _Tiles) -> None:
-    """Write some out_features, whole tiles of them or the last of a matrix, into their tiles.
-
-    Args:
-        planes: of the out_features.
-        weight_format: of the matrix, from the planes' layout; not one that keeps blocks.
-        lanes: out_features of a tile.
-        tiles: those that the out_features lie in.
+    """Write some out_features, whole tiles or the last of a matrix, into their tiles; not for formats that keep
+    blocks.
     """
     codes, scales, supers = tiles
     _write_codes(planes, weight_format, lanes, codes)

@@ -26,7 +26,6 @@ class Fields(Emitter):
         self.block = block
 
     def words(self, offset: int) -> Value:
-        """The 32 bytes at `offset`."""
         return self.load(self.at(self.block, offset), self.i32)
 
     def byte(self, offset: int) -> Value:
@@ -68,7 +67,6 @@ class Fields(Emitter):
         return ir.Constant(self.i32, list(values))
 
     def join(self, first: Value, second: Value) -> Value:
-        """Two vectors one after the other."""
         count = 2 * first.type.count
         return self.pick(first, second, range(count))
 

@@ -60,10 +60,8 @@ def _score(arguments: int, run: int, at: int, index: int, token: int, scratch: S
 
 @inner
 def _choose(arguments: int, run: int, row: int, at: int, index: int, scratch: Scratch) -> int:
-    """Make the row's choice number `index` of the step, and take it into the row's state.
-
-    Returns:
-        The token; -1, with the fault noted, if none can be chosen.
+    """Make the row's choice number `index` and take it into the row's state; -1, with the fault noted, if none can be
+    chosen.
     """
     call, vocab, mask = scratch.call, load_i64(arguments, record.VOCAB), load_i64(run, record.RUN_MASK)
     if mask != 0:
@@ -103,8 +101,6 @@ def _goes_on(run: int, row: int, made: int) -> bool:
 
 
 def make_choose() -> Any:
-    """The kernel of `CHOOSE`."""
-
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def choose(arguments: int, thread: int, threads: int) -> None:
         vocab = load_i64(arguments, record.VOCAB)

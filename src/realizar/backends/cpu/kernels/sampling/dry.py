@@ -58,7 +58,6 @@ def is_breaker(row: int, token: int) -> bool:
 
 @inner
 def window_start(row: int) -> int:
-    """The first token that counts."""
     size, window = load_i64(row, record.DRY_SIZE), load_i64(row, _PENALTY_LAST_N)
     return 0 if window < 0 else max(0, size - window)
 

@@ -18,11 +18,9 @@ _MOST_INVERSE = 1e300
 
 
 class Logits(NamedTuple):
-    """Logits that a choice is made among.
+    """Logits that a choice is made among: float32 [vocab] at `at`, and keys of blocks, int32 [blocks], at `tops`.
 
-    Attributes:
-        at: address, float32 [vocab]. tops: address, int32 [blocks], keys.
-        best: id of the largest, the lowest of several. top: the largest; NaN where any is NaN.
+    `best` is the id of the largest, the lowest of several; `top` is NaN where any is NaN.
     """
 
     at: int
@@ -57,14 +55,12 @@ def logit_of(key: int, room: int) -> float:
 
 @inner
 def copy(source: int, target: int, count: int) -> None:
-    """Copy float32."""
     for i in range(count):
         write_f32(target, i, read_f32(source, i))
 
 
 @inner
 def find_largest(at: int, vocab: int, tops: int) -> Logits:
-    """Look through all logits."""
     blocks = vocab // BLOCK
     least, most = _HIGHEST, _LEAST_KEY
     if blocks > 0:

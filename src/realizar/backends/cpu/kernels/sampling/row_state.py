@@ -9,7 +9,6 @@ from realizar.backends.cpu.memory import inner, load_i64, read_i32, read_i64, wr
 
 @inner
 def forbids_ends(row: int) -> bool:
-    """True if the row may not end yet."""
     return load_i64(row, record.NUM_ENDS) > 0 and load_i64(row, record.OUTPUTS) < load_i64(row, record.MIN_TOKENS)
 
 
@@ -22,7 +21,6 @@ def adjusts(row: int) -> bool:
 
 @inner
 def accept(row: int, token: int) -> None:
-    """Append a token to a row's output."""
     write_i64(row, record.OUTPUTS, load_i64(row, record.OUTPUTS) + 1)
     if load_i64(row, record.DRY_TOKENS) != 0:
         append_token(row, token)

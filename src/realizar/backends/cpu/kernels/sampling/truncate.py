@@ -62,7 +62,6 @@ _NO_POOL = -1
 
 @inner
 def draw_token(row: int, position: int, logits: Logits, scratch: Scratch) -> int:
-    """The token of a row of a temperature above 0."""
     uniform = uniform_of(row, position, DRAW_TOKEN)
     temperature = read_f64(row, _TEMPERATURE)
     inverse = inverse_of(temperature)
@@ -87,10 +86,8 @@ def draw_token(row: int, position: int, logits: Logits, scratch: Scratch) -> int
 
 @inner
 def _truncate(row: int, logits: Logits, temperature: float, inverse: float, scratch: Scratch) -> tuple[int, float]:
-    """Top-n-sigma, top-k, typical and top-p.
-
-    Returns:
-        Size of the pool they leave, or _NO_POOL where none of them nor min-p acts; and then the weight of all ids.
+    """Top-n-sigma, top-k, typical and top-p: size of the pool, or _NO_POOL where neither they nor min-p act; all ids'
+    weight.
     """
     typical_p, top_p, min_p = read_f64(row, _TYPICAL_P), read_f64(row, _TOP_P), read_f64(row, _MIN_P)
     count = _restrict(row, logits, inverse, scratch)
@@ -154,8 +151,7 @@ def _typical(
 ) -> int:  # fmt: skip
     """Locally typical (Meister et al., 2023): the ids whose surprise is nearest the entropy, until they hold `mass`.
 
-    Args:
-        total, moment: sums of weights, and of weights times scaled logits. count: size of the pool, or _NO_POOL.
+    `total` and `moment` are sums of weights, and of weights times scaled logits; `count` the pool's size, or _NO_POOL.
     """
     entropy = math.log(total) - moment / total
     if count == _NO_POOL:
@@ -195,8 +191,7 @@ def _exclude_of_pool(threshold: float, count: int, scratch: Scratch) -> int:
 def _exclude(logits: Logits, temperature: float, inverse: float, least: float, scratch: Scratch) -> Logits:
     """XTC over all ids: where several have weight `least` or more, forbid all of them but the least probable.
 
-    Returns:
-        The logits, then in `adjusted`; their largest is still that of all, for their weights are up to a factor.
+    The result lies in `adjusted`; its largest is still that of all, for their weights are up to a factor.
     """
     count = gather(logits, temperature, inverse, math.log(max(least, math.exp(NO_WEIGHT))) - _SLACK, scratch)
     count = keep_weights(least, count, scratch)
@@ -216,10 +211,8 @@ def _exclude(logits: Logits, temperature: float, inverse: float, least: float, s
 
 @inner
 def draw_mirostat(row: int, position: int, logits: Logits, scratch: Scratch) -> tuple[int, float]:
-    """Mirostat 2 (Basu et al., 2021): among ids of a surprise of at most mu bits, or else the likeliest.
-
-    Returns:
-        The token, and mu after it.
+    """Mirostat 2 (Basu et al., 2021): an id of a surprise of at most mu bits, or else the likeliest; and mu
+    after it.
     """
     temperature, mu = read_f64(row, _TEMPERATURE), read_f64(row, record.MU)
     inverse = inverse_of(temperature)
@@ -240,8 +233,6 @@ def draw_mirostat(row: int, position: int, logits: Logits, scratch: Scratch) -> 
 
 
 def make_draw() -> Any:
-    """The kernel that draws the token of a `CALL` whose row has a temperature above 0."""
-
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
     def draw_row(call: int, thread: int, threads: int) -> None:
         row, position = load_i64(call, record.CALL_ROW), load_i64(call, record.CALL_POSITION)
