@@ -21,7 +21,6 @@ SERIES = ("first", "second", "third", "fourth")
 
 
 def _rules(dark: bool) -> str:
-    """Classes: a name fills, `line-` and a name draws a line."""
     return "".join(
         f".{name}{{fill:{colours[dark]}}}.line-{name}{{stroke:{colours[dark]};fill:none}}"
         for name, colours in _COLOURS.items()
@@ -51,12 +50,10 @@ def text(x: float, y: float, words: str, *, anchor: str = "start", size: int = 1
 
 
 def bar(x: float, y: float, width: float, height: float, colour: str) -> str:
-    """A filled rectangle from its upper left."""
     return f'<rect class="{colour}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, colour: str, thickness: float = 1) -> str:
-    """A straight line."""
     place = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
     return f'<line class="line-{colour}" {place} stroke-width="{thickness:g}"/>'
 

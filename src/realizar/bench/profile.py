@@ -43,7 +43,7 @@ class PartProfile:
     """The operations of one part together. Fields are those of the JSON that `realizar profile --json` promises.
 
     Attributes:
-        part: its name. calls: operations in a step. ms: of all of them.
+        calls: operations in a step. ms: of all of them.
         share_of_step: of the step's wall clock.
         bytes_read: of weights and KV cache that it must read; 0 where it reads neither.
         gb_per_s: those bytes, 10^9, in that time; 0 without any.
@@ -64,7 +64,6 @@ class StepProfile:
     """A step taken apart.
 
     Attributes:
-        device: `cpu` or `cuda`. batch, tokens, context: the step.
         parts: in the order of a step.
         sum_ms: of the parts. wall_ms: from one step's result to the next one's, in a run of steps.
         rest_ms: of a step beside its parts: what the host does for it, and what other programs took; 0 where parts
@@ -93,9 +92,7 @@ def profile_step(
 ) -> StepProfile:
     """Load a model and take one of its steps apart. Keys and values of the context are whatever memory holds.
 
-    Args:
-        config: `context_length`, `max_running` and `max_step_tokens` are set to what the step needs.
-        log: callback for progress messages. progress: callback for the progress of loading.
+    `context_length`, `max_running` and `max_step_tokens` of `config` are set to what the step needs.
 
     Raises:
         UnsupportedModelError, CheckpointError, CapacityError: the weights can't be loaded.
@@ -128,8 +125,7 @@ def profile_step(
 def one_step(capacity: Capacity, work: StepWork, token_ids: NDArray[np.int32] | None = None) -> ForwardInput:
     """The step: each row in blocks of its own, in order; where a window keeps few blocks they come round again.
 
-    Args:
-        token_ids: int32 [tokens], row after row; None takes ids below 100.
+    `token_ids` is int32 [tokens], row after row; None takes ids below 100.
     """
     length, size = work.context + work.tokens, capacity.block_size
     per_row = -(-length // size)
@@ -168,7 +164,6 @@ def summarise(
 
 
 def profile_table(profile: StepProfile) -> list[str]:
-    """For people: a line per part, then the sum against the wall clock."""
     lines = [
         f"{'part':<12} {'calls':>6} {'ms':>9} {'of step':>8} {'MB':>9} {'GB/s':>8} {'of limit':>9}",
     ]
@@ -191,7 +186,6 @@ def limit_label(share: float) -> str:
 
 
 def limit_line(profile: StepProfile) -> str:
-    """A line that states the read limit."""
     return f"{profile.limit_bytes / 1e6:,.0f} MB, read over and over, come at {profile.limit_gb_per_s:.1f} GB/s"
 
 
@@ -242,15 +236,9 @@ def trace_prompt(
     token_ids: Sequence[int],
     progress: LoadProgress | None = None,
 ) -> list[StageValues]:
-    """Load a model, read a prompt in one step, and describe the values at each stage.
+    """Load a model, read a prompt, which is not empty, in one step, and describe the values at each stage.
 
-    Args:
-        config: `context_length`, `max_running` and `max_step_tokens` are set to what the step needs.
-        token_ids: not empty.
-
-    Raises:
-        UnsupportedModelError, CheckpointError, CapacityError: the weights can't be loaded.
-        ContextLengthError: the model's context is shorter.
+    `config` and the errors of loading are as of `profile_step`.
     """
     length = len(token_ids)
     needed = replace(config, context_length=length, max_running=1, max_step_tokens=length, graphs=False)

@@ -83,11 +83,8 @@ def measure_throughput(
 ) -> list[BatchResult]:
     """Load the weights and time the work.
 
-    Args:
-        config: `context_length`, `typical_request_tokens`, `max_running` and `max_step_tokens` are set to what the work
-            needs.
-        log: callback for progress messages.
-        progress: callback for the progress of loading, with the stage and the share done.
+    `context_length`, `typical_request_tokens`, `max_running` and `max_step_tokens` of `config` are set to what the work
+    needs.
 
     Raises:
         UnsupportedModelError, CheckpointError, CapacityError: the weights can't be loaded.
@@ -147,7 +144,6 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def peak_memory_bytes() -> int:
-    """Largest resident size of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in kilobytes
 
@@ -159,11 +155,8 @@ def peak_memory_bytes() -> int:
 class _PhaseTimes:
     """One run: `batch` rows read `prompt_tokens` each from nothing, then decode `gen_tokens` each after them.
 
-    Attributes:
-        prefill_s: until every row has its first token.
-        decode_s: the `gen_tokens` steps after that.
-        experts_read: experts that a mixture read in one of these, on average; None without any, or if the backend does
-            not count.
+    `prefill_s` is until every row has its first token, `decode_s` the time of the steps after that. `experts_read` is
+    as in `BatchResult`.
     """
 
     batch: int
@@ -192,8 +185,7 @@ def next_tokens(spec: ModelSpec, batch: int) -> SamplingParams:
     """The sampling of rows where speed alone is asked for.
 
     Greedy rows of random weights come to repeat tokens, and rows with the same token read the same experts: fewer than
-    rows with texts of their own. So rows of a mixture get random tokens, but for a row alone, which reads as many
-    experts whatever its token is.
+    rows with texts of their own. So rows of a mixture get random tokens, but for a row alone.
     """
     return RANDOM if batch > 1 and spec.mixtures() else GREEDY
 

@@ -10,12 +10,8 @@ from realizar.hub.cache import models_dir
 
 @dataclass(frozen=True, slots=True)
 class WheelPart:
-    """A file, or a run of a file's bytes, inside a wheel.
-
-    Attributes:
-        package, version: name and version of the wheel.
-        member: path inside the wheel.
-        wheel_bytes: size of the wheel, for progress.
+    """A file, or a run of a file's bytes, inside a wheel: `member` is its path there, `wheel_bytes` the wheel's
+    size.
     """
 
     package: str
@@ -28,11 +24,7 @@ class WheelPart:
 class BuiltinModel:
     """A GGUF file that is the concatenation of parts from wheels.
 
-    Attributes:
-        name: the short name.
-        file_name: the file's name in the cache.
-        size_bytes, sha256: size and digest of the whole file.
-        has_chat_template: True if the file has a chat template; base models have none.
+    `file_name` is its name in the cache, `sha256` the digest of the whole file. Base models have no chat template.
     """
 
     name: str
@@ -44,12 +36,10 @@ class BuiltinModel:
 
     @property
     def folder_name(self) -> str:
-        """The name of its folder in the cache."""
         return self.name.replace(":", "-")
 
     @property
     def path(self) -> Path:
-        """The path of the fetched file."""
         return models_dir() / self.folder_name / self.file_name
 
     def is_fetched(self) -> bool:

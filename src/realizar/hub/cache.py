@@ -26,19 +26,14 @@ def folder_bytes(folder: Path) -> int:
 
 
 def models_dir() -> Path:
-    """The folder of fetched models."""
     return user_cache() / "models"
 
 
 @contextmanager
 def locked(name: str) -> Iterator[Path]:
-    """Hold the lock of one model and yield its folder, created.
+    """Hold the lock of one model and yield its folder, created. `name` is a folder name, unique to the model.
 
-    Args:
-        name: a folder name, unique to the model.
-
-    Raises:
-        HubError: the cache can't be written.
+    It raises HubError if the cache can't be written.
     """
     folder = models_dir() / name
     try:

@@ -1,4 +1,7 @@
-"""The user's folders for caches, for data and for state. Standard library only."""
+"""The user's folders for caches, for data and for state. Standard library only.
+
+They are not created here. Where the user has no home, asking for one raises HubError.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +13,17 @@ from realizar.errors import HubError
 
 
 def user_cache() -> Path:
-    """`$XDG_CACHE_HOME/realizar`, or `~/.cache/realizar`. Not created here.
-
-    Raises:
-        HubError: the user has no home.
-    """
+    """`$XDG_CACHE_HOME/realizar`, or `~/.cache/realizar`."""
     return _folder("XDG_CACHE_HOME", Path(".cache"))
 
 
 def user_data() -> Path:
-    """`$XDG_DATA_HOME/realizar`, or `~/.local/share/realizar`. Not created here.
-
-    Raises:
-        HubError: the user has no home.
-    """
+    """`$XDG_DATA_HOME/realizar`, or `~/.local/share/realizar`."""
     return _folder("XDG_DATA_HOME", Path(".local/share"))
 
 
 def user_state() -> Path:
-    """`$XDG_STATE_HOME/realizar`, or `~/.local/state/realizar`. Not created here.
-
-    Raises:
-        HubError: the user has no home.
-    """
+    """`$XDG_STATE_HOME/realizar`, or `~/.local/state/realizar`."""
     return _folder("XDG_STATE_HOME", Path(".local/state"))
 
 

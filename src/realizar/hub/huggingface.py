@@ -35,7 +35,6 @@ class RepositoryName:
 
     @property
     def folder_name(self) -> str:
-        """The name of its folder in the file system."""
         return re.sub(r"[^\w.-]", "--", str(self))
 
 
@@ -59,9 +58,8 @@ class Download:
 def fetch(name: RepositoryName, progress: Progress, announce: Announce = ignore_files) -> Download:
     """Download the model's missing files into huggingface_hub's cache.
 
-    Raises:
-        UnknownModelError: no repository has the name, or it is private, or has no fitting files.
-        HubError: it is offline and not cached, or can't be fetched.
+    It raises UnknownModelError if no repository has the name, or it is private, or has no fitting files, and HubError
+    if it is offline and not cached, or can't be fetched.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.constants import HF_HUB_CACHE
@@ -142,9 +140,7 @@ def _http_error() -> type[Exception]:
 def _translated(name: RepositoryName, call: Callable[[], Result]) -> Result:
     """Run a call, and translate huggingface_hub's errors to `HubError` with the original as its cause.
 
-    Raises:
-        UnknownModelError: the endpoint has nothing of the name, or none that it gives.
-        HubError: any other error.
+    The error is UnknownModelError where the endpoint has nothing of the name, or none that it gives.
     """
     from huggingface_hub import errors
 

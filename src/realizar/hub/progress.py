@@ -26,14 +26,9 @@ class RemoteFile:
 
 
 class Announce(Protocol):
-    """A callback that is called once, before a download begins.
+    """A callback that is called once, before a download begins. It raises HubError if the files are not to be fetched.
 
-    Args:
-        folder: whose disk the files will be on; it may not exist yet.
-        files: all of the model.
-
-    Raises:
-        HubError: the files are not to be fetched.
+    `folder` is on the disk that the files will be on; it may not exist yet. `files` are all of the model.
     """
 
     def __call__(self, folder: Path, files: Sequence[RemoteFile]) -> None: ...
@@ -42,10 +37,8 @@ class Announce(Protocol):
 class Progress(Protocol):
     """A callback that is called repeatedly during a download, possibly from another thread.
 
-    Args:
-        label: name of the download; each label has its own bar.
-        done: bytes so far, which never decrease for a label.
-        total: bytes in all, or None if unknown.
+    Each `label` has its own bar. `done` are the bytes so far, which never decrease for a label; `total` is None if
+    unknown.
     """
 
     def __call__(self, label: str, done: int, total: int | None) -> None: ...

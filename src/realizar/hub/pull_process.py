@@ -32,11 +32,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def check_room(folder: Path, files: Sequence[RemoteFile]) -> None:
-    """Refuse files that the disk of a folder has no room for; `RESERVE_BYTES` stay free.
-
-    Raises:
-        HubError: there is too little room.
-    """
+    """It raises HubError if the disk of a folder has no room for files; `RESERVE_BYTES` stay free."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     needed, free = sum(file.missing_bytes for file in files), shutil.disk_usage(there).free
     if needed and needed + RESERVE_BYTES > free:
@@ -59,12 +55,10 @@ class _Lines:
             sys.stdout.flush()
 
     def files(self, folder: Path, files: Sequence[RemoteFile]) -> None:
-        """See `Announce`."""
         check_room(folder, files)
         self.write(files=[asdict(file) for file in files])
 
     def progress(self, label: str, done: int, total: int | None) -> None:
-        """See `Progress`."""
         now_s = time.monotonic()
         if done == total or now_s >= self._next_s.get(label, 0.0):
             self._next_s[label] = now_s + _INTERVAL_S

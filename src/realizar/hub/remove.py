@@ -16,13 +16,9 @@ from realizar.hub.pull import RECORD_FILE
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """A planned removal.
+    """A planned removal of `files`, without those that another pulled model needs.
 
-    Attributes:
-        name: the model's name.
-        files: the model's files, without those that another pulled model needs.
-        size_bytes: bytes that become free.
-        shared_folder: the folder of Hugging Face's cache, if it has the files; other programs read them too.
+    `shared_folder` is the folder of Hugging Face's cache, if it has the files; other programs read them too.
     """
 
     name: str
@@ -34,8 +30,7 @@ class Removal:
 def plan_removal(name: str) -> Removal:
     """Plan the removal of a pulled model; nothing is deleted yet.
 
-    Raises:
-        HubError: no pulled model has the name, or it is a path.
+    It raises HubError if no pulled model has the name, or it is a path.
     """
     builtin = BUILTIN_MODELS.get(name.lower())
     if builtin is not None:
@@ -60,10 +55,8 @@ def plan_removal(name: str) -> Removal:
 
 
 def remove(removal: Removal) -> None:
-    """Delete the planned files. A process that has the model open is not affected.
-
-    Raises:
-        HubError: the cache can't be written.
+    """Delete the planned files; who has the model open is not affected. It raises HubError if the cache can't be
+    written.
     """
     builtin = BUILTIN_MODELS.get(removal.name)
     if builtin is not None:

@@ -35,7 +35,6 @@ def select_files(repo: str, names: Sequence[str], wanted: str | None) -> tuple[s
     """Choose the files to download, with the file to open first: all parts of a GGUF, or safetensors with JSON files.
 
     Args:
-        repo: the repository's name, for messages.
         names: every file of the repository, with `/` between folders.
         wanted: a quantisation (`Q4_K_M`) or a GGUF file's name; None takes safetensors, else the repository's only
             GGUF, else its Q4_K_M or Q8_0.
@@ -106,7 +105,6 @@ def _choices(models: dict[str, list[str]]) -> str:
 
 
 def _checked(repo: str, files: list[str]) -> tuple[str, ...]:
-    """Check that no part is missing, and return the files."""
     match = _SPLIT.search(files[0])
     if match is not None and [_part(name) for name in files] != list(range(1, int(match.group(2)) + 1)):
         raise UnknownModelError(

@@ -17,11 +17,8 @@ __all__ = ["RayOptions", "application", "build_app"]
 def build_app(model: str, options: RayOptions | None = None) -> Application:
     """Build the application of one model for `ray.serve.run`. The model's files are found and its memory is planned.
 
-    Args:
-        model: a path that every host has, a pulled name or a Hugging Face name.
-
-    Raises:
-        RealizarError: Ray Serve is not installed, or the model can't be found or does not fit.
+    `model` is a path that every host has, a pulled name or a Hugging Face name. It raises RealizarError if Ray Serve is
+    not installed, or the model can't be found or does not fit.
     """
     require_ray()
     from realizar.ray.deployments import make_application, plan_model
@@ -33,8 +30,7 @@ def build_app(model: str, options: RayOptions | None = None) -> Application:
 def application(arguments: dict[str, Any]) -> Application:
     """Build the application from the `args` of Ray Serve's configuration file: `model`, and fields of `RayOptions`.
 
-    Raises:
-        RealizarError: as of `build_app`; an argument is unknown or of another type.
+    Errors are those of `build_app`; so is that of an argument that is unknown or of another type.
     """
     options = dict(arguments)
     model = options.pop("model", None)
@@ -44,11 +40,7 @@ def application(arguments: dict[str, Any]) -> Application:
 
 
 def require_ray() -> None:
-    """Check that Ray Serve is installed.
-
-    Raises:
-        RealizarError: it is not; the message says how to install it.
-    """
+    """It raises RealizarError if Ray Serve is not installed; the message says how to install it."""
     try:
         import ray.serve  # noqa: F401
     except ImportError as error:

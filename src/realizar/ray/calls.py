@@ -21,12 +21,10 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class Reports(msgspec.Struct, frozen=True):
-    """The events of one request since the last reports, from an engine's replica to a front.
+    """The events of one request since the last reports, from an engine's `replica` to a front.
 
-    Attributes:
-        replica: name of the replica that has the request.
-        sent_s: of the replica's `time.monotonic`, which is the clock of all times in `events`.
-        events: in order; nothing follows `RequestsLost`.
+    `sent_s` is of the replica's `time.monotonic`, which is the clock of all times in `events`. These are in order;
+    nothing follows `RequestsLost`.
     """
 
     replica: str
@@ -36,7 +34,7 @@ class Reports(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """Events that were not taken yet. Attributes: news: set while there are some, or `has_ended`."""
+    """Events that were not taken yet; `news` is set while there are some, or `has_ended`."""
 
     events: list[OwnedEvent] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -55,11 +53,8 @@ class _Call:
 class EngineCalls:
     """Owns an engine, and gives every call the events of its request.
 
-    Args:
-        name: of the replica.
-        link: to the engine.
-        max_queued: choices that may wait; None takes the engine's own limit.
-        clock: that of the engine's times.
+    `name` is the replica's. `max_queued` choices may wait; None takes the engine's own limit. `clock` is that of the
+    engine's times.
     """
 
     def __init__(

@@ -34,12 +34,7 @@ _FRONT_REQUESTS = 1024  # open at once in one front: its memory bounds them furt
 class PlannedModel:
     """A model that was found, and what an engine of it takes.
 
-    Attributes:
-        place: its path on every host, or the name by which hosts find it.
-        names: in the API.
-        checkpoint: as it is here.
-        load: as it was planned here.
-        placement: of a replica.
+    `place` is its path on every host, or the name by which hosts find it; `names` are those in the API.
     """
 
     place: str
@@ -50,10 +45,8 @@ class PlannedModel:
 
 
 def plan_model(model: str, options: RayOptions) -> PlannedModel:
-    """Find a model, and plan the memory of an engine of it.
-
-    Raises:
-        RealizarError: it can't be found, or does not fit.
+    """Find a model, and plan the memory of an engine of it. It raises RealizarError if it can't be found or does not
+    fit.
     """
     checkpoint = find_checkpoint(model)
     (answer,) = plan_loads([str(checkpoint.path)], options.config, options.memory_bytes)
@@ -70,7 +63,6 @@ def plan_model(model: str, options: RayOptions) -> PlannedModel:
 
 
 def make_application(model: PlannedModel, options: RayOptions) -> Application:
-    """Bind the deployments of a planned model."""
     start = Start(
         model=model.place,
         names=model.names,
@@ -90,7 +82,6 @@ def make_application(model: PlannedModel, options: RayOptions) -> Application:
 
 
 def _engines(load: PlannedLoad, placement: Placement, options: RayOptions) -> Any:
-    """The deployment of the model's engines."""
     max_running = load.config.max_running or DEFAULT_ROWS["cpu" if load.device == "cpu" else "cuda"]
     return serve.deployment(
         EngineReplica,
@@ -118,7 +109,6 @@ def _engines(load: PlannedLoad, placement: Placement, options: RayOptions) -> An
 
 
 def _fronts(options: RayOptions) -> Any:
-    """The deployment that answers HTTP."""
     return serve.deployment(
         serve.ingress()(Front),
         name="front",

@@ -42,7 +42,7 @@ class Replicas:
         return info
 
     async def stats(self) -> Mapping[str, EngineStats]:
-        """See `Engines`. Replicas that don't answer in time are left out."""
+        """Replicas that don't answer in time are left out."""
         answers = await self._handle.broadcast("stats").results_async(timeout_s=_STATS_PATIENCE_S)
         return dict(answer for answer in answers if isinstance(answer, tuple))
 
@@ -51,13 +51,7 @@ class Replicas:
 
 
 class Front:
-    """The class of the deployment.
-
-    Args:
-        start: the model that is served, and the server's settings.
-        max_replicas: of its engine.
-        handle: of the engine's deployment.
-    """
+    """The class of the deployment. `max_replicas` is of its engine, `handle` of the engine's deployment."""
 
     def __init__(self, start: Start, max_replicas: int, handle: Any) -> None:
         logging.getLogger("realizar").setLevel(start.log_level.upper())

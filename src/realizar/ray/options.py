@@ -81,8 +81,7 @@ class RayOptions:
     def read(cls, fields: Mapping[str, Any]) -> RayOptions:
         """Make the options from plain values, as a configuration file has them.
 
-        Raises:
-            RealizarError: a field is unknown, of another type, or out of range.
+        It raises RealizarError if a field is unknown, of another type, or out of range.
         """
         unknown = sorted(set(fields) - set(cls.__dataclass_fields__))
         if unknown:
@@ -98,30 +97,21 @@ _PROCESS_BYTES = 400 << 20  # of the replica beside its engine: Ray's worker, an
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Resources of one replica.
-
-    Attributes:
-        cpus: logical processors, as many as the engine has threads.
-        gpus: whole GPUs.
-        memory_bytes: of the host.
-    """
+    """Resources of one replica: as many logical processors as the engine has threads, GPUs, and memory of the host."""
 
     cpus: float
     gpus: int
     memory_bytes: int
 
     def shown(self) -> str:
-        """The same in words."""
         gpus = f"{self.gpus} GPU, " if self.gpus else ""
         return f"each with {gpus}{self.cpus:g} cores and {format_bytes(self.memory_bytes)} of memory"
 
     def actor_options(self) -> Mapping[str, float]:
-        """The same for Ray's `ray_actor_options`."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, "memory": self.memory_bytes}
 
 
 def placement_of(load: PlannedLoad, threads: int) -> Placement:
-    """The resources of a planned load. Args: threads: of the engine on a CPU."""
     if load.device == "cpu":
         return Placement(float(threads), 0, load.num_bytes + _PROCESS_BYTES)
     return Placement(1.0, 1, load.host_bytes + _PROCESS_BYTES)

@@ -26,14 +26,8 @@ _REQUESTS = msgspec.msgpack.Decoder(Request)
 class EngineReplica:
     """The class of the deployment. Ray Serve calls the constructor, and `run` and the others for fronts.
 
-    Args:
-        model: path of the model's files, or a name that this host finds them by.
-        config: of the engine.
-        max_queued: choices that may wait.
-        log_level: of the engine's log.
-
-    Raises:
-        RealizarError: the model can't be found or loaded.
+    `model` is a path of the model's files, or a name that this host finds them by. It raises RealizarError if the model
+    can't be found or loaded.
     """
 
     async def __init__(  # type: ignore[misc] # Ray Serve awaits it
@@ -56,15 +50,12 @@ class EngineReplica:
             yield reports
 
     async def info(self) -> EngineInfo:
-        """Facts of the engine."""
         return self._calls.engine.info
 
     async def stats(self) -> tuple[str, EngineStats]:
-        """The replica's name, and the figures of its engine."""
         return self._calls.name, await self._calls.engine.stats()
 
     async def clear_cache(self) -> None:
-        """Have the prefix cache forget all that it holds."""
         await self._calls.engine.clear_cache()
 
     def record_routing_stats(self) -> dict[str, Any]:

@@ -34,7 +34,6 @@ class HeldBlocks:
         self._number = 0
 
     def take(self, changes: CacheChanges) -> None:
-        """Take an engine's report in."""
         if changes.complete:
             self._blocks.clear()
             self._ends = None
@@ -45,11 +44,10 @@ class HeldBlocks:
         self._number += 1
 
     def clear(self) -> None:
-        """Forget all: the engine is gone, and what it held."""
         self.take(CacheChanges(complete=True))
 
     def report(self, incarnation: int) -> dict[str, Any]:
-        """The report for routers. Args: incarnation: of the engine, as in `KeyReport`."""
+        """The report for routers; `incarnation` is as in `KeyReport`."""
         ends = None if self._ends is None else _joined(self._ends)
         return {"incarnation": incarnation, "number": self._number, "blocks": _joined(self._blocks), "ends": ends}
 
@@ -69,7 +67,6 @@ class RouteWish:
     Attributes:
         keys: of the full blocks of the prompt, as in reports.
         num_tokens: of the prompt.
-        num_choices: of the request.
         avoided: name of a replica that has just lost the request, or None.
         has_begun: its first tokens have come. has_ended: nothing of it is open any more.
     """
@@ -83,18 +80,13 @@ class RouteWish:
 
 
 def wish_of(request: Request, block_tokens: int, avoided: str | None) -> RouteWish:
-    """The wish of a request. Args: block_tokens: of the engines' prefix caches; 0 without one."""
+    """The wish of a request. `block_tokens` are of the engines' prefix caches; 0 without one."""
     keys = tuple([key[:KEY_BYTES] for key in prompt_keys(request, block_tokens)])
     return RouteWish(keys, request.num_prompt_tokens, request.sampling.n, avoided)
 
 
 class WatchedLink(LinkBetween):
-    """An `EngineLink` that has each engine report its keys, and passes everything else on.
-
-    Args:
-        link: to the engine.
-        held: takes the reports.
-    """
+    """An `EngineLink` that has each engine report its keys to `held`, and passes everything else on."""
 
     def __init__(self, link: EngineLink, held: HeldBlocks) -> None:
         super().__init__(link)

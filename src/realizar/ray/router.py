@@ -100,6 +100,5 @@ def _name(replica_id: ReplicaID) -> str:
 
 
 def _wish_of(request: PendingRequest | None) -> RouteWish | None:
-    """The wish that goes with a request; None where it is no request of a client."""
     found = None if request is None else next((part for part in request.args if isinstance(part, RouteWish)), None)
     return found if isinstance(found, RouteWish) else None

@@ -19,7 +19,7 @@ _LOCAL_STORE_BYTES = 256 << 20  # of a cluster that is started here: requests an
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Where Ray Serve's proxies listen, one on each host that has a replica. Attributes: tls: certificate and key."""
+    """Where Ray Serve's proxies listen, one on each host that has a replica. `tls` is certificate and key."""
 
     host: str
     port: int
@@ -30,10 +30,8 @@ class Door:
 class RunningApplication:
     """An application that answers requests.
 
-    Attributes:
-        names: of the model in the API.
-        placement: what one engine takes, in words.
-        owns_cluster: the cluster was started for it.
+    `names` are the model's in the API, `placement` what one engine takes, in words; `owns_cluster`: the cluster was
+    started for it.
     """
 
     names: Sequence[str]
@@ -42,14 +40,10 @@ class RunningApplication:
 
 
 def start_application(model: str, options: RayOptions, door: Door, address: str | None) -> RunningApplication:
-    """Start an application, and wait until it answers requests.
+    """Start an application of a model (`realizar.ray.build_app`), and wait until it answers requests.
 
-    Args:
-        model: see `realizar.ray.build_app`.
-        address: of the cluster; None takes RAY_ADDRESS, else this host's, which is started if there is none.
-
-    Raises:
-        RealizarError: Ray Serve is not installed, the cluster can't be reached, or the model can't be loaded.
+    `address` is the cluster's; None takes RAY_ADDRESS, else this host's, which is started if there is none. It raises
+    RealizarError if Ray Serve is not installed, the cluster can't be reached, or the model can't be loaded.
     """
     require_ray()
     from ray import serve

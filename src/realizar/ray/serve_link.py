@@ -57,11 +57,8 @@ class Engines(Protocol):
     """The replicas of one model's deployment."""
 
     def run(self, request: bytes, wish: RouteWish) -> AsyncGenerator[bytes]:
-        """Have a replica run a request: `Reports` as msgpack. The request is aborted where the generator is closed.
-
-        Args:
-            request: as msgpack.
-            wish: for the router.
+        """Have a replica run a request: both are msgpack, the answer `Reports`. Closing the generator aborts the
+        request.
         """
 
     async def info(self) -> EngineInfo:
@@ -112,12 +109,8 @@ class _Call:
 class ServeLink:
     """An `EngineLink` to many engines. A request that its replica loses goes to another one, if no step had it.
 
-    Args:
-        engines: the replicas.
-        max_replicas: as many engines may there be; together they run so many times what one runs.
-
-    Attributes:
-        figures: of the engines, as they were last asked for.
+    There may be `max_replicas` engines; together they run so many times what one runs. `figures` are those of the
+    engines as they were last asked for.
     """
 
     def __init__(self, engines: Engines, max_replicas: int) -> None:
@@ -144,7 +137,7 @@ class ServeLink:
             self._start(self._answer(command))
 
     async def close(self, *, at_once: bool = False) -> None:
-        """See `EngineLink`: the engines are their replicas'."""
+        """The engines are their replicas', which end them."""
         for call in self._calls.values():
             call.close()
         await self._tasks.cancel()
@@ -281,11 +274,9 @@ class EngineFigures:
 
     @property
     def engines(self) -> Mapping[str, EngineStats]:
-        """Those that answered last."""
         return MappingProxyType(self._engines)
 
     def take(self, answers: Mapping[str, EngineStats]) -> None:
-        """Take the figures of all replicas that have answered."""
         for name in self._engines.keys() - answers.keys():
             self._silent[name] = EngineStats().plus(self._engines[name])
         for name in answers:
@@ -305,9 +296,8 @@ class EngineFigures:
 class _Translation:
     """Translates the events of one call.
 
-    Args:
-        request_id: the front's own id of the request.
-        serial: of the call. The same for all calls that a replica's one engine gets, or never used twice.
+    `request_id` is the front's own id. `serial` is the call's; it is the same for all calls that a replica's one engine
+    gets, or never used twice.
     """
 
     def __init__(self, request_id: str, serial: int) -> None:
@@ -319,7 +309,7 @@ class _Translation:
         self._clock_s = min(self._clock_s, received_s - sent_s)
 
     def event(self, event: Accepted | Refused | PromptRead | Outputs, replica: str) -> Event:
-        """An event as the front's engine would have sent it. Args: replica: its name."""
+        """An event as the front's engine would have sent it."""
         if isinstance(event, Accepted):
             return Accepted(self._request_id, replica)
         if isinstance(event, Refused):

@@ -58,11 +58,7 @@ _REVIVAL_S = 30.0  # after which an engine is started again in a place where eng
 class _Placement:
     """Sends each request to a replica by the router's choice, and follows it to its end.
 
-    Args:
-        replicas: all of them.
-
-    Attributes:
-        router: chooses; without a prefix cache by load alone.
+    Without a prefix cache the router chooses by load alone.
     """
 
     def __init__(self, replicas: Iterable[Replica]) -> None:
@@ -74,11 +70,9 @@ class _Placement:
         self.router = PrefixRouter(1)
 
     def of(self, request_id: str) -> PlacedRequest | None:
-        """An open request."""
         return self._open.get(request_id)
 
     def set_block_tokens(self, block_tokens: int) -> None:
-        """Note the size of the engines' blocks, which is the same for all."""
         if block_tokens != self._block_tokens:
             self._block_tokens = block_tokens
             self.router = PrefixRouter(block_tokens)
@@ -139,7 +133,6 @@ class _Placement:
                 self.forget(self._numbered[failure.number][0].request.request_id)
 
     def clear(self) -> None:
-        """Forget all requests."""
         for request_id in list(self._open):
             self.forget(request_id)
 
@@ -162,8 +155,7 @@ class ReplicaLink:
     came end with an error. The others go to another replica, once: a request whose second engine dies may be the cause.
     So no request ends more than two engines, and its content is watched from then on (`Suspects`).
 
-    Args:
-        new_links: make links to engines that are not started yet, one for each replica.
+    `new_links` make links to engines that are not started yet, one for each replica.
     """
 
     def __init__(self, new_links: Sequence[Callable[[], EngineLink]]) -> None:
@@ -203,11 +195,7 @@ class ReplicaLink:
             await replica.start()
 
     def send(self, command: Command) -> None:
-        """See `EngineLink`.
-
-        Raises:
-            InvalidRequestError: the command is too large to be sent, or not for several engines.
-        """
+        """It raises InvalidRequestError if the command is too large to be sent, or not for several engines."""
         if isinstance(command, Add):
             self._add(command)
         elif isinstance(command, Abort):
@@ -264,7 +252,6 @@ class ReplicaLink:
         return any(other.state == "ready" for other in self._replicas if other is not replica)
 
     async def _renew(self, replica: Replica) -> None:
-        """Replace the engine of a replica that has no request."""
         replica.state = "starting"
         replica.count_end(restarting=False)
         self._placement.router.leave(replica.name)
@@ -338,7 +325,6 @@ class ReplicaLink:
             raise
 
     def _ready(self, replica: Replica, event: Ready) -> None:
-        """Take an engine into use."""
         self._tried.add(replica.name)
         replica.info, replica.state = event.info, "ready"
         replica.incarnation, replica.num_reports = next(self._incarnations), 0
@@ -439,11 +425,7 @@ class ReplicaLink:
 
 
 def _joint_info(infos: Sequence[EngineInfo]) -> EngineInfo:
-    """What engines can do together: a request fits the smallest of them, and their rows and memory add up.
-
-    Args:
-        infos: of one engine at least.
-    """
+    """What engines can do together: a request fits the smallest of them, and their rows and memory add up."""
     first = infos[0]
     capacity = replace(
         first.capacity,
@@ -465,13 +447,7 @@ def _joint_info(infos: Sequence[EngineInfo]) -> EngineInfo:
 
 
 def make_replica_link(load: Load, planned: Sequence[PlannedReplica], files: ModelFiles) -> ReplicaLink:
-    """Make the link to engines in processes of their own.
-
-    Args:
-        load: of the model; the plan's configurations replace its own.
-        planned: a replica each.
-        files: of the model.
-    """
+    """Make the link to engines in processes of their own; the configurations of `planned` replace that of `load`."""
     return ReplicaLink(
         [
             functools.partial(supervisor.ProcessLink, _load_of(load, each), files=files, label=f"replica {number}")
@@ -491,11 +467,7 @@ def _load_of(load: Load, planned: PlannedReplica) -> Load:
 
 
 def visible_gpus(place: Place, ours: str | None) -> str | None:
-    """CUDA_VISIBLE_DEVICES of a replica: its GPU, by the name that it has where this process sees some alone.
-
-    Args:
-        ours: the value of this process.
-    """
+    """CUDA_VISIBLE_DEVICES of a replica: its GPU, by the name that it has where this process sees `ours` alone."""
     if place.gpu is None:
         return None
     names = [each.strip() for each in (ours or "").split(",") if each.strip()]

@@ -13,7 +13,7 @@ _SYSTEM = Path("/sys/devices/system")
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """A physical core. Attributes: cpus: the numbers of its hardware threads. node: of the memory at its side."""
+    """A physical core: the numbers of its hardware threads, its socket, and the node of the memory at its side."""
 
     cpus: tuple[int, ...]
     socket: int = 0
@@ -22,7 +22,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU. Attributes: index: as `cuda:N` has it. node: the side of the machine that it is on; None if not known."""
+    """A GPU by its index in `cuda:N`, and the side of the machine that it is on; None if not known."""
 
     index: int
     node: int | None = None
@@ -44,7 +44,6 @@ class Place:
 
     @property
     def label(self) -> str:
-        """For people: its GPU and its cores."""
         parts = [] if self.gpu is None else [f"cuda:{self.gpu.index}"]
         if self.cores:
             nodes = ", ".join(str(node) for node in dict.fromkeys(core.node for core in self.cores))
@@ -71,14 +70,11 @@ def cpu_list(cpus: Sequence[int]) -> str:
 
 
 def places_on_cores(cores: Sequence[Core], num_replicas: int) -> tuple[Place, ...]:
-    """Divide cores between replicas: equally many for each, and all of them on one side of the machine if possible.
+    """Divide cores, one at least, between replicas: as many for each, and all of them on one side of the machine if
+    possible.
 
     Cores that are left over stay free for the process that answers requests. Where there are fewer cores than replicas,
     each replica gets one, which it shares.
-
-    Args:
-        cores: one at least.
-        num_replicas: 1 or more.
     """
     nodes: dict[int, list[Core]] = {}
     for core in sorted(cores, key=lambda core: (core.node, core.socket, core.cpus)):
@@ -108,9 +104,7 @@ def _spread(rooms: Sequence[Sequence[Core]], count: int) -> list[Sequence[Core]]
 def places_on_gpus(gpus: Sequence[Gpu], cores: Sequence[Core], num_replicas: int) -> tuple[Place, ...]:
     """Give each replica a GPU, and the cores at that GPU's side, divided between the replicas that are there.
 
-    Args:
-        gpus: that can run a model, as many as replicas at least.
-        cores: one at least.
+    There are as many `gpus`, all able to run a model, as replicas at least, and one core at least.
     """
     chosen = gpus[:num_replicas]
     places: dict[int, Place] = {}

@@ -56,20 +56,16 @@ class PlannedReplica(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """For people: its place and its memory."""
         if self.needed_bytes is None:
             return f"{self.place.label}, {format_bytes(self.memory_bytes)} free"
         return f"{self.place.label}, {format_bytes(self.needed_bytes)} of {format_bytes(self.memory_bytes)}"
 
 
 class ReplicaQuestion(msgspec.Struct, frozen=True):
-    """What is to be planned.
+    """What is to be planned; `config` is of each replica.
 
-    Attributes:
-        path: of the model.
-        config: of each replica.
-        memory_bytes: of the host for all replicas, or of each GPU; None takes nine tenths of what is free on the host,
-            and all that is free on a GPU.
+    `memory_bytes` is of the host for all replicas, or of each GPU; None takes nine tenths of what is free on the host,
+    and all that is free on a GPU.
     """
 
     path: str
@@ -85,12 +81,8 @@ _Answer: TypeAlias = tuple[PlannedReplica, ...] | ErrorRecord
 def plan_replicas(path: str, config: EngineConfig, num_replicas: int) -> tuple[PlannedReplica, ...]:
     """Plan the replicas of a model in another process.
 
-    Args:
-        config: of each; without a number of threads and a size of the KV cache each gets its share of the machine's.
-
-    Raises:
-        CapacityError: they don't fit, or there are too few GPUs.
-        RealizarError: the model can't run here.
+    Without a number of threads and a size of the KV cache in `config`, each gets its share of the machine's. It raises
+    CapacityError if they don't fit or there are too few GPUs, RealizarError if the model can't run here.
     """
     question = ReplicaQuestion(path, config, num_replicas)
     answer: _Answer = ask_process("realizar.replicas.planning", "the replicas", question, _Answer)
@@ -100,7 +92,7 @@ def plan_replicas(path: str, config: EngineConfig, num_replicas: int) -> tuple[P
 
 
 def divide(question: ReplicaQuestion) -> tuple[PlannedReplica, ...]:
-    """Plan the replicas in this process; errors as of `plan_replicas`."""
+    """Plan the replicas in this process; errors are those of `plan_replicas`."""
     config = question.config
     if config.device.startswith("cuda:"):
         raise InvalidRequestError(
@@ -114,7 +106,7 @@ def divide(question: ReplicaQuestion) -> tuple[PlannedReplica, ...]:
 
 
 def usable_gpus(facts: Sequence[dict[str, object]]) -> list[Gpu]:
-    """The GPUs that can run a model. Args: facts: of `gpu_facts`."""
+    """The GPUs that can run a model, by the facts of `gpu_facts`."""
     usable = [(str(each["device"]), each["bus_id"]) for each in facts if each["fault"] is None]
     return [
         Gpu(int(device.partition(":")[2]), None if bus_id is None else gpu_node(str(bus_id)))

@@ -15,8 +15,7 @@ _MOST_BLOCKS = 4096  # beyond them a replica is far ahead in any case, and the e
 def prompt_keys(request: Request, block_tokens: int) -> tuple[bytes, ...]:
     """Keys of the full blocks of a request's prompt, with its salt and embeddings; of a very long prompt, of its start.
 
-    Args:
-        block_tokens: tokens of a block of the prefix cache; 0 without one, and then there are no keys.
+    `block_tokens` are of a block of the prefix cache; 0 without one, and then there are no keys.
     """
     if not block_tokens:
         return ()
@@ -26,7 +25,7 @@ def prompt_keys(request: Request, block_tokens: int) -> tuple[bytes, ...]:
 
 
 def report_of(changes: CacheChanges, incarnation: int, number: int) -> KeyReport:
-    """An engine's report as the router takes it. Args: incarnation, number: as in `KeyReport`."""
+    """An engine's report as the router takes it."""
     ends = None
     if changes.ends_added is not None:
         ends = KeyChanges(_keys(changes.ends_added), _keys(changes.ends_removed))

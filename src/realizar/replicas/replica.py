@@ -32,7 +32,6 @@ class PlacedRequest:
     Attributes:
         keys: of its prompt's blocks.
         pending_tokens: of its prompt, that it waits for as far as is known; 0 once something of it came.
-        open_choices: choices that have not ended.
         has_begun: something of it came.
         num_moves: replicas that died while they had it.
         was_accepted: its client knows that it is queued.
@@ -52,17 +51,12 @@ class PlacedRequest:
 class Replica:
     """A place for an engine: its link's `LinkListener`.
 
-    Args:
-        name: for metrics and the log.
-        new_link: makes a link to an engine that is not started yet.
-        report: called with every event but answers.
+    `new_link` makes a link to an engine that is not started yet; `report` gets every event but answers.
 
     Attributes:
-        state: of its engine. info: of the last engine that was ready.
+        info: of the last engine that was ready.
         incarnation: of its engine, unique over all replicas; the owner sets it.
         num_reports: of the prefix cache, that the engine sent.
-        requests: that it has, by id.
-        asked: what is asked of its engine.
     """
 
     def __init__(self, name: str, new_link: Callable[[], EngineLink], report: Callable[[Replica, Event], None]) -> None:
@@ -79,12 +73,10 @@ class Replica:
 
     @property
     def is_alive(self) -> bool:
-        """True if it works on requests."""
         return self.state in ("ready", "draining")
 
     @property
     def load(self) -> ReplicaLoad:
-        """Its work."""
         pending = sum([each.pending_tokens for each in self.requests.values()])
         return ReplicaLoad(pending, sum([len(each.open_choices) for each in self.requests.values()]))
 
@@ -94,7 +86,6 @@ class Replica:
         return self._last_stats.plus(self._earlier_stats)
 
     async def start(self) -> None:
-        """Start an engine; returns before it is ready."""
         self.state = "starting"
         self._link = self._new_link()
         await self._link.start(self)
@@ -108,7 +99,7 @@ class Replica:
             await asyncio.shield(self._closing)
 
     def send(self, command: Command) -> None:
-        """Pass a command on. Raises InvalidRequestError: it is too large."""
+        """It raises InvalidRequestError if the command is too large."""
         if isinstance(command, Abort):
             self._last_abort_s = time.monotonic()
         if self._link is not None:
@@ -120,7 +111,7 @@ class Replica:
             self._last_stats = await self.asked.ask("stats", _FIGURES_PATIENCE_S)
 
     def count_end(self, *, restarting: bool) -> None:
-        """Go on counting over the end of an engine. Args: restarting: it ended by itself, and is replaced."""
+        """Go on counting over the end of an engine; `restarting`: it ended by itself, and is replaced."""
         self._earlier_stats = self.stats.plus(EngineStats(num_restarts=int(restarting)))
         self._last_stats = EngineStats()
         self.asked.fail(EngineDeadError(f"replica {self.name} ended"))

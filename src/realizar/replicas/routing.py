@@ -33,12 +33,9 @@ CHOICE_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """The work that a replica has.
+    """The work that a replica has: choices that have not ended, and prompt tokens that its requests wait for.
 
-    Attributes:
-        pending_tokens: prompt tokens that its requests wait for: those of prompts whose first token has not come, less
-            what was found in the cache.
-        num_open: choices that have not ended.
+    These are of prompts whose first token has not come, less what was found in the cache.
     """
 
     pending_tokens: int = 0
@@ -69,9 +66,8 @@ class KeyReport:
         incarnation: of the replica: another number for every engine that takes its place. What an engine held is gone
             with it.
         number: of the report: 0 for the first of an incarnation, then one more each time.
-        blocks: keys of blocks.
-        ends: those keys after which a sequence can go on, for a model that needs more than the blocks of full
-            attention, such as a snapshot of a state; None where it can go on after any block.
+        ends: keys after which a sequence can go on, for a model that needs more than the blocks of full attention, such
+            as a snapshot of a state; None where it can go on after any block.
         complete: the report has all that is held, and does not follow from earlier ones.
     """
 
@@ -113,11 +109,9 @@ class HeldKeys:
         return len(self._expected)
 
     def take(self, report: KeyReport, now_s: float) -> bool:
-        """Take a report in.
+        """Take a report in; False if it is of another incarnation, or one before it is missing.
 
-        Returns:
-            False if it was not taken: it is of another incarnation, or one before it is missing. In the latter case
-            nothing counts as held any more, and only a complete report helps.
+        In the latter case nothing counts as held any more, and only a complete report helps.
         """
         if report.incarnation != self.incarnation:
             return False
@@ -181,12 +175,8 @@ class PrefixRouter:
     """Knows which keys each replica holds. It is no owner of replicas: who is ready is the caller's to know.
 
     The keys of a prompt are those of its full blocks, in order; a key is made from all tokens before its block's end,
-    and from all else that keeps requests apart, such as a salt. So keys alone decide what may be shared.
-
-    Args:
-        block_tokens: tokens of a block.
-        most_keys, expected_s, stale_s: as in `HeldKeys`.
-        clock: seconds, monotonic.
+    and from all else that keeps requests apart, such as a salt. So keys alone decide what may be shared. `most_keys`,
+    `expected_s` and `stale_s` are as in `HeldKeys`; `clock` gives seconds, monotonic.
     """
 
     def __init__(
@@ -206,11 +196,9 @@ class PrefixRouter:
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """The replicas that have begun and not left."""
         return tuple(self._held)
 
     def num_keys(self, replica: str) -> int:
-        """Keys that a replica is known to hold."""
         held = self._held.get(replica)
         return 0 if held is None else len(held)
 
@@ -238,18 +226,13 @@ class PrefixRouter:
         return 0 if held is None else held.num_usable(keys, self._clock()) * self._block_tokens
 
     def choose(self, keys: Sequence[bytes], num_tokens: int, loads: Mapping[str, ReplicaLoad]) -> Route | None:
-        """Choose the replica of a request; nothing is noted.
+        """Choose the replica of a request; nothing is noted. None if no replica may be chosen.
 
         Of replicas that cost the same, the one with the fewest open choices is taken; then one that the prompt's first
         key decides, so that routers that do not know of each other agree; without keys the one that waited longest.
 
-        Args:
-            keys: of the prompt's full blocks.
-            num_tokens: of the prompt.
-            loads: of the replicas that may be chosen, by name: those that are ready and not draining.
-
-        Returns:
-            None if no replica may be chosen.
+        `keys` are of the prompt's full blocks, `loads` of the replicas that may be chosen: those that are ready and not
+        draining.
         """
         cached = {name: min(self.num_cached_tokens(name, keys), num_tokens) for name in loads}
         first = keys[0] if keys else None

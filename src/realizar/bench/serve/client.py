@@ -65,15 +65,9 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server to load.
+    """A server to load: its `name` in the report, its `url`, with or without `/v1`, and the `model` that requests name.
 
-    Attributes:
-        name: in the report.
-        url: with or without `/v1`.
-        model: that requests name.
-        api_key: or None.
-        dialect: its names of fields.
-        context_tokens: that a request may hold, where it is known.
+    `context_tokens` may a request hold; None where it is not known.
     """
 
     name: str
@@ -86,9 +80,8 @@ class Server:
     def get(self, path: str, timeout_s: float = 10.0) -> bytes:
         """The body of a page, such as `/metrics`.
 
-        Raises:
-            OSError: the server does not answer, or with another status than 200 (`urllib.error.HTTPError`).
-            ValueError: the address is none.
+        It raises OSError if the server does not answer, or with another status than 200, ValueError if the address is
+        none.
         """
         headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
         address = f"{self.url.rstrip('/').removesuffix('/v1')}{path}"
@@ -106,7 +99,6 @@ class Answer:
         deltas_s: float64, the times at which each delta of text arrived. ended_s: when the answer was complete, failed,
             or its client left.
         prompt_tokens, output_tokens: the server's counts; without them 0, and the deltas.
-        error: the reason of a failure, or None.
         choices: the index of each delta's choice, as bytes; empty where every delta is of the first.
         left: the client left before the end, as it was asked to.
         was_cut: it was under way when the load's time was over, and its client left for that alone.
@@ -126,7 +118,6 @@ class Answer:
 
     @property
     def is_whole(self) -> bool:
-        """True if the answer is complete."""
         return self.error is None and not self.left and not self.was_cut
 
     @property
@@ -182,7 +173,6 @@ class _Exchange(asyncio.Protocol):
         self._end("the connection broke" if exc else None)
 
     def on_body(self, body: bytes) -> None:
-        """Called by the parser with a part of the body."""
         self._held += body
         if self._parser.get_status_code() != 200:
             return
@@ -206,13 +196,11 @@ class _Exchange(asyncio.Protocol):
             self.leave()
 
     def leave(self) -> None:
-        """End the exchange as a client does that goes away."""
         if not self.done.done():
             self.left = True
             self.done.set_result(None)
 
     def on_message_complete(self) -> None:
-        """Called by the parser, at the end of the answer."""
         status = self._parser.get_status_code()
         if status != 200:
             self.error = f"status {status}: {' '.join(self._held.decode(errors='replace').split())[:300]}"
@@ -269,11 +257,7 @@ async def send(server: Server, request: PlannedRequest, due_s: float, timeout_s:
 
 
 def _http(server: Server, request: PlannedRequest) -> tuple[bytes, str, int, ssl.SSLContext | None]:
-    """The bytes of a request, and where to send them.
-
-    Raises:
-        InvalidRequestError: the address is none of HTTP.
-    """
+    """The bytes of a request, and where to send them. It raises InvalidRequestError if the address is none of HTTP."""
     try:
         parts = urlsplit(server.url)
         port = parts.port or (443 if parts.scheme == "https" else 80)

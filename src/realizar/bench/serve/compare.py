@@ -40,7 +40,6 @@ class ServerRuns:
 
     @property
     def all_runs(self) -> list[LoadRun]:
-        """The runs of all loads."""
         return [run for runs in self.runs.values() for run in runs]
 
 
@@ -54,15 +53,10 @@ def compare_servers(
     log: Log,
     warmup: int = 0,
 ) -> list[ServerRuns]:
-    """Put the same loads on every server, `rounds` times.
+    """Put the same loads, by label, on every server, `rounds` times.
 
-    Args:
-        loads: by label.
-        log: callback for progress messages.
-        warmup: requests to each server before the first round, not counted; each kind is sent once in any case.
-
-    Raises:
-        InvalidRequestError: a server takes none of the kinds, or does not answer.
+    Before the first round each server gets `warmup` requests that do not count; each kind is sent once in any case. It
+    raises InvalidRequestError if a server takes none of the kinds, or does not answer.
     """
     results = [_tried(server, loads, warmup, timeout_s, log) for server in servers]
     before = [read_state(result.server) for result in results]
@@ -117,10 +111,8 @@ def _tried(server: Server, loads: Mapping[str, Workload], warmup: int, timeout_s
 def _refusal(server: Server, work: Workload, number: int, timeout_s: float) -> str | None:
     """The server's reason not to take a request of a few tokens; None if it takes it.
 
-    The prompt is none of those that are measured: the server must not have them in its cache.
-
-    Raises:
-        InvalidRequestError: it failed otherwise.
+    The prompt is none of those that are measured: the server must not have them in its cache. It raises
+    InvalidRequestError if the request failed otherwise.
     """
     trial = replace(
         work, output_tokens=_SHORT, leave_share=0.0, seed=work.seed - 1, context_tokens=server.context_tokens

@@ -31,7 +31,6 @@ class Dialect:
     """One server's names.
 
     Attributes:
-        name: of the server's program.
         owner: what its `/v1/models` says of who owns a model.
         known: fields of a kind that it knows, under whatever name.
         renamed: fields that it calls otherwise.
@@ -45,11 +44,7 @@ class Dialect:
     always: Mapping[str, Any] = field(default_factory=dict)
 
     def translate(self, fields: Fields, *, chat: bool) -> Fields:
-        """A kind's fields as this server takes them.
-
-        Raises:
-            UnknownFieldsError: it does not know some.
-        """
+        """A kind's fields as this server takes them. It raises UnknownFieldsError if it does not know some."""
         unknown = sorted(n for n, v in fields.items() if n not in self.known and not _is_neutral(n, v))
         if unknown:
             raise UnknownFieldsError(f"{self.name} has no {', '.join(unknown)}")

@@ -51,10 +51,7 @@ class Percentiles:
 class GapMultiples:
     """Gaps between the deltas of streams, as multiples of their stream's median. Deltas of one read have no gap.
 
-    Attributes:
-        p99, p99_9, max: over all gaps.
-        num_gaps: of streams with two gaps and more.
-        num_stalls: gaps above 20 times the median.
+    `num_gaps` is of streams with two gaps and more. `num_stalls` counts the gaps above 20 times the median.
     """
 
     p99: float
@@ -99,12 +96,10 @@ class Figures:
 
     @property
     def input_throughput(self) -> float:
-        """Tokens of prompts per second."""
         return self.total_input_tokens / self.duration
 
     @property
     def output_throughput(self) -> float:
-        """Tokens of answers per second."""
         return self.total_output_tokens / self.duration
 
     def as_record(self) -> dict[str, Any]:
@@ -127,10 +122,8 @@ class Figures:
 
 
 def parse_objectives(texts: Sequence[str]) -> dict[str, float]:
-    """Milliseconds by name, of `ttft:500` and the like.
-
-    Raises:
-        InvalidRequestError: one is malformed or not known.
+    """Milliseconds by name, of `ttft:500` and the like. It raises InvalidRequestError if one is malformed or not
+    known.
     """
     objectives = {}
     for text in texts:
@@ -149,11 +142,8 @@ def parse_objectives(texts: Sequence[str]) -> dict[str, float]:
 def figures_of(
     runs: Sequence[LoadRun], kind: str | None = None, objectives: Mapping[str, float] | None = None
 ) -> Figures:
-    """Figures over the rounds of one load.
-
-    Args:
-        kind: None takes all kinds together.
-        objectives: milliseconds by name, of `parse_objectives`.
+    """Figures over the rounds of one load. `kind` None takes all kinds together; `objectives` are of
+    `parse_objectives`.
     """
     taken = [(run, each) for run in runs for each in run.answers if kind in (None, each.request.kind)]
     answers = [each for _, each in taken]

@@ -29,7 +29,6 @@ _WORDS = _TEXT.split()
 
 
 def any_words(rng: random.Random, count: int) -> list[str]:
-    """Words drawn for a prompt."""
     return rng.choices(_WORDS, k=count)
 
 
@@ -106,7 +105,6 @@ class Kind:
     """One kind of request.
 
     Attributes:
-        name: in options and reports.
         weight: how often the kind is drawn unless weights are given.
         make: fields of one request, from a random generator and the tokens of its answer.
         needs_chat: it can only be sent as a chat.
@@ -154,11 +152,7 @@ KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _KINDS}
 
 
 def find_kind(name: str, param: str) -> Kind:
-    """The kind of that name.
-
-    Raises:
-        InvalidRequestError: there is none; names `param`.
-    """
+    """It raises InvalidRequestError, which names `param`, if there is none."""
     if name not in KINDS:
         raise InvalidRequestError(f"{param}: {name} is not a kind of request; the kinds are {', '.join(KINDS)}", param)
     return KINDS[name]
@@ -167,8 +161,7 @@ def find_kind(name: str, param: str) -> Kind:
 def parse_weights(texts: Sequence[str], param: str) -> dict[str, float]:
     """Weights by kind, of `top-p=4` and the like; several in one text are divided by commas. None gives all kinds.
 
-    Raises:
-        InvalidRequestError: one is malformed or not known, or none is above 0; names `param`.
+    It raises InvalidRequestError, which names `param`, if one is malformed or not known, or none is above 0.
     """
     weights: dict[str, float] = {}
     for part in (part for text in texts for part in text.split(",") if part.strip()):

@@ -67,14 +67,7 @@ class LoadRun:
 
 
 class Generators:
-    """Processes that send requests and time the answers. Use it as a context manager.
-
-    Args:
-        count: of processes; one works within this process.
-
-    Raises:
-        InvalidRequestError: there is none.
-    """
+    """Processes that send requests and time the answers; one works within this process. Use it as a context manager."""
 
     def __init__(self, count: int) -> None:
         if count < 1:
@@ -121,12 +114,7 @@ class Generators:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One process's part of a load.
-
-    Attributes:
-        number, of: the part, of how many.
-        start_s: of `time.perf_counter`, when the load begins.
-    """
+    """Part `number` of `of` of a load, which begins at `start_s` of `time.perf_counter`."""
 
     number: int
     of: int
@@ -147,8 +135,6 @@ def _run_part(server: Server, work: Workload, part: _Part, timeout_s: float) -> 
 
 
 class _Clients:
-    """The clients of one process."""
-
     def __init__(self, server: Server, work: Workload, part: _Part, timeout_s: float) -> None:
         self._server, self._work, self._part, self._timeout_s = server, work, part, timeout_s
         self._end_s = math.inf if work.seconds is None else part.start_s + work.seconds

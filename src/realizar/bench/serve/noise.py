@@ -37,11 +37,9 @@ Rounds = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times a figure is that of another load.
+    """How many times a figure is that of another load: the second over the first.
 
-    Attributes:
-        value: the second over the first.
-        low, high: the interval of the noise around it; None where a load has a single round.
+    `low` and `high` bound the noise around it; they are None where a load has a single round.
     """
 
     value: float
@@ -63,7 +61,6 @@ class Ratio:
         return cls(*(math.exp(between + shift) for shift in (0.0, -around, around)))
 
     def verdict(self, *, more_is_better: bool) -> str:
-        """What the difference means."""
         if self.low is None or self.high is None:
             return "unknown: one round"
         if self.low <= 1 <= self.high:
@@ -92,8 +89,7 @@ def _spread(values: Sequence[float]) -> str:
 def compare_saved(first: Path, second: Path) -> str:
     """The loads of two files that `bench-serve --json` wrote: those of one label, server by server.
 
-    Raises:
-        InvalidRequestError: a file is none of these, or they have no load in common.
+    It raises InvalidRequestError if a file is none of these, or they have no load in common.
     """
     records = [_read(path) for path in (first, second)]
     names = (first.stem, second.stem) if first.stem != second.stem else (str(first), str(second))

@@ -44,9 +44,8 @@ class ServerSize:
 def llama_server(program: Path, model: Path, size: ServerSize) -> Iterator[str]:
     """Runs llama.cpp's server, `program`, while the block lasts; gives its address.
 
-    Raises:
-        HubError: the program is not there.
-        CapacityError: it ends or does not answer in time; the message has its last words.
+    It raises HubError if the program is not there, and CapacityError, with its last words, if it ends or does not
+    answer in time.
     """
     if not program.is_file():
         raise HubError(f"llama-server was not found: {program}")
@@ -66,10 +65,8 @@ def library_environment(program: Path) -> dict[str, str]:
 
 @contextmanager
 def realizar_server(model: str, size: ServerSize) -> Iterator[str]:
-    """Runs `realizar serve` while the block lasts; gives its address.
-
-    Raises:
-        CapacityError: it ends or does not answer in time; the message has its last words.
+    """Runs `realizar serve` while the block lasts; gives its address. It raises CapacityError as `llama_server`
+    does.
     """
     options = ["--max-running", str(size.parallel), "--context-length", str(size.context_length)]
     if size.threads is not None:
@@ -110,11 +107,7 @@ def _running(
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, health: str, timeout_s: float) -> None:
-    """Wait until the server answers that it is ready.
-
-    Raises:
-        TimeoutError: it does not, or has ended.
-    """
+    """Wait until the server answers that it is ready. It raises TimeoutError if it does not, or has ended."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         if process.poll() is not None:

@@ -26,9 +26,8 @@ Objectives = Mapping[str, float]
 class _Shown:
     """One column or line of a table: a load of a server, or one of its kinds.
 
-    Attributes:
-        share: of the rate of the greedy load; None where that is not sent in turn.
-        busiest: share of a core that a generator took at the most; None for a kind.
+    `share` is of the rate of the greedy load; None where that is not sent in turn. `busiest` is the share of a core
+    that a generator took at the most; None for a kind.
     """
 
     name: str

@@ -43,8 +43,7 @@ Counts: TypeAlias = Mapping[str, float]
 def find_server(server: Server) -> Server:
     """The server with its first model, if none is named, its dialect, and its context, by what its `/v1/models` says.
 
-    Raises:
-        InvalidRequestError: the address is none. HubError: no model is named, and the server names none.
+    It raises InvalidRequestError if the address is none, and HubError if no model is named and the server names none.
     """
     try:
         card = _first_card(server)
@@ -86,8 +85,7 @@ class ServerState:
     Attributes:
         gauges: `running` and `waiting` choices, and the `kv_cache_share` in use, 0 to 1.
         counters: since the server's start, or over a load.
-        replicas: the same of each replica by its name: tokens of prompts, those of them that its cache had, and tokens
-            generated.
+        replicas: tokens of prompts, those of them that its cache had, and tokens generated, by each replica's name.
     """
 
     gauges: Counts = field(default_factory=dict)
@@ -96,11 +94,7 @@ class ServerState:
 
     @classmethod
     def parse(cls, text: str) -> ServerState:
-        """The figures in Prometheus' text form.
-
-        Raises:
-            ValueError: the text is malformed.
-        """
+        """The figures in Prometheus' text form. It raises ValueError if the text is malformed."""
         sums: dict[str, dict[str, float]] = {"": {}}  # by replica
         for family in text_string_to_metric_families(text):
             for sample in family.samples:

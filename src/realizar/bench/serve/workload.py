@@ -37,10 +37,8 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str, param: str) -> Lengths:
-        """Parse `128` or `64-256`.
-
-        Raises:
-            InvalidRequestError: the text is neither, or the range is empty; names `param`.
+        """Parse `128` or `64-256`. It raises InvalidRequestError, which names `param`, if it is neither, or the range
+        is empty.
         """
         match = _RANGE.fullmatch(text.strip())
         low = int(match.group(1)) if match else 0
@@ -56,10 +54,8 @@ class Lengths:
         """Lengths by a range ratio, whose meaning differs: 1 is fixed at SGLang, 0 is fixed at vLLM.
 
         SGLang draws from length * ratio to length (`compute_random_lens` of its benchmark), vLLM from length * (1 -
-        ratio) to length * (1 + ratio) (`RandomDataset.get_sampling_params`).
-
-        Raises:
-            InvalidRequestError: the ratio is out of the protocol's range.
+        ratio) to length * (1 + ratio) (`RandomDataset.get_sampling_params`). It raises InvalidRequestError if the ratio
+        is out of the protocol's range.
         """
         if not (0 <= ratio <= 1 if protocol == "sglang" else 0 <= ratio < 1):
             end = "1" if protocol == "sglang" else "below 1"
@@ -71,17 +67,15 @@ class Lengths:
         return cls(max(math.floor(length * (1 - ratio)), 1), math.ceil(length * (1 + ratio)))
 
     def draw(self, rng: random.Random) -> int:
-        """One of them."""
         return rng.randint(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Lengths between the percentiles that a study has published: even between two of them, none above the highest.
+    """Lengths between the percentiles that a study, `source`, has published: even between two of them, none above the
+    highest.
 
-    Attributes:
-        source: the study.
-        points: (share of all requests, length), both rising; the first share is 0 and its length the shortest.
+    `points` are (share of all requests, length), both rising; the first share is 0 and its length the shortest.
     """
 
     source: str
@@ -99,7 +93,6 @@ class Quantiles:
 
     @property
     def mean(self) -> float:
-        """The mean of what `draw` gives."""
         inside = sum((high - low) * (a + b) / 2 for (low, a), (high, b) in pairwise(self.points))
         return inside + (1 - self.points[-1][0]) * self.points[-1][1]
 
@@ -179,14 +172,12 @@ class PlannedRequest:
     """One streamed request, ready to be sent, and when its client leaves.
 
     Attributes:
-        kind: its name.
         body: JSON.
         chat: true for a chat, false for a completion.
         prompt_length: words or token ids of the prompt. max_tokens: of the answer.
         was_shortened: it would not have fitted into the context.
         may_be_empty: an answer without a text is none the worse, as where a stop string comes first.
-        leave_after_deltas: number of deltas after which the client closes the connection; None for never.
-        leave_after_s: seconds after which it closes the connection; None for never.
+        leave_after_deltas, leave_after_s: after which the client closes the connection; None for never.
     """
 
     kind: str
@@ -201,11 +192,7 @@ class PlannedRequest:
 
 
 def draw_request(work: Workload, number: int, dialect: Dialect, model: str) -> PlannedRequest:
-    """The request of that number.
-
-    Raises:
-        UnknownFieldsError: the server does not know a field of its kind.
-    """
+    """The request of that number. It raises UnknownFieldsError if the server does not know a field of its kind."""
     rng = random.Random(f"{work.seed}/{work.salt}/{number}")
     kind = find_kind(rng.choices(list(work.weights), weights=list(work.weights.values()))[0], "kind")
     length, tokens = work.prompt_length.draw(rng), work.output_tokens.draw(rng)
