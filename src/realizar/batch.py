@@ -46,9 +46,8 @@ class LogprobQuery:
 class GivenEmbeddings:
     """Embeddings of a run of a row's tokens in a step, in place of those of their ids; see `PromptEmbeddings`.
 
-    Attributes:
-        index: of the first within this step's tokens of the row.
-        values: float32 [tokens, hidden_size], not to be written.
+    `index` is of the first within this step's tokens of the row; `values` are float32 [tokens, hidden_size], not to be
+    written.
     """
 
     index: int
@@ -62,7 +61,6 @@ class OpenedRow:
     Attributes:
         sequence_id: the scheduler's number of the sequence.
         row: its place in the backend and in the block tables.
-        sampling: parameters of the request.
         history: prompt and any output so far (after preemption); GIVEN_EMBEDDING where the request brings one.
         num_prompt_tokens: how many of `history` are prompt.
         choice: index among the request's n choices.
@@ -78,21 +76,11 @@ class OpenedRow:
 
 @dataclass(slots=True)  # frozen it would take four times as long to make
 class ScheduledRow:
-    """One row's share of a step, outside of the columns of `StepRows`.
+    """One row's share of a step by itself: `StepRows` has the same facts as columns, and says what they mean.
 
     Attributes:
-        sequence_id: the scheduler's own number of the sequence, never used twice.
-        row: its place in the backend and in the block tables.
-        token_ids: tokens to compute, none for a dead or padded row; FROM_PREVIOUS_STEP where not known yet.
-        num_computed_tokens: tokens before these, already in the KV cache.
-        sample: the logits after the last token give a choice, with drafts those before each draft too.
+        token_ids: none for a dead or padded row.
         logprob_queries: positions at which log-probabilities are wanted (prompt scoring).
-        num_drafts: how many of `token_ids`, the last ones, are speculated; only with `sample`. A choice is made before
-            each of them and after the last, as long as each is what was chosen; the choices are the same as without
-            drafts.
-        pooling: the final hidden state wanted: of the row's last token here, or the mean over its tokens from the first
-            on. For a mean, all steps of the row must name it; each gives the mean so far.
-        num_uncertain, lookahead: as in `StepRows`.
         embeddings: that the request brings for some of the tokens, ascending.
     """
 
@@ -132,12 +120,14 @@ class StepRows:
         num_computed_tokens: int32 [rows], tokens before those of the step, already in the KV cache.
         token_ids: int32 [tokens], those to compute, drafts included; FROM_PREVIOUS_STEP where not known yet.
         starts: int32 [rows + 1], index of each row's first token, and the number of tokens at the end.
-        samples: bool [rows], true where a choice is wanted after the last token, and before each draft.
-        num_drafts: int32 [rows], how many of the row's last tokens are speculated.
+        samples: bool [rows], true where a choice is wanted after the last token, and before each draft, as long as each
+            draft is what was chosen; the choices are the same as without drafts.
+        num_drafts: int32 [rows], how many of the row's last tokens are speculated; only where it samples.
         num_uncertain: int32 [rows], how many of the row's last tokens may be refused or computed again: its drafts, and
             one more where a row may be held. A model with a state keeps the state before them; others ignore it.
         logprob_queries: by index of the row, where there are any.
-        pooling: the hidden state wanted, by index of the row, where one is.
+        pooling: the final hidden state wanted, by index of the row: of the row's last token here, or the mean over its
+            tokens from the first on. For a mean, all steps of the row must name it; each gives the mean so far.
         only_decodes: each row computes one token without drafts and chooses after it, and nothing else is wanted.
         lookahead: int32 [rows], how many drafts the backend may propose after the row's choices. For their keys and
             values the row has blocks: for so many positions after its tokens. None where no row wants any.
@@ -160,7 +150,6 @@ class StepRows:
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow]) -> StepRows:
-        """The columns of single rows."""
         counts = [len(row.token_ids) for row in rows]
         made = cls(
             sequence_ids=np.array([row.sequence_id for row in rows], np.int64),
@@ -218,9 +207,8 @@ class StepRows:
 
     @cached_property
     def are_decodes(self) -> NDArray[np.bool_]:
-        """bool [rows], true where a row computes one token beside drafts and chooses after it.
-
-        A chunk of a prompt may be as short, and chooses nothing.
+        """bool [rows], true where a row computes one token beside drafts and chooses: a prompt's chunk may be as
+        short.
         """
         decodes: NDArray[np.bool_] = self.samples & (self.num_tokens - self.num_drafts == 1)
         return decodes
@@ -234,16 +222,13 @@ class StepRows:
 
     @cached_property
     def query_starts(self) -> tuple[int, ...]:
-        """`starts` as integers of Python."""
         return tuple(self.starts.tolist())
 
     @cached_property
     def rows(self) -> tuple[ScheduledRow, ...]:
-        """Each row by itself; made when it is first asked for."""
         return tuple([self._new_row(index) for index in range(len(self.numbers))])
 
     def row(self, index: int) -> ScheduledRow:
-        """One row by itself."""
         rows: tuple[ScheduledRow, ...] | None = self.__dict__.get("rows")
         return self._new_row(index) if rows is None else rows[index]
 
@@ -299,7 +284,6 @@ class ScheduledBatch:
 
     @property
     def rows(self) -> tuple[ScheduledRow, ...]:
-        """Each row by itself."""
         return self.columns.rows
 
     @property
@@ -327,7 +311,6 @@ class ScheduledBatch:
         return int((counts * self.columns.num_computed_tokens[chunks]).sum()) // max(int(counts.sum()), 1)
 
     def without_results(self, numbers: Collection[int]) -> ScheduledBatch:
-        """The same step with no result wanted of some rows."""
         return replace(self, columns=self.columns.without_results(numbers))
 
 
@@ -360,7 +343,6 @@ class RowOutput:
 
     @property
     def has_more(self) -> bool:
-        """True if there is anything beside choices."""
         wanted = self.logprobs or self.queried or self.pooled is not None
         return bool(wanted) or self.error is not None
 
@@ -387,7 +369,6 @@ class StepOutput:
 
     @classmethod
     def of(cls, rows: Iterable[RowOutput]) -> StepOutput:
-        """The columns of single rows' results."""
         outputs = dict(enumerate(rows))
         numbers = np.array([row.row for row in outputs.values()], np.intp)
         width = max((len(row.token_ids) for row in outputs.values()), default=0)
@@ -408,11 +389,9 @@ class StepOutput:
 
     @cached_property
     def rows(self) -> tuple[RowOutput, ...]:
-        """The results of each row by itself; made when they are first asked for."""
         return tuple([self.row(index) for index in range(len(self.numbers))])
 
     def row(self, index: int) -> RowOutput:
-        """The results of one row."""
         found = self.others.get(index)
         if found is not None:
             return found

@@ -40,7 +40,6 @@ _NAMES: dict[type[CacheKind], str] = {
 
 
 def kind_name(kind: CacheKind) -> str:
-    """The contents of a cache of this kind, for messages."""
     return _NAMES[type(kind)]
 
 
@@ -52,8 +51,7 @@ def attention_cache(window: int | None) -> FullCache | WindowCache:
 def attention_window(kind: CacheKind) -> int | None:
     """The number of tokens that the cache keeps of a sequence; None keeps all.
 
-    Raises:
-        UnsupportedModelError: the kind keeps no keys and values.
+    It raises UnsupportedModelError if the kind keeps no keys and values.
     """
     if isinstance(kind, WindowCache):
         return kind.window

@@ -57,7 +57,7 @@ def apart(deltas: StepDeltas) -> Iterator[tuple[int, StepDeltas]]:
 
 
 def renumbered(deltas: StepDeltas, engine: int) -> StepDeltas:
-    """The same deltas, with numbers of choices that are unique over engines. Args: engine: its number."""
+    """The same deltas, with numbers of choices that are unique over engines; `engine` is its number."""
     first = engine * _NUMBERS_OF_ONE
     if not first:
         return deltas

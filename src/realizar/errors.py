@@ -33,10 +33,7 @@ class RealizarError(Exception):
 class CheckpointError(RealizarError):
     """A malformed checkpoint file.
 
-    Args:
-        path: the file.
-        where: the place in it: `offset 24`, `tensor 'blk.0.attn_q.weight'`, `key 'general.alignment'`.
-        reason: the fault at that place.
+    `where` is the place in it: `offset 24`, `tensor 'blk.0.attn_q.weight'`, `key 'general.alignment'`.
     """
 
     def __init__(self, path: str | os.PathLike[str], where: str, reason: str) -> None:
@@ -89,10 +86,7 @@ class StepMemoryError(CapacityError):
 
 
 class KernelError(RealizarError):
-    """A device kernel can't be compiled, loaded or launched; the message names the kernel and the reason.
-
-    `kernel`: the name of a CUDA C++ kernel's source; None where the error is no such kernel's.
-    """
+    """`kernel` is the name of a CUDA C++ kernel's source; None where the error is no such kernel's."""
 
     def __init__(self, message: str, kernel: str | None = None) -> None:
         super().__init__(message)
@@ -120,10 +114,7 @@ class EngineDeadError(RealizarError):
 
 
 class EngineUnavailableError(EngineDeadError):
-    """The engine takes no requests now: it is starting, restarting after a crash, or draining.
-
-    `retry_after_s`: seconds after which to try again.
-    """
+    """The engine takes no requests now: it is starting, restarting after a crash, or draining; see `retry_after_s`."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)

@@ -9,12 +9,9 @@ from pathlib import Path
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs an extra of realizar, which no package index has under its name.
+    """The command that installs an extra of realizar, such as `cuda`, for the interpreter that runs now.
 
-    It is for the interpreter that runs now, by uv where that has no pip.
-
-    Args:
-        extra: a name from `[project.optional-dependencies]`, such as `cuda`.
+    No package index has realizar under its name. Where the interpreter has no pip, the command is uv's.
     """
     python, clone = shlex.quote(sys.executable), Path(__file__).resolve().parents[2]
     has_pip = importlib.util.find_spec("pip") is not None

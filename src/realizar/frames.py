@@ -34,11 +34,7 @@ class FrameError(ChannelError):
 
 
 def encode_frame(record: Any, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
-    """Encode a record as a frame.
-
-    Raises:
-        FrameError: the record takes more than `max_bytes`, or msgpack can't express it.
-    """
+    """It raises FrameError if the record takes more than `max_bytes`, or msgpack can't express it."""
     try:
         body = _ENCODER.encode(record)
     except (TypeError, ValueError, OverflowError) as error:
@@ -53,9 +49,7 @@ def encode_frame(record: Any, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
 class FrameReader(Generic[_Record]):
     """Decodes frames from received bytes, which may be cut anywhere.
 
-    Args:
-        record_type: the type of the records; any other record is malformed.
-        max_bytes: size limit of a frame; a longer frame is refused at its header.
+    A record of another type than `record_type` is malformed. A frame of more than `max_bytes` is refused at its header.
     """
 
     def __init__(self, record_type: Any, max_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -72,8 +66,7 @@ class FrameReader(Generic[_Record]):
     def num_missing(self) -> int:
         """Bytes until the next frame is whole, as far as its length is known; 0 or less if it is.
 
-        Raises:
-            FrameError: the frame is too long.
+        It raises FrameError if the frame is too long.
         """
         if len(self._buffer) < _LENGTH.size:
             return _LENGTH.size - len(self._buffer)
@@ -85,9 +78,8 @@ class FrameReader(Generic[_Record]):
     def feed(self, data: bytes) -> list[_Record]:
         """Decode the records that these bytes complete.
 
-        Raises:
-            FrameError: a frame is too long, or a record is malformed, unknown or out of range. The reader is unusable
-                after that.
+        It raises FrameError if a frame is too long, or a record is malformed, unknown or out of range. The reader is
+        unusable after that.
         """
         self.add(data)
         records: list[_Record] = []
@@ -158,9 +150,8 @@ class Channel(Generic[_Record]):
     def send(self, record: Any, timeout_s: float | None = None) -> None:
         """Send a record, and wait for room.
 
-        Raises:
-            ChannelError: the other end is gone, or the record is too large. ChannelTimeoutError: the other end does
-                not read.
+        It raises ChannelError if the other end is gone, or the record is too large; ChannelTimeoutError if it does not
+        read.
         """
         data = memoryview(encode_frame(record))
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -181,19 +172,13 @@ class Channel(Generic[_Record]):
             raise ChannelError(str(error)) from error
 
     def receive(self, timeout_s: float | None = None) -> _Record:
-        """Receive the next record.
-
-        Raises:
-            ChannelError: the other end is gone, or sent a malformed record. ChannelTimeoutError: no record came in
-                time.
-        """
+        """Raises ChannelError: the other end is gone or sent a malformed record. ChannelTimeoutError: none came."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while (record := self._reader.take()) is None:
             self._read_more(deadline_s)
         return record
 
     def wait(self) -> None:
-        """Wait until something comes, or the other end is gone."""
         if not self.has_record:
             self._wait(select.POLLIN, None)
 
@@ -218,11 +203,9 @@ class Channel(Generic[_Record]):
         return descriptors[0]
 
     def close(self) -> None:
-        """Close this end; idempotent."""
         self._socket.close()
 
     def _read_more(self, deadline_s: float | None) -> None:
-        """Take in what has come, or wait for more."""
         try:
             piece = self._socket.recv(self._reader.num_missing if self._takes_descriptors else _READ_BYTES)
         except BlockingIOError:

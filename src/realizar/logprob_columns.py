@@ -64,7 +64,6 @@ class LogprobColumns(Sequence[TokenLogprobs]):
 
     @classmethod
     def joined(cls, parts: Sequence[LogprobColumns]) -> LogprobColumns:
-        """The tokens of all parts, in their order."""
         width = max((part.width for part in parts), default=1)
         parts = [part.widened(width) for part in parts]
         return cls(
@@ -88,17 +87,14 @@ class LogprobColumns(Sequence[TokenLogprobs]):
         )
 
     def fits(self, num_tokens: int) -> bool:
-        """True if the columns are those of so many tokens."""
         places = num_tokens * self.width
         sizes = places * _ID_BYTES, places * _VALUE_BYTES, num_tokens * _RANK_BYTES
         return self.width >= 1 and sizes == (len(self.ids), len(self.values), len(self.ranks))
 
     def id_list(self) -> list[int]:
-        """`ids` as integers, [tokens * width]."""
         return memoryview(self.ids).cast("i").tolist()
 
     def value_list(self) -> list[float]:
-        """`values` as numbers, [tokens * width]."""
         return array("d", self.values).tolist()
 
     def __len__(self) -> int:
@@ -134,7 +130,6 @@ class LogprobColumns(Sequence[TokenLogprobs]):
         return [StepEntry(self, place) for place in range(len(self))]
 
     def picked(self, places: Sequence[int]) -> LogprobColumns:
-        """The tokens at these places, in their order."""
         if len(places) == len(self) and all(map(operator.eq, places, range(len(self)))):
             return self
         ids, values = self.width * _ID_BYTES, self.width * _VALUE_BYTES
@@ -184,7 +179,6 @@ class StepEntry(Sequence[TokenLogprobs]):
         return value
 
     def alone(self) -> LogprobColumns:
-        """The same without the others of the step."""
         return self.columns.between(self.place, self.place + 1)
 
     def __len__(self) -> int:
@@ -209,9 +203,8 @@ class StepEntry(Sequence[TokenLogprobs]):
 class GrowingLogprobs:
     """Log-probabilities of a choice or of a prompt while they come.
 
-    Args:
-        keeps: True if those that were taken are wanted again. Otherwise the last token's stay in the columns of its
-            step until the next one comes, which is all that a consumer who keeps up ever needs.
+    With `keeps`, those that were taken are wanted again. Otherwise the last token's stay in the columns of its step
+    until the next one come, which is all that a consumer who keeps up ever needs.
     """
 
     __slots__ = ("_first", "_ids", "_keeps", "_last", "_ranks", "_values", "_width")
@@ -224,7 +217,6 @@ class GrowingLogprobs:
         self._last: StepEntry | None = None
 
     def take(self, source: LogprobColumns, place: int) -> None:
-        """Take in one token of a step's."""
         if self._keeps:
             self._append(source, place)
             return
@@ -232,7 +224,6 @@ class GrowingLogprobs:
         self._last = StepEntry(source, place)
 
     def settle(self) -> None:
-        """Let go of the columns of the last step."""
         if self._last is not None:
             self._append(self._last.columns, self._last.place)
             self._last = None
@@ -261,7 +252,6 @@ class GrowingLogprobs:
         return given
 
     def __len__(self) -> int:
-        """Tokens that are here."""
         return len(self._ranks) // _RANK_BYTES + (self._last is not None)
 
     def _append(self, source: LogprobColumns, place: int) -> None:

@@ -30,10 +30,9 @@ class RowError:
 
     @classmethod
     def of(cls, error: Exception, where: str) -> RowError:
-        """Convert an exception of one row. An unexpected exception is shown by its class only; its text is logged.
+        """Convert an exception of one row, raised by `where`, such as `sampling`.
 
-        Args:
-            where: the part that raised it, such as `sampling`.
+        An unexpected exception is shown by its class only; its text is logged.
         """
         if isinstance(error, InvalidRequestError):
             return cls(str(error), "request", error.param)
@@ -73,7 +72,6 @@ class SnapshotUse:
     dropped: int = 0
 
     def plus(self, other: SnapshotUse) -> SnapshotUse:
-        """Those of both."""
         return SnapshotUse(
             self.restored + other.restored, self.fetched + other.fetched, self.taken + other.taken,
             self.dropped + other.dropped,
@@ -81,7 +79,6 @@ class SnapshotUse:
 
     @classmethod
     def total(cls, uses: Iterable[SnapshotUse]) -> SnapshotUse:
-        """Those of all."""
         return functools.reduce(cls.plus, uses, cls())
 
 
@@ -167,7 +164,6 @@ class Timings:
 
     @property
     def queue_s(self) -> float:
-        """Seconds of waiting for the first step."""
         return self.scheduled_s - self.arrival_s
 
     @property

@@ -26,7 +26,7 @@ class Client:
     has_own_cache: bool = False
 
     def salt(self, wanted: str | None) -> str | None:
-        """The salt of its requests in the prefix cache. Args: wanted: the request's own."""
+        """The salt of its requests in the prefix cache; `wanted` is the request's own."""
         if not self.has_own_cache:
             return wanted
         return self.name if wanted is None else f"{self.name} {wanted}"
@@ -61,7 +61,6 @@ class PromptEmbeddings:
 
     @property
     def end(self) -> int:
-        """Number of prompt tokens up to the end of the run."""
         return self.start + self.num_tokens
 
 

@@ -242,7 +242,6 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True if the largest logit is chosen."""
         return self.temperature == 0.0
 
     @property

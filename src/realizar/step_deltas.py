@@ -17,8 +17,7 @@ class ChoiceStart:
 
     Attributes:
         number: never used twice by one engine.
-        scheduled_s: of `time.monotonic`: when the choice first entered a step.
-        num_cached_tokens: prompt tokens that it found in the prefix cache then.
+        scheduled_s, num_cached_tokens: as in `TokenOutput`.
     """
 
     number: int
@@ -40,9 +39,7 @@ class ChoiceSnapshots:
 class ChoiceEnd:
     """The end of a choice.
 
-    Attributes:
-        stop_token_id: the token that ended it, which is then the last of its tokens.
-        pooled: float32 values [hidden_size] of a pooled request.
+    `stop_token_id` ended it, and is then the last of its tokens. `pooled` are float32 values [hidden_size].
     """
 
     number: int
@@ -55,13 +52,8 @@ class ChoiceEnd:
 class StepLogprobs:
     """Log-probabilities that a step gave choices which list equally many ids.
 
-    Attributes:
-        numbers: int64 [tokens], the choice of each token; those of one choice are in the order of its tokens, or of its
-            prompt's.
-        entries: of each token.
-
-    Raises:
-        ValueError: the columns don't fit together.
+    `numbers` are int64 [tokens], the choice of each token; those of one choice are in the order of its tokens, or of
+    its prompt's. It raises ValueError if the columns don't fit together.
     """
 
     numbers: bytes
@@ -73,16 +65,12 @@ class StepLogprobs:
             raise ValueError(f"columns of log-probabilities do not fit {len(self.numbers)} bytes of choices")
 
     def number_list(self) -> list[int]:
-        """`numbers` as integers."""
         return memoryview(self.numbers).cast("q").tolist()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailure:
-    """The reason why a whole request ended without its output, by the number of one of its choices.
-
-    Nothing of any of its choices follows.
-    """
+    """Why a whole request, named by one of its choices, ended without its output; nothing of it follows."""
 
     number: int
     error: RowError
@@ -142,11 +130,9 @@ class StepDeltas:
         return len(self.token_ids) // _TOKEN_BYTES
 
     def number_list(self) -> list[int]:
-        """`numbers` as integers."""
         return memoryview(self.numbers).cast("q").tolist()
 
     def token_list(self) -> list[int]:
-        """`token_ids` as integers."""
         return memoryview(self.token_ids).cast("i").tolist()
 
     def count_list(self) -> list[int]:

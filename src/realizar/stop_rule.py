@@ -25,7 +25,7 @@ class StopRule:
         self._many_stop_ids: dict[int, NDArray[np.int32]] = {}  # of rows that have more
 
     def open(self, row: int, stop_ids: Collection[int], least_tokens: int) -> None:
-        """Start a row. Args: stop_ids: of any value. least_tokens: may be more than any row ever has."""
+        """Start a row. `stop_ids` may be of any value, `least_tokens` more than any row ever has."""
         self.close(row)
         self._least_tokens[row] = min(least_tokens, _LARGEST)
         usable = [token_id for token_id in set(stop_ids) if 0 <= token_id <= _LARGEST]
@@ -42,11 +42,9 @@ class StopRule:
     def stops(
         self, rows: NDArray[np.intp], token_ids: NDArray[np.int32], places: NDArray[np.integer]
     ) -> NDArray[np.bool_]:
-        """bool [rows, tokens], true where a token ends its row's output.
+        """bool [rows, tokens], true where a token of int32 [rows, tokens] ends its row's output.
 
-        Args:
-            token_ids: int32 [rows, tokens].
-            places: [rows, tokens], how many tokens lie before each, counted as in `least_tokens`.
+        `places`, [rows, tokens], say how many tokens lie before each, counted as in `least_tokens`.
         """
         found: NDArray[np.bool_]
         stop_ids = self._stop_ids.take(rows, axis=0)
@@ -71,8 +69,8 @@ class StopRule:
 def up_to_end(sampled: NDArray[np.int32], ends: NDArray[np.bool_]) -> NDArray[np.intp]:
     """How many of its sampled tokens each row keeps, intp [rows]: up to the first that ends its output.
 
-    Args:
-        sampled: int32 [rows, tokens], negative after a row's last one, whatever follows it. ends: bool [rows, tokens].
+    `sampled` is int32 [rows, tokens], negative after a row's last one, whatever follows it; `ends` is bool [rows,
+    tokens].
     """
     there = np.logical_and.accumulate(sampled >= 0, axis=1)
     found = there & ends

@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 class StrictJSONError(ValueError):
     """A text is not JSON, or is refused although Python would accept it.
 
-    Attributes:
-        position: index of the character at fault, or None if it is not known.
+    `position` is the index of the character at fault, or None if it is not known.
     """
 
     def __init__(self, reason: str, position: int | None = None) -> None:
@@ -25,11 +24,7 @@ def is_too_large(data: bytes, max_containers: int, max_values: int) -> bool:
 
 
 def parse_strictly(text: str) -> Any:
-    """Parse a text.
-
-    Raises:
-        StrictJSONError: not JSON, nested too deeply, a duplicate key, NaN, an infinity, or a number that is too long.
-    """
+    """Raises StrictJSONError: not JSON, nested too deeply, a duplicate key, NaN, an infinity, or too long a number."""
     try:
         return json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse, parse_float=_finite)
     except json.JSONDecodeError as error:

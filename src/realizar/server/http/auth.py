@@ -14,13 +14,12 @@ from realizar.server.http.dialects import error_response
 
 
 class KeyRing:
-    """The server's API keys, kept as digests. Args: keys: each is accepted; without keys every request is accepted."""
+    """The server's API keys, kept as digests; without keys every request is accepted."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = tuple(_digest(key.encode()) for key in keys)
 
     def opens(self, key: bytes | None) -> bool:
-        """True if a request that offers this key is accepted."""
         if not self._digests:
             return True
         offered = _digest(key or b"")
@@ -31,14 +30,10 @@ class KeyRing:
 
 
 class AuthMiddleware:
-    """Refuses requests without a valid key, before routing.
+    """Refuses requests without a valid key, before routing; `open_paths` need none.
 
     It compares the whole path as the router will see it, so that neither `Host` nor an encoded path can make a guarded
     route look open.
-
-    Args:
-        keys: the server's keys.
-        open_paths: paths that need no key.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: Collection[str]) -> None:

@@ -85,11 +85,7 @@ async def read_body(request: Request, settings: ServerSettings, lease: RequestLe
 
 
 def convert(data: Any, record: type[R]) -> R:
-    """Convert a parsed body to its record.
-
-    Raises:
-        ApiError: 400; `param` is the path of the field.
-    """
+    """Convert a parsed body to its record. It raises ApiError 400 with `param`, the path of the field."""
     if not isinstance(data, dict):
         raise refused("the body must be a JSON object", code="invalid_type")
     try:
@@ -122,7 +118,6 @@ def _translated(message: str, record: type[msgspec.Struct]) -> ApiError:
 
 
 def _fields_at(record: type[msgspec.Struct], path: str) -> tuple[str, ...]:
-    """The field names of the record at a path; empty if there is no record."""
     found: type[msgspec.Struct] | None = record
     for name in re.findall(r"[A-Za-z_]\w*", path):
         kinds = {field.encode_name: field.type for field in msgspec.structs.fields(found)} if found else {}
@@ -183,12 +178,8 @@ _type_info = functools.cache(inspect.type_info)
 def fitted(data: Any, record: type[msgspec.Struct], ignored: IgnoredFields | None) -> Any:
     """A body with integers for 40.0 and the like where its record takes no fractions. It is changed in place.
 
-    Raises:
-        ApiError: 400; a field must not be removed.
-
-    Args:
-        ignored: notes the fields that the record, and the records in it, do not know, and that are removed; None leaves
-            them.
+    `ignored` notes the fields that the record, and the records in it, do not know, and that are removed; None leaves
+    them. It raises ApiError 400 if a field must not be removed.
     """
     return _fitted("", data, _type_info(record), ignored)
 

@@ -26,11 +26,7 @@ _KEY_END = re.compile(rb'"\s*:')
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse a body.
-
-    Raises:
-        ApiError: 400; the message states the fault and its place.
-    """
+    """Parse a body. It raises ApiError 400, whose message states the fault and its place."""
     if is_too_large(body, MAX_CONTAINERS, MAX_VALUES) or _has_too_many_keys(body):
         raise _bad("it has too many values")
     try:

@@ -14,9 +14,8 @@ _NETWORK_BITS = 64  # of an IPv6 address; a host chooses the rest freely
 
 
 def offered_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-    """The key that a request offers; None without one.
-
-    It is that of its one `Authorization` header, of scheme Bearer; without such a header that of its one `x-api-key`.
+    """The key of a request's one `Authorization` header, of scheme Bearer; without such a header of its one
+    `x-api-key`.
     """
     authorizations = [value for name, value in headers if name == b"authorization"]
     if authorizations:
@@ -32,7 +31,6 @@ class Clients:
     Without keys the headers are ignored, as a peer could pose as many clients.
 
     Args:
-        keys: of the server.
         weights: of each key; empty if all have 1, as addresses have.
         have_own_caches: True if each finds its own blocks alone in the prefix cache.
     """
@@ -42,7 +40,7 @@ class Clients:
         self._weights = dict(zip((_name_of(key.encode()) for key in keys), weights, strict=False))
 
     def of(self, scope: Mapping[str, Any]) -> Client:
-        """The client of a request. Args: scope: the ASGI scope."""
+        """The client of a request, by its ASGI scope."""
         key = offered_key(scope["headers"]) if self._has_keys else None
         if key is not None:
             name = _name_of(key)

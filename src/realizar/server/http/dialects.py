@@ -63,10 +63,7 @@ class Dialect:
 
     Attributes:
         name: for the names of its schemas.
-        routes: its routes.
-        error_body: the JSON object of an error's answer.
-        error_schema: JSON schema of that object.
-        stream: the form of its streams.
+        error_body: the JSON object of an error's answer; `error_schema` is its JSON schema.
         statuses: its HTTP statuses, where they are not the server's.
         request_id_header: the header of an answer that has the request's id.
         folder: what begins with this is the dialect's too, such as `/api/`; empty without one.

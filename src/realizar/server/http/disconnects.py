@@ -16,7 +16,7 @@ class ClientDisconnectedError(Exception):
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client has disconnected. The request's body must have been read."""
+    """The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -24,8 +24,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Wait for the work's result.
 
-    Raises:
-        ClientDisconnectedError: the client disconnected first; the work was cancelled and has ended.
+    It raises ClientDisconnectedError if the client disconnected first; the work was cancelled and has ended.
     """
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(wait_for_disconnect(receive))

@@ -13,13 +13,9 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class TrustedProxies:
-    """Networks of proxies.
+    """Networks of proxies in CIDR notation, such as `10.0.0.0/8`; a single address is a network too.
 
-    Args:
-        networks: in CIDR notation, such as `10.0.0.0/8`; a single address is a network too.
-
-    Raises:
-        ValueError: one is no network.
+    It raises ValueError if one is no network.
     """
 
     def __init__(self, networks: Iterable[str]) -> None:
@@ -29,20 +25,16 @@ class TrustedProxies:
         return bool(self._networks)
 
     def has(self, address: str) -> bool:
-        """True if an address is a trusted proxy's."""
         parsed = _parsed(address)
         return parsed is not None and self._trusts(parsed)
 
     def client(self, peer: str, headers: Sequence[tuple[bytes, bytes]]) -> str:
-        """The address of the client of a request.
+        """The address of the client of a request, whose connection came from `peer` and whose headers have small
+        letters.
 
         Every proxy appends the address that its connection came from. So the last entry is true if the peer is trusted,
         the one before it if the last is a trusted proxy's too, and so on: the first address from the right that is no
         proxy's is the client's. What stands left of it anybody may have written.
-
-        Args:
-            peer: the address that the connection came from.
-            headers: of the request, with names in small letters.
         """
         address = _parsed(peer)
         if address is None or not self._trusts(address):
@@ -62,11 +54,7 @@ class TrustedProxies:
 
 
 class ClientAddressMiddleware:
-    """Replaces the address of the connection by the client's, for all that count or log by address.
-
-    Args:
-        proxies: whose `X-Forwarded-For` is believed.
-    """
+    """Replaces the address of the connection by the client's, for all that count or log by address."""
 
     def __init__(self, app: ASGIApp, proxies: TrustedProxies) -> None:
         self._app, self._proxies = app, proxies

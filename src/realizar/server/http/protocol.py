@@ -23,8 +23,6 @@ _MAX_REFUSED = 32
 
 
 class _Closable(Protocol):
-    """A connection that can be asked to close."""
-
     def give_way(self) -> None:
         """Close the connection, which has no open request."""
 
@@ -33,12 +31,7 @@ class Connections:
     """The table of open connections.
 
     When all places are taken, a new connection replaces the one that has been idle longest, so that idle connections
-    keep nobody out. A peer that is neither this machine nor a trusted proxy may
-    have half of the places.
-
-    Args:
-        most: the number of connections that may be open.
-        proxies: addresses that speak for many clients.
+    keep nobody out. A peer that is neither this machine nor a trusted proxy (`proxies`) may have half of the places.
     """
 
     def __init__(self, most: int, proxies: TrustedProxies) -> None:
@@ -75,7 +68,6 @@ class Connections:
         return True
 
     def leave(self, connection: _Closable) -> None:
-        """Remove a closed connection; unknown ones are ignored."""
         peer = self._open.pop(connection, None)
         self._idle.pop(connection, None)
         self._refused.discard(connection)
@@ -85,11 +77,9 @@ class Connections:
                 del self._peers[peer]
 
     def busy(self, connection: _Closable) -> None:
-        """Note that a request has arrived on a connection."""
         self._idle.pop(connection, None)
 
     def idle(self, connection: _Closable) -> None:
-        """Note that a connection has no open request any more."""
         if connection in self._open:
             self._idle.setdefault(connection)
 
@@ -108,8 +98,7 @@ def bounded_protocol(
 ) -> type[HttpToolsProtocol]:
     """Make a protocol class with the bounds of these settings and its own table of connections.
 
-    Args:
-        refused: called for each connection or request that is refused here.
+    `refused` is called for each connection or request that is refused here.
     """
     table = Connections(settings.max_connections, TrustedProxies(settings.trusted_proxies))
     own = {"settings": settings, "table": table, "refused": staticmethod(refused)}
@@ -473,27 +462,19 @@ class RequestParser:
         self._parser = self._made()
 
     def get_http_version(self) -> str:
-        """The version of the present request, such as `1.1`."""
         return str(self._parser.get_http_version())
 
     def get_method(self) -> bytes:
-        """The method of the present request."""
         return bytes(self._parser.get_method())
 
     def should_keep_alive(self) -> bool:
-        """True if the connection may have another request after the present one."""
         return bool(self._parser.should_keep_alive())
 
     def should_upgrade(self) -> bool:
-        """Never."""
         return False
 
     def feed_data(self, data: bytes) -> None:
-        """Parse the next bytes.
-
-        Raises:
-            httptools.HttpParserError: they are not valid.
-        """
+        """It raises httptools.HttpParserError if the bytes are not valid."""
         while True:
             try:
                 self._parser.feed_data(data)

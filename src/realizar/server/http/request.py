@@ -16,18 +16,14 @@ T = TypeVar("T")
 
 
 def settings_of(request: Request) -> ServerSettings:
-    """The settings of the server that a request came to."""
     return cast("ServerSettings", request.app.state.settings)
 
 
 async def compute(request: Request, function: Callable[[Stop], T], size_bytes: int | None = None) -> T:
     """Run a function on a worker thread when it is the client's turn. The body must have been read.
 
-    Args:
-        size_bytes: size of the function's input, if that is not the body.
-
-    Raises:
-        ClientDisconnectedError: the client disconnected first; the function was stopped, or never called.
+    `size_bytes` is the size of the function's input, if that is not the body. It raises ClientDisconnectedError if the
+    client disconnected first; the function was stopped, or never called.
     """
     lease = lease_of(request)
     size = lease.body_bytes if size_bytes is None else size_bytes

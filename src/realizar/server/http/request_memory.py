@@ -23,11 +23,7 @@ _BYTES_PER_BASE64_VALUE = 12
 
 
 class RequestMemory:
-    """Counts the memory of large requests. A client may hold as much as is left free, so a single one gets half.
-
-    Args:
-        total_bytes: for all clients together.
-    """
+    """Counts the memory of large requests. A client may hold as much as is left free, so a single one gets half."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total = self._free = total_bytes
@@ -38,13 +34,9 @@ class RequestMemory:
         return RequestLease(self, client)
 
     def take(self, client: str, num_bytes: int, held_bytes: int = 0) -> None:
-        """Take more bytes for a client.
+        """Take more bytes for a client, whose request holds `held_bytes` already.
 
-        Args:
-            held_bytes: bytes that the same request already holds.
-
-        Raises:
-            ApiError: 429, above the client's current share; 413, above its share on an idle server.
+        It raises ApiError 429 above the client's current share, and 413 above its share on an idle server.
         """
         held = self._held[client]
         self._check_most(num_bytes, held_bytes)
@@ -60,11 +52,7 @@ class RequestMemory:
         self._count(client, num_bytes)
 
     def add(self, client: str, num_bytes: int, held_bytes: int) -> None:
-        """Count bytes of a running request regardless of other requests; less is left for new ones.
-
-        Raises:
-            ApiError: 413, as `take`.
-        """
+        """Count bytes of a running request whatever others hold; less is left for new ones. Raises 413 as `take`."""
         self._check_most(num_bytes, held_bytes)
         self._count(client, num_bytes)
 
@@ -84,7 +72,6 @@ class RequestMemory:
         self._free -= num_bytes
 
     def give(self, client: str, num_bytes: int) -> None:
-        """Return bytes that were taken."""
         self._free += num_bytes
         self._held[client] -= num_bytes
         if not self._held[client]:
@@ -92,7 +79,7 @@ class RequestMemory:
 
 
 class RequestLease:
-    """The memory of one request. Attributes: client: its client. body_bytes: size of its body, once it is read."""
+    """The memory of one request. `body_bytes` is the size of its body, once it is read."""
 
     def __init__(self, memory: RequestMemory, client: Client) -> None:
         self._memory, self.client = memory, client
@@ -102,19 +89,14 @@ class RequestLease:
     def hold(self, num_bytes: int) -> None:
         """Raise the total to `num_bytes`, unless more is already held.
 
-        Raises:
-            ApiError: 429, above the client's share; 413, above any share.
+        It raises ApiError 429 above the client's share, and 413 above any share.
         """
         wanted = num_bytes - self._held if num_bytes > FREE_BYTES else 0
         if wanted > 0:
             self.take(wanted)
 
     def hold_logprobs(self, num_tokens: int, num_top: int) -> None:
-        """Hold the memory of a prompt's log-probabilities, before the request runs. Raises the errors of `hold`.
-
-        Args:
-            num_top: most probable tokens that are listed for each token.
-        """
+        """Hold the memory of a prompt's log-probabilities, `num_top` a token, before it runs. Raises as `hold`."""
         if num_bytes := self._due(num_tokens, num_top):
             self.take(num_bytes)
 
@@ -125,8 +107,7 @@ class RequestLease:
     def add_logprobs(self, num_tokens: int, num_top: int) -> None:
         """Count log-probabilities of a running request's answer. Memory of other requests does not end it.
 
-        Raises:
-            ApiError: 413, the request alone holds more than any share.
+        It raises ApiError 413 if the request alone holds more than any share.
         """
         if num_bytes := self._due(num_tokens, num_top):
             self._memory.add(self.client.name, num_bytes, self._held)
@@ -141,19 +122,18 @@ class RequestLease:
         return due
 
     def hold_vectors(self, num_vectors: int, width: int, *, as_base64: bool) -> int:
-        """Hold the memory of an answer with `num_vectors` vectors; return its bytes. Raises the errors of `hold`."""
+        """Hold the memory of an answer with `num_vectors` vectors; return its bytes. Raises as `hold`."""
         size = num_vectors * width * (_BYTES_PER_BASE64_VALUE if as_base64 else _BYTES_PER_VALUE)
         if size > FREE_BYTES:
             self.take(size)
         return size
 
     def take(self, num_bytes: int) -> None:
-        """Hold `num_bytes` more bytes. Raises the errors of `hold`."""
+        """Hold `num_bytes` more bytes. Raises as `hold`."""
         self._memory.take(self.client.name, num_bytes, self._held)
         self._held += num_bytes
 
     def release(self) -> None:
-        """Return everything that is held."""
         if self._held:
             self._memory.give(self.client.name, self._held)
             if self._held >= _WORTH_RETURNING_BYTES:
@@ -162,12 +142,7 @@ class RequestLease:
 
 
 class RequestMemoryMiddleware:
-    """Gives every request a lease, in `scope["state"]["lease"]`, and releases it at the end.
-
-    Args:
-        total_bytes: for all clients together.
-        clients: tells who sends a request.
-    """
+    """Gives every request a lease, in `scope["state"]["lease"]`, and releases it at the end."""
 
     def __init__(self, app: ASGIApp, total_bytes: int, clients: Clients) -> None:
         self._app, self._clients = app, clients
@@ -186,7 +161,6 @@ class RequestMemoryMiddleware:
 
 
 def lease_of(request: Request) -> RequestLease:
-    """The memory lease of a request."""
     lease = request.scope["state"]["lease"]
     if not isinstance(lease, RequestLease):
         raise TypeError("the request has no lease")

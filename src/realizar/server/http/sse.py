@@ -46,9 +46,8 @@ class EventTemplate:
             self._between = between + null[:-4]
 
     def encode(self, text: str, value: bytes = b"") -> bytes:
-        """The event with this text, and with this JSON in the other field if there is one.
-
-        They are the same bytes as `encode_event` of its record.
+        """The same bytes as `encode_event` of the record with this text, and with this JSON in the other field if there
+        is one.
         """
         return b"".join((self._before, _encoder.encode(text), self._between, value, self._after))
 

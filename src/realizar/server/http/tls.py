@@ -17,11 +17,8 @@ _CHECK_S = 1.0  # seconds between looks at the files
 def tls_context(certificate: Path, key: Path, clock_s: Callable[[], float] = time.monotonic) -> ssl.SSLContext:
     """A context for a server, which from then on takes renewed files for new connections.
 
-    Args:
-        certificate: PEM file with the certificate and its chain. key: PEM file of its private key, without a password.
-
-    Raises:
-        RealizarError: a file can't be read, or they don't belong together.
+    `certificate` is a PEM file with the certificate and its chain, `key` one of its private key, without a password. It
+    raises RealizarError if a file can't be read, or they don't belong together.
     """
     renewing = _Renewing(certificate, key, clock_s)
     renewing.current.sni_callback = renewing.on_hello

@@ -26,13 +26,10 @@ _ATTRIBUTES: Mapping[str, str] = {
 
 
 def make_tracer(endpoint: str) -> Any:
-    """Make an OpenTelemetry tracer that sends its spans to a collector over HTTP.
+    """Make an OpenTelemetry tracer that sends its spans over HTTP to a collector, such as
+    `http://collector:4318/v1/traces`.
 
-    Args:
-        endpoint: an address such as `http://collector:4318/v1/traces`.
-
-    Raises:
-        RealizarError: OpenTelemetry is not installed.
+    It raises RealizarError if OpenTelemetry is not installed.
     """
     try:
         exporter = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
@@ -47,7 +44,7 @@ def make_tracer(endpoint: str) -> Any:
 
 
 class TraceMiddleware:
-    """Wraps POST requests in spans. Args: tracer: OpenTelemetry's tracer."""
+    """Wraps POST requests in spans."""
 
     def __init__(self, app: ASGIApp, tracer: Any) -> None:
         self._app, self._tracer = app, tracer

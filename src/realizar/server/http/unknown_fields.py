@@ -28,8 +28,8 @@ class IgnoredFields:
     def note(self, path: str, value: object) -> None:
         """Note a field by its path, of which places in lists don't count.
 
-        Raises:
-            ApiError: 400; it names an earlier part of the conversation, which must not be left out without a word.
+        It raises ApiError 400 if it names an earlier part of the conversation, which must not be left out without a
+        word.
         """
         if path in _HELD and value is not None:
             raise unsupported(path, "is not supported here: send the whole conversation")
@@ -55,8 +55,7 @@ def unknown_field(path: str, name: str, known: Collection[str]) -> ApiError:
 def known_only(path: str, given: dict[str, Any], known: Collection[str]) -> None:
     """Refuse an object with fields that are not known, or remove these where requests may have them.
 
-    Raises:
-        ApiError: 400; `param` is the path of the field.
+    It raises ApiError 400 with `param`, the path of the field.
     """
     unknown = [name for name in given if name not in known]
     if not unknown:

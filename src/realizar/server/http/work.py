@@ -36,15 +36,10 @@ class Stop:
         self._wanted = True
 
     def set(self) -> None:
-        """Mark the work as not wanted."""
         self._wanted = False
 
     def check(self) -> None:
-        """Check the flag. The work calls this between its parts.
-
-        Raises:
-            WorkCancelledError: the work is not wanted any more.
-        """
+        """The work calls this between its parts. It raises WorkCancelledError if the work is not wanted any more."""
         if not self._wanted:
             raise WorkCancelledError
 
@@ -59,9 +54,7 @@ class WorkPool:
     async def run(self, client: str, size_bytes: int, function: Callable[[Stop], T]) -> T:
         """Run `function` on a thread and return its result. If the caller is cancelled, it is stopped or not begun.
 
-        Args:
-            client: the client whose turn the work takes.
-            size_bytes: size of the work's input, which chooses the lane.
+        The work takes a turn of `client`. `size_bytes`, the size of its input, chooses the lane.
         """
         lane = self._small if size_bytes <= LARGE_BYTES else self._large
         return await lane.run(client, function)

@@ -30,13 +30,10 @@ _LIVENESS = LivenessPolicy(max_crashes=1)
 
 
 class Loader(Protocol):
-    """Loads models, has them sleep and wake, and ends their engines."""
-
     async def load(self, known: KnownModel, metrics: Metrics) -> Api:
         """Start an engine and wait until it is ready; when cancelled it is ended first.
 
-        Raises:
-            RealizarError: the model can't be loaded; nothing of it is left.
+        It raises RealizarError if the model can't be loaded; nothing of it is left.
         """
 
     async def unload(self, api: Api, *, at_once: bool) -> EngineStats:
@@ -45,8 +42,7 @@ class Loader(Protocol):
     async def sleep(self, api: Api) -> Transfer:
         """Have an idle engine give its device's memory back.
 
-        Raises:
-            RealizarError: it can't; the engine is dead or as it was.
+        It raises RealizarError if it can't; the engine is dead or as it was.
         """
 
     async def wake(self, api: Api) -> Transfer:
@@ -57,9 +53,7 @@ class Loader(Protocol):
 class EngineLoader:
     """The `Loader` of a server: it reads the vocabulary, and starts an engine in a process of its own.
 
-    Attributes:
-        files: of each model, by name, as they were when it was planned.
-        settings: of the server. log_level: of the engines' processes. max_queued: as in `AsyncEngine`.
+    `files` are those of each model, by name, as they were when it was planned. `max_queued` is as in `AsyncEngine`.
     """
 
     files: dict[str, ModelFiles]
@@ -94,7 +88,6 @@ class EngineLoader:
         return await api.engine.wake()
 
     def _served(self, known: KnownModel) -> ServedModel:
-        """Read the vocabulary; this takes about a second where it is large."""
         fault = self.files[known.name].fault()
         if fault is not None:
             raise RealizarError(fault)
@@ -133,11 +126,9 @@ class EngineLives:
         self._loads: dict[ShelvedModel, asyncio.Task[None]] = {}
 
     async def ended(self) -> None:
-        """Wait until nothing is on its way any more."""
         await self._tasks.ended()
 
     def load(self, model: ShelvedModel) -> None:
-        """Load a model that is not loaded."""
         model.stage = "loading"
         loading = self._loads[model] = self._tasks.start(self._load(model))
         loading.add_done_callback(lambda task: self._load_ended(model, task))
@@ -155,11 +146,7 @@ class EngineLives:
             self._tasks.start(self._wake(model, model.running))
 
     def close(self, model: ShelvedModel, *, at_once: bool = False, after: str = "known") -> None:
-        """Have a model's engine end, if it has one. Its memory counts until it has.
-
-        Args:
-            after: the stage that follows: `known` or `failed`.
-        """
+        """Have a model's engine end, if it has one; the stage `after` follows. Its memory counts until it has ended."""
         if model.stage == "loading":
             model.stage = "closing"
             self._loads[model].cancel()
@@ -168,7 +155,6 @@ class EngineLives:
             self._tasks.start(self._unload(model, model.running, at_once=at_once, failed=after == "failed"))
 
     async def _load(self, model: ShelvedModel) -> None:
-        """Load a model, and give it to those who wait for it."""
         started_s = asyncio.get_running_loop().time()
         log(model, "being loaded")
         try:
@@ -249,7 +235,6 @@ class EngineLives:
 
 
 def log(model: ShelvedModel, text: str) -> None:
-    """A line of the log about a model."""
     _LOG.info("%s: %s", model.name, text)
 
 

@@ -36,15 +36,12 @@ class ModelStatus:
         created_s: Unix time.
         max_model_len: tokens of the longest request, prompt and output.
         default_sampling: sampling of requests without parameters.
-        facts: of its files.
-        state: of the model.
         reason: why it failed.
         num_bytes: memory that it takes once it is loaded; None if it was not planned.
         unloads_s: Unix time at which it is unloaded if no request comes; None if none is set.
         device: the device that runs it, also while it is asleep; None while it is not loaded.
         held_bytes: memory of its device that it takes now; 0 where that is not planned.
         host_bytes: memory of the host that is kept for its weights now; None where none is.
-        device_label: a description of that device.
     """
 
     names: tuple[str, ...]
@@ -63,11 +60,7 @@ class ModelStatus:
 
 
 class ModelLease(Protocol):
-    """The right of one request to use a model, until it is released.
-
-    Attributes:
-        api: what handlers work with.
-    """
+    """The right of one request to use a model, until it is released. Handlers work with `api`."""
 
     @property
     def api(self) -> Api: ...
@@ -79,9 +72,7 @@ class ModelLease(Protocol):
 class Models(Protocol):
     """The models of one server.
 
-    Attributes:
-        several: requests have to name one of them.
-        pulls: models that clients fetch; None where they may not.
+    `several`: requests have to name one of them. `pulls` are models that clients fetch; None where they may not.
     """
 
     several: ClassVar[bool]
@@ -103,8 +94,7 @@ class Models(Protocol):
     def find(self, name: str | None) -> ModelStatus:
         """The model of a name; None is that of a request that names none.
 
-        Raises:
-            ApiError: 404 model_not_found; the model is not served. 400; there are several, and none is named.
+        It raises ApiError: 404 model_not_found where it is not served, 400 where there are several, and none is named.
         """
 
     def take(self, name: str | None, keep_alive_s: float | None = None) -> ModelLease | None:
@@ -126,8 +116,7 @@ class Models(Protocol):
     def running(self, name: str | None = None) -> Sequence[Api]:
         """The `Api` of each model whose engine is ready; only that of a name, if one is given.
 
-        Raises:
-            ApiError: 404 model_not_found; the model is not served.
+        It raises ApiError 404 model_not_found if the model is not served.
         """
 
     def end_sleep(self, name: str) -> None:
@@ -138,18 +127,14 @@ class Models(Protocol):
 
 
 def models_of(request: Request) -> Models:
-    """The models of the server that a request came to."""
     return cast("Models", request.app.state.models)
 
 
 async def model_of(request: Request, name: str | None, keep_alive_s: float | None = None, need: Need = nothing) -> Api:
     """What a request works with to use the model of a name; the model is there until the request has ended.
 
-    The request's body must have been read.
-
-    Args:
-        keep_alive_s: as in `Models.take`.
-        need: checked before the request waits for the model.
+    The request's body must have been read. `need` is checked before the request waits for the model; `keep_alive_s` is
+    as in `Models.take`.
 
     Raises:
         ApiError, EngineUnavailableError, QueueFullError: as of `Models.wait`.

@@ -14,8 +14,7 @@ from realizar.server.errors import ApiError, cleaned, refused
 def default_name(model: str) -> str:
     """The API's name of a model: a hub name as it is, or the last part of a path, without this machine's folders.
 
-    Raises:
-        InvalidRequestError: the path is not UTF-8 text, which names in JSON are.
+    It raises InvalidRequestError if the path is not UTF-8 text, which names in JSON are.
     """
     path = Path(model)
     name = path.resolve().name.removesuffix(".gguf") if path.exists() else model
@@ -30,7 +29,6 @@ def shown_fault(error: Exception) -> str:
 
 
 def not_loaded(name: str, error: Exception, retry_after_s: float) -> ApiError:
-    """The 503 of a model that could not be loaded."""
     return ApiError(
         503,
         f"The model '{name}' could not be loaded: {shown_fault(error)}",
@@ -47,11 +45,7 @@ def not_named(names: Sequence[str]) -> ApiError:
 
 
 def not_served(name: str, names: Sequence[str], shown: Sequence[str]) -> ApiError:
-    """The 404 of a model that is not served.
-
-    Args:
-        names: all names that requests may use. shown: those that the message lists where none is near.
-    """
+    """The 404 of a model that is not served. The message lists `shown` where none of `names` is near."""
     near = difflib.get_close_matches(name[:200], names, 1)
     listed = ", ".join(f"'{each}'" for each in shown)
     hint = f" (did you mean '{near[0]}'?)" if near else f" (this server has {listed})"

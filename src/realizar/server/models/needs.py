@@ -26,11 +26,9 @@ def nothing(_name: str, _facts: ModelFacts, _max_tokens: int, _settings: ServerS
 
 
 def chats(*, max_tokens: int | None = None, own_template: bool = False) -> Need:
-    """The need of a conversation: a chat template.
+    """The need of a conversation: a chat template, unless the request brings one, which is refused or accepted later.
 
-    Args:
-        max_tokens: of an answer that is refused where the context has no room for it; None takes what is left.
-        own_template: the request brings a template, which is refused or accepted later.
+    An answer of `max_tokens` is refused where the context has no room for it; None takes what is left.
     """
 
     def check(_name: str, facts: ModelFacts, most: int, _settings: ServerSettings) -> None:
@@ -42,22 +40,18 @@ def chats(*, max_tokens: int | None = None, own_template: bool = False) -> Need:
 
 
 def embeds(name: str, facts: ModelFacts, _max_tokens: int, settings: ServerSettings) -> None:
-    """The need of a request for embeddings."""
     embedding_pooling(name, facts.pooling, settings)
 
 
 def ranks(name: str, facts: ModelFacts, _max_tokens: int, _settings: ServerSettings) -> None:
-    """The need of a request for scores."""
     if not facts.ranks:
         raise no_ranker(name)
 
 
 def completes(prompt: object, max_tokens: int | None) -> Need:
-    """The need of prompts that are completed: room in the context.
+    """The need of prompts that are completed: room in the context, with `max_tokens` as of `chats`.
 
-    Args:
-        prompt: a text, token ids, or a list of either; None where prompts are cut. Only token ids have a known length.
-        max_tokens: as of `chats`.
+    `prompt` is a text, token ids, or a list of either; None where prompts are cut. Only token ids have a known length.
     """
     longest = max(map(_num_ids, _prompts(prompt)), default=0)
 
@@ -78,7 +72,6 @@ def no_template() -> ApiError:
 
 
 def no_ranker(name: str) -> ApiError:
-    """The 400 of scores by a model that was not made for them."""
     text = f"The model {name} is not a reranker: it has no head for scores"
     return refused(text, "model", "ranking_not_supported")
 
@@ -86,8 +79,7 @@ def no_ranker(name: str) -> ApiError:
 def embedding_pooling(name: str, own: Pooling | None, settings: ServerSettings) -> Pooling:
     """The pooling of a model's embeddings: the option's, or that which the model was made for.
 
-    Raises:
-        ApiError: 400; the model was not made for embeddings.
+    It raises ApiError 400 if the model was not made for embeddings.
     """
     pooling = settings.embeddings or own
     if pooling is None:

@@ -24,7 +24,6 @@ class OneModel:
     """A model and its own lease: nobody counts the requests that use it. See `Models` for the methods.
 
     Args:
-        api: what handlers work with.
         exposition: gives the metrics of the whole server, where this is a part of it; None takes its own metrics and
             its engine's.
         more_samples: gives further metrics, once the engine's figures are there.

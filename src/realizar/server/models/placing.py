@@ -32,9 +32,8 @@ class Decision:
 def decide(models: Sequence[ShelvedModel], bytes_of_pools: Mapping[str, int], host_bytes: int = 0) -> Decision:
     """Decide the changes for the requests that wait.
 
-    Args:
-        bytes_of_pools: memory that all models of a device may take together.
-        host_bytes: memory of the host that the weights of models which sleep, or slept, may take together.
+    `bytes_of_pools` is the memory that all models of a device may take together, `host_bytes` that which the weights of
+    models that sleep, or slept, may take of the host.
     """
     placing = _Placing(models, bytes_of_pools, host_bytes)
     for model in sorted((each for each in models if each.waiters), key=lambda each: each.turn):
@@ -59,7 +58,6 @@ class _Placing:
             self._host_coming -= 0 if model.stage == "closing" else model.held_host_bytes
 
     def place(self, model: ShelvedModel) -> None:
-        """Give a model that is waited for its place, as far as those before it leave one."""
         yielding, pool = self.decision.yielding, model.pool
         if model.stage in ("loading", "waking", "ready") and model not in yielding:
             self._staying.add(model)

@@ -33,12 +33,10 @@ _END_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class PullEvent:
-    """A part of a pull's progress.
+    """A part of a pull's progress, `status` in words.
 
-    Attributes:
-        status: in words.
-        digest: of the file that is meant, with its kind in front, such as `sha256:`; None for none.
-        total: size of that file in bytes. completed: bytes that are here.
+    `digest` is of the file that is meant, with its kind in front, such as `sha256:`, `total` its size in bytes, and
+    `completed` the bytes that are here.
     """
 
     status: str
@@ -51,11 +49,7 @@ Report: TypeAlias = Callable[[PullEvent], None]
 
 
 class Fetch(Protocol):
-    """Fetches a model of a name; when it is cancelled nothing of it goes on.
-
-    Raises:
-        HubError: it can't be fetched.
-    """
+    """Fetches a model of a name; when it is cancelled nothing of it goes on. Raises HubError: it can't be fetched."""
 
     async def __call__(self, name: str, report: Report) -> Path: ...
 
@@ -95,7 +89,6 @@ class _Turns:
 
     @asynccontextmanager
     async def of(self, client: str) -> AsyncGenerator[None]:
-        """A client's turn, once it has come."""
         if self._taken:
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append((client, waiter))
@@ -127,9 +120,7 @@ class _Turns:
 class Pulls:
     """Pulls by name. Those who ask for one name share a pull, which is given up when the last of them has gone.
 
-    Args:
-        fetch: fetches a model.
-        add: has the server serve it.
+    `add` has the server serve what `fetch` has fetched.
     """
 
     def __init__(self, fetch: Fetch, add: Callable[[str, Path], Awaitable[None]]) -> None:
@@ -221,12 +212,7 @@ class Pulls:
 
 
 async def fetch_in_process(name: str, report: Report) -> Path:
-    """See `Fetch`. The files lie where `realizar pull` has them.
-
-    Raises:
-        UnknownModelError: no model has the name.
-        HubError: the model can't be fetched.
-    """
+    """See `Fetch`. The files lie where `realizar pull` has them. UnknownModelError: no model has the name."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND, name, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, limit=_LONGEST_LINE
     )

@@ -34,14 +34,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Lease:
-    """A request's right to use a model."""
-
     def __init__(self, running: Running, release: Callable[[], None]) -> None:
         self.api = running.api
         self._release: Callable[[], None] | None = release
 
     def release(self) -> None:
-        """Give the model back; a second call does nothing."""
         release, self._release = self._release, None
         if release is not None:
             release()
@@ -51,8 +48,6 @@ class ModelShelf:
     """Models by name. See `Models` for what handlers call, `Served` for what runs a server, and `lives.Shelf`.
 
     Args:
-        models: all that may be loaded.
-        loader: loads and ends them.
         bytes_of_pools: memory that all models of a device may take together; each fits alone.
         keep_alive_s: seconds without a request after which a model is unloaded; None is never.
         host_bytes: memory of the host in which weights of models that make room may wait; 0 has them unloaded.
@@ -88,7 +83,7 @@ class ModelShelf:
 
     @property
     def state(self) -> EngineState:
-        """See `Models`. Models that can't be loaded leave it ready."""
+        """Models that can't be loaded leave it ready."""
         return self._state
 
     @property
@@ -96,26 +91,24 @@ class ModelShelf:
         return None
 
     def add(self, known: KnownModel, bytes_of_pool: int) -> None:
-        """Serve another model from now on. Args: bytes_of_pool: as in `bytes_of_pools`, for a device without models."""
+        """Serve another model from now on; `bytes_of_pool` is for a device without models."""
         self._pools.setdefault(known.load.device, bytes_of_pool)
         self._models.setdefault(known.name, ShelvedModel(known, Metrics(known.name)))
         self._report_changes()
 
     @property
     def bytes_of_pools(self) -> Mapping[str, int]:
-        """Memory that all models of a device may take together."""
         return self._pools
 
     @property
     def num_open(self) -> int:
-        """The number of requests that use a model."""
         return sum(model.num_leases for model in self._models.values())
 
     def listed(self) -> Sequence[ModelStatus]:
         return [_status_of(model) for model in self._models.values()]
 
     def find(self, name: str | None) -> ModelStatus:
-        """See `Models`; a request has to name a model."""
+        """A request has to name a model."""
         return _status_of(self._find(name))
 
     def take(self, name: str | None, keep_alive_s: float | None = None) -> ModelLease | None:
@@ -127,7 +120,7 @@ class ModelShelf:
         return None
 
     async def wait(self, name: str | None, client: Client) -> ModelLease:
-        """See `Models`. Requests that wait when a model is ready get it all at once.
+        """Requests that wait when a model is ready get it all at once.
 
         Raises:
             QueueFullError: as many wait as the model's engine would take, and the client has its share of them.
@@ -156,7 +149,7 @@ class ModelShelf:
                 self.settle()
 
     def running(self, name: str | None = None) -> Sequence[Api]:
-        """See `Models`. The cache of a model that is asleep is empty."""
+        """The cache of a model that is asleep is empty."""
         wanted = self._models.values() if name is None else (self._find(name),)
         found = [each.running.api for each in wanted if each.running is not None]
         return [api for api in found if api.engine.state == "ready"]
@@ -188,13 +181,13 @@ class ModelShelf:
         return {name: await each.engine.audit() for name, each in running if each.engine.state == "ready"}
 
     async def start(self) -> None:
-        """See `Served`. No model is loaded before its first request."""
+        """No model is loaded before its first request."""
 
     async def wait_ready(self) -> None:
         """See `Served`."""
 
     async def wait_dead(self) -> RealizarError:
-        """See `Served`. The end of one model's engine is not the server's."""
+        """The end of one model's engine is not the server's."""
         await self._ended.wait()
         return closed_error()
 
@@ -231,7 +224,6 @@ class ModelShelf:
         return model
 
     def _check(self, model: ShelvedModel) -> None:
-        """Refuse a request that nothing would come of."""
         if self._state != "ready":
             raise shutting_down()
         pause_s = model.retry_s - asyncio.get_running_loop().time()
@@ -247,7 +239,6 @@ class ModelShelf:
         return max([self._num_begun, *(number + 1 for number, _ in turns.values())]), len(turns)
 
     def settle(self) -> None:
-        """Do what is to be done for the requests that wait."""
         if self._state == "dead":
             return
         now_s = asyncio.get_running_loop().time()
@@ -351,7 +342,6 @@ class ModelShelf:
 
 
 def shelf_samples(models: Sequence[ShelvedModel]) -> tuple[MetricSamples, ...]:
-    """The samples of all models."""
     states = tuple(
         ("realizar:model_state", {"model_name": model.name, "state": state}, float(model.state == state))
         for model in models
@@ -390,7 +380,6 @@ async def _stats_of(model: ShelvedModel) -> EngineStats:
 
 
 def _status_of(model: ShelvedModel) -> ModelStatus:
-    """A model as lists of models show it."""
     known, running = model.known, model.running
     unloads_s = None
     if model.unloads_s is not None:

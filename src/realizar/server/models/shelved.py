@@ -30,10 +30,8 @@ class KnownModel:
 
     Attributes:
         name: id that requests use.
-        path: of its files.
         load: its configuration and its memory, as planned from the header.
         default_sampling: sampling of requests without parameters.
-        facts: of its files.
         created_s: Unix time.
         by_client: a client chose it, so that its template is a stranger's.
     """
@@ -49,13 +47,10 @@ class KnownModel:
 
 @dataclass(eq=False, slots=True)
 class Running:
-    """A loaded model.
+    """A loaded model, and the number of requests that use it.
 
-    Attributes:
-        api: what handlers work with.
-        num_leases: requests that use it.
-        is_asleep: its weights are in the host's memory alone.
-        has_slept: it holds memory of the host, which stays pinned for its next sleep.
+    `is_asleep`: its weights are in the host's memory alone. `has_slept`: it holds memory of the host, which stays
+    pinned for its next sleep.
     """
 
     api: Api
@@ -70,13 +65,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A request that waits.
-
-    Attributes:
-        client: its name. turn: of the client, for the model.
-        number: in the order of arrival, over all models.
-        lease: what it waits for.
-    """
+    """A request of a client that waits; `number` is in the order of arrival, over all models."""
 
     client: str
     turn: Turn
@@ -107,7 +96,6 @@ class ShelvedModel:
     """A model and what becomes of it.
 
     Attributes:
-        known: facts that stay.
         metrics: over all its loads. earlier_stats: of its engines that have ended.
         stage: of its engine. `failed` is `known` after a failure.
         is_wanted_away: another model gets its place when its last request has ended.
@@ -158,7 +146,6 @@ class ShelvedModel:
 
     @property
     def num_leases(self) -> int:
-        """Requests that use it."""
         return 0 if self.running is None else self.running.num_leases
 
     @property
@@ -193,13 +180,11 @@ class ShelvedModel:
 
     @property
     def held_host_bytes(self) -> int:
-        """Memory of the host that it takes now."""
         has_slept = self.running is not None and self.running.has_slept
         return self.host_bytes if has_slept or self.stage == "sleeping" else 0
 
     @property
     def state(self) -> ModelState:
-        """The state that lists show."""
         if self.stage == "ready" and self.is_wanted_away:
             return "finishing"
         if self.stage == "ready" and self.running is not None and self.running.engine.state == "starting":

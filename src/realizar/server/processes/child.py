@@ -15,13 +15,8 @@ _LATE_PINGS = 3  # unanswered ones after which other processes get the connectio
 class ApiProcess(ChildProcess[FromProcess]):
     """A process with two sockets: one for messages, and one that hands connections over.
 
-    Args:
-        on_message: called with everything it sends.
-        liveness: rules of pings, by which it counts as dead.
-
     Attributes:
         takes_connections: it has said that it is ready for them, and lives. has_started: it has said so.
-        asked: what it was asked for.
         num_connections: handed over, and not known to be closed. max_connections: its share.
     """
 
@@ -36,7 +31,7 @@ class ApiProcess(ChildProcess[FromProcess]):
         self.num_connections = self.max_connections = 0
 
     async def start(self, command: Sequence[str], start: Start) -> None:
-        """Start the process. Raises OSError: it can't be started."""
+        """It raises OSError if the process can't be started."""
         self.max_connections = start.settings.max_connections
         self._handing, its_handing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._handing.setblocking(False)

@@ -94,8 +94,8 @@ class Hub:
     async def serve(self, engine: AsyncEngine, listener: socket.socket) -> None:
         """Run the processes until `stop`.
 
-        Raises:
-            RealizarError: a process ends before it takes a connection, again and again, and no other one takes any.
+        It raises RealizarError if a process ends before it takes a connection, again and again, and no other one takes
+        any.
         """
         self.requests.engine, self._listener = engine, listener
         listener.setblocking(False)
@@ -113,7 +113,6 @@ class Hub:
                 await process.reap()
 
     def drain(self) -> None:
-        """Have the processes refuse new requests."""
         self._draining = True
         self._broadcast(Drain())
 
@@ -178,7 +177,6 @@ class Hub:
         self._retired = add_samples((self._retired, self._samples.pop(process, ())))
 
     def _take(self, process: ApiProcess, message: FromProcess) -> None:
-        """Handle a message of a process."""
         match message:
             case Add(request):
                 self.requests.add(process, request)
@@ -195,7 +193,6 @@ class Hub:
                 process.asked.answer(message)
 
     async def _answer(self, process: ApiProcess, ask: Ask) -> None:
-        """Do what a process asks for."""
         process.send(await answer_to(ask, self._asked_for(ask.what)))
 
     async def _asked_for(self, what: Question) -> bytes | None:

@@ -45,11 +45,7 @@ _HANDED_AT_ONCE = 16
 
 
 def receive_start(messages: socket.socket) -> tuple[Start, FrameReader[ToProcess]]:
-    """Read the first message; the reader has what came after it.
-
-    Raises:
-        EOFError: the main process is gone.
-    """
+    """Read the first message; the reader has what came after it. It raises EOFError if the main process is gone."""
     reader: FrameReader[ToProcess] = FrameReader(ToProcess)
     while data := messages.recv(_RECEIVE_BYTES):
         reader.add(data)
@@ -63,12 +59,7 @@ def receive_start(messages: socket.socket) -> tuple[Start, FrameReader[ToProcess
 def run_api_process(
     messages: socket.socket, handing: socket.socket, start: Start, reader: FrameReader[ToProcess]
 ) -> None:
-    """Serve until the main process says stop, or is gone.
-
-    Args:
-        messages, handing: the sockets to the main process.
-        reader: of `messages`.
-    """
+    """Serve until the main process says stop, or is gone. `reader` is that of `messages`."""
     keep_little_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     model = make_served_model(
@@ -167,9 +158,7 @@ class _Served:
 class _HubLink(asyncio.Protocol):
     """An `EngineLink`, and the other messages of the main process. When the main process is gone, this one ends.
 
-    Args:
-        reader: has read the first message, and maybe others, which are taken at the start.
-        stop: called when the process is to end.
+    `reader` has read the first message, and maybe others, which are taken at the start.
     """
 
     def __init__(self, reader: FrameReader[ToProcess], stop: Callable[[], None]) -> None:
@@ -181,16 +170,12 @@ class _HubLink(asyncio.Protocol):
         self.samples: Callable[[], tuple[MetricSamples, ...]] = tuple
 
     async def start(self, listener: LinkListener) -> None:
-        """See `EngineLink`. The connection must be made."""
+        """The connection must be made."""
         self._listener = listener
         self.data_received(b"")
 
     def send(self, command: Command) -> None:
-        """See `EngineLink`.
-
-        Raises:
-            InvalidRequestError: the command is too large to be sent.
-        """
+        """It raises InvalidRequestError if the command is too large to be sent."""
         if isinstance(command, Add | Abort | Ask):
             try:
                 self.report(command)
@@ -198,30 +183,25 @@ class _HubLink(asyncio.Protocol):
                 raise InvalidRequestError(str(error)) from error
 
     def report(self, message: FromProcess) -> None:
-        """Send a message to the main process."""
         if self._transport is not None:
             self._transport.write(encode_frame(message))
 
     async def close(self, *, at_once: bool = False) -> None:
-        """See `EngineLink`: the engine is the main process's."""
+        """The engine is the main process's."""
 
     async def exposition(self, metrics: Metrics) -> bytes:
-        """The metrics of the whole server."""
         text: bytes = await self._asked.ask("exposition")
         return text
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the event loop."""
         self._transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Called by the event loop with received bytes."""
         self._reader.add(data)
         while self._listener is not None and (message := self._reader.take()) is not None:
             self._take(self._listener, message)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Called by the event loop when the main process is gone."""
         os._exit(1)
 
     def _take(self, listener: LinkListener, message: ToProcess) -> None:

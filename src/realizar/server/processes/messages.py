@@ -38,7 +38,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     """The first message to an API process: the model that it serves, and its share of the limits.
 
     Attributes:
-        model: path of the model's files. names, context_length, sampling, chat_template: as in `make_served_model`.
+        names, context_length, sampling, chat_template: as in `make_served_model`.
         created_s: Unix time, the same for all processes.
         settings: with the process's own share of connections and of memory.
         max_queued, pooling: as in `AsyncEngine`.
