@@ -17,9 +17,7 @@ _THOUGHT, _THOUGHT_END = "<think>\n", "\n</think>\n\n"
 class ChannelText:
     """The text of one answer after the other.
 
-    Args:
-        form: format of the answers.
-        marks: those that the vocabulary has as tokens; spelled otherwise, they are text.
+    `marks` are those that the vocabulary has as tokens; spelled otherwise, they are text.
     """
 
     def __init__(self, form: AnswerFormat, marks: Collection[str]) -> None:
@@ -33,7 +31,6 @@ class ChannelText:
         return "".join(self._said)
 
     def texts(self, deltas: Iterable[ChoiceDelta]) -> Iterator[str]:
-        """The texts to show of an answer, as it arrives."""
         from realizar.tokenizer.parsers.choose import choose_parser  # which a command's help does not need
 
         parser = choose_parser(self._form, None, tokens=self._marks)

@@ -15,8 +15,7 @@ from realizar.errors import InvalidRequestError
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Iterate the objects of a JSON lines file without blank lines, each with its place (`in.jsonl:3`) for messages.
 
-    Raises:
-        InvalidRequestError: a line is not a JSON object, or not UTF-8.
+    It raises InvalidRequestError if a line is not a JSON object, or not UTF-8.
     """
     name = "stdin" if str(path) == "-" else str(path)
     source = nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb")
@@ -35,11 +34,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def text_of(place: str, line: dict[str, Any]) -> str:
-    """The line's `text`.
-
-    Raises:
-        InvalidRequestError: `text` is missing, not a string, or holds a lone surrogate.
-    """
+    """The line's `text`. It raises InvalidRequestError if that is missing, no string, or holds a lone surrogate."""
     text = line.get("text")
     if not isinstance(text, str):
         raise InvalidRequestError(f"{place}: the line has no string `text`", "text")
@@ -51,11 +46,7 @@ def text_of(place: str, line: dict[str, Any]) -> str:
 
 
 def tokens_of(place: str, line: dict[str, Any]) -> list[int] | None:
-    """The line's `tokens`, or None if it has none.
-
-    Raises:
-        InvalidRequestError: `tokens` is not a list of integers.
-    """
+    """The line's `tokens`, or None if it has none. It raises InvalidRequestError if they are not a list of integers."""
     tokens = line.get("tokens")
     if tokens is None:
         return None

@@ -148,7 +148,6 @@ def run_app(application: App, arguments: Sequence[str]) -> int:
 
 
 def _see_help(error: CycloptsError) -> str:
-    """Name the help of the command that was called; all commands where none is known."""
     return " ".join(("see realizar", *(error.command_chain or ()), "--help"))
 
 

@@ -75,7 +75,6 @@ def pid_namespace() -> str:
 
 
 def servers_folder() -> Path | None:
-    """The folder of the records; None for a user without a home."""
     from realizar.hub.folders import user_state
 
     try:
@@ -85,12 +84,9 @@ def servers_folder() -> Path | None:
 
 
 class Announcement:
-    """The record of this process's server, in a file that is locked until `close`.
+    """The record of this process's server, in a file that is locked until `close`; `folder` None writes none.
 
     A folder that can't be written costs the listing alone: the log says so once.
-
-    Args:
-        folder: of the records; None writes none.
     """
 
     def __init__(self, folder: Path | None, record: ServerRecord) -> None:

@@ -32,12 +32,7 @@ if TYPE_CHECKING:
 class Wishes:
     """The options of the command line that hold for all models.
 
-    Attributes:
-        config: of their engines.
-        sampling: gives the default sampling of a model from its checkpoint.
-        max_queued: answers that wait in an engine; None takes the engine's own.
-        log_level: of the engines' processes.
-        report: shows a line.
+    `sampling` gives the default sampling of a model from its checkpoint; `report` shows a line.
     """
 
     config: EngineConfig
@@ -51,9 +46,7 @@ class Wishes:
 class _Found:
     """A model whose files can be opened.
 
-    Attributes:
-        named: it was named, and not found in a folder.
-        by_client: it was pulled, maybe for a client.
+    `named`: it was named, and not found in a folder. `by_client`: it was pulled, maybe for a client.
     """
 
     name: str
@@ -67,8 +60,7 @@ def make_shelf(
 ) -> ModelShelf:
     """Make the models of a server. A model of a folder that can't be served is left out with a warning.
 
-    Raises:
-        RealizarError: a model that was named can't be served, or none is left.
+    It raises RealizarError if a model that was named can't be served, or none is left.
     """
     from realizar.backends.machine import read_machine
     from realizar.checkpoint.model_files import ModelFiles
@@ -121,11 +113,7 @@ async def _add(
     name: str,
     path: Path,
 ) -> None:
-    """Have a shelf serve a model that was pulled.
-
-    Raises:
-        RealizarError: it can't be served.
-    """
+    """Have a shelf serve a model that was pulled. It raises RealizarError if the model can't be served."""
     from realizar.checkpoint.model_files import ModelFiles
     from realizar.engine.loading import find_checkpoint
     from realizar.engine.process.planning import plan_loads
@@ -143,13 +131,9 @@ async def _add(
 
 
 def _sleep_bytes(options: SeveralModelsOptions, models: Sequence[KnownModel], free_bytes: int) -> int:
-    """Memory of the host in which models may sleep.
+    """Memory of the host, which has `free_bytes`, in which models may sleep.
 
-    Args:
-        free_bytes: of the host.
-
-    Raises:
-        InvalidRequestError: some is wanted, and no model is on a GPU, nor will be.
+    It raises InvalidRequestError if some is wanted, and no model is on a GPU, nor will be.
     """
     if not options.allow_pull and not any(model.load.host_bytes for model in models):
         if options.sleep_memory:
@@ -164,8 +148,7 @@ def _sleep_bytes(options: SeveralModelsOptions, models: Sequence[KnownModel], fr
 def _sharers(models: Sequence[KnownModel], sleep_bytes: int, free_bytes: int) -> int:
     """Models that share what engines take of the host for snapshots of states by default: an eighth of what is free.
 
-    Returns:
-        0 where sleeping models may take so much that it is not left.
+    None share it where sleeping models may take so much that it is not left.
     """
     from realizar.backends.kv_blocks import HOST_SHARE
 
@@ -175,7 +158,7 @@ def _sharers(models: Sequence[KnownModel], sleep_bytes: int, free_bytes: int) ->
 
 
 def _sharing(model: KnownModel, sharers: int) -> KnownModel:
-    """A model whose engine knows how many share the host. Args: sharers: 0 leaves it nothing by default."""
+    """A model whose engine knows how many share the host; 0 leaves it nothing by default."""
     config = model.load.config
     if config.host_snapshot_bytes is not None or model.load.device == "cpu":
         return model

@@ -77,10 +77,8 @@ class LoadOptions:
     generators: MaybeInteger = None
 
     def check(self) -> None:
-        """Check, before long work, what the load itself does not.
-
-        Raises:
-            InvalidRequestError: a number is out of range.
+        """Check, before long work, what the load itself does not. It raises InvalidRequestError if a number is out of
+        range.
         """
         at_least(1, "rounds", self.rounds)
         if not self.timeout_s > 0:
@@ -107,8 +105,7 @@ class ProtocolOptions:
     def lengths(self) -> tuple[LengthSource, LengthSource] | None:
         """Tokens of a prompt and of an answer; None without a protocol.
 
-        Raises:
-            InvalidRequestError: a value is out of range, or there is no protocol that it could be for.
+        It raises InvalidRequestError if a value is out of range, or there is no protocol that it could be for.
         """
         from realizar.bench.serve.workload import Lengths
 
@@ -145,8 +142,7 @@ class MixOptions:
     def weights(self) -> dict[str, dict[str, float]]:
         """The weights of kinds of each load, by its label; empty without a mix.
 
-        Raises:
-            InvalidRequestError: a kind is not known, or options exclude each other.
+        It raises InvalidRequestError if a kind is not known, or options exclude each other.
         """
         from realizar.bench.serve.compare import MIX
         from realizar.bench.serve.kinds import find_kind, parse_weights
@@ -194,11 +190,7 @@ class ServerOptions:
     replicas: Integer = 1
 
     def check(self) -> None:
-        """Check, before servers are started, what they would refuse late.
-
-        Raises:
-            InvalidRequestError: a number is out of range.
-        """
+        """Check what servers would refuse late. It raises InvalidRequestError if a number is out of range."""
         for name in ("parallel", "context_length", "api_processes", "replicas"):
             if (value := getattr(self, name)) is not None:
                 at_least(1, name.replace("_", "-"), value)
@@ -261,8 +253,7 @@ def bench_serve_command(
 def _loads(load: LoadOptions, protocol: ProtocolOptions, mixed: MixOptions) -> dict[str, Workload]:
     """The loads that the options ask for, by label.
 
-    Raises:
-        InvalidRequestError: a value is out of range, or options exclude each other.
+    It raises InvalidRequestError if a value is out of range, or options exclude each other.
     """
     from realizar.bench.serve.workload import TRACE_ANSWERS, TRACE_PROMPTS, Lengths, Workload
 

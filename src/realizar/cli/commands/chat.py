@@ -101,11 +101,7 @@ def _report(line: str) -> None:
 
 
 class _Speaker:
-    """Answers with a model and keeps the last answer's figures.
-
-    Attributes:
-        last: the output of the last complete answer, until the caller resets it.
-    """
+    """Answers with a model and keeps the output of the last complete answer until the caller resets it."""
 
     def __init__(self, llm: LLM, channels: ChannelText | None) -> None:
         self._llm, self._channels = llm, channels
@@ -215,7 +211,6 @@ class ChatSession:
     Attributes:
         answer: streams the text deltas of an answer to messages.
         params: sampling parameters of the next answer.
-        system: system message, or None.
         finished: True once the user has quit.
         window: the part of the conversation that the model still sees; None is all of it.
         remembered: tells what of the last answer stays in the conversation; None is all of it.
@@ -231,7 +226,6 @@ class ChatSession:
 
     @property
     def messages(self) -> list[Message]:
-        """The system message, if there is one, and the conversation."""
         return [*self._system_messages(), *self._messages]
 
     @property
@@ -258,10 +252,7 @@ class ChatSession:
         """Handle a line, and iterate the text to show: deltas of an answer, or a command's result.
 
         If an answer is interrupted or fails before its first delta, its question is removed. Otherwise its beginning
-        stays in the conversation.
-
-        Raises:
-            InvalidRequestError: the command is invalid; the conversation stays as it was.
+        stays in the conversation. An invalid command raises InvalidRequestError; the conversation stays as it was.
         """
         command = _command_of(line)
         if command is not None:
@@ -369,12 +360,9 @@ _ROLES = ("system", "user", "assistant")
 
 
 def _write_chat(name: str, messages: Sequence[Message]) -> None:
-    """Write messages as a JSON object with the key `messages`.
+    """Write messages as a JSON object with the key `messages`, over a file that is a conversation if there is one.
 
-    A file that is there is replaced if it is a conversation.
-
-    Raises:
-        InvalidRequestError: the file can't be written, or is something else.
+    It raises InvalidRequestError if the file can't be written, or is something else.
     """
     _check_replaceable(name)
     text = json.dumps({"messages": list(messages)}, ensure_ascii=False, indent=1)
@@ -399,8 +387,7 @@ def _check_replaceable(name: str) -> None:
 def _read_chat(name: str) -> tuple[str | None, list[Message]]:
     """Read the system message, or None, and the other messages of a file: that of `/save`, or a list of messages.
 
-    Raises:
-        InvalidRequestError: the file can't be read, or holds something other than messages of text.
+    It raises InvalidRequestError if the file can't be read, or holds something other than messages of text.
     """
     try:
         with Path(name).expanduser().open("rb") as file:
@@ -428,11 +415,7 @@ def _read_chat(name: str) -> tuple[str | None, list[Message]]:
 
 
 def _message(item: Any, place: str) -> Message:
-    """A message of a file, checked.
-
-    Raises:
-        InvalidRequestError: it is not a message, or has no text.
-    """
+    """A checked message of a file. It raises InvalidRequestError if it is not a message, or has no text."""
     role = item.get("role") if isinstance(item, dict) else None
     if role not in _ROLES:
         raise InvalidRequestError(f"{place} has no role of {', '.join(_ROLES)}")
@@ -458,12 +441,9 @@ If it dropped only as much as it must, it would drop a turn with each answer, an
 
 
 class ContextWindow:
-    """Drops the oldest turns of a conversation that outgrows the context, and reports it.
+    """Drops the oldest turns of a conversation that outgrows the context, and reports it by `notice`.
 
-    Args:
-        context_length: tokens of prompt and answer.
-        count: counts the tokens of a prompt made of messages.
-        notice: callback for the report.
+    `context_length` is of prompt and answer; `count` counts the tokens of a prompt made of messages.
     """
 
     def __init__(
@@ -474,7 +454,6 @@ class ContextWindow:
         self._first = 0
 
     def clear(self) -> None:
-        """Start the conversation over."""
         self._first = 0
 
     def used(self, system: Sequence[Message], messages: Sequence[Message]) -> int | None:
@@ -491,8 +470,7 @@ class ContextWindow:
     ) -> tuple[list[Message], SamplingParams]:
         """The messages that the model sees, including the last one, and sampling that ends within the context.
 
-        Raises:
-            RealizarError: the template refuses the messages.
+        It raises RealizarError if the template refuses the messages.
         """
         if self._first >= len(messages):  # messages that it had dropped were taken back
             self._first = 0

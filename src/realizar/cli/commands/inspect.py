@@ -42,9 +42,7 @@ def inspect_model(model: Model, /, *, as_json: Json = False) -> None:
 def why_not_runnable(checkpoint: Checkpoint) -> str | None:
     """The reason why `run` would refuse a well-formed checkpoint; None if it will run.
 
-    Raises:
-        CheckpointError: the checkpoint is malformed: a tensor is missing or has a wrong shape, or a parameter is
-            absurd.
+    It raises CheckpointError if a tensor is missing or has a wrong shape, or a parameter is absurd.
     """
     from realizar.backends.select import refusals
     from realizar.errors import TokenizerError, UnsupportedModelError
@@ -73,8 +71,7 @@ def why_not_runnable(checkpoint: Checkpoint) -> str | None:
 class KnownWeights:
     """A model's numbers of parameters, and the bytes of weights that a token reads, as stored.
 
-    Attributes:
-        gpu_reason: the reason why no GPU runs it; None if one may.
+    `gpu_reason` says why no GPU runs it; None if one may.
     """
 
     parameters: ParameterCounts

@@ -130,7 +130,7 @@ def _report(
 
 
 def states_lines(plan: MemoryPlan, max_running: int, speed: FetchSpeed | None = None) -> list[str]:
-    """The lines of a model whose layers have states. Args: speed: as measured when the model was last loaded."""
+    """The lines of a model whose layers have states; `speed` was measured when the model was last loaded."""
     if not plan.state_bytes:
         return []
     snapshots = f"{plan.num_snapshots} snapshots of {format_bytes(plan.snapshot_bytes)} in the KV cache"
@@ -145,11 +145,7 @@ def states_lines(plan: MemoryPlan, max_running: int, speed: FetchSpeed | None = 
 
 
 def check_fits(plan: MemoryPlan) -> None:
-    """Check that at least one request fits.
-
-    Raises:
-        CapacityError: weights and workspace, or the KV cache of the shortest context, do not fit.
-    """
+    """It raises CapacityError if weights and workspace, or the KV cache of the shortest context, do not fit."""
     plan.check_weights_fit()
     shortest = plan.contexts[0]
     if shortest.num_requests == 0:
@@ -178,7 +174,7 @@ def _replica_facts(planned: PlannedReplica) -> dict[str, object]:
 
 
 def _replica_lines(checkpoint: Checkpoint, planned: Sequence[PlannedReplica], *, context_given: bool) -> list[str]:
-    """Lines for people. Args: context_given: the user chose the context."""
+    """Lines for people; `context_given`: the user chose the context."""
     from realizar.models.registry import build_spec
 
     lines = [f"replica {number:<4} {each.label}" for number, each in enumerate(planned)]

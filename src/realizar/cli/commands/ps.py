@@ -79,7 +79,6 @@ def _replicas(states: Sequence[str]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """A time in its two largest units."""
     for place, (size, unit) in enumerate(_UNITS):
         if seconds >= size:
             rest, smaller = (_UNITS[place + 1]) if place + 1 < len(_UNITS) else (1, "s")

@@ -102,8 +102,7 @@ def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
 def show(deltas: Iterator[str], *, wrap: bool = True) -> None:
     """Print deltas as they arrive, and a final line break if they have none.
 
-    Args:
-        wrap: break lines between words on a terminal; a file or a pipe gets the text as it is.
+    `wrap` breaks lines between words on a terminal; a file or a pipe gets the text as it is.
     """
     wrapper = WordWrapper(lambda: get_terminal_size().columns) if wrap and sys.stdout.isatty() else None
     last = "\n"
@@ -129,7 +128,6 @@ def statistics(output: RequestOutput) -> str:
 
 
 def record(output: RequestOutput) -> dict[str, Any]:
-    """The answer and its figures for JSON."""
     choice = output.outputs[0]
     return {
         "text": choice.text,
@@ -148,14 +146,10 @@ _SILENCE_S = 2.0
 
 
 def read_prompt(words: str | None, file: Path | None) -> str:
-    """Join the words and the file's text or the piped text, with two line breaks between.
+    """Join the words and the file's text or the piped text, with two line breaks between; `-` is stdin.
 
-    Args:
-        words: words of the command line; `-` is stdin.
-        file: `-` is stdin. If a file is given, piped input is not read.
-
-    Raises:
-        InvalidRequestError: a text is not UTF-8, can't be read, or is longer than any context.
+    If a file is given, piped input is not read. It raises InvalidRequestError if a text is not UTF-8, can't be read, or
+    is longer than any context.
     """
     from_stdin = Path("-")
     if words == "-":
@@ -232,8 +226,7 @@ class _StructuredOptions:
     def chosen(self) -> StructuredOutput | None:
         """The chosen grammar, or None.
 
-        Raises:
-            InvalidRequestError: several are given, one is empty, or a file can't be read.
+        It raises InvalidRequestError if several are given, one is empty, or a file can't be read.
         """
         given: dict[str, StructuredOutput] = {}
         if self.json_object:
@@ -286,10 +279,7 @@ class WordWrapper:
 
     A word is held back until it ends or is as long as a line, so the output lags by less than a word. Lines of fenced
     code stay as they are, so that they can be copied. Lines may break between any wide characters (Chinese, Japanese,
-    Korean).
-
-    Args:
-        width: returns the columns of the terminal; called for each word, since windows are resized.
+    Korean). `width` is called for each word, since windows are resized.
     """
 
     def __init__(self, width: Callable[[], int]) -> None:

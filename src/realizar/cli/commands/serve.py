@@ -388,11 +388,7 @@ class _RayServingOptions:
     target_requests: float | None = None
 
     def checked(self, server: ServerOptions, *, several: bool) -> bool:
-        """True if Ray Serve is wanted.
-
-        Raises:
-            InvalidRequestError: an option does not suit that.
-        """
+        """True if Ray Serve is wanted. It raises InvalidRequestError if an option does not suit that."""
         if not self.ray:
             for name in ("ray_address", "min_replicas", "max_replicas", "target_requests"):
                 if getattr(self, name) != getattr(_RayServingOptions(), name):
@@ -410,10 +406,9 @@ class _RayServingOptions:
         return True
 
     def options(self, settings: ServerSettings, fronts: int) -> RayOptions:
-        """The application's options as far as they stand here. Args: fronts: processes that answer requests.
+        """The application's options as far as they stand here; `fronts` are processes that answer requests.
 
-        Raises:
-            InvalidRequestError: a value is out of range.
+        It raises InvalidRequestError if a value is out of range.
         """
         from realizar.ray.options import RayOptions
 
@@ -442,8 +437,7 @@ _OWN_FILES = 64  # the model, the engine's sockets, the log, the event loop, and
 def fit_connections(wanted: int) -> int:
     """Raise the limit of open files as far as needed and allowed; returns the number of connections that fit.
 
-    Raises:
-        RealizarError: no connection fits.
+    It raises RealizarError if no connection fits.
     """
     import resource  # which Windows lacks
 
@@ -469,12 +463,8 @@ _POLL_S = 0.2
 def _run_application(model: str, options: RayOptions, door: Door, address: str | None, url: str) -> int:
     """Serve until a signal; the exit status is 0, or 128 plus the number of a second signal.
 
-    Args:
-        address: of the cluster; None takes RAY_ADDRESS, else this host's cluster.
-        url: where this host answers.
-
-    Raises:
-        RealizarError: Ray Serve is not installed, or the application can't be started.
+    `address` is the cluster's; None takes RAY_ADDRESS, else this host's cluster. `url` is where this host answers. It
+    raises RealizarError if Ray Serve is not installed, or the application can't be started.
     """
     from realizar.ray.running import start_application, stop_application
 
@@ -498,11 +488,9 @@ def _run_application(model: str, options: RayOptions, door: Door, address: str |
 
 
 class _Signals:
-    """SIGTERM and SIGINT.
+    """SIGTERM and SIGINT: `first` is set by the first signal, `later` has the numbers of those after it.
 
-    Attributes:
-        interrupt: True while a signal interrupts what is going on: the start, which may wait for ever for a host.
-        first: set by the first signal. later: the numbers of those after it.
+    While `interrupt` is True, a signal interrupts what is going on: the start, which may wait for ever for a host.
     """
 
     def __init__(self) -> None:

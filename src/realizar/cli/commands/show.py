@@ -91,11 +91,7 @@ class _Summary:
 
     @classmethod
     def of(cls, name: str, checkpoint: Checkpoint) -> _Summary:
-        """Read a model's files, but not its weights.
-
-        Raises:
-            CheckpointError: the files are malformed.
-        """
+        """Read a model's files, but not its weights. It raises CheckpointError if they are malformed."""
         from realizar.models.pooling import default_pooling
         from realizar.sampling_params import BUILT_IN_SAMPLING
         from realizar.tokenizer.generation_defaults import generation_defaults
@@ -123,7 +119,6 @@ class _Summary:
         )
 
     def record(self) -> dict[str, Any]:
-        """The same for JSON."""
         counts = None if self.weights is None else self.weights.parameters
         return {
             "name": self.name,
@@ -145,7 +140,6 @@ class _Summary:
         }
 
     def lines(self) -> list[str]:
-        """The same for people."""
         types = ", ".join(self.types[:_MANY_TYPES]) + (", ..." if len(self.types) > _MANY_TYPES else "")
         size = f"{format_bytes(self.size_bytes)}, {types}" if types else format_bytes(self.size_bytes)
         chat = "no template: `realizar run --raw` completes text"

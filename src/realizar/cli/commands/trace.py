@@ -63,8 +63,7 @@ def trace_command(
 def report(values: Sequence[StageValues], other: Sequence[StageValues] | None, tolerance: float) -> list[str]:
     """A line for each stage, then the stages at which values stop being finite and at which two runs diverge.
 
-    Raises:
-        InvalidRequestError: the other run is of another model.
+    It raises InvalidRequestError if the other run is of another model.
     """
     from realizar.backends.step_values import distance
 

@@ -57,8 +57,6 @@ def tune_command(
 
 
 class _Progress:
-    """Prints a line on stderr for each shape and number of tokens."""
-
     def __init__(self) -> None:
         self.count = 0
         self._last = ""

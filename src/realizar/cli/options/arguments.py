@@ -67,10 +67,8 @@ def exact_integer(_type: Any, tokens: Sequence[Token]) -> int:
 
 
 def at_least(least: int, name: str, value: int) -> int:
-    """Check a count from the command line, and return it.
-
-    Raises:
-        InvalidRequestError: it is below `least`; names the option.
+    """Check a count from the command line, and return it. InvalidRequestError names the option if it is below
+    `least`.
     """
     if value < least:
         raise InvalidRequestError(f"--{name} must be at least {least}, not {value}", name)
@@ -80,8 +78,7 @@ def at_least(least: int, name: str, value: int) -> int:
 def checked_text(text: str, what: str) -> str:
     """Check a text from the command line or stdin, and return it.
 
-    Raises:
-        InvalidRequestError: the text was not UTF-8. Python keeps such bytes as lone surrogates.
+    InvalidRequestError: the text was not UTF-8. Python keeps such bytes as lone surrogates.
     """
     try:
         text.encode("utf-8")
@@ -91,11 +88,7 @@ def checked_text(text: str, what: str) -> str:
 
 
 def check_folder(file: Path | None) -> None:
-    """Check, before long work, that its result can be written.
-
-    Raises:
-        InvalidRequestError: the file's folder does not exist.
-    """
+    """Check before long work that its result can be written. InvalidRequestError: the file's folder does not exist."""
     if file is not None and not file.parent.is_dir():
         raise InvalidRequestError(f"{file} can't be written: the folder {file.parent} does not exist")
 

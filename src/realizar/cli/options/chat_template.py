@@ -25,8 +25,7 @@ ChatTemplateFile = Annotated[
 def read_chat_template(file: Path | None) -> str | None:
     """Read a template file and check that it compiles; None for None.
 
-    Raises:
-        InvalidRequestError: the file can't be read. ChatTemplateError: the template is malformed or too large.
+    It raises InvalidRequestError if the file can't be read, and ChatTemplateError if it is malformed or too large.
     """
     if file is None:
         return None
@@ -47,11 +46,7 @@ def read_chat_template(file: Path | None) -> str | None:
 
 
 def check_name_for_chat(model: str) -> None:
-    """Check a model's name for a chat, before the model is fetched.
-
-    Raises:
-        ChatTemplateError: the model is known to have no template.
-    """
+    """Raise ChatTemplateError, before a model is fetched, if it is known by its name to have no template."""
     from realizar.hub.pull import known_without_template
 
     if known_without_template(model):
@@ -59,11 +54,7 @@ def check_name_for_chat(model: str) -> None:
 
 
 def check_checkpoint_for_chat(model: str, checkpoint: Checkpoint) -> None:
-    """Check a model's file for a chat, before its weights are loaded.
-
-    Raises:
-        ChatTemplateError: the file has no template, or a malformed one.
-    """
+    """Raise ChatTemplateError, before weights are loaded, if a file has no template, or a malformed one."""
     from realizar.tokenizer.templates.chat_template import check_template
     from realizar.tokenizer.templates.stored_templates import plain_template
 

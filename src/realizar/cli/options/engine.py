@@ -53,8 +53,7 @@ class BackendOptions:
     def config(self, *, max_running: int | None = None) -> EngineConfig:
         """The configuration of an engine that runs `max_running` sequences at once; None takes the device's default.
 
-        Raises:
-            InvalidRequestError: a value is out of range.
+        It raises InvalidRequestError if a value is out of range.
         """
         return EngineConfig(
             device=self.device,
@@ -116,11 +115,7 @@ class BatchingOptions:
     )
 
     def config(self, base: EngineConfig) -> EngineConfig:
-        """Apply these options to the configuration `base`.
-
-        Raises:
-            InvalidRequestError: a value is out of range.
-        """
+        """Apply these options to the configuration `base`. It raises InvalidRequestError if a value is out of range."""
         if self.max_queued is not None and self.max_queued < 0:
             raise InvalidRequestError(f"max_queued must be at least 0, not {self.max_queued}", "max_queued")
         return replace(

@@ -16,24 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ForChat:
-    """Marks that a model is loaded for a chat.
-
-    Attributes:
-        template: text of a template that replaces the model's own.
-    """
+    """Marks that a model is loaded for a chat. `template` is the text of one that replaces the model's own."""
 
     template: str | None = None
 
 
 def load_model(model: str, options: EngineOptions, *, max_running: int = 1, chat: ForChat | None = None) -> LLM:
-    """Load a model, showing downloads and compilation on stderr.
+    """Load a model, showing downloads and compilation on stderr; `chat` is None if no chat template is needed.
 
-    Args:
-        chat: None if no chat template is needed.
-
-    Raises:
-        ChatTemplateError: a template is needed and missing; raised before the weights are loaded, and if possible
-            before they are fetched.
+    It raises ChatTemplateError if one is needed and missing, before the weights are loaded, and if possible before they
+    are fetched.
     """
     config = options.config(max_running=max_running)
     if chat is not None and chat.template is None:

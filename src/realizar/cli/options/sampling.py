@@ -50,20 +50,12 @@ class SamplingOptions(_Samplers):
     ignore_eos: bool = False
 
     def checked(self) -> Self:
-        """Check every value, before a model is loaded, and return these options.
-
-        Raises:
-            InvalidRequestError: a value is out of range.
-        """
+        """Check every value, before a model is loaded. It raises InvalidRequestError if one is out of range."""
         self.apply(SamplingParams())
         return self
 
     def apply(self, defaults: SamplingParams) -> SamplingParams:
-        """The defaults with the given options applied.
-
-        Raises:
-            InvalidRequestError: a value is out of range.
-        """
+        """The defaults with the given options applied. It raises InvalidRequestError if a value is out of range."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         changes = {name: value for name, value in given.items() if value is not None and value != ()}
         if not self.ignore_eos:
@@ -74,8 +66,7 @@ class SamplingOptions(_Samplers):
 def parse_assignments(words: str, current: SamplingParams) -> SamplingParams:
     """Apply assignments such as `temperature=0.5 top_k=40`, the format of `/params`.
 
-    Raises:
-        InvalidRequestError: a name is unknown, or a value has a wrong type or is out of range.
+    It raises InvalidRequestError if a name is unknown, or a value has a wrong type or is out of range.
     """
     changes: dict[str, Any] = {}
     known = _parsers()

@@ -100,10 +100,8 @@ class ServerOptions:
     traces_endpoint: Annotated[str | None, Parameter(name=("--traces-endpoint", "--otlp-traces-endpoint"))] = None
 
     def settings(self) -> ServerSettings:
-        """Make the server's settings.
-
-        Raises:
-            RealizarError: the keys can't be read. InvalidRequestError: a key, an origin or an address is invalid.
+        """It raises RealizarError if the keys can't be read, InvalidRequestError if a key, an origin or an address is
+        invalid.
         """
         for origin in self.cors_origin:
             if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
@@ -193,10 +191,8 @@ def check_replicas(count: int) -> None:
 def read_keys(path: Path) -> dict[str, int]:
     """Read a file of keys, one a line, with their weights; empty lines and lines that start with # are ignored.
 
-    `weight=N` after a key is its weight, else 1.
-
-    Raises:
-        RealizarError: the file has no key, a weight is no number, or it can't be read or is too large.
+    `weight=N` after a key is its weight, else 1. It raises RealizarError if the file has no key, a weight is no number,
+    or it can't be read or is too large.
     """
     try:
         with path.open("rb") as file:  # a device or a pipe may have no end

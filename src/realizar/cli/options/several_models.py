@@ -40,8 +40,7 @@ class SeveralModelsOptions:
     def several(self, models: Sequence[str], server: ServerOptions) -> bool:
         """True if the server has several models; False for a single one, which is loaded at start and stays.
 
-        Raises:
-            InvalidRequestError: no model is named, or an option does not suit the number of models.
+        It raises InvalidRequestError if no model is named, or an option does not suit the number of models.
         """
         if not models and self.model_folder is None and not self.allow_pull:
             raise InvalidRequestError("serve needs a model: its name, --model-folder, or --allow-pull", "model")
@@ -66,8 +65,7 @@ class SeveralModelsOptions:
     def in_folder(self) -> list[Path]:
         """The models of the folder, by name; later parts of a GGUF model in several files are left out.
 
-        Raises:
-            InvalidRequestError: it can't be read, or has none.
+        It raises InvalidRequestError if it can't be read, or has none.
         """
         if self.model_folder is None:
             return []

@@ -35,10 +35,7 @@ class LineHistory(History):
     """The history of typed messages, in a file that only its owner can read; a message is a line of the file.
 
     Errors of reading or writing the file are ignored. Lines are appended as they are typed, so that two terminals keep
-    each other's lines.
-
-    Args:
-        path: the file; None keeps the history in this process only.
+    each other's lines. `path` None keeps the history in this process only.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -60,7 +57,6 @@ class LineHistory(History):
         return []
 
     def store_string(self, string: str) -> None:
-        """Add a typed message to the file."""
         if self._path is None or not string.strip() or len(string) > _MOST_BYTES:
             return
         with suppress(OSError, ValueError):
@@ -89,14 +85,9 @@ class LineEditor:
         )
 
     def read(self, meter: str = "", *, continued: bool = False) -> str:
-        """Read a message.
+        """Read a message, with the text `meter` at the right margin; EOFError is Ctrl-D, KeyboardInterrupt Ctrl-C.
 
-        Args:
-            meter: a text at the right margin, until the message is complete.
-            continued: the prompt is that of a message that goes on.
-
-        Raises:
-            EOFError: Ctrl-D. KeyboardInterrupt: Ctrl-C.
+        `continued`: the prompt is that of a message that goes on.
         """
 
         def right() -> str:

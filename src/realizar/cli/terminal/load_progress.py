@@ -36,7 +36,6 @@ class _Shown:
         self._timer = self._start_timer(_SILENCE_S)
 
     def report(self, what: str, share: float) -> None:
-        """Report the stage and the share done."""
         with self._lock:
             self._latest = printable(what) if share >= 1 else f"{printable(what)} {share:.0%}"
             now_s = time.monotonic()
@@ -49,7 +48,6 @@ class _Shown:
                 self._display.show(self._latest)
 
     def close(self) -> None:
-        """Stop showing reports."""
         with self._lock:
             self._timer.cancel()
             self._closed = True
@@ -68,8 +66,6 @@ class _Shown:
 
 
 class _Line:
-    """A progress line of a terminal, rewritten in place."""
-
     def __init__(self) -> None:
         self._shown = ""
 
@@ -84,8 +80,6 @@ class _Line:
 
 
 class _Log:
-    """A line for each new stage."""
-
     def __init__(self) -> None:
         self._stages: set[str] = set()
 

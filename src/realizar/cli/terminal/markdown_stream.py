@@ -32,11 +32,7 @@ _SHARE = 8
 
 
 class MarkdownStream:
-    """Renders blocks that are complete once, and the one that still grows again and again in its place.
-
-    Args:
-        console: of the terminal.
-    """
+    """Renders blocks that are complete once, and the one that still grows again and again in its place."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

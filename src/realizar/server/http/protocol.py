@@ -390,12 +390,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
 
 class _AnswerTransport:
-    """The transport that uvicorn writes an answer to. Closing it lets the peer read the answer first.
-
-    Args:
-        write: writes and counts bytes.
-        close: closes gently.
-    """
+    """The transport that uvicorn writes an answer to. `close` lets the peer read the answer first."""
 
     def __init__(self, transport: asyncio.Transport, write: Callable[[bytes], None], close: Callable[[], None]) -> None:
         self.write, self.is_closing, self.close = write, transport.is_closing, close
@@ -412,7 +407,6 @@ class _UnframedAnswer:
         self._is_unframed = False
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send the beginning or a part of the answer."""
         if message["type"] == "http.response.start":
             names = {name.lower() for name, _ in message.get("headers", ())}
             self._is_unframed = b"content-length" not in names
