@@ -21,7 +21,6 @@ _NUMBERS_OF_ONE = 1 << 40  # far more than one engine has choices
 
 
 def named_numbers(deltas: StepDeltas) -> list[int]:
-    """The numbers of the choices that deltas name, each once."""
     numbers = deltas.number_list()
     for columns in (*deltas.logprobs, *deltas.prompt_logprobs):
         numbers += columns.number_list()
@@ -31,7 +30,6 @@ def named_numbers(deltas: StepDeltas) -> list[int]:
 
 
 def share_of(deltas: StepDeltas, choices: Collection[int]) -> StepDeltas:
-    """The deltas of some choices, by their numbers."""
     numbers, counts = np.frombuffer(deltas.numbers, np.int64), np.frombuffer(deltas.counts, np.int32)
     tokens = mine = _are_among(numbers, choices)
     if len(counts):
@@ -80,7 +78,6 @@ def _are_among(numbers: NDArray[np.int64], choices: Collection[int]) -> NDArray[
 
 
 def _logprobs_of(parts: _Logprobs, choices: Collection[int]) -> _Logprobs:
-    """Those parts that have tokens of some choices, with these tokens alone."""
     shares = [_part_of(part, choices) for part in parts]
     return tuple([share for share in shares if share.numbers])
 

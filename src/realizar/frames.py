@@ -88,7 +88,6 @@ class FrameReader(Generic[_Record]):
         return records
 
     def add(self, data: bytes) -> None:
-        """Add received bytes, for `take`."""
         self._buffer += data
 
     def take(self) -> _Record | None:
@@ -123,7 +122,6 @@ class Channel(Generic[_Record]):
         self._unsent = bytearray()  # what was posted and the other end has not read yet
 
     def fileno(self) -> int:
-        """The socket's descriptor, for waiting on several channels."""
         return self._socket.fileno()
 
     @property

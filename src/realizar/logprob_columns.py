@@ -126,7 +126,6 @@ class LogprobColumns(Sequence[TokenLogprobs]):
         )
 
     def apart(self) -> list[StepEntry]:
-        """Each token by itself, in its place here."""
         return [StepEntry(self, place) for place in range(len(self))]
 
     def picked(self, places: Sequence[int]) -> LogprobColumns:
@@ -174,7 +173,6 @@ class StepEntry(Sequence[TokenLogprobs]):
 
     @property
     def logprob(self) -> float:
-        """The token's own log-probability."""
         value: float = _VALUE.unpack_from(self.columns.values, self.place * self.columns.width * _VALUE_BYTES)[0]
         return value
 

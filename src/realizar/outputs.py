@@ -173,7 +173,6 @@ class Timings:
 
     @property
     def decode_s(self) -> float:
-        """Seconds from the first token to the last."""
         return self.finished_s - self.first_token_s
 
 

@@ -136,7 +136,6 @@ class StepDeltas:
         return memoryview(self.token_ids).cast("i").tolist()
 
     def count_list(self) -> list[int]:
-        """Tokens of each entry."""
         if not self.counts:
             return [1] * (len(self.numbers) // _NUMBER_BYTES)
         return memoryview(self.counts).cast("i").tolist()

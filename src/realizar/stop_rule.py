@@ -35,7 +35,6 @@ class StopRule:
             self._many_stop_ids[row] = np.array(usable, np.int32)
 
     def close(self, row: int) -> None:
-        """Forget a row, if it is open."""
         self._stop_ids[row] = _NO_ID
         self._many_stop_ids.pop(row, None)
 

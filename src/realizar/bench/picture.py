@@ -59,7 +59,6 @@ def line(x1: float, y1: float, x2: float, y2: float, colour: str, thickness: flo
 
 
 def legend(x: float, y: float, names: Iterable[tuple[str, str]]) -> list[str]:
-    """Squares with names beside them, `(name, colour)`, from left to right."""
     parts = []
     for name, colour in names:
         parts += [bar(x, y, 12, 12, colour), text(x + 18, y + 10, name)]

@@ -190,7 +190,6 @@ def limit_line(profile: StepProfile) -> str:
 
 
 def coverage(profile: StepProfile) -> str:
-    """A line that compares the sum of the parts with the step."""
     share = f"the parts, each timed alone, take {profile.sum_ms:.3f} ms of a step's {profile.wall_ms:.3f} ms"
     if profile.sum_ms > profile.wall_ms:
         return f"{share}: they overlap in it"

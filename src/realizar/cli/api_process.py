@@ -15,7 +15,6 @@ from realizar.server.processes.main import receive_start, run_api_process
 
 
 def main() -> int:
-    """Run the process; returns its exit status."""
     leave_signals_to_parent()
     messages, handing = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:3])
     try:

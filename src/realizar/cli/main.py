@@ -103,7 +103,6 @@ def _completion_command(shell: Annotated[_Shell, Parameter(help="The shell to co
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and end the process with its exit status."""
     sys.exit(run_app(app, sys.argv[1:] if arguments is None else arguments))
 
 

@@ -113,7 +113,6 @@ class AsyncLLM:
 
     @property
     def max_request_tokens(self) -> int:
-        """Maximum of prompt and output tokens of a request."""
         return self._model_now().engine.info.max_request_tokens
 
     @property
@@ -179,7 +178,6 @@ class AsyncLLM:
         return unit_vectors([output.pooled for output in outputs], self._model_now().engine.info.hidden_size)
 
     async def score(self, prompt: Prompt, top_n: int = 0) -> list[TokenLogprobs | None]:
-        """Log-probabilities of a text; see `LLM.score`."""
         found = await asyncio.to_thread(self._model_now().reader.prompt, prompt)
         sampling = SamplingParams(prompt_logprobs=top_n)
         outputs = await self._run_all([found], sampling, progress=False, score_only=True)

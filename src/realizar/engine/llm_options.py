@@ -144,6 +144,5 @@ def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_neutral(name: str, value: Any, advice: Advice) -> None:
-    """Raises InvalidRequestError for a value that asks for something."""
     if value is not None and not any(type(value) is type(each) and value == each for each in advice.neutral):
         raise InvalidRequestError(f"{name}={value!r} is not supported: {advice.text}", name)

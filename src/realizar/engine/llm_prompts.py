@@ -91,7 +91,6 @@ class PromptReader:
     def chats(
         self, messages: Conversation | Sequence[Conversation], tools: Tools, variables: Mapping[str, Any]
     ) -> list[PromptTokens]:
-        """Render one conversation or several, as `chat`."""
         conversations: list[Any] = list(messages)
         if conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]

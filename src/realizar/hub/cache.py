@@ -14,7 +14,7 @@ from realizar.hub.folders import user_cache
 
 
 def folder_bytes(folder: Path) -> int:
-    """The sizes of all files below a folder; files and folders may vanish meanwhile."""
+    """Files and folders may vanish meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):  # skips folders that are removed meanwhile
         for name in names:

@@ -39,7 +39,6 @@ def _folder(variable: str, below_home: Path) -> Path:
 
 
 def _home_of_account() -> Path:
-    """The home folder in the system's list of users."""
     if sys.platform != "win32":
         import pwd
 

@@ -49,8 +49,6 @@ def parse_name(name: str) -> RepositoryName | None:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A fetched model: the path to open, and all files."""
-
     path: Path
     files: tuple[Path, ...]
 

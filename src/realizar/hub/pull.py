@@ -122,7 +122,6 @@ def list_models() -> tuple[ListedModel, ...]:
 
 
 def _local(name: str) -> Path | None:
-    """The path, if the name is an existing path; None if it is a name."""
     try:
         path = Path(name).expanduser()
         if name and path.exists():

@@ -66,7 +66,6 @@ class _Lines:
 
 
 def main(name: str) -> int:
-    """Pull a model; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server's whole group
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # pip is ended on the way out
     if sys.platform == "linux":

@@ -83,7 +83,6 @@ def _remove_builtin(model: BuiltinModel) -> None:
 
 
 def _files(record: Path) -> list[Path]:
-    """The files of a record; empty if it can't be read."""
     try:
         return [Path(file) for file in json.loads(record.read_text(encoding="utf-8"))["files"]]
     except (OSError, ValueError, KeyError, TypeError):

@@ -62,7 +62,6 @@ def select_files(repo: str, names: Sequence[str], wanted: str | None) -> tuple[s
 
 
 def _gguf_models(names: Iterable[str]) -> dict[str, list[str]]:
-    """GGUF models by their names without part numbers, each with its files in order."""
     models: dict[str, list[str]] = {}
     for name in sorted(names):
         base = PurePosixPath(name).name.lower()

@@ -122,7 +122,6 @@ class BlockPool:
 
     @property
     def keys(self) -> Collection[bytes]:
-        """The keys that can be found."""
         return self._blocks.keys()
 
     def find(self, key: bytes) -> int | None:

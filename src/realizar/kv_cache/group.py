@@ -49,7 +49,6 @@ class GroupBlocks:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of the longest sequence that fits when it is alone."""
         table = self.tables.shape[1]
         fits = self.blocks_for(table * self.block_size, 1) <= self.pool.num_blocks
         return (table if fits else self.pool.num_blocks) * self.block_size
@@ -89,7 +88,6 @@ class GroupBlocks:
         return tuple(block for block in blocks if block is not None)
 
     def adopt(self, row: int, end: int, blocks: Sequence[int]) -> None:
-        """Let an empty row share cached blocks that end before index `end`."""
         self.pool.share(blocks)
         self._hold(row, end - len(blocks), end)
         self.tables[row, end - len(blocks) : end] = blocks

@@ -112,7 +112,6 @@ class KVCacheManager:
 
     @property
     def counts(self) -> tuple[BlockCounts, ...]:
-        """Blocks by state, per cache group."""
         return tuple(group.pool.counts for group in self._groups)
 
     @property
@@ -186,7 +185,6 @@ class KVCacheManager:
         return 0
 
     def adopt(self, row: int, prefix: Prefix) -> None:
-        """Let an empty row start from a prefix found just now."""
         end = prefix.num_tokens // self._block_size
         self._num_registered[row], self._steady_until[row] = end, 0
         self._is_forgotten[row] = False
@@ -250,7 +248,6 @@ class KVCacheManager:
         return None if self._watch is None else self._watch.take()
 
     def has_snapshot(self, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int) -> bool:
-        """True if there is a snapshot after the first `num_tokens` tokens, full blocks of them."""
         return self._snapshots.has(keys.of(token_ids)[num_tokens // self._block_size - 1])
 
     def restore_snapshot(self, snapshot: int) -> None:

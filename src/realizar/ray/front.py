@@ -23,8 +23,6 @@ _STATS_PATIENCE_S = 0.8
 
 
 class Replicas:
-    """The replicas behind a `DeploymentHandle` of `EngineReplica`, as `Engines`."""
-
     def __init__(self, handle: Any) -> None:
         self._handle = handle
         self._runs = handle.options(method_name="run", stream=True)

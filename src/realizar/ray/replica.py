@@ -45,7 +45,6 @@ class EngineReplica:
             raise
 
     async def run(self, request: bytes, wish: RouteWish) -> AsyncGenerator[bytes]:
-        """Run a request; see `Engines.run`. The wish was for the router."""
         async for reports in self._calls.run(_REQUESTS.decode(request)):
             yield reports
 
@@ -75,5 +74,4 @@ class EngineReplica:
 
 
 def replica_name() -> str:
-    """The name by which routers know the replica that this code runs in."""
     return str(serve.get_replica_context().replica_id.unique_id)

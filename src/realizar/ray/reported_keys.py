@@ -26,8 +26,6 @@ MOST_KEYS = 32_768
 
 
 class HeldBlocks:
-    """The keys that a cache holds, by the engine's reports of changes."""
-
     def __init__(self) -> None:
         self._blocks: OrderedDict[bytes, None] = OrderedDict()
         self._ends: OrderedDict[bytes, None] | None = None
@@ -47,7 +45,6 @@ class HeldBlocks:
         self.take(CacheChanges(complete=True))
 
     def report(self, incarnation: int) -> dict[str, Any]:
-        """The report for routers; `incarnation` is as in `KeyReport`."""
         ends = None if self._ends is None else _joined(self._ends)
         return {"incarnation": incarnation, "number": self._number, "blocks": _joined(self._blocks), "ends": ends}
 

@@ -69,7 +69,6 @@ def start_application(model: str, options: RayOptions, door: Door, address: str 
 
 
 def stop_application(application: RunningApplication) -> None:
-    """Stop an application when its open requests have ended."""
     from ray import serve
 
     serve.delete(APPLICATION)

@@ -54,8 +54,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class Engines(Protocol):
-    """The replicas of one model's deployment."""
-
     def run(self, request: bytes, wish: RouteWish) -> AsyncGenerator[bytes]:
         """Have a replica run a request: both are msgpack, the answer `Reports`. Closing the generator aborts the
         request.
@@ -309,7 +307,6 @@ class _Translation:
         self._clock_s = min(self._clock_s, received_s - sent_s)
 
     def event(self, event: Accepted | Refused | PromptRead | Outputs, replica: str) -> Event:
-        """An event as the front's engine would have sent it."""
         if isinstance(event, Accepted):
             return Accepted(self._request_id, replica)
         if isinstance(event, Refused):

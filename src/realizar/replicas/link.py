@@ -78,7 +78,6 @@ class _Placement:
             self.router = PrefixRouter(block_tokens)
 
     def place(self, request: Request) -> PlacedRequest | None:
-        """Choose the replica of a new request; None if none works."""
         keys = prompt_keys(request, self._block_tokens)
         chosen = self._choose(keys, request.num_prompt_tokens)
         if chosen is None:
@@ -89,7 +88,6 @@ class _Placement:
         return placed
 
     def move(self, placed: PlacedRequest) -> bool:
-        """Choose another replica for a request whose own one is gone; False if none works."""
         chosen = self._choose(placed.keys, placed.request.num_prompt_tokens)
         if chosen is None:
             return False
@@ -107,7 +105,6 @@ class _Placement:
                 self._numbered.pop(number, None)
 
     def note_end(self, request_id: str, choice: int | None) -> None:
-        """Note that a choice has ended or is not wanted any more, or the whole request."""
         placed = self._open.get(request_id)
         if placed is None:
             return
@@ -181,7 +178,6 @@ class ReplicaLink:
         return self._num_moved
 
     def num_keys(self, replica: Replica) -> int:
-        """Blocks of a replica's prefix cache that the router knows."""
         return self._placement.router.num_keys(replica.name)
 
     def when_changed(self, on_states: Callable[[Sequence[ReplicaState]], None]) -> None:
@@ -248,7 +244,6 @@ class ReplicaLink:
         self._note_states()
 
     def _has_other(self, replica: Replica) -> bool:
-        """True if another one takes the requests."""
         return any(other.state == "ready" for other in self._replicas if other is not replica)
 
     async def _renew(self, replica: Replica) -> None:

@@ -54,12 +54,10 @@ class Place:
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """The hardware threads of its cores, ascending."""
         return tuple(sorted(cpu for core in self.cores for cpu in core.cpus))
 
 
 def cpu_list(cpus: Sequence[int]) -> str:
-    """Ascending numbers as a list such as `0-3,8`."""
     runs: list[list[int]] = []
     for cpu in cpus:
         if runs and cpu == runs[-1][-1] + 1:
@@ -130,7 +128,6 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 
 
 def allowed_cpus() -> frozenset[int]:
-    """Hardware threads that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))

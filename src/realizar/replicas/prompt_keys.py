@@ -25,7 +25,6 @@ def prompt_keys(request: Request, block_tokens: int) -> tuple[bytes, ...]:
 
 
 def report_of(changes: CacheChanges, incarnation: int, number: int) -> KeyReport:
-    """An engine's report as the router takes it."""
     ends = None
     if changes.ends_added is not None:
         ends = KeyChanges(_keys(changes.ends_added), _keys(changes.ends_removed))

@@ -99,7 +99,6 @@ class Replica:
             await asyncio.shield(self._closing)
 
     def send(self, command: Command) -> None:
-        """It raises InvalidRequestError if the command is too large."""
         if isinstance(command, Abort):
             self._last_abort_s = time.monotonic()
         if self._link is not None:

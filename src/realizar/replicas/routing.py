@@ -52,8 +52,6 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class KeyChanges:
-    """Keys that a cache holds since the last report, and keys that it holds no more."""
-
     added: Sequence[bytes] = ()
     removed: Sequence[bytes] = ()
 

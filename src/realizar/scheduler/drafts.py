@@ -191,7 +191,6 @@ class Drafting:
             sequence.propose(drafts)
 
     def verified(self, sequences: Iterable[Sequence], num_drafts: ListOf[int], num_accepted: ListOf[int]) -> None:
-        """Drafts of sequences came back with a step, so many of each, and so many were right."""
         self.num_drafts += sum(num_drafts)
         self.num_accepted += sum(num_accepted)
         if self._drafter is not None:
@@ -213,7 +212,6 @@ class Drafting:
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """Drop a drafter that raises."""
         try:
             yield
         except Exception:  # noqa: BLE001 - a fault of what is only to be faster

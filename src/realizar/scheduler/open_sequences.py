@@ -54,7 +54,6 @@ class Turns:
         self._most_known = _FEW
 
     def __len__(self) -> int:
-        """Turns that were taken and are not used."""
         return self._waiting.total()
 
     def take(self, client: Client) -> float:
@@ -184,7 +183,6 @@ class OpenSequences:
         return PromptProgress(num_tokens, first.num_cached_tokens, min(int(first.num_computed_tokens), num_tokens))
 
     def of_rows(self, rows: NDArray[np.intp]) -> list[Sequence]:
-        """The sequences of those of the rows, intp [rows], that have one."""
         return [sequence for row in rows.tolist() if (sequence := self.in_rows[row]) is not None]
 
     def about_to_compute(self, end: int) -> list[Sequence]:
@@ -194,7 +192,6 @@ class OpenSequences:
 
     @property
     def num_queued_requests(self) -> int:
-        """Requests of which a choice waits for its first step."""
         return len({sequence.request.request_id for sequence in self.waiting if sequence.row is None})
 
     def add(self, request: Request) -> None:
@@ -227,7 +224,6 @@ class OpenSequences:
         bisect.insort(self.waiting, sequence, key=order)
 
     def give_row(self, sequence: Sequence, row: int) -> None:
-        """Start a waiting sequence in a row."""
         if sequence.scheduled_s is None:
             self._turns.start(sequence.request.client, sequence.turn)
         self.clients[sequence.request.client.name].num_rows += 1
@@ -235,7 +231,6 @@ class OpenSequences:
         sequence.take_row(row)
 
     def take_row(self, sequence: Sequence) -> None:
-        """Let a waiting sequence start again in another row."""
         self.clients[sequence.request.client.name].num_rows -= 1
         self.in_rows[sequence.own_row] = None
         sequence.leave_row()

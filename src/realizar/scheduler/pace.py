@@ -167,7 +167,6 @@ class Pace:
         self.observe(num_decode_tokens, num_prompt_tokens, now_s - started_s, position)
 
     def lost(self) -> None:
-        """Forget the steps in flight, which were given up."""
         self._submitted_s.clear()
 
     def observe(self, num_decode_tokens: int, num_prompt_tokens: int, seconds: float, position: int = 0) -> None:

@@ -121,7 +121,6 @@ class RowTable:
         return found
 
     def propose(self, row: int, drafts: Sequence[int]) -> None:
-        """Let drafts follow a row's known tokens, all of which but the last are computed."""
         known = self.num_known.item(row)
         self.token_ids[row, known : known + len(drafts)] = drafts
         self.num_proposed[row] = len(drafts)

@@ -146,7 +146,6 @@ class Scheduler:
         return request_id in self._open.requests
 
     def prompt_progress(self, request_id: str) -> PromptProgress | None:
-        """Progress of reading an open request's prompt; None if it is not open."""
         return self._open.prompt_progress(request_id)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -275,7 +274,6 @@ class Scheduler:
         self._rows.audit(self._open.audit())
 
     def _check_request(self, request: Request) -> None:
-        """Refuse a request that could never run."""
         if not request.prompt_token_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
         if request.request_id in self._open.requests:
@@ -315,7 +313,6 @@ class Scheduler:
         return len(self._open.clients) > 1
 
     def _is_much(self, prompts: ListOf[Sequence]) -> bool:
-        """True if all clients whose prompts are read have read for long beside others."""
         if not self._is_shared:
             return False
         readers = {each.request.client.name for each in (*prompts, *self._open.waiting)}
@@ -474,7 +471,6 @@ class Scheduler:
                 plan.add(sequence, min(allocated, wanted))
 
     def _row_for(self, sequence: Sequence, num_cached_tokens: int, plan: Plan) -> int:
-        """The sequence's row; a new one is to be opened with the step."""
         if sequence.row is None:
             self._open.give_row(sequence, self._rows.take())
             if sequence.scheduled_s is None:
@@ -648,7 +644,6 @@ class Scheduler:
 def _output(
     sequence: Sequence, token_ids: tuple[int, ...], now_s: float, logprobs: ListOf[TokenLogprobs] = ()
 ) -> TokenOutput:
-    """The output of a step that gave a sequence tokens, and maybe their log-probabilities."""
     started_s = now_s if sequence.scheduled_s is None else sequence.scheduled_s
     output = TokenOutput(sequence.request.request_id, sequence.choice, token_ids, started_s, now_s, logprobs)
     output.num_cached_tokens, output.snapshots = sequence.num_cached_tokens, sequence.snapshots

@@ -77,12 +77,10 @@ class Sequence:
 
     @property
     def running(self) -> bool:
-        """True while it holds blocks."""
         return self.row is not None and self._table.is_running.item(self.row)
 
     @property
     def num_known_tokens(self) -> int:
-        """Tokens of prompt and output that are known."""
         return len(self._history) if self.row is None else self._table.num_known.item(self.row)
 
     @property
@@ -97,12 +95,10 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Known and pending tokens."""
         return self.num_known_tokens + self.num_pending
 
     @property
     def num_remaining_tokens(self) -> int:
-        """As `RowTable.num_remaining`."""
         num_tokens = self.num_tokens
         waits = self.row is not None and self._table.num_drafts.item(self.row) > 0
         return 0 if num_tokens >= self.most_tokens or waits else num_tokens - self.num_computed_tokens
@@ -132,7 +128,6 @@ class Sequence:
         return self.most_tokens - self.num_known_tokens - 1
 
     def propose(self, drafts: tuple[int, ...]) -> None:
-        """Let drafts follow its last token, which is known and alone to compute."""
         self._table.propose(self.own_row, drafts)
 
     def take_queries(self, count: int) -> tuple[LogprobQuery, ...]:

@@ -139,7 +139,6 @@ class StateCopies:
         )
 
     def of_step(self, plan: Plan) -> StateMoves:
-        """The copies of a planned step, whose tokens count as computed by now."""
         copies = _Copies()
         for sequence, prefix in plan.restored.items():  # all before any other: what they name is not given up
             if prefix.snapshot is not None:
@@ -180,7 +179,6 @@ class _Copies:
         self.kept: list[tuple[int, int]] = []
 
     def add(self, pairs: list[tuple[int, int]], row: int, new: Taken | None) -> None:
-        """Add a copy of a row to a new snapshot, if there is one, and of what that held before to the host."""
         if new is not None:
             pairs.append((row, new.snapshot))
             if new.stored is not None:

@@ -127,7 +127,6 @@ class Answer:
 
     @property
     def e2el_s(self) -> float:
-        """Seconds from the time when the request was due to its end."""
         return self.ended_s - self.due_s
 
     @property

@@ -39,7 +39,6 @@ class Percentiles:
 
     @classmethod
     def of_seconds(cls, values_s: Sequence[float] | NDArray[np.float64]) -> Percentiles | None:
-        """The percentiles of values in seconds; None if there are no values."""
         if not len(values_s):
             return None
         values = 1000 * np.asarray(values_s, np.float64)
@@ -189,7 +188,6 @@ def _meets(answer: Answer, objectives: Mapping[str, float]) -> bool:
 
 
 def output_rate(run: LoadRun) -> float:
-    """Output tokens per second of all kinds of a run."""
     return sum(tokens_within(run, each)[1] for each in run.answers) / run.duration_s
 
 

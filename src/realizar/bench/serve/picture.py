@@ -70,7 +70,6 @@ def _curve(ordered: Sequence[float], colour: str, x_of: Callable[[float], float]
 
 
 def _figures(ordered: Sequence[float]) -> str:
-    """The marked places of a curve in words."""
     if not ordered:
         return "no answers"
     figures = (f"{'median' if share == 50 else f'p{share}'} {_reached(ordered, share):.3g}" for share in _MARKED)

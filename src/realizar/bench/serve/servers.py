@@ -108,11 +108,9 @@ class ServerState:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing runs, waits or holds blocks."""
         return not any(self.gauges.values())
 
     def since(self, before: ServerState) -> ServerState:
-        """The same, with what the counters have gained."""
         replicas = {name: _gained(each, before.replicas.get(name, {})) for name, each in self.replicas.items()}
         return ServerState(self.gauges, _gained(self.counters, before.counters), replicas)
 
@@ -126,7 +124,6 @@ def _gained(after: Counts, before: Counts) -> dict[str, float]:
 
 
 def read_state(server: Server) -> ServerState | None:
-    """A server's figures; None where it has none to show."""
     try:
         state = ServerState.parse(server.get("/metrics").decode(errors="replace"))
     except (OSError, ValueError, HTTPException):

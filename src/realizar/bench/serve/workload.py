@@ -224,7 +224,6 @@ def _fitting(work: Workload, length: int, tokens: int) -> tuple[int, int]:
 
 
 def _disconnect_of(work: Workload, rng: random.Random, tokens: int) -> tuple[int | None, float | None]:
-    """After how many deltas, or after how many seconds, the client leaves."""
     leaves, early, share = rng.random() < work.leave_share, rng.random() < _EARLY, rng.random()
     if not leaves:
         return None, None

@@ -244,7 +244,6 @@ class ChatSession:
 
     @staticmethod
     def asks(line: str) -> bool:
-        """True if the model answers a line."""
         command = _command_of(line)
         return bool(line.strip()) and (command is None or command[0] == "retry")
 

@@ -123,7 +123,6 @@ def _version(package: str) -> str | None:
 
 
 def _check(name: str, work: Callable[[], None]) -> dict[str, Any]:
-    """Run a check and report any failure, even one caused by a bug."""
     start_s = time.perf_counter()
     try:
         work()

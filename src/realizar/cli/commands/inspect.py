@@ -169,7 +169,6 @@ def _jsonable(value: Any) -> Any:
 
 
 def runs_text(reason: str | None, weights: KnownWeights | None) -> str:
-    """The line that says whether the model will run, and where."""
     if reason is not None:
         return f"no: {printable(reason)}"
     if weights is None or weights.gpu_reason is None:

@@ -73,7 +73,6 @@ def _named(server: ServerRecord) -> list[str]:
 
 
 def _replicas(states: Sequence[str]) -> str:
-    """How many replicas are in each state, in brackets; empty without replicas."""
     counts = Counter(states)
     return f" (replicas: {', '.join(f'{count} {state}' for state, count in counts.items())})" if counts else ""
 

@@ -120,7 +120,6 @@ def show(deltas: Iterator[str], *, wrap: bool = True) -> None:
 
 
 def statistics(output: RequestOutput) -> str:
-    """One line with the numbers of generated and prompt tokens, and their rates."""
     return (
         f"{output.num_generated_tokens} tokens at {output.decode_tokens_per_s:.1f} tok/s"
         f" (prompt: {len(output.prompt_token_ids)} tokens at {output.prompt_tokens_per_s:.1f} tok/s)"
@@ -291,11 +290,9 @@ class WordWrapper:
         self._in_code = self._in_long_word = False
 
     def feed(self, text: str) -> str:
-        """Take in text and return the text that can be shown now."""
         return "".join(self._take(char) for char in text)
 
     def flush(self) -> str:
-        """Return the held-back word at the end of the text."""
         return self._end_word()
 
     def _take(self, char: str) -> str:

@@ -142,7 +142,6 @@ def _serve_one(
     listener: socket.socket,
     url: str,
 ) -> int:
-    """Load a model and serve it; returns the exit status."""
     from realizar.server.run import run_server
 
     report(f"{served.name} is being loaded; {url} answers already")
@@ -332,7 +331,6 @@ def _hub(
 
 
 def describe(info: EngineInfo, config: EngineConfig, model_context: int, max_queued: int) -> list[str]:
-    """The resolved settings of the loaded engine, one line each."""
     capacity = info.capacity
     context = f"{info.context_length} tokens a request"
     if info.max_request_tokens < info.context_length:

@@ -88,7 +88,6 @@ def describe(params: SamplingParams) -> str:
 
 
 def _parsers() -> Mapping[str, type[int | float]]:
-    """The numeric parameters by name, each with the type that parses it."""
     annotations = {field.name: str(field.type) for field in fields(SamplingParams)}
     options = {field.name for field in fields(SamplingOptions)}
     return {

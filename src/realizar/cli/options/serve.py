@@ -183,7 +183,6 @@ class ServerOptions:
 
 
 def check_replicas(count: int) -> None:
-    """Raise InvalidRequestError for a number of replicas that no server may have."""
     if not 1 <= count <= _MAX_REPLICAS:
         raise InvalidRequestError(f"--replicas must be between 1 and {_MAX_REPLICAS}, not {count}", "replicas")
 

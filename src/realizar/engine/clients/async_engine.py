@@ -119,7 +119,6 @@ class AsyncEngine:
 
     @property
     def error(self) -> RealizarError | None:
-        """The reason why the last engine died, or None."""
         return self._error
 
     async def start(self) -> None:
@@ -135,7 +134,6 @@ class AsyncEngine:
         return self.info
 
     async def wait_dead(self) -> RealizarError:
-        """Wait until the engine is gone for good, and return the reason."""
         while self._state != "dead":
             await self._changed.wait()
         return self._error or closed_error()
@@ -247,7 +245,6 @@ class AsyncEngine:
         return done
 
     async def drain(self) -> None:
-        """Refuse new requests and wait for the open ones."""
         if self._state in ("starting", "ready"):
             self._set_state("draining")
         while len(self._requests) and self._state == "draining":
@@ -260,7 +257,6 @@ class AsyncEngine:
         await self._link.close(at_once=at_once)
 
     def handle(self, event: Event) -> None:
-        """The link calls this."""
         if isinstance(event, Outputs):
             self._requests.take_in(event.deltas)
         elif isinstance(event, Accepted):

@@ -102,5 +102,4 @@ class LinkBetween:
 
 
 def closed_error() -> EngineDeadError:
-    """The error that waiting callers get when the engine is closed on purpose."""
     return EngineDeadError("the engine was closed")

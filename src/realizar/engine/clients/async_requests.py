@@ -107,7 +107,6 @@ class OpenRequests:
             self._end(request_id, error)
 
     def lose(self, event: RequestsLost) -> None:
-        """End some requests with an error, since one of several engines is gone."""
         if event.blame:
             suspects = [self._open[each].request for each in event.suspects if each in self._open]
             self.suspects.note_death(suspects)
@@ -186,7 +185,6 @@ class OpenRequests:
             self._on_empty()
 
     def _note_end(self) -> None:
-        """A moving average of the time between ends, for `wait_s`."""
         now = time.monotonic()
         if self._last_end_s is not None:
             self._end_interval_s += 0.2 * (now - self._last_end_s - self._end_interval_s)

@@ -14,8 +14,6 @@ from realizar.outputs import NO_SNAPSHOTS, ChoiceDelta, RequestOutput, SnapshotU
 
 
 class DeltaSource(Protocol):
-    """A choice with a delta to take; `GrowingChoice` is one."""
-
     def take_delta(self) -> ChoiceDelta | None:
         """All that the choice gained since the last call; None if its request has failed."""
 

@@ -188,7 +188,6 @@ class EngineClient:
             self._fail(EngineDeadError("the engine was closed"))
 
     def _prepare_grammar(self, request: Request) -> None:
-        """Compile a request's grammar, which may take a second; other threads go on meanwhile."""
         try:
             self._core.prepare(request.sampling)
         except QueueFullError:

@@ -175,7 +175,6 @@ class GrowingChoice:
         return tuple(found)
 
     def completion(self, *, with_logprobs: bool) -> CompletionOutput:
-        """The whole choice, which has ended; with its log-probabilities only if they are kept."""
         grown = self._logprobs or GrowingLogprobs()
         return CompletionOutput(
             index=self.index,
@@ -196,7 +195,6 @@ class GrowingChoice:
         self._on_text_error(error)
 
     def _spell(self, end: int) -> None:
-        """Make the text of the tokens before `end` that have none yet."""
         if self._num_spelled < end:
             new_ids = self.token_ids[self._num_spelled : end]
             self._num_spelled = end

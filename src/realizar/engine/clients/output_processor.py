@@ -87,7 +87,6 @@ class OutputProcessor:
         self._open[request_id] = _Open(request, prompt, choices, number)
 
     def discard(self, request_id: str) -> None:
-        """Forget a request; what later deltas have of it is ignored."""
         entry = self._open.pop(request_id, None)
         for number in () if entry is None else entry.numbers:
             for by_number in (self._numbered, self._growing, self._first_wanted):

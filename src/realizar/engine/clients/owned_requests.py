@@ -103,7 +103,6 @@ class OwnedRequests(Generic[_Owner]):
         return [entry.owner for entry in self._open.values()]
 
     def add(self, owner: _Owner, request: Request) -> None:
-        """Queue a request; its owner gets the answer."""
         if request.request_id in self._open:
             error = RealizarError(f"request id {request.request_id!r} is in use")
             self._refuse(owner, request, error)

@@ -23,7 +23,6 @@ class Places:
         self.num_taken = 0
 
     def has_room(self, client: Client, count: int, num_places: int) -> bool:
-        """True if a client may take so many more, of `num_places` in all."""
         if self.num_taken + count <= num_places:
             return True
         weights = self._weights | {client.name: client.weight}

@@ -54,7 +54,6 @@ class ProgressReporter:
         self._next_s = 0.0
 
     def step(self) -> None:
-        """Report after a step, if the interval has passed."""
         if self._report is not None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _INTERVAL_S
             done = sum(stream.done for stream in self._streams)

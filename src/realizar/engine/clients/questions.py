@@ -53,7 +53,6 @@ class Questions:
 
 
 async def answer_to(ask: Ask, value: Awaitable[Any]) -> Answer[Any]:
-    """The answer to a question; an error is part of it."""
     try:
         return Answer(ask.number, await value)
     except Exception as error:  # noqa: BLE001 - whoever asked waits, and must learn of any error

@@ -131,7 +131,6 @@ class EngineCore:
 
     @property
     def device_memory(self) -> DeviceMemory | None:
-        """Memory of the GPU that the model is on; None on the CPU."""
         return self._backend.device_memory()
 
     def forget_experts_read(self) -> None:
@@ -167,7 +166,6 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """True while any request is open, or a step in flight."""
         return self._death is None and (self._scheduler.has_work or bool(self._in_flight))
 
     def add(self, request: Request) -> None:
@@ -362,7 +360,6 @@ class EngineCore:
         return len(self._in_flight) - (0 if most and self._scheduler.awaits(batch) else most)
 
     def _finish_oldest(self) -> None:
-        """Wait for the oldest step in flight and take in its results."""
         done, step = self._in_flight[0]
         output = step.result()
         self._in_flight.popleft()

@@ -127,7 +127,6 @@ class RowGrammars:
         return service.hold(request.request_id, structured, is_open, request.client.name)
 
     def open(self, opened: OpenedRow) -> None:
-        """Start a row; its history may hold output already."""
         structured = opened.sampling.structured
         if structured is not None:
             output = opened.history[opened.num_prompt_tokens :]
@@ -206,7 +205,6 @@ class RowGrammars:
         return True
 
     def _set(self, step: Step, asking: _Asking, ready: NDArray[np.bool_]) -> None:
-        """Set the masks of rows, bool [rows], on their step."""
         memory, slots = self._made_service().rows.memory, asking.slots
         drafted = {}
         if asking.any_drafts:
@@ -279,7 +277,6 @@ class RowGrammars:
         self._made_service().rows.advance(slots, choices, counts)
 
     def _with_grammars(self, rows: StepRows) -> _Asking | None:
-        """Those of the rows that choose and have a grammar; None where there are none."""
         if not self._rows:
             return None
         slots = self._slots[rows.numbers]

@@ -244,20 +244,17 @@ class EngineChild(ChildProcess[Event]):
         self._output: asyncio.Task[None] | None = None
 
     async def start(self, command: Sequence[str], load: Load) -> None:
-        """It raises OSError if the process can't be started."""
         await self._run(command, load, output=subprocess.PIPE)
         if self._process is not None:
             self._output = asyncio.create_task(self._log_output(self._process))
 
     async def watch(self) -> ChildEnd:
-        """Wait until the engine has ended or counts as dead."""
         how = await self.wait_end()
         ready_s = None if self._ready_at_s is None else time.monotonic() - self._ready_at_s
         error = self._error or EngineDeadError(f"the engine process {how}")
         return ChildEnd(error, self._error is not None, ready_s)
 
     async def stop(self, timeout_s: float) -> None:
-        """Ask the engine to shut down, and kill it after the timeout."""
         if self._process is not None:
             self.send(Shutdown())
             with suppress(TimeoutError):

@@ -185,13 +185,11 @@ class EngineLoop:
                 del self._progress[request_id]
 
     def _count(self, deltas: StepDeltas) -> None:
-        """Count a step's tokens, and the prompts of requests of which nothing came before."""
         self._generation_tokens += deltas.num_tokens
         for start in deltas.starts:
             self._prompt_tokens += self._prompts.pop(start.request_id, 0)
 
     def _compile(self, core: EngineCore, command: Add) -> None:
-        """Compile a request's grammar in the background; the request is added afterwards."""
         request = command.request
         cancel = core.prepare_later(request, lambda error: self.post(_Compiled(command, error)))
         self._compiling[request.request_id] = command, cancel

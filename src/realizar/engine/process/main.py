@@ -34,7 +34,6 @@ Loader = Callable[[Load, LoadProgress], EngineCore]
 
 
 def load_model(load: Load, progress: LoadProgress) -> EngineCore:
-    """Load a model's core on this machine's backend; raises the same errors as `load_core`."""
     checkpoint, config = find_checkpoint(load.model), load.config
     if load.fit_context and config.context_length is None:
         core = load_fitting_core(checkpoint, config, progress=progress, may_restart=True)
@@ -72,7 +71,6 @@ class EngineProcess:
         self._may_load = threading.Event()
 
     def run(self, loader: Loader) -> int:
-        """Execute commands until a shutdown; returns the exit status."""
         threading.Thread(target=self._receive, name="engine-inbox", daemon=True).start()
         self._report(Loading("starting", 0.0))
         self._may_load.wait()

@@ -213,8 +213,6 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The last event of an engine that could not load, or stopped."""
-
     error: ErrorRecord
 
 

@@ -33,7 +33,6 @@ def ask_process(module: str, what: str, question: Any, answer_type: Any) -> Any:
 
 
 def answer_question(question_type: Any, answer: Callable[[Any], Any]) -> int:
-    """Answer the question on stdin; returns the exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=question_type)
     sys.stdout.buffer.write(msgspec.json.encode(answer(question)))

@@ -40,7 +40,6 @@ class Clients:
         self._weights = dict(zip((_name_of(key.encode()) for key in keys), weights, strict=False))
 
     def of(self, scope: Mapping[str, Any]) -> Client:
-        """The client of a request, by its ASGI scope."""
         key = offered_key(scope["headers"]) if self._has_keys else None
         if key is not None:
             name = _name_of(key)

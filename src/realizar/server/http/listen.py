@@ -16,7 +16,7 @@ from realizar.server.settings import ServerSettings
 
 
 def uvicorn_config(app: Starlette, settings: ServerSettings, **options: Any) -> uvicorn.Config:
-    """Make a configuration for `uvicorn.Server`; `options` are those of `uvicorn.Config`, such as host, port or fd."""
+    """`options` are those of `uvicorn.Config`, such as host, port or fd."""
     defaults: dict[str, Any] = {
         "http": bounded_protocol(settings, app.state.figures.refused),
         "ws": "none",

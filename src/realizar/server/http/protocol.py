@@ -155,7 +155,6 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def give_way(self) -> None:
-        """Close the connection, because another one needs its place. The table calls this."""
         self._close()
 
     def shutdown(self) -> None:
@@ -369,7 +368,6 @@ class _BoundedProtocol(HttpToolsProtocol):
         self.transport.write(data)
 
     def _watch_writing(self) -> None:
-        """Start the timer that checks whether the peer reads its answer."""
         waiting = self.transport.get_write_buffer_size()
         if waiting and self._stall_timer is None:
             seconds = self.settings.write_timeout_s

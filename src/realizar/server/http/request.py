@@ -32,5 +32,4 @@ async def compute(request: Request, function: Callable[[Stop], T], size_bytes: i
 
 
 def note(request: Request, **notes: Any) -> None:
-    """Add figures to the request's line in the log."""
     request.scope["state"]["notes"].update(notes)

@@ -129,7 +129,6 @@ class RequestLease:
         return size
 
     def take(self, num_bytes: int) -> None:
-        """Hold `num_bytes` more bytes. Raises as `hold`."""
         self._memory.take(self.client.name, num_bytes, self._held)
         self._held += num_bytes
 

@@ -20,7 +20,6 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode_event(record: Any) -> bytes:
-    """A record, encoded by msgspec, as an event."""
     return b"data: " + _encoder.encode(record) + b"\n\n"
 
 

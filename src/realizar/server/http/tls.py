@@ -35,7 +35,6 @@ class _Renewing:
         self.current = _load(certificate, key)
 
     def on_hello(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Give a new connection the latest context. `ssl` calls this for every handshake."""
         now_s = self._clock_s()
         if now_s - self._checked_s >= _CHECK_S:
             self._checked_s = now_s

@@ -44,8 +44,6 @@ def make_tracer(endpoint: str) -> Any:
 
 
 class TraceMiddleware:
-    """Wraps POST requests in spans."""
-
     def __init__(self, app: ASGIApp, tracer: Any) -> None:
         self._app, self._tracer = app, tracer
         self._trace = importlib.import_module("opentelemetry.trace")

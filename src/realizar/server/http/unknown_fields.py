@@ -45,7 +45,6 @@ IGNORED: ContextVar[IgnoredFields | None] = ContextVar("ignored_fields", default
 
 
 def unknown_field(path: str, name: str, known: Collection[str]) -> ApiError:
-    """The 400 error of an unknown field, with the nearest known name."""
     full = full_path(path, name)
     near = difflib.get_close_matches(name[:80], known, 1)
     hint = f" (did you mean {near[0]}?)" if near else ""

@@ -61,8 +61,6 @@ class WorkPool:
 
 
 class _Job(Generic[T]):
-    """A function that waits for its turn in its caller's context, with the future of its result."""
-
     def __init__(self, function: Callable[[Stop], T], loop: asyncio.AbstractEventLoop) -> None:
         self.function, self.loop, self.context = function, loop, copy_context()
         self.stop = Stop()
@@ -129,7 +127,6 @@ class _Lane:
             self._after()
 
     def _ended(self, job: _Job[object], done: Future[object]) -> None:
-        """Hand the result to the event loop. This runs on the thread that did the work."""
         if not job.loop.is_closed():
             job.loop.call_soon_threadsafe(self._take_back, job, done)
 

@@ -102,8 +102,6 @@ class EngineLoader:
 
 
 class Shelf(Protocol):
-    """Learns what became of a model."""
-
     def note_ready(self, model: ShelvedModel) -> None:
         """The model is loaded, or awake again."""
 
@@ -140,7 +138,6 @@ class EngineLives:
             self._tasks.start(self._sleep(model, model.running))
 
     def wake(self, model: ShelvedModel) -> None:
-        """Have a model that is asleep take its memory again."""
         if model.running is not None:
             model.stage = "waking"
             self._tasks.start(self._wake(model, model.running))

@@ -39,7 +39,6 @@ def not_loaded(name: str, error: Exception, retry_after_s: float) -> ApiError:
 
 
 def not_named(names: Sequence[str]) -> ApiError:
-    """The 400 of a request that names no model, where there are several."""
     listed = ", ".join(f"'{each}'" for each in names)
     return refused(f"model is missing: this server has {listed}", "model", "missing_required_parameter")
 
@@ -53,5 +52,4 @@ def not_served(name: str, names: Sequence[str], shown: Sequence[str]) -> ApiErro
 
 
 def shutting_down() -> EngineUnavailableError:
-    """The error of a request that comes too late."""
     return EngineUnavailableError("the server is shutting down", 5.0)

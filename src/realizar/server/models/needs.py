@@ -62,7 +62,6 @@ def completes(prompt: object, max_tokens: int | None) -> Need:
 
 
 def no_template() -> ApiError:
-    """The 400 of a conversation with a model that has no chat template."""
     return ApiError(
         400,
         "the model has no chat template, so it can't chat: it may be a base model; use /v1/completions",

@@ -97,7 +97,6 @@ class _Placing:
         return None
 
     def _yield(self, model: ShelvedModel, way: Way) -> None:
-        """Have a model make room. It is unloaded where the host has no room for its weights."""
         yielding = self.decision.yielding
         if way == "sleep":
             yielding[model] = self._way_to_host(model)

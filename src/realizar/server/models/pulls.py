@@ -74,7 +74,6 @@ class _Pull:
         changed.set()
 
     def since(self, number: int) -> list[tuple[int, PullEvent]]:
-        """Events after the one of a number, with their numbers, the oldest first."""
         return sorted((each for each in self._events.values() if each[0] > number), key=lambda each: each[0])
 
 
@@ -160,7 +159,6 @@ class Pulls:
                 pull.task.cancel()
 
     async def close(self) -> None:
-        """Give all pulls up, and take no more."""
         self._closed = True
         for task in self._tasks:
             task.cancel()

@@ -205,7 +205,6 @@ class ModelShelf:
             await self._released.wait()
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End all engines; requests that wait get an error."""
         self._state = "dead"
         self._ended.set()
         if self.pulls is not None:
@@ -373,7 +372,6 @@ def _by_model(name: str, text: str, kind: str, values: dict[str, float]) -> Metr
 
 
 async def _stats_of(model: ShelvedModel) -> EngineStats:
-    """Figures of all engines that a model had."""
     earlier = model.earlier_stats  # an engine that is unloaded meanwhile is added to it, and would count twice
     current = EngineStats() if model.running is None else await model.running.engine.stats()
     return current.plus(earlier)

@@ -141,7 +141,6 @@ class ShelvedModel:
 
     @property
     def pool(self) -> str:
-        """The device whose memory it takes."""
         return self.known.load.device
 
     @property
@@ -155,7 +154,6 @@ class ShelvedModel:
 
     @property
     def asleep_bytes(self) -> int:
-        """Memory of the device that it takes while it is asleep."""
         return self.known.load.asleep_bytes
 
     @property

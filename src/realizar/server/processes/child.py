@@ -31,7 +31,6 @@ class ApiProcess(ChildProcess[FromProcess]):
         self.num_connections = self.max_connections = 0
 
     async def start(self, command: Sequence[str], start: Start) -> None:
-        """It raises OSError if the process can't be started."""
         self.max_connections = start.settings.max_connections
         self._handing, its_handing = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._handing.setblocking(False)

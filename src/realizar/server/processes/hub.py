@@ -129,7 +129,6 @@ class Hub:
         await process.reap()
 
     def _note_state(self, event: StateEvent) -> None:
-        """Tell all processes, and those that are started later."""
         if isinstance(event, EngineLost):
             event = EngineLost(event.error, event.restarting, blame=False)  # the engine of this process knows whom
             self._last_state = None

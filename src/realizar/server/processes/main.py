@@ -72,8 +72,6 @@ def run_api_process(
 
 
 class _Served:
-    """The application of one process, its engine's link, and its connections."""
-
     def __init__(self, start: Start, model: ServedModel, reader: FrameReader[ToProcess]) -> None:
         self._link = _HubLink(reader, self._stop)
         self._engine = model.engine(self._link, start.max_queued, start.pooling)
@@ -105,7 +103,6 @@ class _Served:
         self._server.should_exit = True
 
     def _enter(self, handing: socket.socket) -> None:
-        """Serve the connections that were handed over."""
         loop = asyncio.get_running_loop()
         for _ in range(_HANDED_AT_ONCE):
             try:

@@ -57,7 +57,6 @@ def web_routes() -> list[Route]:
 
 
 def _serve(path: Path) -> Callable[[Request], Awaitable[Response]]:
-    """Make an endpoint that answers with a file, which is read once."""
     content = path.read_bytes()
     etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {**_HEADERS, "etag": etag}
