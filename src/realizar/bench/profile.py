@@ -207,8 +207,7 @@ def open_rows(backend: Backend, step: ForwardInput) -> None:
 def time_steps(backend: Backend, step: ForwardInput, work: StepWork, in_flight: int) -> float:
     """Seconds from result to result, with as many steps on their way as the engine sends.
 
-    One step at a time: the best of many. Several: the median, since a result that is fetched late makes the next one
-    look early.
+    It is the best of many single steps; of several in flight the median, as a late result makes the next look early.
     """
     open_rows(backend, step)
     backend.submit(step).result()

@@ -202,8 +202,7 @@ def measure(
 
     Raises:
         InvalidRequestError: `batch` or `prompt_tokens` below 1, or `gen_tokens` below 0.
-        ContextLengthError: prompt and output exceed the context.
-        CapacityError: the rows do not fit at once.
+        ContextLengthError, CapacityError: prompt and output exceed the context; the rows do not fit at once.
     """
     for name, value, least in (("batch", batch, 1), ("prompt_tokens", prompt_tokens, 1), ("gen_tokens", gen_tokens, 0)):
         if value < least:

@@ -1,7 +1,6 @@
 """Records of running servers, one file each, for `realizar ps`.
 
-A server holds a lock on its file for as long as it lives, so a file whose lock is free is of a server that has ended,
-however it ended. `realizar ps` deletes such files.
+A server locks its file as long as it lives. `realizar ps` deletes files whose lock is free: their servers have ended.
 """
 
 from __future__ import annotations

@@ -40,8 +40,7 @@ class _Running:
 class AsyncLLM:
     """The asynchronous twin of `LLM`, for one event loop. Use it as a context manager, or call `start` and `close`.
 
-    Tasks may share it: their requests run in the same steps. The arguments are those of `LLM`, and so are the errors;
-    options are checked at once, and the model is loaded by `start`.
+    Tasks may share it. Arguments and errors are those of `LLM`; options are checked at once; `start` loads the model.
     """
 
     def __init__(

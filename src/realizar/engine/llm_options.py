@@ -99,14 +99,10 @@ _CHAT_ADVICE: Mapping[str, Advice] = {
 
 
 def with_options(config: EngineConfig | None, options: Mapping[str, Any], others: tuple[str, ...]) -> EngineConfig:
-    """Apply keyword arguments to a configuration.
+    """Apply keyword arguments to a configuration; `others` are parameters that are not fields, for suggestions.
 
-    Args:
-        others: names of parameters that are not fields, for suggestions.
-
-    Raises:
-        TypeError: a name is unknown (the error names the nearest), or two names mean the same field.
-        InvalidRequestError: a value is out of range, or asks for what only vLLM has.
+    TypeError: a name is unknown (the error names the nearest), or two names mean the same field.
+    InvalidRequestError: a value is out of range, or asks for what only vLLM has.
     """
     known = [field.name for field in fields(EngineConfig)]
     changes: dict[str, Any] = {}
@@ -128,8 +124,7 @@ def with_options(config: EngineConfig | None, options: Mapping[str, Any], others
 def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
     """Variables of a chat template among keyword arguments; those in vLLM's `chat_template_kwargs` are added.
 
-    Raises:
-        InvalidRequestError: an argument of vLLM asks for what only vLLM has, or `chat_template_kwargs` is no mapping.
+    InvalidRequestError: an argument asks for what only vLLM has, or `chat_template_kwargs` is no mapping.
     """
     variables = dict(given)
     nested = variables.pop("chat_template_kwargs", None) or {}

@@ -49,11 +49,9 @@ _PLACEHOLDER = 0  # under an embedding; in vocabularies of models whose layers h
 
 
 class PromptReader:
-    """Reads what callers give, by a model's tokenizer, chat template and defaults.
+    """Reads what callers give, by a model's tokenizer, defaults, and chat template or `chat_template` in its place.
 
-    `chat_template` is the text of a Jinja template in place of the model's own. It raises UnsupportedModelError or
-    TokenizerError if the model's vocabulary can't be used, and CheckpointError if the sampling that its files advise is
-    malformed.
+    UnsupportedModelError, TokenizerError: the vocabulary can't be used. CheckpointError: the advised sampling can't.
     """
 
     def __init__(self, checkpoint: Checkpoint, chat_template: str | None) -> None:
@@ -83,8 +81,7 @@ class PromptReader:
     def chat(self, messages: Conversation, tools: Tools, variables: Mapping[str, Any]) -> PromptTokens:
         """Render a conversation as the tokens of its prompt.
 
-        It raises ChatTemplateError if the model has no template, or the template refuses or fails, and
-        InvalidRequestError if a message or a variable is malformed.
+        ChatTemplateError: there is no template, or it refuses or fails. InvalidRequestError: a message is malformed.
         """
         return PromptTokens(None, self._template.encode(messages, tools, **template_variables(variables)))
 
@@ -99,8 +96,7 @@ class PromptReader:
     def samplings(self, given: Samplings, count: int) -> list[SamplingParams]:
         """The parameters of each of `count` prompts: one for all, one for each, or the model's default for None.
 
-        Raises:
-            InvalidRequestError: the numbers of parameters and prompts differ, or a value is not `SamplingParams`.
+        InvalidRequestError: the numbers of parameters and prompts differ, or a value is not `SamplingParams`.
         """
         if given is None or isinstance(given, SamplingParams):
             return [given or self.default_sampling] * count

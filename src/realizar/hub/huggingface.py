@@ -56,8 +56,7 @@ class Download:
 def fetch(name: RepositoryName, progress: Progress, announce: Announce = ignore_files) -> Download:
     """Download the model's missing files into huggingface_hub's cache.
 
-    It raises UnknownModelError if no repository has the name, or it is private, or has no fitting files, and HubError
-    if it is offline and not cached, or can't be fetched.
+    UnknownModelError: no repository has the name, it is private, or lacks fitting files. HubError: it can't be fetched.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.constants import HF_HUB_CACHE

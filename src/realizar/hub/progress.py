@@ -37,8 +37,7 @@ class Announce(Protocol):
 class Progress(Protocol):
     """A callback that is called repeatedly during a download, possibly from another thread.
 
-    Each `label` has its own bar. `done` are the bytes so far, which never decrease for a label; `total` is None if
-    unknown.
+    Each `label` has a bar of its own. `done` are the bytes so far, which never decrease; `total` is None if unknown.
     """
 
     def __call__(self, label: str, done: int, total: int | None) -> None: ...

@@ -49,9 +49,9 @@ class ListedModel:
 def resolve(name: str, progress: Progress = ignore_progress) -> Path:
     """Find the GGUF file or safetensors folder of a model, and fetch it if needed.
 
-    `name` is a path, a pulled name (`smollm2:135m`), or a Hugging Face name (`user/repo:Q4_K_M`). An existing path
-    takes precedence. A model that was pulled before is used without network access. It raises HubError if the name is
-    unknown, or the model can't be fetched.
+    `name` is an existing path, else a pulled name (`smollm2:135m`), or a Hugging Face name (`user/repo:Q4_K_M`). A
+    model that was pulled before is used without network access. HubError: the name is unknown, or the model can't be
+    fetched.
     """
     local = _local(name)
     if local is not None:

@@ -15,8 +15,7 @@ class GroupBlocks:
     """The blocks that each row holds, for attention that sees all tokens or a window of them.
 
     `tables[row, j]` is the block of positions j * block_size and on, for `first[row] <= j < end[row]`, else 0.
-    `on_evict` and `moves_keys` are as in `BlockPool`. It raises UnsupportedModelError if the kind keeps no keys and
-    values.
+    `on_evict` and `moves_keys` are as in `BlockPool`. UnsupportedModelError: the kind keeps no keys and values.
     """
 
     def __init__(

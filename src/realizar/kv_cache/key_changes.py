@@ -1,7 +1,6 @@
 """`KeyWatch` notes which keys the prefix cache gains and loses, for a router of several engines. Standard library only.
 
-A key is reported by its first 16 bytes: enough to tell prefixes apart for a choice, and what is found in a cache is
-decided by whole keys.
+A key is reported by its first 16 bytes, enough for a choice; what is found in a cache is decided by whole keys.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ class KeyLog:
 class KeyWatch:
     """The logs of one cache, which starts with what the cache holds now.
 
-    `blocks` are keys of blocks that can be found, `ends` those after which a sequence can go on; None where it can
-    after any block.
+    `blocks` can be found; a sequence can go on after the keys of `ends`, or after any block where that is None.
     """
 
     def __init__(self, blocks: Iterable[bytes], ends: Iterable[bytes] | None) -> None:

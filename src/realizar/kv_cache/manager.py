@@ -160,9 +160,8 @@ class KVCacheManager:
     ) -> tuple[int, int | None, int | None]:  # fmt: skip
         """The last snapshot among cached blocks from which a sequence can go on; `runs` are per cache group.
 
-        Returns:
-            The number of blocks before it, 0 where there is none; then the snapshot on the device, or else the one in
-            the host's memory, which is taken where it saves enough tokens.
+        It returns the blocks before it, 0 without one; then the snapshot on the device, or else the one in the host's
+        memory, which is taken where it saves enough tokens.
         """
         tiers, ends = self._snapshots, range(len(keys), 0, -1)
         end = self._first_usable(runs, (at for at in ends if tiers.find(keys[at - 1]) is not None))
@@ -337,10 +336,8 @@ class KVCacheManager:
         return tuple([group.tables[rows, index] * size + place for group in self._groups])
 
     def audit(self) -> tuple[BlockCounts, ...]:
-        """Prove the counts of blocks and references per cache group, and that each snapshot has its block in every
-        group.
-
-        It raises RuntimeError if they are wrong.
+        """Prove the counts of blocks and references, and that snapshots have their blocks. It raises RuntimeError if
+        not.
         """
         counts = tuple(group.audit() for group in self._groups)
         self._snapshots.audit(lambda key: all(group.pool.find(key) is not None for group in self._groups))

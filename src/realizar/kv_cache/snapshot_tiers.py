@@ -53,8 +53,7 @@ class Taken(NamedTuple):
 
 
 class SnapshotTiers:
-    """Snapshots by the key of the block that they follow. There are none in the host's memory without any on the
-    device.
+    """Snapshots by the key of the block that they follow; none in the host's memory without any on the device.
 
     `log` notes the keys that snapshots can be found by, in either memory; None notes none.
     """

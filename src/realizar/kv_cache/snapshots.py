@@ -1,7 +1,6 @@
 """`SnapshotPool`: copies of rows' states at block ends, found by the key of the block that they follow.
 
-A model whose layers have a state goes on from a prefix only where its state after that prefix was kept. A snapshot is
-such a copy. Nothing changes it once it is taken; its memory belongs to the backend.
+Nothing changes a snapshot once it is taken; its memory belongs to the backend.
 """
 
 from __future__ import annotations

@@ -51,10 +51,9 @@ class _Call:
 
 
 class EngineCalls:
-    """Owns an engine, and gives every call the events of its request.
+    """Owns an engine, and gives every call the events of its request; `name` is the replica's.
 
-    `name` is the replica's. `max_queued` choices may wait; None takes the engine's own limit. `clock` is that of the
-    engine's times.
+    `max_queued` choices may wait; None takes the engine's own limit. `clock` is that of the engine's times.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """`PrefixRequestRouter`: Ray Serve's request router of the engines' deployment, which decides as `PrefixRouter` does.
 
-It runs in each front, beside the requests that it sends. What replicas hold it learns from their routing statistics,
-which Ray Serve's controller fetches and passes on.
+It runs in each front, and learns what replicas hold from their routing statistics, by Ray Serve's controller.
 """
 
 from __future__ import annotations

@@ -28,10 +28,9 @@ class Door:
 
 @dataclass(frozen=True, slots=True)
 class RunningApplication:
-    """An application that answers requests.
+    """An application that answers requests; `names` are the model's in the API.
 
-    `names` are the model's in the API, `placement` what one engine takes, in words; `owns_cluster`: the cluster was
-    started for it.
+    `placement` is what one engine takes, in words; `owns_cluster`: the cluster was started for it.
     """
 
     names: Sequence[str]

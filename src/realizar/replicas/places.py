@@ -68,8 +68,7 @@ def cpu_list(cpus: Sequence[int]) -> str:
 
 
 def places_on_cores(cores: Sequence[Core], num_replicas: int) -> tuple[Place, ...]:
-    """Divide cores, one at least, between replicas: as many for each, and all of them on one side of the machine if
-    possible.
+    """Divide cores, one at least, equally between replicas, each on one side of the machine if possible.
 
     Cores that are left over stay free for the process that answers requests. Where there are fewer cores than replicas,
     each replica gets one, which it shares.

@@ -1,7 +1,6 @@
 """`plan_replicas` divides a machine between the replicas of one model, in a process of its own.
 
-`python -m realizar.replicas.planning` reads a question from stdin: the server would otherwise have a backend's
-libraries in its own memory, and a GPU open, for good.
+`python -m realizar.replicas.planning` reads a question from stdin; the reason is that of `engine.process.planning`.
 """
 
 from __future__ import annotations

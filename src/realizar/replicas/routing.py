@@ -224,13 +224,11 @@ class PrefixRouter:
         return 0 if held is None else held.num_usable(keys, self._clock()) * self._block_tokens
 
     def choose(self, keys: Sequence[bytes], num_tokens: int, loads: Mapping[str, ReplicaLoad]) -> Route | None:
-        """Choose the replica of a request; nothing is noted. None if no replica may be chosen.
+        """Choose the replica of a request among `loads`, those ready and not draining; None without any. Nothing is
+        noted.
 
         Of replicas that cost the same, the one with the fewest open choices is taken; then one that the prompt's first
         key decides, so that routers that do not know of each other agree; without keys the one that waited longest.
-
-        `keys` are of the prompt's full blocks, `loads` of the replicas that may be chosen: those that are ready and not
-        draining.
         """
         cached = {name: min(self.num_cached_tokens(name, keys), num_tokens) for name in loads}
         first = keys[0] if keys else None

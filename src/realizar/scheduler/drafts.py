@@ -140,17 +140,13 @@ class DraftLookup:
 class Drafting:
     """Owns the drafter. A drafter that raises is not asked again: texts are the same without drafts.
 
-    Attributes:
-        num_drafts, num_accepted: tokens drafted and verified so far, and those of them that were right.
+    `num_drafts` and `num_accepted` count tokens verified so far, and those that were right. It raises
+    InvalidRequestError if there is a drafter, and room for no draft.
 
     Args:
-        drafter: goes before the backend: what that proposes is taken where the drafter has nothing. None drafts
-            nothing.
+        drafter: goes before the backend, whose drafts are taken where it has none. None drafts nothing.
         most_drafts: drafts of a sequence that the backend has room for.
         most_proposed: drafts that the backend itself proposes, as its `Capacity` has it.
-
-    Raises:
-        InvalidRequestError: there is a drafter, and room for no draft.
     """
 
     def __init__(self, drafter: Drafter | None, most_drafts: int, vocab_size: int, most_proposed: int = 0) -> None:
@@ -174,8 +170,7 @@ class Drafting:
     def propose(self, going: ListOf[Sequence], proposed: NDArray[np.int32] | None) -> None:
         """Have drafts proposed, in one call, for sequences that go on from a known token and have room for a draft.
 
-        Args:
-            proposed: int32 [sequences, most], the backend's drafts of each, NO_CHOICE after the last; None for none.
+        `proposed`, int32 [sequences, most], are the backend's drafts of each, NO_CHOICE after the last; None for none.
         """
         if not going:
             return

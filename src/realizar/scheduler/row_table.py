@@ -1,7 +1,7 @@
 """`RowTable`: the state of all sequences that have a row, one column for each fact, indexed by the row's number.
 
-Every step reads and writes these columns with a few operations for all its rows. `Sequence` shows the same numbers for
-one sequence, so that nothing is held twice. `RowPool` hands out the rows.
+A step reads and writes columns with a few operations for all its rows; `Sequence` shows the same numbers for one.
+`RowPool` hands out the rows.
 """
 
 from __future__ import annotations

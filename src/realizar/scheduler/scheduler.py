@@ -198,13 +198,9 @@ class Scheduler:
         nothing else is undone. It keeps the blocks that this token sees (`kv_cache/group.py`), also where the next one
         leaves some out of its window. Without it a step would wait for its slowest grammar.
 
-        Args:
-            rows: their numbers. Those whose sequences have ended pass.
-            following: the step that was scheduled after it and not submitted yet; it may have no rows.
-
-        Returns:
-            The following step, in which these rows compute their last token again, in place of one that they have not
-            sampled.
+        Rows whose sequences have ended pass. It returns `following`, the step scheduled after it and not submitted yet,
+        which may have no rows: these rows compute their last token again in it, in place of one that they have not
+        sampled.
         """
         are_held = np.zeros(len(self._table.sequence_ids), np.bool_)
         are_held[list(rows)] = True
@@ -379,10 +375,9 @@ class Scheduler:
             plan.add(sequence, count)
 
     def _allocate(self, row: int, wanted: int, plan: Plan) -> int:
-        """Own blocks for the row's next tokens, as many of `wanted` as there are, preempting later sequences for the
-        first one.
+        """Own blocks for as many of the row's next tokens as there are, up to `wanted`; returns their number.
 
-        It returns the tokens; 0 if the row's sequence itself was preempted.
+        Later sequences are preempted for the first one; 0 if the row's sequence itself was.
         """
         while self._table.is_running[row]:
             if count := self._cache.allocate(row, self._table.num_computed.item(row), wanted):

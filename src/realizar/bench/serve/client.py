@@ -1,7 +1,6 @@
 """One streamed request of OpenAI's API, timed as its bytes arrive.
 
-httptools, which comes with uvicorn, takes HTTP apart in C, and msgspec the JSON: at 64 streams the load generator must
-not take the cores that the server needs.
+httptools and msgspec parse in C: at 64 streams the load generator must not take the cores that the server needs.
 """
 
 from __future__ import annotations
@@ -78,11 +77,7 @@ class Server:
     context_tokens: int | None = None
 
     def get(self, path: str, timeout_s: float = 10.0) -> bytes:
-        """The body of a page, such as `/metrics`.
-
-        It raises OSError if the server does not answer, or with another status than 200, ValueError if the address is
-        none.
-        """
+        """The body of a page, such as `/metrics`. OSError: no answer, or no status 200. ValueError: a bad address."""
         headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
         address = f"{self.url.rstrip('/').removesuffix('/v1')}{path}"
         with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=timeout_s) as answer:

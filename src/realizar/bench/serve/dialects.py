@@ -32,8 +32,7 @@ class Dialect:
 
     Attributes:
         owner: what its `/v1/models` says of who owns a model.
-        known: fields of a kind that it knows, under whatever name.
-        renamed: fields that it calls otherwise.
+        known: fields of a kind that it knows, under whatever name; `renamed` are those that it calls otherwise.
         always: fields that every request to it has, so that it does what the others do.
     """
 

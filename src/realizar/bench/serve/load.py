@@ -1,7 +1,6 @@
 """A load on a server: its clients, in one process or in several where one core would be the bound.
 
-A request is due when it arrives, or when another has ended where no more may be open; the clients do not wait for
-anything else.
+A request is due when it arrives, or when another has ended where no more may be open.
 """
 
 from __future__ import annotations
@@ -90,10 +89,8 @@ class Generators:
     def run(self, server: Server, work: Workload, timeout_s: float) -> LoadRun:
         """Put a load on a server and wait for all answers.
 
-        Raises:
-            InvalidRequestError: the server's address is none.
-            UnknownFieldsError: the server does not know a field of a kind.
-            CapacityError: a process of the generator died.
+        InvalidRequestError: the server's address is none. UnknownFieldsError: it does not know a field of a kind.
+        CapacityError: a process of the generator died.
         """
         if self._pool is None:
             start_s = time.perf_counter()

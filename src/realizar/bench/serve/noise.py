@@ -1,8 +1,7 @@
 """Two loads beside each other, by their rounds: how far apart they are, and whether rounds are farther apart than that.
 
-The ratio is that of the rounds' geometric means. Its interval is Welch's for the difference of two means, of the
-logarithms, at 95 %: of rounds of one and the same server, one comparison in twenty lies outside. More rounds make it
-narrower.
+The ratio is that of the rounds' geometric means, its interval Welch's at 95 % for the difference of the means of the
+logarithms: of rounds of one and the same server, one comparison in twenty lies outside.
 """
 
 from __future__ import annotations

@@ -22,14 +22,9 @@ _STOP_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class ServerSize:
-    """The size of a server to start.
+    """The size of a server to start: `parallel` requests at a time, each of up to `context_length` tokens.
 
-    Attributes:
-        parallel: requests that it takes at a time.
-        context_length: tokens that each of them may hold.
-        threads: CPU threads; None leaves them to the server.
-        start_timeout_s: that loading may take.
-        api_processes, replicas: of realizar's own.
+    `threads` None leaves them to the server. `api_processes` and `replicas` are of realizar's own.
     """
 
     parallel: int

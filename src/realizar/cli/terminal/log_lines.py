@@ -20,8 +20,7 @@ _LEVELS = (("warning: ", "warning"), ("realizar: ", "error"))
 def log_to_stderr(level: str, form: LogFormat = "text") -> None:
     """Write log lines from `level` on, one of `logging`'s names in any letters, with the time of each.
 
-    With `json`, whatever else the process writes to `sys.stderr` becomes lines of JSON too. What can't be written is
-    lost from now on: a server outlives the disk and the reader of its log.
+    With `json`, what else the process writes to `sys.stderr` becomes JSON lines too. What can't be written is lost.
     """
     stderr = sys.stderr = _LosingStream(sys.stderr)
     lines = logging.StreamHandler(stderr)

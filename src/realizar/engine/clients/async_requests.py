@@ -265,10 +265,9 @@ class Suspects:
             self._points.pop(fingerprint(request), None)
 
     async def admit(self, request: Request) -> Callable[[], None]:
-        """Wait until a request may run. The caller must call the returned function when the request has ended.
+        """Wait until a request may run; call the returned function when it has ended.
 
-        It raises InvalidRequestError if engines died of this request, and QueueFullError if too many suspects are
-        waiting to run.
+        InvalidRequestError: engines died of it. QueueFullError: too many suspects wait to run.
         """
         if self._points_of(request) < _APART:
             return _nothing

@@ -37,8 +37,7 @@ class AsyncStream:
     def __aiter__(self) -> AsyncIterator[ChoiceDelta]:
         """Iterate the deltas as they arrive. A stream has one consumer.
 
-        It raises EngineDeadError if the engine stopped, and RealizarError if the request was closed, or its tokens
-        could not be turned into text.
+        EngineDeadError: the engine stopped. RealizarError: the request was closed, or its text could not be made.
         """
         return self._iterate()
 

@@ -1,7 +1,6 @@
 """`OwnedRequests`: requests of several owners in one `AsyncEngine`, each of which gets the events of its own.
 
-The engine's link is a `RoutedLink`: it shows every event to the requests, and gives the engine no tokens, so that it
-counts all together: the queue, suspects and restarts.
+A `RoutedLink` shows them every event, and gives the engine no tokens; that counts the queue, suspects and restarts.
 """
 
 from __future__ import annotations

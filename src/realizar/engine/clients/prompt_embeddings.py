@@ -12,13 +12,9 @@ from realizar.request import PromptEmbeddings
 
 
 def prompt_embeddings(values: ArrayLike, start: int = 0) -> PromptEmbeddings:
-    """Record embeddings, numbers [tokens, hidden_size] that float32 can hold; the engine checks their width.
+    """Record embeddings that come after `start` prompt tokens: numbers [tokens, hidden_size] that float32 can hold.
 
-    Args:
-        start: number of prompt tokens before them.
-
-    Raises:
-        InvalidRequestError: they are no such matrix, there are none, or some are not finite.
+    The engine checks their width. InvalidRequestError: they are no such matrix, none, or some are not finite.
     """
     try:
         with np.errstate(over="ignore"):

@@ -21,11 +21,8 @@ class Questions:
         self._open: dict[int, asyncio.Future[Any]] = {}
 
     async def ask(self, what: Question, patience_s: float | None = None) -> Any:
-        """Ask, and wait for the answer's value.
-
-        Raises:
-            RealizarError: what is asked for is not to be had, or the other side is gone.
-            TimeoutError: no answer came in time.
+        """Wait for the answer's value. TimeoutError: it is late. RealizarError: it is refused, or the other side is
+        gone.
         """
         number = next(_NUMBERS)
         answer = self._open[number] = asyncio.get_running_loop().create_future()

@@ -335,8 +335,7 @@ class EngineCore:
     def _give_masks(self, following: ScheduledBatch) -> ScheduledBatch:
         """Give the oldest step in flight its masks, unless it has them. Rows whose masks are late are held.
 
-        It returns `following`, the step that is submitted next, in which rows that are held compute their last token
-        again.
+        It returns `following`, the step submitted next, in which held rows compute their last token again.
         """
         if not self._in_flight:
             return following
@@ -454,9 +453,7 @@ def build_forward_input(batch: ScheduledBatch, cache: KVCacheManager) -> Forward
 class GrammarDrafts:
     """A `Drafter` on top of another one. What a grammar forces is right in any case, and is verified all the same.
 
-    Args:
-        certain_ids: the next tokens of a row that its grammar forces, so many at the most.
-        drafter: asked for all other rows.
+    `certain_ids` gives up to so many next tokens of a row that its grammar forces; `drafter` has all other rows.
     """
 
     def __init__(self, certain_ids: Callable[[int, int], tuple[int, ...]], drafter: Drafter) -> None:

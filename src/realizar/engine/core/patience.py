@@ -12,8 +12,8 @@ class Patience:
     """Weighs what waiting costs all rows of a step against what holding costs the late ones.
 
     A row that is held loses a step, and a moment of waiting costs each row that moment. So a step waits for the late
-    rows' share of its time, and no longer: waiting costs at most twice what the better choice would have. Where all
-    rows are late, waiting costs none of them anything, and only requests that come or leave are to be served.
+    rows' share of its time: waiting costs at most twice what the better choice would have. Where all rows are late,
+    only requests that come or leave are to be served.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,6 @@
 """The engine process: `python -m realizar.engine.process.main FD`, started by `engine.process.supervisor`.
 
-FD is one end of a pair of sockets. The process ends when the other end closes, for any reason. It ignores the signals
-that a terminal or a service manager sends to the whole group; its parent handles them.
+It ends when the other end of FD, a socket, closes. Signals to the whole group are its parent's: it ignores them.
 """
 
 from __future__ import annotations

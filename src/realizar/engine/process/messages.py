@@ -1,7 +1,6 @@
 """Messages between an engine and its client: commands in one direction, events in the other. msgspec and the nouns.
 
-An engine on a thread gets the records as they are. For an engine in a process of its own, `realizar.frames`
-writes them as msgpack.
+An engine on a thread gets the records as they are; `realizar.frames` writes them as msgpack for one in a process.
 """
 
 from __future__ import annotations

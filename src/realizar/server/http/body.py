@@ -28,11 +28,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 async def read_record(request: Request, record: type[R]) -> R:
-    """Read and decode a request's body.
-
-    Raises:
-        ApiError: 400 malformed, 408 too slow, 413 too large, 415 not plain JSON, 429 too much in flight.
-    """
+    """ApiError: 400 malformed, 408 too slow, 413 too large, 415 not plain JSON, 429 too much in flight."""
     lease = lease_of(request)
     body = await read_body(request, settings_of(request), lease)
     lease.body_bytes = len(body)

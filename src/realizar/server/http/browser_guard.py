@@ -1,8 +1,7 @@
 """Refuses browsers' requests from pages of other origins, by the headers Host, Origin and Sec-Fetch-*.
 
-Any page that a user has open can make the browser send requests to this server. A page whose name resolves to this
-machine (DNS rebinding) could read the answers too. Programs other than browsers send neither Origin nor
-Sec-Fetch-Site.
+Any page that a user has open can make the browser send requests here, and read the answers if its name resolves to this
+machine (DNS rebinding). Programs other than browsers send neither Origin nor Sec-Fetch-Site.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ _ATTRIBUTES: Mapping[str, str] = {
 
 
 def make_tracer(endpoint: str) -> Any:
-    """Make an OpenTelemetry tracer that sends its spans over HTTP to a collector, such as
-    `http://collector:4318/v1/traces`.
+    """An OpenTelemetry tracer that sends to a collector over HTTP, such as `http://collector:4318/v1/traces`.
 
     It raises RealizarError if OpenTelemetry is not installed.
     """

@@ -28,8 +28,7 @@ class IgnoredFields:
     def note(self, path: str, value: object) -> None:
         """Note a field by its path, of which places in lists don't count.
 
-        It raises ApiError 400 if it names an earlier part of the conversation, which must not be left out without a
-        word.
+        ApiError 400: it names an earlier part of the conversation, which must not be left out without a word.
         """
         if path in _HELD and value is not None:
             raise unsupported(path, "is not supported here: send the whole conversation")
