@@ -182,9 +182,7 @@ class Sleeps(Protocol):
         """
 
     def wake(self) -> Transfer:
-        """Copy everything back. CapacityError, KernelError: the device's memory does not suffice; it is asleep as
-        before.
-        """
+        """Copy everything back; raises CapacityError or KernelError for want of memory, asleep as before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,14 @@ _UNLIMITED = 1 << 60  # bytes; version 1 writes the largest multiple of a page f
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Bytes that a group's processes may use together, and those not used, or only by pages of files that the kernel
-    gives up.
-    """
+    """Bytes that a group's processes may use together, and those free; pages of files that the kernel gives up are."""
 
     limit_bytes: int
     free_bytes: int
 
 
 def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
-    """The narrowest memory limits of this process; None where there is none, or no Linux. `root` holds `proc` and
-    `sys`.
-    """
+    """The narrowest limits of this process; None where there is none, or no Linux. `root` holds `proc` and `sys`."""
     found = []
     for folder in _folders(root, "memory"):
         for limit_name, usage_name, prefix in (

@@ -64,7 +64,7 @@ class WeightTensors:
         return _part(tensor_source(self._checkpoint, place.stack[expert]), place)
 
     def stack(self, name: TensorName) -> MatrixSource | None:
-        """The matrices of a stack one below the other; None where the checkpoint does not hold them so. Raises as
+        """The matrices of a stack one below the other; None where the checkpoint has them otherwise. Raises as
         `matrix`.
         """
         place = self._spec.tensors[name]
@@ -88,8 +88,8 @@ class WeightTensors:
         return self._vector_source(name).dequantize()[self._spec.tensors[name].out_features()]
 
     def check_vectors(self) -> None:
-        """Raise CheckpointError for a norm, bias, sink or convolution with NaN or infinity, and a rate that is infinite
-        or above zero.
+        """Raise CheckpointError for a norm, bias, sink or convolution that is not finite, and for a rate that makes
+        states grow.
 
         They are small, and steps read some first.
         """
@@ -114,9 +114,7 @@ class WeightTensors:
             )  # fmt: skip
 
     def _vector_source(self, name: TensorName) -> MatrixSource:
-        """Its tensor as a matrix of one out_feature, or of several for a convolution or experts; it may hold others
-        beside.
-        """
+        """Its tensor as a matrix of one out_feature, or several for a convolution or experts; others may lie beside."""
         return tensor_source(self._checkpoint, self._spec.tensors[name].name)
 
 

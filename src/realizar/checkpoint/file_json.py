@@ -17,8 +17,7 @@ def parse_json_object(path: Path, data: bytes, base: int = 0) -> dict[str, Any]:
     """Parse an object; `base` is the offset of its first byte in the file, for messages.
 
     Raises CheckpointError: not UTF-8, not JSON, not an object, nested too deep, too many values, NaN or an infinity, or
-    a
-    duplicate key.
+    a duplicate key.
     """
     if is_too_large(data, MAX_CONTAINERS, MAX_VALUES):
         raise CheckpointError(path, f"offset {base}", "bad JSON: it has too many values")

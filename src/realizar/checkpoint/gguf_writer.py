@@ -27,8 +27,7 @@ class NewTensor:
     """A tensor to write, of a shape with the slowest dimension first.
 
     `data` is any contiguous array of the right size in bytes, or a function that makes it when its turn comes, so that
-    a
-    large model need not be in memory at once.
+    a large model need not be in memory at once.
     """
 
     name: str

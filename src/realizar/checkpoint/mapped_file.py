@@ -17,8 +17,7 @@ class MappedFile:
     """A whole file mapped read-only. The map lives as long as any view of it.
 
     Raises CheckpointError where the file is missing, unreadable, empty or not a regular file. Pipes and devices are
-    refused
-    before they are opened, because opening one may block for ever.
+    refused before they are opened, because opening one may block for ever.
     """
 
     def __init__(self, path: Path) -> None:

@@ -44,9 +44,7 @@ class ModelFiles:
         return tuple(_stat(known.path) for known in self._known)
 
     def fault(self) -> str | None:
-        """Why the model can't be loaded from its files now, naming one of them, or None; reads only bytes before
-        tensors.
-        """
+        """Why the model can't be loaded from its files now, naming one, or None; reads only bytes before tensors."""
         return next((fault for known in self._known if (fault := _fault(known)) is not None), None)
 
     def shown(self, text: str) -> str:

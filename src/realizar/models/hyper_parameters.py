@@ -60,9 +60,7 @@ class HyperParameters:
         self._nested: dict[str, HyperParameters] = {}
 
     def nested(self, hf: str, values: Mapping[str, Any]) -> HyperParameters:
-        """Those in a dictionary under the `config.json` key `hf`: for one key always one object, which knows what was
-        read.
-        """
+        """Those in a dictionary under a `config.json` key: for one key always one object, which knows what was read."""
         if hf in self._nested:
             return self._nested[hf]
         inner = HyperParameters(self.checkpoint, self.architecture, values, self.requested_context_length)

@@ -66,9 +66,7 @@ def is_classifier(checkpoint: Checkpoint) -> bool:
 
 
 def ranking_head(checkpoint: Checkpoint) -> RankingHead | None:
-    """None unless the model is a reranker; CheckpointError for a shape that does not fit or a number that is not
-    finite.
-    """
+    """None unless the model is a reranker; CheckpointError where the shape does not fit or a number is not finite."""
     names = ranking_tensors(checkpoint)
     if not names:
         return None

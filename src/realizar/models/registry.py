@@ -220,9 +220,8 @@ def _choose(checkpoint: Checkpoint, name: str, builds: Mapping[str, BuildSpec]) 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a multi-modal configuration that describes the text model. Its head is tied if either part says so:
-    which
-    of them counts differs between families and versions of transformers, and the other may have a default there. A head
-    that the checkpoint has all the same is seen by its values.
+    which of them counts differs between families and versions of transformers, and the other may have a default there.
+    A head that the checkpoint has all the same is seen by its values.
     """
     inner = config.get("text_config")
     if not isinstance(inner, Mapping):

@@ -91,8 +91,7 @@ class SpecBuilder:
         return _ACTIVATIONS[name]
 
     def bias(self, hf_key: str | None, projection: str, *, default: bool = False, layer: int = 0) -> bool:
-        """True if a projection has a bias, by `config.json`, or by the tensors of GGUF's `layer`, which has the
-        projection.
+        """True if a projection has a bias, by `config.json`, or by the tensors of GGUF's `layer`, which has it.
 
         Args:
             hf_key: None if a configuration has no key for it.
@@ -242,8 +241,7 @@ class SpecBuilder:
 
     def windowed_layers(self, is_windowed: Callable[[int], bool]) -> list[bool]:
         """`layer_types` of `config.json` or the GGUF window pattern (one flag per layer, or the period whose last layer
-        is full)
-        says which layers have a window (and its rope), and `is_windowed` where the checkpoint does not.
+        is full) says which layers have a window (and its rope), and `is_windowed` where the checkpoint does not.
         """
         keys, count = ("attention.sliding_window_pattern", "layer_types"), self.sizes.num_layers
         stated = self.hparams.raw(*keys)

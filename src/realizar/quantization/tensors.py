@@ -83,8 +83,7 @@ def tensor_source(checkpoint: Checkpoint, name: str) -> MatrixSource:
 
 
 def expert_source(checkpoint: Checkpoint, name: str, expert: int, *, transposed: bool = False) -> MatrixSource:
-    """One matrix of a stacked tensor [experts, out_features, in_features], or `transposed` [experts, in_features,
-    out_features].
+    """One matrix of a stack [experts, out_features, in_features], or `transposed` [experts, in_features, out_features].
 
     Raises:
         UnsupportedModelError: weights can't have its type, or not lie transposed.

@@ -376,9 +376,7 @@ class ExpertsBinder:
         yield self._sum(experts, add_scale)
 
     def _tiles_together(self, experts: Experts, matrices: list[Matrix]) -> int:
-        """Tiles of a group of the activation, where threads go on with what they computed, as in a dense feed-forward;
-        else 1.
-        """
+        """Tiles of a group of the activation, where threads go on with what they computed (see dense ones); else 1."""
         packed = all(isinstance(matrix, PackedMatrix) for matrix in matrices[:-1])
         return GROUP // self.instructions.lanes if packed and experts.up.out_features % GROUP == 0 else 1
 

@@ -48,9 +48,7 @@ class AttentionBinder:
         return quantised and 2 * attention.num_kv_heads <= attention.num_heads
 
     def rotate(self, attention: Attention, layer: int, *, terms: bool) -> BoundOperation:
-        """Norms of heads and rope; keys and values go into the cache. `terms` is as `two_terms` says of this
-        attention.
-        """
+        """Norms of heads and rope; keys and values go into the cache. For `terms` see `two_terms`."""
         return BoundOperation("rope", self.kernels.rotate(self.kv.dtype), self._rotate(attention, layer, terms))
 
     def rotate_queries(self, attention: SharedAttention) -> BoundOperation:

@@ -31,9 +31,7 @@ def view(address: int, count: int, dtype: Any) -> Any:
 
 
 def _reader(kind: Any, stored: Any, stride: int) -> Any:
-    """An intrinsic that reads element `index` of an array; `stored` is its type in memory, where an integer has
-    a sign.
-    """
+    """An intrinsic that reads element `index` of an array; `stored` is its type in memory, integers with a sign."""
 
     def read(typing_context: Any, address: Any, index: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -19,9 +19,7 @@ class Record:
         return self.index[name]
 
     def pack(self, values: dict[str, int | float]) -> NDArray[np.int64]:
-        """int64 [fields]; a float becomes a float32 in the first four bytes. KeyError: a field is missing or
-        unknown.
-        """
+        """int64 [fields]; a float becomes a float32 in a field's first four bytes. KeyError: missing or unknown."""
         unknown = set(values) ^ set(self.names)
         if unknown:
             raise KeyError(f"fields missing or unknown: {sorted(unknown)}")

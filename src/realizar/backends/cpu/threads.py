@@ -96,9 +96,7 @@ class ThreadTeam:
             worker.start()
 
     def run(self, operations: int, count: int) -> None:
-        """Walk `count` operations on every thread; StepError where a kernel raised: all threads have gone on to the
-        end.
-        """
+        """Walk `count` operations on every thread; StepError where a kernel raised: all have gone on to the end."""
         self._faults.watch_thread()  # before each walk: another team may have walked on this thread
         if self.size > 1:
             self._job[_OPERATIONS], self._job[_COUNT] = operations, count

@@ -49,8 +49,7 @@ class RowBuffer:
     """Rows of float32, [tokens, padded width], and of quantised records beside them.
 
     `records` is None where nothing quantised reads them. `terms` has records of twice the tokens, each token's and
-    those of
-    what it leaves over (`AttentionBinder.two_terms`), or is None.
+    those of what it leaves over (`AttentionBinder.two_terms`), or is None.
     """
 
     values: NDArray[np.float32]

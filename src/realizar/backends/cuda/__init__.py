@@ -3,21 +3,18 @@
 A model is loaded once and stepped many times. Read in this order:
 
 1. `runner.py`: `CUDABackend` submits steps to a model, which `load.py` puts on the device as one `LoadedModel`.
-2. `step_arrays.py`: a step's integers at fixed addresses. `StepSizes` has the sizes of the largest step, for memory;
-   `StepKind` (`launch.py`) has those of one step, by which kernels, epilogues and graphs are chosen. `shapes.py`
-   pads them to few kinds.
+2. `step_arrays.py`: a step's integers at fixed addresses, and `StepSizes` of the largest step. `launch.py`: `StepKind`,
+   by which kernels, epilogues and graphs are chosen. `shapes.py` pads steps to few kinds.
 3. `bind.py`, `bind_dense.py`, `bind_mixture.py`, `norms.py`: the program's blocks become a list of launches over the
-   buffers of `workspace.py`. `kernel_sizes.py` has the tiles, warps and splits of the Triton kernels.
-   `inputs/` has what comes before the blocks.
+   buffers of `workspace.py`, with the tiles of `kernel_sizes.py`. `inputs/` has what comes before the blocks.
 4. `matmul/`, `attention/`: the two kinds of operations that take nearly all of a step's time.
-   `recurrences/`: layers with a state, and its memory. Both gate their heads by `attention/output_gate.py`.
+   `recurrences/`: layers with a state, and its memory.
 5. `graphs.py`, `capture.py`: the list of launches is run, or replayed from CUDA graphs captured at load.
 6. `step.py`, `finish.py`, `sampling/`: a submitted step, its tokens, and its drafts.
 7. `weights/`, `layouts/`: how weights are packed at load, and how they and activations lie in memory.
 8. `sleep/`: the memory of a model that may sleep, at addresses that stay while its contents wait on the host.
 9. `kernels/` (Triton), `native/` (CUDA C++): the kernels. `tuning/`: measured tiles, for `realizar tune`.
 
-Besides: `device.py`, `cards.py`, `presence.py` (the GPUs of a machine), `device_errors.py` (their errors),
-`plan.py` (memory from a header), `supported.py` (the kinds of layers that
-run) and `inspection/` (profiles and traces).
+Besides: `device.py`, `cards.py`, `presence.py` and `device_errors.py` (GPUs and their errors), `plan.py` (memory from a
+header), `supported.py` and `inspection/` (profiles and traces).
 """

@@ -46,8 +46,6 @@ _Bound = (
 
 
 class Binder:
-    """Binds a model's blocks to its weights and workspace."""
-
     def __init__(
         self, spec: ModelSpec, weights: Weights, workspace: Workspace, attention: AttentionBinder, merger: Merger,
         experts: MixtureBinder, recurrences: RecurrenceBinder, norms: NormBinder, dense: DenseBinder,
@@ -84,7 +82,6 @@ class Binder:
         return [Launch("final norm", self._norms.bind_selected(tail.norm, None))]
 
     def _begin(self, program: Program) -> Iterator[Launch]:
-        """The launches before the blocks: the embedding, and the layers' own inputs where there are some."""
         yield Launch("embed", self._inputs.embed(float(self._spec.embedding_scale)))
         if program.layer_inputs is not None:
             projection = self._merger.merge((program.layer_inputs.projection,))

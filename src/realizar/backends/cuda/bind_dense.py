@@ -43,7 +43,6 @@ class DenseBinder:
         """Return a function that starts a matmul, with the epilogue that it has for a number of tokens.
 
         Args:
-            source: buffers of its input.
             folded: the scale of the norm of its input which the matmul must apply.
             consumer: the matmul that reads the activation of a feed-forward which begins with this one, from `target`.
             residual: operands of the residual-add epilogue, by number of tokens, if the matmul adds to the stream.
@@ -91,9 +90,7 @@ class DenseBinder:
     ) -> None:  # fmt: skip
         """Start target = activation(gate) * up, or activation(up), of so many rows.
 
-        Args:
-            sums: float32, that begin with gate. strides: elements from one split to the next, and of a row.
-            up_at: the first column of up.
+        `sums` are float32 that begin with gate, and with up at `up_at`; `strides` are those of a split and of a row.
         """
         cut = whole_width(width) if target.format.kind == "fp8" else activation_blocks(width, kind.tokens)
         activate[(rows, cut.blocks)](

@@ -66,12 +66,10 @@ def shared_floats(spec: ModelSpec, weights: Weights, merger: Merger, token_count
 
 @dataclass(frozen=True, slots=True)
 class _Mixture:
-    """A mixture, and what its launches share.
+    """A mixture, and what its launches share; a pair is a token and one expert that it goes through.
 
-    Attributes:
-        pairs: of a token and one expert that it goes through.
-        dense: the first and the last matmul of the feed-forward that every token goes through; None where there is
-            none, or where it lies in the stacks.
+    `dense` has the first and the last matmul of the feed-forward that every token goes through; None where there is
+    none, or where it lies in the stacks.
     """
 
     experts: Experts
@@ -88,13 +86,9 @@ class _Mixture:
 
 
 class MixtureBinder:
-    """Binds mixtures.
+    """Binds mixtures; `matmuls` and `grouped` are prepared, the latter None where Triton's kernels run alone.
 
-    Args:
-        weights: with the matrices of mixtures.
-        matmuls: of pairs, prepared.
-        routers, grouped: the latter prepared; None where Triton's kernels run alone.
-        norms: the binder of all other norms of the program, in whose order a mixture's are.
+    `norms` is the binder of all other norms of the program, in whose order a mixture's are.
     """
 
     def __init__(
@@ -120,11 +114,7 @@ class MixtureBinder:
         return Branch(output, block.join)
 
     def bind(self, block: ExpertsBlock, before: Branch | None, following: Consumer | None) -> Iterator[Launch]:
-        """All launches of a block.
-
-        Args:
-            before: what the first of them adds to the stream. following: the reader of the stream after it.
-        """
+        """The first launch adds `before` to the stream; `following` reads the stream after the block."""
         one, norms, folded, added = self._mixture(block.inputs, block.experts), block.experts.norms, None, None
         source = self._space.activations.normed
         if norms is None:
@@ -187,9 +177,8 @@ class MixtureBinder:
     ) -> Iterator[Launch]:
         """The launches of the chosen experts, whose outputs then lie at the beginning of the partial sums.
 
-        Args:
-            folded: the scale of the norm that is still missing.
-            output: says in which steps down adds to the stream. added: the operands of its epilogue then.
+        `folded` is the scale of the norm that is still missing. `output` says in which steps down adds to the stream,
+        with the operands `added`.
         """
         if one.matrices.ends_with_activation:
             yield self._launch("expert gate and up", self._activate_at_once(one, folded), one.matrices.gate_up[0], one)
@@ -209,7 +198,6 @@ class MixtureBinder:
         return run
 
     def _router(self, norm: Norm | None, experts: Experts) -> Router | None:
-        """The router of few tokens, where its kernel runs."""
         if self._routers is None or norm is None or not self._routers.runs(experts, norm):
             return None
         (weights,) = self._weights.groups[(experts.router.weight,)]
@@ -245,7 +233,6 @@ class MixtureBinder:
         return matrix, self._merger.merge((gate,)).bias
 
     def _route(self, one: _Mixture, score: Run) -> Run:
-        """Scores: with few tokens, choices too."""
         space, router = self._space, one.input.router
 
         def run(kind: StepKind) -> None:

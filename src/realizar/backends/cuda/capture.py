@@ -24,11 +24,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def failure_of(error: Exception) -> str:
-    """One line that says why a capture failed.
-
-    Raises:
-        DeviceLostError: the device failed, not the capture.
-    """
+    """One line that says why a capture failed; DeviceLostError where the device failed, not the capture."""
     ours = translate(error)
     if isinstance(ours or error, DeviceLostError):
         raise error
@@ -50,9 +46,8 @@ class GraphRecorder:
     def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Capture what `run` launches as a graph; nothing of it runs.
 
-        Raises:
-            DeviceLostError: the device failed. Any other error is that of the capture, which has been ended: the device
-                can go on.
+        Raises DeviceLostError where the device failed. After any other error the capture has been ended: the device can
+        go on.
         """
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
@@ -76,10 +71,8 @@ class GraphRecorder:
     def _recover(self) -> None:
         """Restore the allocator after a failed capture, and clear the error so that nothing meets it later.
 
-        Later graphs get a pool of their own, as the allocator of pinned memory keeps this one.
-
-        Raises:
-            DeviceLostError: nothing can run any more.
+        Later graphs get a pool of their own, as the allocator of pinned memory keeps this one. Raises DeviceLostError
+        where nothing can run any more.
         """
         index = torch.cuda.current_device() if self._device.index is None else self._device.index
         with suppress(RuntimeError):  # raised where torch has ended it

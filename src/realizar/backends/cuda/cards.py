@@ -23,9 +23,9 @@ class Card:
     """A GPU that torch lists.
 
     Attributes:
-        index: its number. name: as the driver gives it. capability: (major, minor).
-        memory_bytes: of the card. fault: why no model can run on it; None where one can.
-        bus_id: on the PCI bus, such as `0000:1b:00.0`; None where torch does not say.
+        name: as the driver gives it. capability: (major, minor).
+        fault: why no model can run on it; None where one can.
+        bus_id: on the PCI bus, such as `0000:1b:00.0`; None where torch, before some version, does not say.
     """
 
     index: int
@@ -37,7 +37,6 @@ class Card:
 
     @property
     def label(self) -> str:
-        """Number and name, for people."""
         return f"cuda:{self.index}, {self.name}"
 
 
@@ -64,7 +63,6 @@ def _card(index: int) -> Card:
 
 
 def _bus_id(found: Any) -> str | None:
-    """The address of a card from its properties, which older versions of torch do not have."""
     domain, bus, device = (getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device"))
     return None if domain is None or bus is None or device is None else f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
@@ -76,7 +74,6 @@ def free_memory(index: int) -> int:
 
 @cache
 def _missing_library() -> str | None:
-    """A line about the library that compiling and launching CUDA C++ kernels lacks here, or None."""
     try:
         from cuda.bindings import driver as _driver  # noqa: F401
     except ImportError:

@@ -44,10 +44,8 @@ class DeviceProfile:
 
     Attributes:
         torch_device: where tensors go; the CPU runs Triton's interpreter, for tests.
-        name: as the driver gives it.
-        capability: (major, minor).
+        name: as the driver gives it. capability: (major, minor).
         processors: streaming multiprocessors.
-        memory_bytes: of the card.
         shared_bytes: shared memory that one block may ask for.
         without: families of CUDA C++ kernels that this card refuses, or gets wrong.
     """
@@ -73,11 +71,9 @@ class DeviceProfile:
 
     @property
     def has_matmuls(self) -> bool:
-        """True if the CUDA C++ matmuls run here."""
         return self.runs("matmuls")
 
     def runs(self, family: Family) -> bool:
-        """True if kernels of a family run here."""
         return self.has_cuda_kernels and family not in self.without
 
     @property
@@ -87,11 +83,7 @@ class DeviceProfile:
 
 
 def open_device(index: int = 0) -> DeviceProfile:
-    """Open the GPU of a number.
-
-    Raises:
-        CapacityError: there is none that torch can use, or its driver refuses it.
-    """
+    """Open the GPU of a number; CapacityError where there is none that torch can use, or its driver refuses it."""
     if not torch.cuda.is_available():
         raise CapacityError("no GPU can be used: torch finds none (`--device cpu` runs without one)")
     try:
@@ -107,7 +99,7 @@ def open_device(index: int = 0) -> DeviceProfile:
 
 
 def has_memory_of_host(index: int) -> bool:
-    """True if the GPU of a number computes in the host's memory, as those that are part of a processor; else False."""
+    """True if the GPU computes in the host's memory, as those that are part of a processor."""
     if index >= torch.cuda.device_count():  # one to plan for, which is not here
         return False
     return bool(getattr(torch.cuda.get_device_properties(index), "is_integrated", False))
@@ -127,12 +119,10 @@ def free_bytes(device: DeviceProfile) -> int:
 
 
 def refused_family(kernel: str, without: frozenset[Family]) -> Family | None:
-    """The family to go on without, where a kernel was refused; None where nothing is left to give up.
+    """The family to go on without, where the kernel of a source was refused; None where nothing is left to give up.
 
-    Args:
-        kernel: the name of its source. What has no family of its own belongs to the matmuls, as the mat-vecs of experts
-            do.
-        without: families that were given up before: what fails in spite of that takes all matmuls with it.
+    What has no family of its own belongs to the matmuls, as the mat-vecs of experts do. What fails in spite of families
+    that were given up before takes all matmuls with it.
     """
     family: Family = next((family for family, name in _NAMES if name.match(kernel)), "matmuls")
     if family not in without:

@@ -79,8 +79,7 @@ class CaptureError(RealizarError):
 def device_errors(device: torch.device | None = None) -> Iterator[None]:
     """A context in which an error of the device is raised as one of ours.
 
-    Args:
-        device: a GPU is the current one within: any thread may step a model, and each has a current GPU of its own.
+    A GPU is the current one within: any thread may step a model, and each has a current GPU of its own.
     """
     try:
         with torch.cuda.device(device if device is not None and device.type == "cuda" else -1):
@@ -187,6 +186,5 @@ def _first_line(error: Exception) -> str:
 
 
 def _last_line(error: Exception) -> str:
-    """The last line of a compiler's message, which names the error; the source comes before it."""
     lines = str(error).strip().splitlines()
     return lines[-1].strip() if lines else type(error).__name__

@@ -19,11 +19,7 @@ from realizar.request import Pooling
 
 
 class StepFinisher:
-    """Finishes the step that ran last.
-
-    Args:
-        final_norm: launches that write final hidden states of the selected tokens to `Workspace.final_states`.
-    """
+    """Finishes the step that ran last; `final_norm` writes final hidden states of selected tokens to `final_states`."""
 
     def __init__(
         self, workspace: Workspace, graphs: GraphRunner, final_norm: Sequence[Launch], sampler: StepSampler
@@ -32,7 +28,6 @@ class StepFinisher:
         self._means: dict[int, tuple[torch.Tensor, int]] = {}
 
     def close(self, row: int) -> None:
-        """Forget a row's mean."""
         self._means.pop(row, None)
 
     def finish(self, step: CUDAStep) -> Finished:
@@ -105,10 +100,8 @@ class StepFinisher:
         return (total / count).float()
 
     def final_states(self, tokens: Sequence[int]) -> Iterator[torch.Tensor]:
-        """Hidden states of some of the last step's tokens after the final norm, on the device.
-
-        Yields:
-            float32 [some of them, hidden_size], overwritten by the next.
+        """Of some tokens of the last step after the final norm, in parts float32 [some, hidden_size], soon
+        overwritten.
         """
         most = self._space.arrays.sizes.selected
         for first in range(0, len(tokens), most):

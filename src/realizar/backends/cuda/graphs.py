@@ -35,11 +35,7 @@ class GraphRunner:
         self._recorder: GraphRecorder | None = None
 
     def padded(self, chunks: StepKind) -> StepKind:
-        """The kind that a step with chunks runs as: that of the smallest graph which holds it, or its own.
-
-        Args:
-            chunks: its tokens and decodes padded as they are without a graph.
-        """
+        """The kind that a step with chunks, padded, runs as: that of the smallest graph with room, or its own."""
         return least_holding(chunks, self._graphs) or chunks
 
     def run(self, kind: StepKind, selected: int) -> None:
@@ -75,16 +71,10 @@ class GraphRunner:
         return True
 
     def prepare(self, kinds: Sequence[StepKind], progress: Callable[[float], None], *, capture: bool = True) -> None:
-        """Compile and warm every kind, then capture it; a warning names those that can't be captured and run eagerly.
+        """Compile and warm every kind, then capture it, if asked; a warning names those without a graph.
 
         Decodes come first, as they have most to lose where memory does not suffice, and of each sort the largest:
-        others reuse its memory.
-
-        Args:
-            capture: False leaves all to run eagerly.
-
-        Raises:
-            DeviceLostError: the device failed, not the capture.
+        others reuse its memory. Raises DeviceLostError where the device failed, not the capture.
         """
         if not self._device.is_gpu:
             return
@@ -105,7 +95,6 @@ class GraphRunner:
         _LOG.info("%d of %d kinds of steps have a graph", len(self._graphs), len(ordered))
 
     def close(self) -> None:
-        """Free the graphs."""
         self._graphs.clear()
         self._recorder = None
 

@@ -33,7 +33,6 @@ class WidthCut:
 
 
 def whole_width(cols: int) -> WidthCut:
-    """One program per token."""
     block = max(64, int(triton.next_power_of_2(cols)))
     return WidthCut(block, 1, min(32, max(1, block // 256)))
 

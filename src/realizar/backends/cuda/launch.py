@@ -21,8 +21,8 @@ class StepKind:
         decodes: rows of one token that go through `attend_decode`, padded.
         tiles: of `attend_chunk`, padded where the step has a graph; 0 for a step of decodes alone.
         long: whether few decodes have long contexts, which other kernels suit than short ones.
-        embeds: whether embeddings are given for some tokens: they are copied first, beside the graph of the kind that
-            is else the same, whose kernels leave their places alone.
+        embeds: embeddings are given for some tokens: they are copied first, beside the graph of the kind that is else
+            the same, whose kernels leave their places alone.
     """
 
     tokens: int
@@ -34,10 +34,9 @@ class StepKind:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """`run` starts the operation's kernels.
+    """`run` starts the operation's kernels; `name` is what a profile calls it.
 
     Attributes:
-        name: what a profile calls it.
         weight_bytes: of the matrices that it reads.
         share_of_token: of those bytes, that one token reads at most: of the matrices of experts.
         attention: of the layer whose cache it reads; None for what reads none.

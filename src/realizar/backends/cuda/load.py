@@ -58,21 +58,16 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model on the device, and all that its steps use there.
-
-    The memory of the device is free again when this object is closed and dropped.
+    """A model on the device, and all that its steps use. The memory is free again when this is closed and dropped.
 
     Attributes:
-        spec, config: the model, and the configuration that it was loaded with.
         weights: packed. copy_bytes: of their FP8 copies, which are held by the matmuls.
-        space: buffers and arrays of a step.
-        kv: the KV cache. states: of layers that keep one. recurring: how far each row's state is.
+        states: of layers that keep one. recurring: how far each row's state is.
         sampler: the rows' parameters and states.
         attention: chooses the launches of attention by the kind of a step.
         graphs: launches of a step, captured or one by one.
         finisher: choices, log-probabilities and pooled vectors at the end of a step.
         experts_read: counts of the experts that steps read.
-        load_s: seconds that loading took.
     """
 
     spec: ModelSpec
@@ -106,11 +101,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Matmuls:
-    """The model's matmuls, and the padded numbers of tokens that each may have.
-
-    Attributes:
-        layers, head: matmuls of the layers and of the logits. counts, head_counts: numbers of tokens of either.
-    """
+    """Matmuls of the layers and of the logits, and the padded numbers of tokens that either may have."""
 
     kernels: MatmulKernels | None
     layers: list[MergedLinear]
@@ -130,11 +121,7 @@ class _Matmuls:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The parts of a model that are loaded before the KV cache, whose size depends on the memory that is left.
-
-    Attributes:
-        reserved_bytes: that the sampler takes only when a row needs them. Others: as of `LoadedModel`.
-    """
+    """All that is loaded before the KV cache; the sampler takes `reserved_bytes` only when a row needs them."""
 
     program: Program
     weights: Weights
@@ -153,10 +140,9 @@ def load_model(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress,
     memory: LoadMemory,
 ) -> LoadedModel:  # fmt: skip
-    """Load a model, with all kernels compiled and all graphs captured that its steps can need.
+    """Load a model that `check_tensors` passed, with all kernels compiled and all graphs captured that steps can need.
 
     Args:
-        spec: its parts run on a GPU, and `checkpoint` holds its tensors.
         progress: called with what is being done, and the share done, 0 to 1.
         memory: where the tensors lie; graphs take theirs beside it.
 
@@ -213,7 +199,6 @@ def load_model(
 def _load_parts(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress
 ) -> _Parts:
-    """Load all that does not depend on the size of the KV cache."""
     program = build_program(spec, config.hidden_layers)
     kernels = None
     if device.has_matmuls:
@@ -265,7 +250,6 @@ def _make_sampler(
 
 
 def _token_counts(sizes: StepSizes) -> tuple[set[int], set[int]]:
-    """Padded numbers of tokens of the layers' matmuls, and of the head's."""
     rows = row_counts(sizes.rows)
     return {*rows, *token_counts(sizes.tokens)}, {*rows, *row_counts(sizes.selected)}
 
@@ -318,8 +302,7 @@ def _capture(
 ) -> None:  # fmt: skip
     """Capture the graphs, which are freed again where that fails; without `capture` their steps are compiled alone.
 
-    Raises:
-        CaptureLostError: the context is lost meanwhile.
+    Raises CaptureLostError where the context is lost meanwhile.
     """
     stage = "capturing graphs" if capture else "compiling steps"
     kinds = [*decodes, *chunk_kinds(space.arrays.sizes)]
@@ -366,7 +349,6 @@ def describe_card(device: DeviceProfile, compute: str, kv_dtype: str) -> str:
 
 
 def describe_refused(device: DeviceProfile) -> Iterator[str]:
-    """A line for each family of kernels that is replaced."""
     if not device.has_matmuls:
         yield "no CUDA C++ matmuls on this device: Triton multiplies"
     for family in sorted(device.without):

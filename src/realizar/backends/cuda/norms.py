@@ -41,9 +41,7 @@ ResidualAdd = Callable[[StepKind], Residual]
 class ParallelOutput:
     """Outputs of experts and of a dense feed-forward parallel to them, each of which has a norm before they are added.
 
-    Attributes:
-        experts: their outputs. shared: the last matmul of the feed-forward.
-        sums: of that, by kind of step: float32 [splits, tokens, width].
+    `shared` is the last matmul of the feed-forward, `sums` its sums by kind of step: float32 [splits, tokens, width].
     """
 
     experts: ExpertsOutput
@@ -52,7 +50,7 @@ class ParallelOutput:
     norms: ExpertNorms
 
     def adds_residual(self, kind: StepKind) -> bool:
-        """False: no matmul's epilogue has it."""
+        """No matmul's epilogue has it."""
         return False
 
 
@@ -154,7 +152,6 @@ class NormBinder:
         gather: bool = False,
         square_sums: torch.Tensor | None = None,
     ) -> Run:
-        """One program per token."""
         space, cols, cut = self._space, self._cols, whole_width(self._cols)
         own, added_as = self.arguments(norm), self._added(branch)
         selected, sums_of = space.arrays["selected"], self._none if square_sums is None else square_sums
@@ -291,7 +288,6 @@ class NormBinder:
         return pointers, {"FORMAT": stored.value, "BLOCK_TOKENS": 1, "CHUNKS": 1}
 
     def arguments(self, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """Weight, bias and epsilon."""
         if norm is None:
             return self._none, self._none, 0.0
         bias = self._weights.vector(norm.bias) if norm.bias else self._none

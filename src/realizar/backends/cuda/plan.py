@@ -46,10 +46,7 @@ _MOST_LONG = 8  # decodes at which a step has another graph where contexts are l
 
 
 def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, free: int) -> MemoryPlan:
-    """Sizes of a model, without reading its weights.
-
-    Args:
-        free: bytes to plan for.
+    """Sizes of a model, without reading its weights, to plan for `free` bytes.
 
     Raises:
         CheckpointError: a tensor is missing, left over or of the wrong shape.
@@ -108,7 +105,7 @@ def plan_memory(spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig,
 
 
 def beside_drafter(drafter: ModelFiles, spec: ModelSpec, config: ResolvedConfig) -> Beside:
-    """What a drafter takes beside the main model of this spec and configuration. Raises what `plan_memory` does."""
+    """What a drafter takes beside the main model. Raises what `plan_memory` does."""
     own = drafter_config(config)
     plan = plan_memory(drafter.spec, drafter.checkpoint, own, _EVERYTHING)
     cache = KVMemory(drafter.spec, _of_one_request(own), _DEVICE)
@@ -116,7 +113,6 @@ def beside_drafter(drafter: ModelFiles, spec: ModelSpec, config: ResolvedConfig)
 
 
 def _of_one_request(config: ResolvedConfig) -> ResolvedConfig:
-    """A configuration whose cache has room for one request."""
     return replace(config, max_running=1, prefix_cache=False, kv_cache_bytes=_EVERYTHING)
 
 
@@ -146,7 +142,6 @@ def _pair_floats(spec: ModelSpec, sizes: StepSizes) -> int:
 
 
 def _estimated_bytes(spec: ModelSpec, sizes: StepSizes) -> int:
-    """Estimated bytes of partial sums and inputs of matmuls, and of routers and experts' biases."""
     attention = max(one.num_heads * one.head_size for _, one in spec.all_attentions())
     shared = [one.shared for _, one in spec.mixtures() if one.shared is not None]
     widest = max((one.up.out_features for one in (*(one for _, one in spec.feed_forwards()), *shared)), default=0)

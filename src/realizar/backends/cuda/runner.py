@@ -45,13 +45,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class CUDABackend:
-    """The `Backend` of GPUs. A step runs while the host prepares the next; each samples before the next starts,
-    at once where no row's grammar gives it a mask.
+    """The `Backend` of GPUs. A step runs while the host prepares the next; each samples before the next starts, at once
+    where no row's grammar gives it a mask.
 
-    Args:
-        progress: callback of loading, with the name of the stage and the fraction done, 0 to 1.
-        device: where to run; None takes the first GPU.
-        may_sleep: True to load the model so that it can `sleep`.
+    A device of None takes the first GPU; `may_sleep` loads the model so that it can `sleep`.
     """
 
     def __init__(
@@ -117,11 +114,7 @@ class CUDABackend:
 
     @property
     def model(self) -> LoadedModel:
-        """The model that is loaded.
-
-        Raises:
-            RuntimeError: none is.
-        """
+        """RuntimeError where none is loaded."""
         if self._model is None:
             raise RuntimeError("no model is loaded")
         return self._model
@@ -195,7 +188,6 @@ class CUDABackend:
         return self._pending
 
     def _kind(self, step: ForwardInput) -> StepKind:
-        """The kind of a step, padded."""
         sizes, embeds = self.model.space.arrays.sizes, bool(step.columns.embeddings)
         tiles = len(tiles_of(step, sizes.tile_tokens))
         decodes = padded_rows(count_decodes(step), sizes.rows)
@@ -238,17 +230,15 @@ class CUDABackend:
 
     @property
     def spec(self) -> ModelSpec:
-        """The model that is loaded."""
         return self.model.spec
 
     @property
     def device(self) -> DeviceProfile:
-        """The device that the model runs on."""
         assert self._device is not None
         return self._device
 
     def stream(self, tokens: int) -> NDArray[np.float32]:
-        """The residual stream of the last step's first tokens, as it is now: float32 [tokens, hidden_size]."""
+        """Of the last step's first tokens, as it is now: float32 [tokens, hidden_size]."""
         return self.model.space.hidden[:tokens].cpu().numpy().copy()
 
     def hidden_states(self, tokens: Sequence[int], layer: int | None = None) -> NDArray[np.float32]:

@@ -41,7 +41,6 @@ def padded_tokens(count: int, most: int) -> int:
 
 
 def token_counts(most: int) -> list[int]:
-    """All values of `padded_tokens`."""
     return sorted({padded_tokens(count, most) for count in [16, 32, *range(_TOKEN_STEP, most + 1, _TOKEN_STEP), most]})
 
 
@@ -83,7 +82,6 @@ def least_holding(step: StepKind, kinds: Iterable[StepKind]) -> StepKind | None:
 
 
 def step_sizes(spec: ModelSpec, config: ResolvedConfig, tile_tokens: int) -> StepSizes:
-    """The sizes of the largest step."""
     tokens = max(config.max_step_tokens, config.max_running)
     tokens = max(16, -(-tokens // 16) * 16)
     return StepSizes(

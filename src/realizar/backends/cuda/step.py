@@ -39,7 +39,6 @@ class WantedTokens:
 
 
 def wanted_tokens(step: ForwardInput) -> WantedTokens:
-    """The tokens whose logits a step's rows want."""
     columns = step.columns
     if columns.only_decodes:
         return _wanted_of_decodes(len(columns))
@@ -77,13 +76,7 @@ class Finished(Protocol):
 
 
 class CUDAStep:
-    """A submitted step.
-
-    Args:
-        finish: samples and starts the copies; called once.
-        device: where the step runs.
-        with_drafts: adds what a drafter proposes to the results; None proposes nothing.
-    """
+    """A submitted step; `finish` samples and starts the copies, once; `with_drafts` adds a drafter's proposals."""
 
     def __init__(
         self,

@@ -30,10 +30,9 @@ class StepSizes:
     """The sizes of the largest step.
 
     Attributes:
-        tokens, rows: of a step. selected: tokens whose logits are computed at once. tiles: of `attend_chunk`.
+        selected: tokens whose logits are computed at once. tiles: of `attend_chunk`, of `tile_tokens` each.
         groups: cache groups. blocks: of one row.
-        tile_tokens: tokens of a tile.
-        recurrences: true if layers have states.
+        recurrences: layers have states.
         kept: layers after which the stream is kept.
     """
 
@@ -85,7 +84,6 @@ class StepArrays:
         self._start_copy(self._host[0], 1)  # compiles it
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """An array on the device."""
         return self._buffer[self._places[name]]
 
     def slots(self, group: int) -> torch.Tensor:
@@ -140,7 +138,6 @@ class StepArrays:
         self, views: dict[str, NDArray[np.int32]], step: ForwardInput, kind: StepKind, selected: Integers,
         selected_rows: Integers,
     ) -> int:  # fmt: skip
-        """Fill a host copy; returns the end of the part that is used."""
         columns = step.columns
         tokens, rows = len(columns.token_ids), len(columns)
 
@@ -218,7 +215,6 @@ def recurrence_counts(sizes: StepSizes) -> dict[str, int]:
 
 
 def count_decodes(step: ForwardInput) -> int:
-    """The number of rows with one token."""
     return len(step.columns) if step.columns.only_decodes else int(np.count_nonzero(step.columns.num_tokens == 1))
 
 

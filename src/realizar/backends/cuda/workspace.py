@@ -21,9 +21,8 @@ LOGIT_BLOCK = 4096  # logits whose largest is found at once
 class Workspace:
     """Buffers that one step uses from its first kernel to its last; two steps never run at once.
 
-    Args:
-        compute: element type that attention multiplies in.
-        attention_parts: decodes times parts of a context, at most.
+    `compute` is the element type that attention multiplies in; `attention_parts` decodes times parts of a context, at
+    most.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class Workspace:
         return self._token_tops, self._token_arrivals
 
     def size_partials(self, floats: int) -> None:
-        """Make room for a matmul's partial sums."""
         if floats > self.partial_sums.numel():
             self.partial_sums = torch.zeros(floats, device=self.partial_sums.device)
 

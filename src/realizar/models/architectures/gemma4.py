@@ -44,9 +44,7 @@ _PERIOD = 6  # the last layer of each six is full
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Parameters that differ between layers. `source` is the layer whose keys and values it takes; `k_is_v`: K makes V
-    too.
-    """
+    """Parameters that differ between layers: `source` is the layer whose keys and values it takes, or None."""
 
     is_local: bool
     window: int | None

@@ -21,9 +21,7 @@ _GGUF_SCALES = "ffn_down_exps.scale"
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What the experts of all layers have in common; `width` is of one expert, `has_scales` of factors of their
-    outputs.
-    """
+    """What the experts of all layers have in common; `width` is of one, `has_scales` of factors of outputs."""
 
     count: int
     per_token: int

@@ -123,9 +123,7 @@ def _convolution(builder: SpecBuilder, index: int, length: int, *, bias: bool) -
 
 
 def _read_feed_forward_size(hparams: HyperParameters, stated: int) -> int:
-    """`block_ff_dim`, or else two thirds of it, rounded up, where `block_auto_adjust_ff_dim` asks; a GGUF file has
-    that.
-    """
+    """`block_ff_dim`, or two thirds of it, rounded up, as `block_auto_adjust_ff_dim` says; GGUF has the result."""
     if hparams.is_gguf:
         return stated
     size = hparams.integer(None, "block_ff_dim", high=MAX_FEED_FORWARD, default=stated)

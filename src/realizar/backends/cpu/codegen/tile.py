@@ -293,9 +293,7 @@ def scaled_sum(e: Emitter, record: Value, half: int | None) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class TileAddresses:
-    """Addresses of a tile and its tokens; `groups` are of 32 columns, and the stride goes from one's records to the
-    next's.
-    """
+    """Addresses of a tile and its tokens; groups have 32 columns, and a record's stride leads to the next group's."""
 
     codes: Value
     scales: Value

@@ -1,3 +1,1 @@
-"""Steps on the CPU taken apart, for `realizar profile` and `realizar trace`: see `InspectedCPUBackend` in
-`backend.py`.
-"""
+"""Steps on the CPU taken apart, for `realizar profile` and `realizar trace`: `InspectedCPUBackend` of `backend.py`."""

@@ -78,9 +78,7 @@ class KVSizes:
         return snapshots_within(limit_bytes, self.request_bytes, self.snapshot_bytes, self.token_bytes)
 
     def num_blocks(self, limit_bytes: int) -> tuple[int, ...]:
-        """Blocks of each group beside the snapshots, as far as they are of use; CapacityError: not even one request
-        fits.
-        """
+        """Blocks of each group that are of use beside the snapshots; CapacityError: not even one request fits."""
         check_one_fits(self.request_bytes, limit_bytes, self.context_length)
         limit_bytes -= self.num_snapshots(limit_bytes) * self.snapshot_bytes
         most = self._most_requests

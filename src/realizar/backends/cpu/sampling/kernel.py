@@ -13,9 +13,7 @@ from realizar.backends.cpu.threads import ThreadTeam
 
 
 class SamplingKernel:
-    """The kernel, and its scratch for each thread; `kernels` are addresses of `choose` and of those that it calls, by
-    name.
-    """
+    """The kernel, and its scratch for each thread; `kernels` are addresses of `choose` and those that it calls."""
 
     def __init__(self, kernels: Mapping[str, int], vocab_size: int, team: ThreadTeam) -> None:
         self.vocab_size, self.team = vocab_size, team
@@ -31,9 +29,7 @@ class SamplingKernel:
         self._program = walkable([BoundOperation("sampling", kernels["choose"], self._arguments)])
 
     def run(self, runs_at: int, count: int, stride: int) -> None:
-        """Read runs, int64 [count, fields of a run], of logits that lie `stride` bytes apart; StepError: the kernel
-        failed.
-        """
+        """Read runs, int64 [count, fields of a run], of logits `stride` bytes apart; StepError: the kernel failed."""
         self._next[0] = 0
         self._arguments[RUNS], self._arguments[COUNT], self._arguments[STRIDE] = runs_at, count, stride
         self.team.run(self._program.at, self._program.count)

@@ -54,9 +54,7 @@ class StepRuns:
         return cls(owners, queries, runs, faults, made, starts, nowhere, nowhere, ids, values)
 
     def give_lines(self, wanted: NDArray[np.bool_], top_n: NDArray[np.int64]) -> None:
-        """Give the runs that want log-probabilities, bool [runs], room for `top_n`, int64 [runs], of each of their
-        tokens.
-        """
+        """Give runs that want log-probabilities, bool [runs], room for `top_n`, int64 [runs], of each token."""
         self.runs[:, record.RUN_TOP_N] = top_n
         lines = np.where(wanted, self.runs[:, record.RUN_COUNT], 0)
         self.ids_at = np.concatenate((np.zeros(1, np.int64), np.cumsum(lines * (2 + top_n))))

@@ -131,9 +131,7 @@ class StepSampler:
         return numbers[chosen], self.choices[chosen, self.made[chosen] - 1]
 
     def output(self, pool: Callable[[int], Pooled]) -> StepOutput:
-        """Once all logits were read; `pool` is called with the index of each row that wants a hidden state and has no
-        error.
-        """
+        """Once all logits were read; `pool` is called for the index of each row that wants a state and has no error."""
         columns = self._columns
         if self._all_decoded:
             if not self.wants_logprobs:

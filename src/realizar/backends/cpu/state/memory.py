@@ -107,9 +107,7 @@ class StateMemory:
         self._kept[numbers] = uncertain
 
     def take(self, moves: StateMoves) -> None:
-        """Make the copies with which a step ends, states of rows to snapshots; RuntimeError: tokens of a row are
-        uncertain.
-        """
+        """Make the copies with which a step ends, of rows to snapshots; RuntimeError: tokens of a row are uncertain."""
         self._take(moves.taken)
 
     def time_fetch(self) -> float:

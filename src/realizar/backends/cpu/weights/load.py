@@ -34,9 +34,7 @@ _CHECKED_BYTES = 4 << 20  # of the embedding, at a time
 
 
 class Weights:
-    """Loads tensors of a spec, one at a time, releasing each one's pages. `lanes` are of a tile. Routers become
-    floats.
-    """
+    """Loads tensors of a spec, one at a time, releasing their pages. A tile has `lanes`. Routers become floats."""
 
     def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, lanes: int, threads: int) -> None:
         self._spec, self._tensors, self._lanes = spec, WeightTensors(spec, checkpoint), lanes

@@ -231,9 +231,7 @@ _Tiles = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]
 
 
 def _pack_planes(planes: Planes, weight_format: WeightFormat, lanes: int, tiles: _Tiles) -> None:
-    """Write some out_features, whole tiles or the last of a matrix, into their tiles; not for formats that keep
-    blocks.
-    """
+    """Write some out_features, whole tiles or the last of a matrix, into tiles of a format that keeps no blocks."""
     codes, scales, supers = tiles
     _write_codes(planes, weight_format, lanes, codes)
     small: tuple[NDArray[Any] | None, NDArray[Any] | None] = (planes.scales, planes.minima)

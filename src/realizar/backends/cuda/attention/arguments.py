@@ -31,7 +31,6 @@ def columns(attention: Attention | SharedAttention) -> tuple[int, int]:
 
 
 def gate_column(attention: Attention) -> int:
-    """The first column of the output gate in the output of the QKV matmul."""
     return columns(attention)[1] + attention.num_kv_heads * attention.head_size
 
 
@@ -43,11 +42,8 @@ def _is_summed(attention: Attention | SharedAttention) -> bool:
 class AttentionArguments:
     """Finds a layer's arguments among weights, workspace, cache and rope tables.
 
-    Args:
-        batch_invariant: True if results are written alike by all kernels, whatever the step.
-
-    Attributes:
-        none: stands for a tensor that a kernel does not read.
+    With `batch_invariant` results are written alike by all kernels, whatever the step. `none` stands for a tensor that
+    a kernel does not read.
     """
 
     def __init__(
@@ -91,7 +87,6 @@ class AttentionArguments:
         }  # fmt: skip
 
     def cache(self, layer: int) -> tuple[torch.Tensor, ...]:
-        """A layer's keys, values and their scales."""
         cache = self._kv.layers[layer]
         return cache.keys, cache.values, cache.key_scales, cache.value_scales
 

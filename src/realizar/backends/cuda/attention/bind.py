@@ -42,8 +42,7 @@ from realizar.models.spec import Attention
 class AttentionBinder:
     """Binds the operations between the QKV matmul and the output projection.
 
-    Args:
-        batch_invariant: True if contexts are cut at fixed places, so that a token's bits depend on its own alone.
+    With `batch_invariant` contexts are cut at fixed places, so that a token's bits depend on its own alone.
     """
 
     def __init__(
@@ -164,7 +163,6 @@ class AttentionBinder:
         return lambda kind: start_gate(self._space, kind, linear, gate_at, attention.head_size, consumer, summed=summed)
 
     def _convert(self, attention: Attention | SharedAttention, consumer: MergedLinear) -> Callable[[StepKind], None]:
-        """Convert float32 attention results to the format that the output projection reads."""
         space, width = self._space, attention.num_heads * attention.head_size
 
         def run(kind: StepKind) -> None:
@@ -216,10 +214,10 @@ class PartBinder:
         return run
 
     def prepare(self, kinds: Iterable[StepKind]) -> None:
-        """Compile CUDA kernels: there are none."""
+        """There are no CUDA kernels to compile."""
 
     def kernels_of(self, kind: StepKind) -> object:
-        """A key that is equal for steps whose decodes start the same kernels, with the same compile-time constants."""
+        """Equal for steps whose decodes start the same kernels, with the same compile-time constants."""
         return tuple(self._space.launching(kind).items()) if kind.decodes else None
 
     def is_long(self, decodes: int, context: int) -> bool:

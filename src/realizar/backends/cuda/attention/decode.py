@@ -32,9 +32,8 @@ _FLOAT_TOKENS = {"FORMAT": 0, "BLOCK_TOKENS": 1, "CHUNKS": 1}
 
 @dataclass(frozen=True, slots=True)
 class BoundDecode:
-    """One layer's attention: `linear` computes what is the layer's own of queries, keys and values.
-
-    `consumer` reads the result.
+    """One layer's attention: `linear` computes what is its own of queries, keys and values; `consumer` reads the
+    result.
     """
 
     block: AttentionBlock | SharedAttentionBlock
@@ -67,7 +66,6 @@ class DecodeBinder:
         return run
 
     def prepare(self, kinds: Iterable[StepKind]) -> None:
-        """Compile the CUDA kernels that decodes of these steps need."""
         if self._native is not None:
             steps = [kind for kind in kinds if kind.decodes]
             self._native.prepare(self._kernel(decode, kind) for decode in self._bound for kind in steps)
@@ -86,7 +84,6 @@ class DecodeBinder:
         return self._parts(attention, kind), tuple(rotated.items()), tuple(constants.items())
 
     def is_long(self, decodes: int, context: int) -> bool:
-        """True if a step of `decodes` decodes, the longest with this context, is `StepKind.long`."""
         if self._native is None or context <= _SHORT:
             return False
         return any(_are_few(decodes, decode.block.attention.num_kv_heads, self._device) for decode in self._bound)
@@ -181,7 +178,6 @@ def sized(kernel: AttendKernel, kind: StepKind, kv_heads: int, device: DevicePro
 
 
 def _fits(kernel: AttendKernel, blocks: int, device: DeviceProfile) -> bool:
-    """True if a multiprocessor has shared memory for `blocks` blocks at once."""
     return (kernel.shared_bytes + _STATIC_BYTES) * blocks <= device.shared_bytes
 
 
@@ -202,12 +198,9 @@ class DecodeAttention:
         self._kernels: dict[AttendKernel, Kernel] = {}
 
     def prepare(self, wanted: Iterable[AttendKernel]) -> None:
-        """Compile and load kernels, in parallel where they are not on disk yet.
+        """Compile and load kernels, in parallel where they are not on disk yet; Triton's kernel runs for other shapes.
 
-        Triton's kernel runs for shapes that this kernel does not support.
-
-        Raises:
-            KernelError: one does not compile, or the device refuses it.
+        Raises KernelError where one does not compile, or the device refuses it.
         """
         wanted = list(dict.fromkeys(wanted))
         for kernel in wanted:
@@ -219,17 +212,14 @@ class DecodeAttention:
             self._kernels[kernel] = Kernel(cubin, source.name, kernel.shared_bytes)
 
     def ready(self, kernel: AttendKernel) -> bool:
-        """True if the kernel was prepared."""
         return kernel in self._kernels
 
     def launch(
         self, kernel: AttendKernel, grid: tuple[int, int, int], tensors: Sequence[torch.Tensor | None],
         numbers: Sequence[float], integers: Sequence[int], dependent: bool,
     ) -> None:  # fmt: skip
-        """Start a kernel; arguments in the order of attend.cu, None for an address that is not read.
-
-        Raises:
-            KernelError: the launch is refused.
+        """Start a kernel; arguments in the order of attend.cu, None for what is not read. KernelError: it is
+        refused.
         """
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         stream = int(torch.cuda.current_stream(self._device).cuda_stream)

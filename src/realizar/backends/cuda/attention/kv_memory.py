@@ -42,11 +42,7 @@ def kv_limit_bytes(config: ResolvedConfig, free: int) -> int:
 
 
 def _free_beside_states(free: int, max_running: int, state_bytes: int) -> int:
-    """Bytes that the states of all rows leave free.
-
-    Raises:
-        CapacityError: they leave none.
-    """
+    """Raises CapacityError where the states of all rows leave nothing."""
     states = max_running * state_bytes
     if states > free:
         raise CapacityError(
@@ -67,7 +63,7 @@ class KVMemory:
 
     Args:
         reserved: bytes of the device that must stay free beside the cache.
-        state_bytes: of a row's state, and of a snapshot; 0 for models without. Those of all rows lie beside the cache.
+        state_bytes: of a row's state, and of a snapshot. Those of all rows lie beside the cache.
 
     Raises:
         CapacityError: not even one request fits, what is configured does not, or the states of all rows, or the block
@@ -116,7 +112,6 @@ class KVMemory:
             log_size(config, taken, free)
 
     def group_of(self, layer: int) -> int:
-        """Index of the cache group that a layer belongs to."""
         return self._group[layer]
 
     @property

@@ -22,7 +22,7 @@ def start_gate(
     Args:
         linear: whose output has the gate from column `gate_at` on. head: features of a head.
         norm: weight float32 [head] and eps of the norm of heads before a gate of silu; None has a gate of sigmoid.
-        summed: true if the splits of `linear` have been summed into the first, with its bias.
+        summed: the splits of `linear` have been summed into the first, with its bias.
         source: what is gated, float32 [>= tokens, >= width], columns side by side; None gates `attended`.
         activation: the gate's, as of `kernels.activate`.
     """

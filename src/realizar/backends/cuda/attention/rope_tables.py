@@ -25,16 +25,16 @@ class RopeTables:
         self._none = torch.zeros(1, device=device)
 
     def get(self, rope: Rope | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, as of the class; without rope a tensor that nothing reads."""
+        """Without rope a tensor that nothing reads."""
         return (self._none, self._none) if rope is None else self._tables[rope]
 
     def query_scales(self, growth: QueryGrowth | None) -> torch.Tensor:
-        """Factors of queries, as of the class; where they do not grow a tensor that nothing reads."""
+        """Where queries do not grow a tensor that nothing reads."""
         return self._none if growth is None else self._scales[growth]
 
 
 def _scales(growth: QueryGrowth, length: int, device: torch.device) -> torch.Tensor:
-    """The factors of all positions, to the bit those of the CPU backend."""
+    """To the bit those of the CPU backend."""
     factors = 1 + growth.factor * np.log(1 + np.arange(length, dtype=np.int32) // growth.period)
     return torch.from_numpy(factors.astype(np.float32)).to(device)
 

@@ -26,11 +26,7 @@ _PART = "layer inputs"
 
 @dataclass(frozen=True, slots=True)
 class InputsBinder:
-    """Binds what comes before the blocks, and the gates of the layers' own inputs.
-
-    Attributes:
-        norms: the binder of the program's norms, in whose order the conversion of the embedding is the first.
-    """
+    """Binds what comes before the blocks, and the gates of layers' own inputs; the embedding begins the norms."""
 
     weights: Weights
     space: Workspace
@@ -41,11 +37,7 @@ class InputsBinder:
         return self._embed(self.weights.embedding, self.space.hidden, scale, given=True)
 
     def bind(self, inputs: LayerInputs, projection: MergedLinear, project: Run) -> Iterator[Launch]:
-        """The launches that make the inputs of all layers, once `hidden` is the embedding.
-
-        Args:
-            project: starts the matmul `projection`, whose input is that of a norm.
-        """
+        """What makes the inputs of all layers from the embedding in `hidden`; `project` starts the `projection`."""
         table, scale = self.weights.layer_table, float(inputs.scale * inputs.table_scale)
         assert table is not None
         yield Launch(_PART, self._embed(table, self.space.layer_inputs, scale, given=False))
@@ -60,11 +52,7 @@ class InputsBinder:
         return lambda kind: start_gate(self.space, kind, linear, 0, size, consumer, source=own, activation=activation)
 
     def _embed(self, table: PlainMatrix | torch.Tensor, out: torch.Tensor, scale: float, *, given: bool) -> Run:
-        """out [tokens, cols] = scale * rows of a table. Out is contiguous.
-
-        Args:
-            given: leave the places of given embeddings as they are.
-        """
+        """out [tokens, cols] = scale * rows of a table; out is contiguous; `given` embeddings keep their places."""
         space, cols = self.space, out.shape[1]
         ids = space.arrays["ids"], space.arrays["token_rows"], space.last
         blocks = -(-cols // _EMBED_BLOCK)

@@ -1,5 +1,4 @@
-"""Steps on a GPU taken apart, for `realizar profile` and `realizar trace`. torch.
+"""Steps on a GPU taken apart, for `realizar profile` and `realizar trace`: `InspectedCUDABackend` in `backend.py`.
 
-`backend.py` has `InspectedCUDABackend`, a backend whose steps can be taken apart. `launch_times.py` measures each of
-a step's launches alone.
+`launch_times.py` measures each of a step's launches alone.
 """

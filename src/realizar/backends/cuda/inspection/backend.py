@@ -17,8 +17,6 @@ from realizar.models.spec import ModelSpec
 
 
 class InspectedCUDABackend(CUDABackend):
-    """The `InspectedBackend` of GPUs."""
-
     def _send(self, step: ForwardInput, kind: StepKind, wanted: WantedTokens) -> None:
         self.model.recurring.assume(step)
         super()._send(step, kind, wanted)
@@ -37,10 +35,8 @@ class InspectedCUDABackend(CUDABackend):
 def read_values(backend: CUDABackend, spec: ModelSpec, step: ForwardInput) -> list[StageValues]:
     """Run a step launch by launch, without its graph, and describe the stream at `stage_names`, then the last logits.
 
-    A norm's kernel adds the branch before it to the stream: after it the stream is what the norm has read.
-
-    Args:
-        backend: loaded with `spec`, no step on its way.
+    A norm's kernel adds the branch before it to the stream: after it the stream is what the norm has read. No other
+    step is on its way.
     """
     stages, found = iter(stage_names(spec)), []
     tokens = len(step.token_ids)

@@ -26,8 +26,6 @@ _LEAST_READ_BYTES = 64 << 20
 
 
 class Clock(Protocol):
-    """Times work on a device."""
-
     def seconds(self, starts: Sequence[Callable[[], None]]) -> list[float]:
         """Seconds of each of these launches, one after the other."""
 
@@ -82,16 +80,11 @@ class EventClock:
 
 
 def time_launches(backend: CUDABackend, step: ForwardInput, repeats: int, clock: Clock | None = None) -> list[PartTime]:
-    """Run a step launch by launch, without its graph, `repeats` times over: the best of each.
+    """Run a step launch by launch, without its graph, `repeats` times over: the best of each. Its rows are open.
 
-    Events between launches keep a kernel from starting while the one before ends, so that the sum may exceed a step.
-
-    Args:
-        backend: loaded, the step's rows opened.
-        clock: None takes events, or the host's clock under the interpreter.
-
-    Raises:
-        RealizarError: the launches can't be timed here.
+    Events between launches keep a kernel from starting while the one before ends, so that the sum may exceed a step. A
+    clock of None takes events, or the host's clock under the interpreter. Raises RealizarError where the launches can't
+    be timed here.
     """
     device = backend.device
     clock = clock or (EventClock(device.torch_device) if device.is_gpu else HostClock())
@@ -109,8 +102,7 @@ def time_launches(backend: CUDABackend, step: ForwardInput, repeats: int, clock:
 def read_limit(backend: CUDABackend, clock: Clock | None = None, repeats: int = 10) -> ReadLimit:
     """The rate at which the device sums float32 that no cache holds, the best of several.
 
-    Raises:
-        CapacityError: beside the model no memory is free to read.
+    Raises CapacityError where beside the model no memory is free to read.
     """
     device = backend.device
     clock = clock or (EventClock(device.torch_device) if device.is_gpu else HostClock())

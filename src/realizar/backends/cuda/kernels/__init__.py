@@ -8,11 +8,10 @@ A step meets them in this order:
 3. `rotate.py`, `heads.py`: QK norm, rope, and keys and values into the cache.
 4. `attend.py` (chunks), `attend_decode.py` (single tokens), `attend_parts.py` (these too, with `batch_invariant`).
    `recurrences/`: layers with a state. `gate_heads.py`: the output gates of these and of attention.
-5. `activate.py`: the feed-forward's activation. `experts.py`: a mixture's choice of experts, and its matmuls where
-   experts are not in fragment order; `shared_expert.py`: the end of a shared one. `choose.py`: logits and the largest
-   of each row.
+5. `activate.py`, or `experts.py` and `shared_expert.py`: feed-forwards. `choose.py`: logits and the largest of each
+row.
 
-`plain_matmul.py` is the matmul for GPUs without the CUDA C++ kernels; it and `embed.py` read weights by
-`plain_weights.py`. `float_matmul.py` multiplies float weights as stored, in one order. `reduce.py` sums a matmul's
-splits; `dependent.py` has programmatic dependent launch. Binders in `norms.py`, `attention/` and `bind.py` call them.
+`plain_matmul.py`, for GPUs without the CUDA C++ kernels, and `embed.py` read weights by `plain_weights.py`.
+`float_matmul.py` multiplies float weights in one order. `reduce.py` sums a matmul's splits; `dependent.py` has
+programmatic dependent launch.
 """

@@ -27,7 +27,6 @@ def load_tile(cache, scales, at, live, dims, HEAD: tl.constexpr, INT8: tl.conste
 
 @triton.jit
 def cap_scores(scores, soft_cap):
-    """soft_cap * tanh(scores / soft_cap)."""
     return soft_cap - 2.0 * soft_cap / (tl.exp(scores * (2.0 / soft_cap)) + 1.0)
 
 

@@ -17,7 +17,6 @@ def begin(DEPENDENT: tl.constexpr):
 
 @triton.jit
 def let_next_start(DEPENDENT: tl.constexpr):
-    """Lets the next kernel start."""
     if DEPENDENT:
         gdc_launch_dependents()
 

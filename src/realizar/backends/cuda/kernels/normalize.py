@@ -87,7 +87,6 @@ def normalize(
 
 @triton.jit
 def two_to(power):
-    """2^power as float32."""
     return ((power + 127) << 23).to(tl.float32, bitcast=True)
 
 

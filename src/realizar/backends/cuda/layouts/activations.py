@@ -39,7 +39,6 @@ GROUP = 16  # columns that share an int8 scale
 
 
 def padded_cols(cols: int) -> int:
-    """Columns rounded up to whole chunks."""
     return -(-cols // CHUNK) * CHUNK
 
 

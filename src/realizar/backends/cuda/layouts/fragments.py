@@ -111,7 +111,6 @@ class FragmentFormat:
 
     @property
     def codes_bytes(self) -> int:
-        """Bytes of codes per block."""
         return sum(self.planes) * 16
 
     @property
@@ -129,7 +128,6 @@ class FragmentFormat:
 
     @property
     def super_bytes(self) -> int:
-        """Bytes of super-scales per 64 out_features and 256 columns."""
         return (256 if self.minima else 128) if self.two_level else 0
 
     def chunks(self, cols: int) -> int:
@@ -138,7 +136,6 @@ class FragmentFormat:
         return -(-cols // unit) * (unit // BLOCK)
 
     def strip_bytes(self, cols: int) -> int:
-        """Bytes of 64 out_features."""
         chunks = self.chunks(cols)
         return chunks * self.block_bytes + chunks // 4 * self.super_bytes
 
@@ -151,14 +148,9 @@ FLOATS = FragmentFormat(16, 0.0, 1, "none")
 
 
 def fragment_format(layout: WeightLayout, compact: bool = False) -> FragmentFormat:
-    """The format in which matrices of a layout are packed.
+    """The format for matrices of a layout, of codes, bf16 or fp16; UnsupportedModelError where none expresses it.
 
-    Args:
-        layout: of codes, or of bf16 or fp16.
-        compact: keep two-level scales also where one level costs less than an eighth more (4 to 6 bits).
-
-    Raises:
-        UnsupportedModelError: no format expresses the layout.
+    `compact` keeps two-level scales also where one level costs less than an eighth more (4 to 6 bits).
     """
     if layout.float_type in ("bf16", "f16"):
         return FLOATS
@@ -188,7 +180,6 @@ _SMALL_OF: dict[str, Small] = {"u4": "u4_pair", "u8": "u8_pair", "i8": "i8"}  # 
 
 
 def _refusal(layout: WeightLayout) -> str | None:
-    """The reason why no kernel reads a layout, or None."""
     two_level = layout.super_group_size is not None
     if layout.is_float:
         return "float32 is not packed"
@@ -212,10 +203,9 @@ def _refusal(layout: WeightLayout) -> str | None:
 
 
 def pack_fragments(planes: Planes, weight_format: FragmentFormat) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """A matrix in fragment order, out_features and columns padded with weights of zero.
+    """A matrix in fragment order, out_features and columns padded with weights of zero; and `block_scales`.
 
-    Returns:
-        uint8 [weight_format.size_bytes(out_features, cols)], and block_scales, float32 [ceil(out_features / 64)].
+    They are uint8 [weight_format.size_bytes(out_features, cols)] and float32 [ceil(out_features / 64)].
     """
     strips, chunks = -(-planes.out_features // BLOCK), weight_format.chunks(planes.in_features)
     exponents = _exponents(planes, weight_format, strips)
@@ -386,11 +376,7 @@ def strip_axes(strips: int, chunks: int) -> tuple[int, ...]:
 
 
 def fragment_floats(values: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """A matrix [out_features, cols] in fragment order, padded with zeros.
-
-    Returns:
-        uint8 [FLOATS.size_bytes(out_features, cols)], and block_scales, float32 [ceil(out_features / 64)].
-    """
+    """A matrix [out_features, cols] in the format `FLOATS`, as of `pack_fragments`."""
     out_features, cols = values.shape
     strips, chunks = -(-out_features // BLOCK), FLOATS.chunks(cols)
     padded = np.zeros((strips * BLOCK, chunks * BLOCK), np.float32)

@@ -70,9 +70,9 @@ class ExpertsInput:
         grouped: the format that grouped matmuls read, by number of tokens; None where pairs are multiplied in any step.
         pair_tokens: the most tokens of a step that multiplies pairs beside grouped matmuls.
         router: of up to its `most_tokens`; None where the router is a matmul in any step.
-        folds: True if the mat-vec applies the norm's scale, in steps of few tokens.
+        folds: the mat-vec applies the norm's scale, in steps of few tokens.
         shared: the first matmul of the shared expert, where there is one beside the stacks.
-        apart: True if the experts have a norm of their own, which nothing else reads.
+        apart: the experts have a norm of their own, which nothing else reads.
     """
 
     pairs: tuple[InputFormat, ...]
@@ -97,7 +97,6 @@ class ExpertsInput:
         return self.grouped is not None and kind.tokens > self.pair_tokens
 
     def input_formats(self, kind: StepKind) -> tuple[InputFormat, ...]:
-        """Formats that the norm must write."""
         formats = self.pairs
         if self.grouped is not None and self.is_grouped(kind):
             formats = (self.grouped(kind.tokens),)
@@ -121,9 +120,7 @@ class ExpertsInput:
 class ExpertsOutput:
     """The outputs of a token's experts, which the norm after them adds up in the order of slots, as it does splits.
 
-    Attributes:
-        per_token: experts that a token goes through. width: of an output.
-        residual_tokens: the most tokens of a step in which down adds them up, and to the stream.
+    In steps of up to `residual_tokens` down adds them up, and to the stream.
     """
 
     per_token: int
@@ -132,7 +129,6 @@ class ExpertsOutput:
     bias: None = None
 
     def splits(self, kind: StepKind) -> int:
-        """Outputs that make up a token's."""
         return self.per_token
 
     def adds_residual(self, kind: StepKind) -> bool:
@@ -145,13 +141,9 @@ class ExpertsOutput:
 
 
 class ExpertMatmuls:
-    """Multiplies pairs; compiles kernels of matrices in fragment order.
+    """Multiplies pairs; `matmuls` is None where Triton's kernels run alone.
 
-    Args:
-        matmuls: of dense matrices, on the same device; None where Triton's kernels run alone.
-
-    Attributes:
-        experts_read: counts of the experts that mat-vecs of down read, and grouped matmuls.
+    `experts_read` counts the experts that mat-vecs of down read, and grouped matmuls.
     """
 
     def __init__(self, matmuls: MatmulKernels | None) -> None:
@@ -171,11 +163,7 @@ class ExpertMatmuls:
         return most_pair_tokens(experts.num_experts, experts.experts_per_token)
 
     def prepare(self, mixtures: Iterable[tuple[Experts, ExpertMatrices]]) -> None:
-        """Compile and load the kernels of mixtures.
-
-        Raises:
-            KernelError: one does not compile or does not fit the device.
-        """
+        """Compile and load the kernels of mixtures; KernelError: one does not compile or does not fit the device."""
         if self._matmuls is None:
             return
         every = list(mixtures)
@@ -285,7 +273,7 @@ class ExpertMatmuls:
             bias: of the stack, as in `ExpertMatrices`.
             source: a row for each token, in the format of `input_format`.
             out: float32 [pairs, >= out_features], contiguous; gets columns from 0 on.
-            of_pairs: True if `source` has a row for each pair; then the outputs are multiplied by the pairs' weights.
+            of_pairs: `source` has a row for each pair; then the outputs are multiplied by the pairs' weights.
         """
         per_input, stride = 1 if of_pairs else pairs.per_token, out.stride(0)
         if isinstance(stack, PackedExperts):
@@ -365,12 +353,10 @@ def most_pair_tokens(experts: int, per_token: int) -> int:
 
 
 def gated_activation(experts: Experts) -> GatedActivation:
-    """The activation by which a mixture's gate and up become one."""
     return "clamped" if experts.clamped else experts.activation
 
 
 def input_format(stack: Stack) -> InputFormat:
-    """The format of the activations that a stack's kernel reads."""
     return INTEGERS if isinstance(stack, PackedExperts) else FLOATS
 
 

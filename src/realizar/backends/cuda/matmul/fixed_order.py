@@ -43,11 +43,7 @@ def fixed_tiling(
     tuning: DeviceTuning, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat,
     beside: Sequence[FragmentFormat] = (),
 ) -> Tiling:  # fmt: skip
-    """The tiles of a step of `tokens`, and the splits; those times `tiles.summed` depend on the shape alone.
-
-    Args:
-        beside: formats of matrices that run in the same grid.
-    """
+    """The tiles of a step; splits times `tiles.summed` depend on the shape alone. The grid has formats `beside`."""
     chunks, block_tokens = weight_format.chunks(cols), tuning.block_tokens(tokens)
     splits = fixed_splits(tuning, out_features, chunks)
     if not tuning.wgmma:

@@ -39,12 +39,7 @@ _SMALLEST = 1e-30  # an output feature's largest weight counts as at least that:
 
 @dataclass(frozen=True, slots=True)
 class FP8Copy:
-    """Matrices [out_features, cols], one below the other.
-
-    Attributes:
-        codes: float8_e4m3fn [out_features, cols]. scales: float32 [out_features], what codes are multiplied by.
-        out: type of sums that the matmul can write.
-    """
+    """Matrices one below the other: codes float8_e4m3fn [out_features, cols], scales float32 [out_features]."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -61,8 +56,7 @@ def scaled_matmul(
 ) -> None:  # fmt: skip
     """Write sums [tokens, outputs] = (x * x_scales) @ (weights * scales).T; codes as bytes or as 8-bit floats.
 
-    Args:
-        out: type that torch's matmul writes; where `sums` has another, they are copied.
+    `out` is the type that torch's matmul writes; where `sums` has another, they are copied.
     """
     x, weights = x.view(torch.float8_e4m3fn), weights.view(torch.float8_e4m3fn)
     operands = x, weights.t(), x_scales[:, None], scales[None]
@@ -73,11 +67,7 @@ def scaled_matmul(
 
 
 def check_device(device: DeviceProfile) -> None:
-    """Refuse a GPU without FP8.
-
-    Raises:
-        InvalidRequestError: it has none.
-    """
+    """Raise InvalidRequestError for a GPU without FP8."""
     if not device.has_matmuls or device.capability < LEAST_CAPABILITY:
         major, minor = device.capability
         raise InvalidRequestError(
@@ -90,8 +80,7 @@ def check_device(device: DeviceProfile) -> None:
 def sum_type(device: DeviceProfile) -> torch.dtype:
     """The type in which matmuls with a scale per token give their sums here: float32 where torch can, else bfloat16.
 
-    Raises:
-        UnsupportedModelError: they run in neither.
+    Raises UnsupportedModelError where they run in neither.
     """
     ones = torch.ones((256, 256), device=device.torch_device).to(torch.float8_e4m3fn)
     scales = torch.full((256,), 0.5, device=device.torch_device)
@@ -121,11 +110,7 @@ def copied_bytes(matrices: Sequence[Matrix]) -> int:
 
 
 def copy_matrices(matmuls: MatmulKernels, matrices: Sequence[PackedMatrix], out: torch.dtype) -> FP8Copy:
-    """Copy packed matrices of equal columns, one below the other, each in its own order of output features.
-
-    Args:
-        out: from `sum_type`.
-    """
+    """Copy packed matrices of equal columns, one below the other, each in its own order of output features."""
     out_features, cols = sum(matrix.out_features for matrix in matrices), matrices[0].in_features
     codes = torch.empty((out_features, cols), dtype=torch.float8_e4m3fn, device=matmuls.device)
     scales = torch.empty(out_features, device=matmuls.device)
@@ -143,7 +128,6 @@ def copy_matrices(matmuls: MatmulKernels, matrices: Sequence[PackedMatrix], out:
 
 
 def prepare_copying(matmuls: MatmulKernels, matrices: Sequence[PackedMatrix]) -> None:
-    """Compile what `copy_matrices` needs for these matrices, side by side."""
     matmuls.prepare([(matrix.format, _unpacking(matmuls, matrix)) for matrix in matrices])
 
 

@@ -79,8 +79,7 @@ class GroupedConfig:
     """The kernel of a grouped matmul.
 
     Attributes:
-        format: of the weights. tiles: the kernel's own parameters.
-        tiled: whether its input is what `launch_gated` writes.
+        tiled: its input is what `launch_gated` writes.
         activation: of gate and up; None where sums go to rows of pairs.
         chunks: of a row of weights.
     """
@@ -102,7 +101,6 @@ class GroupedConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
         if isinstance(self.tiles, DirectTiles):
             return self.tiles.shared_bytes(self.chunks)
         return self.tiles.shared_bytes(self.format, self.activation is not None)
@@ -123,10 +121,9 @@ class GroupedBuffers:
         self, device: torch.device | str, rows: int, per_token: int, shape: ExpertShape, wgmma: bool,
         lines: Sequence[ExpertLine] = (), shared: int = 0,
     ) -> None:  # fmt: skip
-        """Allocate.
+        """Allocate for the largest step, of `rows`.
 
         Args:
-            rows: of the largest step. per_token: experts of a row.
             shape: of the mixture; its width is a multiple of 64, or 0 where nothing is written in tiles.
             wgmma: whether the Hopper kernel runs. lines: measured on the device.
             shared: as in `step_tiles`.
@@ -143,20 +140,15 @@ class GroupedBuffers:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all of it."""
         each = self.slots, self.work, self.starts, self.gated, self.laid
         return sum(tensor.numel() * tensor.element_size() for tensor in each)
 
 
 class GroupedMatmuls:
-    """The grouped matmuls of one device: chooses, compiles, launches. Used by one thread, in one context.
-
-    Attributes:
-        lines: measured on the device.
-    """
+    """Chooses, compiles and launches one device's, by its measured `lines`. Used by one thread, in one context."""
 
     def __init__(self, matmuls: MatmulKernels, experts_read: ExpertsRead | None = None) -> None:
-        """Share the device and its tuning with the dense matmuls; sorts add what they find to `experts_read`."""
+        """Share device and tuning with the dense matmuls; sorts add what they find to `experts_read`."""
         self._matmuls, self._tuning = matmuls, matmuls.tuning
         self.lines = self._tuning.grouped_lines(in_order=matmuls.batch_invariant)
         self._experts_read = experts_read
@@ -165,7 +157,7 @@ class GroupedMatmuls:
         self._lays: dict[int, Kernel] = {}
 
     def step(self, rows: int, per_token: int, shape: ExpertShape, shared: int = 0) -> StepTiles:
-        """Tiles of a step of `rows`; see `step_tiles`."""
+        """See `step_tiles`."""
         return step_tiles(rows, per_token, shape, self._tuning.wgmma, self.lines, shared)
 
     def route(
@@ -173,10 +165,8 @@ class GroupedMatmuls:
     ) -> GroupedConfig:
         """Choose the kernel of a grouped matmul.
 
-        Args:
-            step: the step's tiles. stack: the matrices.
-            activation: of interleaved gate and up; None writes rows of pairs.
-            tiled: whether its input is what `launch_gated` writes.
+        An `activation` is of interleaved gate and up, None writes rows of pairs; `tiled` reads what `launch_gated`
+        writes.
         """
         gated, shared = activation is not None, self._tuning.shared_bytes
         chunks = stack.format.chunks(stack.in_features)
@@ -194,11 +184,8 @@ class GroupedMatmuls:
     def prepare(self, wanted: Iterable[GroupedConfig], experts: int) -> None:
         """Compile and load kernels and the sort, in parallel where they are not on disk; not during a capture.
 
-        Args:
-            wanted: the kernels. experts: of a layer, with the shared one where it is among them.
-
-        Raises:
-            KernelError: a kernel does not compile or does not fit the device.
+        `experts` are those of a layer, with the shared one where it is among them. Raises KernelError where a kernel
+        does not compile or does not fit the device.
         """
         missing = sorted(set(wanted) - self._kernels.keys(), key=repr)
         sorts = [route_source(experts)] if experts not in self._sorts else []
@@ -224,14 +211,10 @@ class GroupedMatmuls:
         return Kernel(compile_source(source, self._matmuls.arch), source.name, 0)
 
     def sort(self, chosen: torch.Tensor, step: StepTiles, experts: int, buffers: GroupedBuffers) -> None:
-        """Start the sort of a step's pairs by expert.
+        """Start the sort of a step's pairs by expert into `slots`, `work` and `starts`; KernelError as of
+        `launch_gated`.
 
-        Args:
-            chosen: int32 [rows, per_token], contiguous, an expert each, or below 0 in rows that go nowhere.
-            step: from `step` for as many rows. buffers: `slots`, `work` and `starts` are written.
-
-        Raises:
-            KernelError: the kernel can't be compiled, loaded or launched.
+        `chosen` is int32 [rows, per_token], contiguous, an expert each, or below 0 in rows that go nowhere.
         """
         if experts not in self._sorts:
             self._sorts[experts] = self._load_sort(experts)
@@ -248,8 +231,7 @@ class GroupedMatmuls:
 
         Args:
             stack: gate and up, interleaved. x: the step's rows; a norm must be applied already.
-            per_token: experts of a row. step, buffers: as `sort` had them.
-            config: from `route` with an activation.
+            step, buffers: as `sort` had them. config: from `route` with an activation.
             bias: float32 [experts, out_features], in the order in which gate and up are interleaved.
 
         Raises:
@@ -281,7 +263,7 @@ class GroupedMatmuls:
         """Start out[pair] = (x[pair] @ matrix.T + bias) * weights[pair] for each pair that goes somewhere.
 
         Args:
-            stack: the matrices. x: rows, or None for `buffers.gated`.
+            x: rows, or None for `buffers.gated`.
             per_token: pairs that share a row of x: experts of a row, or 1 where x has a row for each pair.
             step, buffers: as `sort` had them. config: from `route` without an activation, `tiled` where x is None.
             out: float32 [pairs, out_features], contiguous; rows of pairs that go nowhere are not written.
@@ -343,12 +325,9 @@ class _Plan:
 
 
 class GroupedExperts:
-    """Grouped matmuls of all mixtures of a model.
+    """Grouped matmuls of all mixtures of a model, for steps of up to `rows`.
 
-    Args:
-        matmuls: of dense matrices, on the same device.
-        pairs: says which mixtures have grouped matmuls, and from which number of tokens on.
-        rows: of the largest step.
+    `pairs` says which mixtures have grouped matmuls, and from which number of tokens on.
     """
 
     def __init__(self, matmuls: MatmulKernels, pairs: ExpertMatmuls, rows: int) -> None:
@@ -358,14 +337,12 @@ class GroupedExperts:
         self._plans: dict[tuple[TensorName, int], _Plan] = {}
 
     def input_format(self, tokens: int) -> InputFormat:
-        """The format of the tokens that gate and up read."""
         return InputFormat("half", self._matmuls.tuning.block_tokens(tokens))
 
     def prepare(self, mixtures: Iterable[tuple[Experts, ExpertMatrices]], counts: Iterable[int]) -> None:
         """Compile and load kernels for these numbers of tokens, and allocate what they leave for each other.
 
-        Raises:
-            KernelError: one does not compile or does not fit the device.
+        Raises KernelError where one does not compile or does not fit the device.
         """
         sizes = sorted(counts)
         for experts, matrices in mixtures:
@@ -407,7 +384,6 @@ class GroupedExperts:
         return self._plans[key]
 
     def _buffers_of(self, experts: Experts, matrices: ExpertMatrices) -> GroupedBuffers:
-        """The buffers that layers of one shape share."""
         per_token, shape, shared = key = experts.experts_per_token, ExpertShape.of(experts), matrices.shared
         if key not in self._buffers:
             wgmma = self._matmuls.tuning.wgmma

@@ -47,12 +47,7 @@ def most_tiles(pairs: int, experts: int, tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepTiles:
-    """Tiles of a step.
-
-    Attributes:
-        pairs: of a row and an expert. tokens: places of a tile. count: the most tiles there may be.
-        shared: those of the pairs whose expert all rows share.
-    """
+    """At most `count` tiles of `tokens` places each; `shared` are those of the pairs whose expert all rows share."""
 
     pairs: int
     tokens: int
@@ -67,12 +62,9 @@ class StepTiles:
 def step_tiles(
     rows: int, per_token: int, shape: ExpertShape, wgmma: bool, lines: Sequence[ExpertLine] = (), shared: int = 0
 ) -> StepTiles:
-    """Tiles of a step of `rows`.
+    """Tiles of a step of `rows`, which choose `per_token` experts each.
 
-    Args:
-        per_token: experts that a row chooses. shape: of the mixture.
-        lines: measured on the device.
-        shared: 1 if all rows share one expert more, whose pairs do not count for the places of a tile; else 0.
+    `shared` is 1 if all rows share one expert more, whose pairs do not count for the places of a tile; else 0.
     """
     measured = measured_places(lines, rows * per_token, shape)
     tokens = tile_tokens(rows, per_token, shape.experts, wgmma) if measured is None else measured
@@ -84,11 +76,9 @@ def step_tiles(
 def grouped_tiles(
     tokens: int, weight_format: FragmentFormat, gated: bool, wgmma: bool, shared_bytes: int
 ) -> GroupedTiles:
-    """The tiling of a grouped matmul, with a ring as deep as shared memory allows.
+    """The tiling of a grouped matmul in tiles of `tokens` places, with a ring as deep as shared memory allows.
 
-    Args:
-        tokens: places of a tile. gated: whether gate and up are multiplied. wgmma: whether the Hopper kernel runs.
-        shared_bytes: shared memory that one block may have.
+    `gated`: gate and up are multiplied. `wgmma`: the Hopper kernel runs.
     """
     tiles = GroupedTiles("mma_sync", tokens, 2, 1, MOST_STAGES, 1)
     if wgmma:

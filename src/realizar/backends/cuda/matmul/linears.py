@@ -58,17 +58,14 @@ Buffers = Callable[[InputFormat], ActivationBuffer]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A matrix and its first column in the merged output."""
-
     matrix: Matrix
     column: int
 
 
 class MergedLinear:
-    """Matrices side by side.
+    """Matrices side by side, in the order of their columns.
 
     Args:
-        matrices: in the order of their columns.
         bias: float32 over all columns, or None; added where sums are whole: by the kernel that sums the splits, or by
             the residual-add epilogue.
         matmuls: of packed matrices; None where there are none.
@@ -99,7 +96,6 @@ class MergedLinear:
 
     @property
     def weight_bytes(self) -> int:
-        """All matrices, as packed."""
         return sum(matrix_bytes(segment.matrix) for segment in self.segments)
 
     def input_formats(self, kind: StepKind) -> tuple[InputFormat, ...]:
@@ -242,12 +238,9 @@ class MergedLinear:
 def copy_to_fp8(
     linears: Sequence[MergedLinear], matmuls: MatmulKernels, sums: torch.dtype, copied: Callable[[float], None]
 ) -> int:
-    """Give all matmuls that `copied_bytes` names a copy; `copied` gets the fraction done.
+    """Give all matmuls that `copied_bytes` names a copy, with sums as of `fp8_copies.sum_type`; returns all bytes.
 
-    Returns the bytes of all copies.
-
-    Args:
-        sums: from `fp8_copies.sum_type`.
+    `copied` gets the fraction done.
     """
     sizes = {one: copied_bytes([segment.matrix for segment in one.segments]) for one in linears}
     wanted = [one for one, size in sizes.items() if size]
@@ -348,14 +341,12 @@ def launch_gated(
     matmuls: MatmulKernels, matrix: PackedMatrix, activations: Activations, target: Activations, tokens: int,
     config: MatmulConfig,
 ) -> None:  # fmt: skip
-    """Start target = activation(gate) * up, of gate and up = activations @ matrix.T.
+    """Start target = activation(gate) * up, of gate and up = activations @ matrix.T, interleaved in `matrix`.
 
     Args:
-        matrix: gate and up, interleaved.
         target: of matrix.out_features / 2 columns, in the format `config.format` as `activations`, in other memory. All
             tokens of `half` are divided by one power of two; values beyond 4.2e6 are cut to that. Tokens beyond the
             step's are written up to the end of their block.
-        tokens: of the step.
         config: from `route_gated` for these tokens and this matrix.
 
     Raises:
@@ -386,7 +377,6 @@ class Merger:
         self._made: dict[Group, MergedLinear] = {}
 
     def merge(self, linears: Sequence[Linear]) -> MergedLinear:
-        """Matmuls that share an input."""
         key = tuple(linear.weight for linear in linears)
         if key not in self._made:
             bias, matrices = self._weights.bias(tuple(linears)), self._weights.groups[key]

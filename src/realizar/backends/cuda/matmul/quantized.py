@@ -56,18 +56,15 @@ MATRIX_SIZES, SHAPE_SIZES = "ppppii", "pp" + "piff" + "iiiii"  # of parameters, 
 
 @dataclass(frozen=True, slots=True)
 class ActivationFormat:
-    """The format that a step of some number of tokens uses.
+    """The format, `int8` or `half`, that a step of some number of tokens uses.
 
-    Attributes:
-        kind: `int8` or `half`.
-        block_tokens: tokens of a block of the `half` format (8 to 128); 1 for `int8`.
+    `block_tokens` are those of a block of the `half` format (8 to 128); 1 for `int8`.
     """
 
     kind: Kind
     block_tokens: int
 
     def padded_tokens(self, tokens: int) -> int:
-        """Tokens that a buffer must hold."""
         return -(-tokens // self.block_tokens) * self.block_tokens
 
 
@@ -109,10 +106,9 @@ class MatmulConfig:
     """The kernel of one matmul. Opaque but for `splits`, `format` and `epilogue`.
 
     Attributes:
-        tiles: the kernel and its own parameters.
         format: of the activations that it reads.
         splits: number of partial sums that it writes.
-        dependent: True if it is launched with programmatic stream serialisation.
+        dependent: it is launched with programmatic stream serialisation.
         epilogue: of `gated.launch_gated` or `residual.launch_residual`; None where it writes partial sums.
     """
 
@@ -132,10 +128,8 @@ class MatmulKernels:
     ) -> None:  # fmt: skip
         """Read the device's properties and its tuning table.
 
-        Args:
-            device: a CUDA device.
-            batch_invariant: add a token's products in one order in every batch: see `fixed_order`.
-            without: families of kernels that are not to be used.
+        With `batch_invariant` a token's products are added in one order in every batch: see `fixed_order`. `without`
+        are families of kernels that are not to be used.
         """
         self.device = torch.device(device)
         properties = torch.cuda.get_device_properties(self.device)
@@ -167,7 +161,6 @@ class MatmulKernels:
         return ActivationFormat("half", self.tuning.block_tokens(tokens))
 
     def route(self, tokens: int, matrix: PackedMatrix) -> MatmulConfig:
-        """Choose the kernel of a matmul of `tokens`."""
         return self.route_merged(tokens, [matrix])[0]
 
     def route_merged(self, tokens: int, matrices: Sequence[PackedMatrix]) -> list[MatmulConfig]:
@@ -189,7 +182,7 @@ class MatmulKernels:
         self, tokens: int, activation_format: ActivationFormat, matrix: PackedMatrix, out_features: int,
         weight_formats: WeightFormats,
     ) -> Tiling:  # fmt: skip
-        """Choose tiles and splits for a matrix's format and columns, and `out_features` of all `weight_formats`."""
+        """For a matrix's format and columns, and `out_features` of all `weight_formats`."""
         if activation_format.kind == "int8":
             return self.tuning.few_tokens(tokens, out_features, matrix.in_features, matrix.format)
         if self.batch_invariant:
@@ -227,12 +220,9 @@ class MatmulKernels:
         They go to partials[:config.splits, :tokens, column : column + matrix.out_features].
 
         Args:
-            matrix: the weights.
             activations: in the format `config.format`, of as many columns.
             partials: float32 [>= splits, >= tokens, >= column + matrix.out_features], the last axis contiguous.
-            tokens: of the step.
             config: from `route` for these tokens and this matrix.
-            column: of the output where this matrix begins.
 
         Raises:
             KernelError: the kernel can't be compiled, loaded or launched.
@@ -243,14 +233,10 @@ class MatmulKernels:
         self, matrices: Sequence[PackedMatrix], activations: Activations, partials: torch.Tensor, tokens: int,
         config: MatmulConfig, columns: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        """Start the matmuls of several matrices with the same activations in one grid; formats may differ.
+        """Start the matmuls of matrices of equal columns with the same activations in one grid; formats may differ.
 
-        Args:
-            matrices: of equal columns. columns: where each begins in the output; one after the other if None.
-            config: from `route_merged`; the others as in `launch`.
-
-        Raises:
-            KernelError: as in `launch`.
+        `columns` are where each begins in the output, one after the other if None. `config` is from `route_merged`; for
+        the rest and errors see `launch`.
         """
         weight_formats = tuple(matrix.format for matrix in matrices)
         kernel, tiles = self.prepared(weight_formats, config.tiles), config.tiles
@@ -270,15 +256,10 @@ class MatmulKernels:
 
     @property
     def stream(self) -> int:
-        """The handle of torch's current stream."""
         return int(torch.cuda.current_stream(self.device).cuda_stream)
 
     def prepared(self, weight_formats: WeightFormats, tiles: Tiles, epilogue: Epilogue | None = None) -> Kernel:
-        """A kernel, loaded now if not before.
-
-        Raises:
-            KernelError: it can't be compiled or loaded.
-        """
+        """Loaded now if not before; KernelError: it can't be compiled or loaded."""
         key = weight_formats, tiles, epilogue
         if key not in self._kernels:
             source = matmul_source(*key)

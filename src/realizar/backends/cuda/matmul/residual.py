@@ -73,13 +73,8 @@ def launch_residual(
 ) -> None:  # fmt: skip
     """Start hidden += scale * (activations @ matrix.T + bias), and target = hidden * norm_weight.
 
-    Args:
-        activations: without a folded norm.
-        tokens: of the step.
-        config: from `route_residual` for these tokens and this matrix.
-
-    Raises:
-        KernelError: the kernel can't be compiled, loaded or launched.
+    The activations have no folded norm; `config` is from `route_residual` for these tokens and this matrix. Raises
+    KernelError where the kernel can't be compiled, loaded or launched.
     """
     assert activations.norm is None
     kernel, tiles = matmuls.prepared((matrix.format,), config.tiles, config.epilogue), config.tiles

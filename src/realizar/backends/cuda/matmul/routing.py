@@ -43,10 +43,9 @@ class Router:
     Attributes:
         weights: float32 [experts, width], times the norm's weight; with a gate of the shared expert one row more, the
             last. bias: float32, of the rows' scores, or None.
-        experts: of the layer. eps: of the norm.
         selection: float32 [experts], added to ranks; None adds nothing. scales: float32 [experts], of weights, or None.
-        columns: the experts' weights for many tokens: float32, in the order in which tensor cores take them; None
-            where that kernel does not run.
+        columns: the experts' weights for many tokens: float32, in the order in which tensor cores take them; None where
+            that kernel does not run.
         shared: whether the shared expert is chosen too, as in `ChoiceShape`.
     """
 
@@ -61,7 +60,6 @@ class Router:
 
     @property
     def key(self) -> ChoiceShape:
-        """The parameters that the kernels are compiled for."""
         part = self.experts
         return ChoiceShape(
             int(self.weights.shape[1]), part.num_experts, part.experts_per_token, part.scoring == "sigmoid",
@@ -75,12 +73,6 @@ class Router:
 
 
 class RouterKernels:
-    """Compiles and starts the kernels of one device.
-
-    Args:
-        matmuls: of dense matrices, on the same device.
-    """
-
     def __init__(self, matmuls: MatmulKernels) -> None:
         self._matmuls = matmuls
         self._kernels: dict[tuple[ChoiceShape, int], Kernel] = {}  # by tokens of a cluster; 0: for few tokens
@@ -100,7 +92,6 @@ class RouterKernels:
         return plain and fits and experts.router.in_features % 4 == 0 and not self._matmuls.batch_invariant
 
     def columns(self, key: ChoiceShape, weights: torch.Tensor) -> torch.Tensor | None:
-        """`Router.columns` of its weights."""
         if not (self._clusters and key.has_many(_LEAST_OF_CLUSTER)):
             return None
         rows, units = key.padded_experts, CLUSTER_BLOCKS * key.units
@@ -115,11 +106,7 @@ class RouterKernels:
         return _FEW_TOKENS if key.warps(self._clusters) > 8 else ROUTED_TOKENS
 
     def prepare(self, routers: Iterable[Router]) -> None:
-        """Compile and load kernels.
-
-        Raises:
-            KernelError: one does not compile or does not fit the device.
-        """
+        """Compile and load kernels; KernelError: one does not compile or does not fit the device."""
         wanted = dict.fromkeys(key for router in routers for key in self._keys(router))
         missing = [key for key in wanted if key not in self._kernels]
         sources = [

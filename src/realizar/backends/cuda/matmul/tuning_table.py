@@ -40,8 +40,6 @@ _DEFAULT_SHARED_BYTES = 99 * 1024  # of a block, on the smallest device that the
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Tiles and splits of one matmul."""
-
     tiles: Tiles
     splits: int
 
@@ -82,7 +80,6 @@ class Line:
 
     @property
     def work(self) -> str:
-        """The matmul, in words."""
         return f"{self.out_features} x {self.cols}, {self.tokens} tokens"
 
     @property
@@ -121,11 +118,7 @@ class Table:
 
     @staticmethod
     def parse(text: str) -> Table:
-        """A table as `write_table` writes it.
-
-        Raises:
-            ValueError, TypeError, KeyError: it is no table.
-        """
+        """A table as `write_table` writes it; ValueError, TypeError or KeyError where it is none."""
         rows = json.loads(text)
         of_experts = tuple(ExpertLine.from_json(values) for values in rows if ExpertLine.is_line(values))
         return Table(tuple(Line.from_json(values) for values in rows if not ExpertLine.is_line(values)), of_experts)
@@ -150,16 +143,11 @@ class DeviceTuning:
     expert_lines: tuple[ExpertLine, ...] = ()
 
     def grouped_lines(self, *, in_order: bool) -> tuple[ExpertLine, ...]:
-        """The lines of grouped matmuls whose instruction runs.
-
-        Args:
-            in_order: leave out kernels that add a row's products in an order of their own.
-        """
+        """Of grouped matmuls whose instruction runs; `in_order` leaves out kernels with orders of their own."""
         return self._of_kinds("wgmma" if self.wgmma else "mma_sync", *(() if in_order else ("direct",)))
 
     @property
     def pair_lines(self) -> tuple[ExpertLine, ...]:
-        """The lines of mat-vecs of pairs."""
         return self._of_kinds("matvec")
 
     def _of_kinds(self, *kinds: str) -> tuple[ExpertLine, ...]:
@@ -311,12 +299,7 @@ def _distance(line: Line, out_features: int, cols: int) -> float:
 
 
 def load_tuning(name: str, capability: tuple[int, int], processors: int, shared_bytes: int) -> DeviceTuning:
-    """The tuning of a device: a table measured on this machine, else the shipped one, else rules.
-
-    Args:
-        name: as the driver reports it. capability: major and minor. processors: multiprocessors.
-        shared_bytes: shared memory that one block may ask for.
-    """
+    """A device's tuning, by its driver's name of it: a table measured on this machine, the shipped one, or rules."""
     own, shipped, wgmma = _own_table(name), _shipped_table(name), capability == (9, 0)
     lines, expert_lines = own.lines or shipped.lines, own.expert_lines or shipped.expert_lines
     return DeviceTuning(wgmma, processors, shared_bytes, lines, expert_lines=expert_lines)
@@ -369,11 +352,7 @@ _WITHOUT_RING: dict[str, type[DirectTiles | MatvecTiles]] = {"direct": DirectTil
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """A mixture's matrices.
-
-    Attributes:
-        experts: of a layer. hidden, width: of the stream, and between gate or up and down.
-    """
+    """A mixture's matrices: `hidden` is of the stream, `width` between gate or up and down."""
 
     experts: int
     hidden: int
@@ -381,7 +360,6 @@ class ExpertShape:
 
     @staticmethod
     def of(experts: Experts) -> ExpertShape:
-        """The shape of a model's mixture."""
         return ExpertShape(experts.num_experts, experts.down.out_features, experts.down.in_features)
 
     @staticmethod
@@ -398,7 +376,7 @@ class ExpertLine:
 
     Attributes:
         pairs: of a token and an expert, in the step. shape: of the mixture.
-        gated: True of gate and up with the activation, False of down.
+        gated: of gate and up with the activation, or else of down.
         tiles: how it ran. ms: how long, of one launch in a graph of many.
     """
 
@@ -410,7 +388,6 @@ class ExpertLine:
 
     @property
     def work(self) -> str:
-        """The matmul, in words."""
         part = "gate and up" if self.gated else "down"
         return f"{part} of {self.shape.experts} experts, {self.shape.hidden} x {self.shape.width}, {self.pairs} pairs"
 
@@ -425,7 +402,6 @@ class ExpertLine:
 
     @staticmethod
     def is_line(values: Sequence[Any]) -> bool:
-        """True if a line of a table is of this kind."""
         return values[0] == _MARK
 
     @staticmethod
@@ -441,7 +417,6 @@ class ExpertLine:
 
 
 def is_laid(tiles: ExpertTiles | None) -> bool:
-    """True if rows are laid in tiles before the matmul."""
     return isinstance(tiles, GroupedTiles) and tiles.laid
 
 

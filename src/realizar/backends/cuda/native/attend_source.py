@@ -17,18 +17,18 @@ class AttendKernel:
 
     Attributes:
         head: head size, a multiple of 8. group: query heads of a KV head.
-        splits: of the matmul that it reads. bias: True if one is added.
-        norm: 0 none, 1 RMS, 2 layer, over a head of queries or keys. norm_bias: True if they have one.
-        rotary: dimensions that rope rotates. interleaved: True if neighbours are pairs.
+        splits: of the matmul that it reads.
+        norm: 0 none, 1 RMS, 2 layer, over a head of queries or keys.
+        rotary: dimensions that rope rotates. interleaved: neighbours are pairs.
         element: of the cache: `bf16`, `f16` or `int8`; others have no kernel. block_size: tokens of its blocks.
         out: format of the result: `f32`, `int8` or `half`. block_tokens: of `half`.
         warps: of a block: 2, 4 or 8. resident: of a multiprocessor, that registers must allow.
         stages: tiles of 16 keys that a warp has asked for.
         runs: 4 or 1: copies that a tile comes by, apart so that they are read without bank conflicts where there are 4.
-        bulk: True if the copy engine fetches tiles, where there is one; else each lane asks for 16 bytes at once.
+        bulk: the copy engine fetches tiles, where there is one; else each lane asks for 16 bytes at once.
         least: parts of a context are no shorter than `least` times 64 keys.
-        cap: True if scores are capped. value_norm: True if values are divided by their root mean square.
-        growth: True if queries grow with the position. stored: True if the cache has the new key and value already.
+        cap: scores are capped. value_norm: values are divided by their root mean square.
+        growth: queries grow with the position. stored: the cache has the new key and value already.
     """
 
     head: int
@@ -68,7 +68,6 @@ class AttendKernel:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
         return self.warps * self.stages * self.stage_bytes
 
     def source(self) -> Source:

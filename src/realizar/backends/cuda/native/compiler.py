@@ -26,12 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A kernel before compilation.
-
-    Attributes:
-        name: of its entry point, or of the family where it has several.
-        text: the whole program.
-    """
+    """A kernel before compilation: the name of its entry point, or of a family with several, and the whole program."""
 
     name: str
     text: str
@@ -39,7 +34,6 @@ class Source:
 
 @cache
 def read(file: str) -> str:
-    """The text of a source, by its path below this folder."""
     return resources.files("realizar.backends.cuda.native").joinpath(file).read_text(encoding="utf-8")
 
 
@@ -50,14 +44,9 @@ def architecture(capability: tuple[int, int]) -> str:
 
 
 def compile_source(source: Source, arch: str) -> bytes:
-    """The cubin of a kernel, from the cache where it is there.
+    """The cubin of a kernel for `sm_80`, `sm_90a` and so on, from the cache where it is there.
 
-    Args:
-        source: what to compile.
-        arch: `sm_80`, `sm_90a` and so on.
-
-    Raises:
-        KernelError: NVRTC is missing or refuses the source; the message holds the first lines of its log.
+    Raises KernelError where NVRTC is missing or refuses the source, with the first lines of its log.
     """
     return compile_sources([source], arch)[0]
 
@@ -67,12 +56,8 @@ def compile_sources(
 ) -> list[bytes]:
     """The cubins of several kernels; those that are not in the cache are compiled side by side, a process each.
 
-    Args:
-        sources: what to compile. arch: as in `compile_source`.
-        compiled: called, by any thread, with the number compiled so far and the number to compile.
-
-    Raises:
-        KernelError: as in `compile_source`.
+    `compiled` is called, by any thread, with the number compiled so far and the number to compile. Raises as
+    `compile_source` does.
     """
     paths = [_path(source, arch) for source in sources]
     missing = {path: source for path, source in zip(paths, sources, strict=True) if not path.exists()}
@@ -141,5 +126,5 @@ def _keep(path: Path, cubin: bytes) -> None:
 
 @cache
 def _warn_unkept(folder: Path, reason: str) -> None:
-    """Warn once for a folder and a reason, and not for each kernel."""
+    """Once for a folder and a reason, and not for each kernel."""
     _LOG.warning("compiled kernels can't be saved in %s (%s); this process compiles its own", folder, reason)

@@ -21,11 +21,7 @@ _ARGUMENT_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float}
 
 
 def driver_module() -> Any:
-    """The driver's functions.
-
-    Raises:
-        KernelError: cuda-bindings is not installed.
-    """
+    """The driver's functions; KernelError where cuda-bindings is not installed."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -34,11 +30,7 @@ def driver_module() -> Any:
 
 
 def checked(result: tuple[Any, ...], what: str, kernel: str | None = None) -> Any:
-    """The value of a driver call; `kernel`: the source of the kernel that it is about.
-
-    Raises:
-        KernelError: the call failed.
-    """
+    """The value of a driver call, or KernelError; `kernel`: the source of the kernel that it is about."""
     status, *values = result
     if int(status) != 0:
         raise KernelError(f"{what}: {status.name}", kernel)
@@ -48,8 +40,7 @@ def checked(result: tuple[Any, ...], what: str, kernel: str | None = None) -> An
 def _function(cubin: bytes, name: str, source: str) -> Any:
     """An entry point of a cubin that is loaded once in a context, and stays: a model loaded again takes no more memory.
 
-    Raises:
-        KernelError: the device refuses the code.
+    Raises KernelError where the device refuses the code.
     """
     driver = driver_module()
     context = int(checked(driver.cuCtxGetCurrent(), "finding the context"))
@@ -81,15 +72,9 @@ class Kernel:
     """A loaded entry point. Belongs to the context that is current when it is made."""
 
     def __init__(self, cubin: bytes, name: str, shared_bytes: int, source: str | None = None) -> None:
-        """Load a cubin.
+        """Load a cubin for launches with so much dynamic shared memory; errors carry `source`, or else `name`.
 
-        Args:
-            cubin: machine code. name: its entry point.
-            shared_bytes: dynamic shared memory of a launch.
-            source: the name of its source, which errors carry; None where that is the entry point's.
-
-        Raises:
-            KernelError: the device refuses the code, or has less shared memory.
+        Raises KernelError where the device refuses the code, or has less shared memory.
         """
         self.name, self.shared_bytes, self._source = name, shared_bytes, source or name
         self._function = _function(cubin, name, self._source)
@@ -99,16 +84,12 @@ class Kernel:
         self, grid: tuple[int, int, int], threads: int, arguments: Sequence[int | float], sizes: str, stream: int,
         dependent: bool,
     ) -> None:  # fmt: skip
-        """Start the kernel on a stream.
+        """Start the kernel on a stream; KernelError where the launch is refused.
 
         Args:
             grid: blocks in x, y, z. threads: per block.
-            arguments: device addresses, integers and floats. sizes: a letter for each, `p`, `i` or `f`.
-            stream: its handle.
+            sizes: a letter for each argument, `p`, `i` or `f`: device address, integer or float.
             dependent: start while the kernel before still runs, once that one allows it.
-
-        Raises:
-            KernelError: the launch is refused.
         """
         driver = driver_module()
         config = driver.CUlaunchConfig()

@@ -19,14 +19,7 @@ def version() -> str:
 
 
 def compile_text(name: str, text: str, arch: str) -> bytes:
-    """Machine code of a program.
-
-    Args:
-        name: for messages. text: the whole program. arch: `sm_80`, `sm_90a` and so on.
-
-    Raises:
-        ValueError: NVRTC refuses it; the first errors of its log.
-    """
+    """Machine code for `sm_80`, `sm_90a` and so on; ValueError with the log's first errors where NVRTC refuses."""
     nvrtc = _nvrtc()
     success = nvrtc.nvrtcResult.NVRTC_SUCCESS
     status, program = nvrtc.nvrtcCreateProgram(text.encode(), f"{name}.cu".encode(), 0, [], [])

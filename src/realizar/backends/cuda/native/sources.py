@@ -104,7 +104,6 @@ class WgmmaTiles:
         return self.groups * self.turns * 128 + (128 if self.registers else 32)
 
     def shared_bytes(self, weight_format: FragmentFormat) -> int:
-        """Dynamic shared memory of a block."""
         weights = self.groups * self.strips * (self.step * weight_format.block_bytes + weight_format.super_bytes)
         sums = self.groups * self.strips * self.tokens * 256 if self.turns > 1 or self.summed > 1 else 0
         return self.stages * (weights + self.step * self.tokens * 128) + sums
@@ -153,7 +152,6 @@ class MmaSyncTiles:
         return self.strips * 128
 
     def shared_bytes(self, weight_format: FragmentFormat) -> int:
-        """Dynamic shared memory of a block."""
         return self.stages * (
             self.strips * (weight_format.block_bytes + weight_format.super_bytes) + min(self.tokens, 64) * 128
         )
@@ -176,12 +174,10 @@ def matmul_source(weight_formats: Sequence[FragmentFormat], tiles: Tiles, epilog
     the activations' two addresses; a folded norm's partial sums of squares, their number, inverse width and epsilon;
     tokens, chunks, splits, token stride and split stride.
 
-    Args:
-        epilogue: of a kernel for one matrix; None writes partial sums. An activation, in the mat-vec and the Hopper
-            kernel: the matrix is a feed-forward's gate and up interleaved; in place of partials it gets the next
-            matmul's codes or values, and as its last parameter that one's terms or token scales. `residual`, in the
-            mat-vec: in place of partials it gets the stream, and after all else the fields of `ResidualStream` in
-            primitives.cu.
+    An epilogue is of a kernel for one matrix; None writes partial sums. An activation, in the mat-vec and the Hopper
+    kernel: the matrix is a feed-forward's gate and up interleaved; in place of partials it gets the next matmul's codes
+    or values, and as its last parameter that one's terms or token scales. `residual`, in the mat-vec: in place of
+    partials it gets the stream, and after all else the fields of `ResidualStream` in primitives.cu.
     """
     names = "_".join(map(format_name, weight_formats))
     name = f"{tiles.kind}_{names}{f'_{epilogue}' if epilogue else ''}_tokens{tiles.tokens}"

@@ -54,9 +54,8 @@ class _Vectors:
 class RecurrenceBinder:
     """Binds the operations between a recurrence's input matmuls and its output projection.
 
-    Args:
-        scratch: of `scan_scratch`, with which chunks go through matrix units; empty for chunks token by token, with one
-            order of all sums.
+    With `scratch`, of `scan_scratch`, chunks go through matrix units; without they go token by token, with one order of
+    sums.
     """
 
     def __init__(
@@ -95,7 +94,6 @@ class RecurrenceBinder:
         )
 
     def _sums(self, linear: MergedLinear, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments and constants with which kernels read the sums of a matmul."""
         splits = linear.splits(kind)
         partials = self._space.partials(splits, kind.tokens, linear.width)
         bias = self._none if linear.bias is None else linear.bias

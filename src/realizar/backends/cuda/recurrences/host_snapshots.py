@@ -135,9 +135,7 @@ class HostSnapshots:
         return [part.view(tensor.shape[1:]) for part, tensor in zip(split, self._tensors, strict=True)]
 
     def _take(self, piece: int) -> None:
-        """Have a piece pinned that is to be written. One that the driver does not pin is copied to all the same, but
-        the host waits for such a copy.
-        """
+        """Pin a piece that is to be written; where the driver does not, the host waits for the copies all the same."""
         if self._driver is None or piece in self._pinned or not self._pins_more:
             return
         try:
@@ -171,9 +169,7 @@ def _unpin_unless_lost(driver: SleepDriver, pinned: dict[int, int], _mapped: mma
 
 
 def _reserve(size_bytes: int, mapped_bytes: int) -> mmap.mmap:
-    """Addresses whose memory the system gives when it is pinned or written: of more than there is, it would end a
-    process then.
-    """
+    """Addresses whose memory the system gives when it is pinned or written; too much of it would end the process."""
     free = free_memory_bytes()
     refused = CapacityError(
         f"the host has no {format_bytes(size_bytes)} for snapshots of states, with {format_bytes(free)} free:"

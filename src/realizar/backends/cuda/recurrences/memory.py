@@ -19,7 +19,6 @@ Recurrent = GatedDeltaNet | ShortConvolution
 
 
 def recurrent_layers(spec: ModelSpec) -> dict[int, Recurrent]:
-    """Layers whose mixer has a state, by their index."""
     mixers = ((index, layer.mixer) for index, layer in enumerate(spec.layers))
     return {index: mixer for index, mixer in mixers if isinstance(mixer, GatedDeltaNet | ShortConvolution)}
 
@@ -34,14 +33,12 @@ def ring_tokens(spec: ModelSpec, config: EngineConfig) -> int:
 
 
 def ring_width(mixer: Recurrent) -> int:
-    """Numbers that a ring keeps of a token."""
     if isinstance(mixer, ShortConvolution):
         return mixer.channels
     return mixer.channels + 2 * mixer.num_value_heads
 
 
 def state_floats(mixer: Recurrent) -> int:
-    """float32 of a layer's state, beside its ring."""
     if isinstance(mixer, ShortConvolution):
         return 0
     return mixer.num_value_heads * mixer.key_size * mixer.value_size
@@ -56,9 +53,8 @@ def slot_bytes(spec: ModelSpec, config: EngineConfig) -> int:
 def rows_within(spec: ModelSpec, config: EngineConfig, left_bytes: int) -> int:
     """Rows where none are configured: as many as of any model, or the largest half, quarter and so on of them.
 
-    Args:
-        left_bytes: of the GPU beside the weights. States of all rows take a third of it at most, as they are there
-            whether or not so many sequences run, and the KV cache needs the rest.
+    States of all rows take a third of `left_bytes`, those beside the weights, at most: they are there whether or not so
+    many sequences run, and the KV cache needs the rest.
     """
     rows, state = DEFAULT_ROWS["cuda"], slot_bytes(spec, config)
     while rows > 1 and rows * state > left_bytes // 3:
@@ -69,14 +65,11 @@ def rows_within(spec: ModelSpec, config: EngineConfig, left_bytes: int) -> int:
 class StateMemory:
     """A slot for each row and each snapshot: row r has slot r, and snapshot s has slot `rows + s`.
 
-    Args:
-        num_host_snapshots: copies of slots in the host's memory.
-
     Attributes:
-        host: those; None where there are none, which is logged where the host can't have the default's.
+        host: copies of slots in the host's memory; None where there are none, which is logged where the host can't have
+            the default's.
         states: of each layer float32 [slots, value heads, key size, value size]; empty for a convolution.
         rings: of each layer float32 [slots, ring, width]: what each of a sequence's last tokens brought.
-        ring: tokens of a ring.
         num_host_snapshots: those that there is memory for.
 
     Raises:
@@ -122,21 +115,15 @@ class StateMemory:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of one snapshot."""
         return sum(tensor[0].nbytes for tensor in self._tensors)
 
     def time_fetch(self) -> float:
-        """Seconds in which a snapshot on the host becomes the state of row 0, which is lost.
-
-        Raises:
-            RuntimeError: there is none.
-        """
+        """Seconds in which a host snapshot becomes the state of row 0, which is lost; RuntimeError without any."""
         if self.host is None:
             raise RuntimeError("there are no snapshots in the host's memory")
         return self.host.time_fetch()
 
     def close(self) -> None:
-        """Give the host's memory back."""
         if self.host is not None:
             self.host.close()
 

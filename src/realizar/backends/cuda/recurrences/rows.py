@@ -29,11 +29,9 @@ class _Rows(NamedTuple):
 
 
 class RecurringRows:
-    """Knows after each submitted step how many tokens each row's state has seen.
+    """Knows after each submitted step how many tokens each row's state has seen; `ring` is the tokens of a ring.
 
-    Args:
-        sizes: of the largest step. ring: tokens of a ring. most_uncertain: tokens of a row that a step may undo.
-        scans: chunks of more than a few tokens go through `scan_states`; else all go token by token, in one order.
+    With `scans` chunks of more than a few tokens go through `scan_states`; else all go token by token, in one order.
     """
 
     def __init__(self, sizes: StepSizes, ring: int, most_uncertain: int, *, scans: bool) -> None:
@@ -82,7 +80,6 @@ class RecurringRows:
             self._seen[numbers], self._kept[numbers] = step.columns.num_computed_tokens[begins], 0
 
     def _refuse(self, rows: _Rows, index: int) -> None:
-        """Raise the error of a row whose state can't be where its tokens begin."""
         number = rows.numbers[index]
         raise RuntimeError(
             f"row {number} goes on at {rows.positions[index]} with {rows.counts[index]} tokens,"

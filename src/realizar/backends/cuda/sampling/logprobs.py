@@ -23,11 +23,9 @@ class LogprobsAsked:
 
 @dataclass(frozen=True, slots=True)
 class PendingLogprobs:
-    """Results on their way to the host.
+    """Results on their way to the host; of the most probable ids each row wants `top_n`.
 
-    Attributes:
-        top_n: of each row, how many of the most probable ids are wanted.
-        lines: float64 [rows, 3 + 2 * most]: id, rank, log-probability, the most probable ids, theirs.
+    `lines` are float64 [rows, 3 + 2 * most]: id, rank, log-probability, the most probable ids, theirs.
     """
 
     top_n: Sequence[int] | NDArray[np.integer[Any]]
@@ -46,7 +44,7 @@ class PendingLogprobs:
         return [(rows, _columns(lines[rows], int(counts[rows[0]])), ~np.isnan(lines[rows, 2])) for rows in groups]
 
     def read(self) -> list[StepEntry]:
-        """The log-probabilities of each row. The copy must be done."""
+        """Of each row. The copy must be done."""
         entries: dict[int, StepEntry] = {}
         for rows, columns, _ in self.groups():
             entries.update(zip(rows.tolist(), columns.apart(), strict=True))
@@ -54,7 +52,6 @@ class PendingLogprobs:
 
 
 def _columns(lines: NDArray[np.float64], count: int) -> LogprobColumns:
-    """The columns of lines that list `count` ids each."""
     most = (lines.shape[1] - 3) // 2
     ids, values = np.empty((len(lines), 1 + count), np.int32), np.empty((len(lines), 1 + count))
     with np.errstate(invalid="ignore"):  # a row that could not choose has no number that means anything
@@ -70,12 +67,9 @@ def start_logprobs(
     chosen: torch.Tensor,
     copy: Callable[[torch.Tensor], torch.Tensor],
 ) -> PendingLogprobs:
-    """Begin to compute log-probabilities.
+    """Begin to compute log-probabilities of logits, float32 [rows, vocab], as the model gave them.
 
-    Args:
-        logits: float32 [rows, vocab], as the model gave them.
-        chosen: int64 [rows]: the id that a row without a target reports.
-        copy: starts a copy to the host.
+    `chosen`, int64 [rows], is the id that a row without a target reports; `copy` starts a copy to the host.
     """
     device, vocab = logits.device, logits.shape[1]
     targets = torch.tensor([-1 if a.target is None else a.target for a in asked], device=device)

@@ -74,11 +74,7 @@ class NativeBuffers:
         self._write_tables()
 
     def need_adjusted(self) -> None:
-        """Make room for the adjusted logits of a step: all of it, or none where memory does not suffice.
-
-        Raises:
-            torch.OutOfMemoryError: it does not.
-        """
+        """Make room for all adjusted logits of a step, or none; torch.OutOfMemoryError where there is too little."""
         if not self._adjusted.numel():
             shape = self._space.logits.shape[0], self.tiles
             adjusted = torch.empty_like(self._space.logits)

@@ -67,9 +67,6 @@ class NativeChoiceMaker:
     there are drafts, or chunks of prompts that go on, it sends records of its choices, and launches what their kinds
     need, each kernel over all of them. Log-probabilities are a graph too, in steps of any rows, whose records are sent
     where they are not those of the step before. No row can fail on the host.
-
-    Args:
-        context_length: of a row.
     """
 
     def __init__(self, space: Workspace, context_length: int, kernels: SamplingKernels) -> None:
@@ -119,10 +116,9 @@ class NativeChoiceMaker:
         return PendingResult(result, logprobs, pooled, self._rows.take_in, copies.wait, free)
 
     def make(self, step: CUDAStep) -> torch.Tensor:
-        """Make the choices of the step that ran last.
+        """Make the choices of the step that ran last: int32 [rows that choose, 1 + drafts].
 
-        Returns:
-            int32 [rows that choose, 1 + drafts], NOT_REACHED after a draft that was not chosen; below 0 is an error.
+        NOT_REACHED comes after a draft that was not chosen; below 0 is an error.
         """
         wanted, columns = step.wanted, step.forward_input.columns
         made = self._space.choices[: wanted.num_choices]
@@ -261,14 +257,11 @@ class NativeChoiceMaker:
     def _send_choices(
         self, step: CUDAStep, numbers: Integers, places: Integers, positions: Integers, drafts: Integers
     ) -> tuple[int, int]:
-        """Send the records of the choices that are not the model's largest logit.
+        """Send the records of choices that are not the model's largest logit: their number, and all flags together.
 
         Args:
             numbers, places: of every choice of the step, its row and how many drafts stand before it.
             positions: in its sequence of the token being chosen. drafts: index in the step of its row's first draft.
-
-        Returns:
-            How many there are, and the flags of all together.
         """
         rows = self._rows
         flags, outputs = rows.kinds[numbers], rows.outputs[numbers]
@@ -401,12 +394,9 @@ _MOST_VIEWS = 1024
 class HostCopies:
     """Copies of a step's results on their way to the host.
 
-    They lie in memory of fixed size, which the driver can write while the host works; what does not fit gets memory of
-    its own. Memory that is allocated for each copy costs more time than the copy.
-
-    Args:
-        size_bytes: room of the results of most steps.
-        device: where the results are.
+    They lie in memory of fixed size, room for the results of most steps, which the driver can write while the host
+    works; what does not fit gets memory of its own. Memory that is allocated for each copy costs more time than the
+    copy.
     """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
@@ -433,12 +423,10 @@ class HostCopies:
         return copied.copy_(tensor, non_blocking=True)
 
     def done(self) -> None:
-        """Mark that every copy of the step has been started."""
         if self._done is not None:
             self._done.record()
 
     def wait(self) -> None:
-        """Wait for the copies."""
         if self._done is not None:
             self._done.synchronize()
 
@@ -454,10 +442,9 @@ class SharedMasks:
         self._address: int | None = None
 
     def address(self, table: NDArray[np.uint32]) -> int | None:
-        """Where the device reads the table; None if its pages can't be locked.
+        """Where the device reads the table, uint32 [lines, words]; None if its pages can't be locked.
 
-        Args:
-            table: uint32 [lines, words]; begins at a page, and its last page is its own.
+        It begins at a page, and its last page is its own.
         """
         if table is not self._table:
             self.release()

@@ -28,9 +28,8 @@ def num_graphs(max_rows: int) -> int:
 class SamplerGraphs:
     """Captured at load, replayed with one call. What has no graph is launched kernel by kernel.
 
-    Args:
-        counts: padded numbers of rows, ascending.
-        variants: sets of kernels, the cheapest first; the default has those of choices.
+    `counts` are padded numbers of rows, ascending; `variants` sets of kernels, the cheapest first, by default of
+    choices.
     """
 
     def __init__(self, counts: Sequence[int], variants: Sequence[int] = VARIANTS) -> None:
@@ -40,11 +39,8 @@ class SamplerGraphs:
     def capture(self, launch: Callable[[int, int], None], device: torch.device) -> None:
         """Run and capture every graph, while the step's arrays name no row; a warning says where that fails.
 
-        Args:
-            launch: starts the sampler of so many choices with the kernels that flags need.
-
-        Raises:
-            DeviceLostError: the device failed, not the capture.
+        `launch` starts the sampler of so many choices with the kernels that flags need. Raises DeviceLostError where
+        the device failed, not the capture.
         """
         recorder = GraphRecorder(device)
         for flags in self._variants:
@@ -73,5 +69,4 @@ class SamplerGraphs:
         return self._graphs[padded, variant]
 
     def free(self) -> None:
-        """Free the graphs, whose memory is not that of tensors."""
         self._graphs.clear()

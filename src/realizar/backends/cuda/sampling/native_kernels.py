@@ -13,14 +13,9 @@ _ALL = -1  # places of drafts
 
 
 class SamplingKernels:
-    """Starts kernels on torch's current stream.
+    """Starts kernels on torch's current stream; `dependent` ones may start while the one before them ends.
 
-    Args:
-        vocab_size: ids of a choice.
-        dependent: each may start while the one before it ends.
-
-    Raises:
-        KernelError: they don't compile, or the device refuses them.
+    Raises KernelError where they don't compile, or the device refuses them.
     """
 
     def __init__(self, device: torch.device, vocab_size: int, *, dependent: bool) -> None:
@@ -48,7 +43,6 @@ class SamplingKernels:
             self._run("find_tops", (buffers.tiles, count), 256, tables, choices)
 
     def weigh(self, buffers: NativeBuffers, count: int) -> None:
-        """Sum weights and fill histograms."""
         self._run("weigh_ids", (buffers.spans, count), 512, buffers.tables, buffers.choices, _ALL)
 
     def cut(self, buffers: NativeBuffers, count: int, place: int | None) -> None:

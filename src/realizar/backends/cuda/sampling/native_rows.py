@@ -70,11 +70,7 @@ class NativeRows:
         self._held: dict[int, list[torch.Tensor]] = {}
 
     def open(self, opened: OpenedRow, count_history: CountHistory) -> None:
-        """Start a row.
-
-        Raises:
-            InvalidRequestError: `logit_bias` names an id beyond the vocabulary.
-        """
+        """Start a row; InvalidRequestError where `logit_bias` names an id beyond the vocabulary."""
         self.num_changes += 1
         row, sampling = opened.row, opened.sampling
         check_logit_bias(sampling, self._vocab_size)
@@ -112,11 +108,7 @@ class NativeRows:
         self.follow_grammars[row] = False
 
     def flags_of(self, numbers: NDArray[np.integer[Any]], positions: NDArray[np.integer[Any]]) -> int:
-        """Flags of the next choices of some rows, of all together, as `list_choices` finds them; no mask acts on any.
-
-        Args:
-            positions: index in its sequence of each token being chosen.
-        """
+        """Flags of rows' next choices at these positions, all together, as `list_choices` finds them without masks."""
         flags = int(np.bitwise_or.reduce(self.kinds[numbers]))
         if self.forbids_ends and np.count_nonzero(positions - self._num_prompts[numbers] < self.min_tokens[numbers]):
             flags |= ADJUST
@@ -124,12 +116,10 @@ class NativeRows:
 
     @property
     def forbids_ends(self) -> bool:
-        """True if any open row has `min_tokens`."""
         return bool(self.min_tokens.any())
 
     @property
     def wants_logprobs(self) -> bool:
-        """True if any open row asks for log-probabilities of its choices."""
         return bool((self.logprobs >= 0).any())
 
     def take_in(

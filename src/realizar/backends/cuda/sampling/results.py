@@ -29,7 +29,7 @@ TakeIn: TypeAlias = Callable[[NDArray[np.intp], NDArray[np.int32]], tuple[NDArra
 
 
 def _nothing() -> None:
-    """For results that are there, in memory of their own."""
+    pass
 
 
 @dataclass(slots=True)
@@ -68,7 +68,6 @@ class PendingResult:
         return StepOutput(columns.numbers, choices, others, plain)
 
     def _standing(self, step: CUDAStep) -> tuple[NDArray[np.int32], dict[int, int]]:
-        """The choices that stand, int32 [rows, 1 + drafts], and by index the codes of rows that could not choose."""
         columns, made = step.forward_input.columns, self.choices.numpy()
         if columns.only_decodes:
             choices = made.copy()
@@ -94,12 +93,7 @@ class PendingResult:
     def _take_logprobs(
         self, step: CUDAStep, choices: NDArray[np.int32]
     ) -> tuple[dict[int, StepEntry], dict[int, StepEntry]]:
-        """Read the log-probabilities.
-
-        Returns:
-            Those of rows that have a choice with its log-probability, and nothing else, by the row's index, and all
-            others, by the index of their wanted token.
-        """
+        """Log-probabilities of rows with one choice and nothing else, by row; all others, by wanted token."""
         plain: dict[int, StepEntry] = {}
         found: dict[int, StepEntry] = {}
         if not self.logprobs:
@@ -155,11 +149,7 @@ def _row_output(
     number: int, token_ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs], queried: Sequence[TokenLogprobs],
     vector: torch.Tensor | None,
 ) -> RowOutput:  # fmt: skip
-    """One row's results; log-probabilities of choices that do not stand are left out.
-
-    Raises:
-        RealizarError: a number is not finite.
-    """
+    """Without log-probabilities of choices that do not stand; RealizarError where a number is not finite."""
     logprobs = logprobs[: len(token_ids)]
     if (logprobs or queried) and any(math.isnan(each.logprob) for each in (*logprobs, *queried)):
         raise unusable_logits()

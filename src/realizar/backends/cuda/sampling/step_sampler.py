@@ -28,21 +28,13 @@ class StepSampler(Protocol):
     """The parameters and states of all rows, and the choices of a step."""
 
     def capture(self) -> None:
-        """Capture what graphs there are, while the step's arrays name no row.
-
-        Raises:
-            DeviceLostError: the device failed.
-        """
+        """Capture what graphs there are, while the step's arrays name no row; DeviceLostError: the device failed."""
 
     def release(self) -> None:
         """Free what is not memory of tensors: graphs, and threads of the host. Idempotent."""
 
     def open(self, opened: OpenedRow) -> None:
-        """Start a row.
-
-        Raises:
-            InvalidRequestError: `logit_bias` names an id beyond the vocabulary.
-        """
+        """Start a row; InvalidRequestError where `logit_bias` names an id beyond the vocabulary."""
 
     def close(self, row: int) -> None:
         """Forget a row, also one that could not be opened."""

@@ -77,20 +77,16 @@ class CUDADriver:
 
     @cached_property
     def granularity_bytes(self) -> int:
-        """See `SleepDriver`."""
         kind = self._driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         return int(checked(self._driver.cuMemGetAllocationGranularity(self._properties, kind), "asking for pages"))
 
     def reserve(self, size_bytes: int) -> int:
-        """See `SleepDriver`."""
         return int(checked(self._driver.cuMemAddressReserve(size_bytes, 0, 0, 0), "reserving addresses"))
 
     def release(self, address: int, size_bytes: int) -> None:
-        """See `SleepDriver`."""
         checked(self._driver.cuMemAddressFree(address, size_bytes), "giving addresses back")
 
     def map(self, address: int, size_bytes: int) -> object:
-        """See `SleepDriver`."""
         driver = self._driver
         handle: Any = checked(driver.cuMemCreate(size_bytes, self._properties, 0), f"allocating {size_bytes} bytes")
         try:
@@ -106,44 +102,35 @@ class CUDADriver:
         return handle
 
     def unmap(self, address: int, size_bytes: int, handle: object) -> None:
-        """See `SleepDriver`."""
         checked(self._driver.cuMemUnmap(address, size_bytes), "unmapping memory")
         checked(self._driver.cuMemRelease(handle), "freeing memory")
 
     def zero(self, address: int, size_bytes: int) -> None:
-        """See `SleepDriver`."""
         checked(self._driver.cuMemsetD8Async(address, 0, size_bytes, self._stream.cuda_stream), "clearing memory")
 
     def copy_to_host(self, host_address: int, address: int, size_bytes: int) -> None:
-        """See `SleepDriver`."""
         stream = self._stream.cuda_stream
         checked(self._driver.cuMemcpyDtoHAsync(host_address, address, size_bytes, stream), "copying to the host")
 
     def copy_to_device(self, address: int, host_address: int, size_bytes: int) -> None:
-        """See `SleepDriver`."""
         stream = self._stream.cuda_stream
         checked(self._driver.cuMemcpyHtoDAsync(address, host_address, size_bytes, stream), "copying to the GPU")
 
     def mark(self) -> object:
-        """See `SleepDriver`."""
         driver = self._driver
         event = checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING), "making an event")
         checked(driver.cuEventRecord(event, self._stream.cuda_stream), "recording an event")
         return event
 
     def wait(self, event: Any) -> None:
-        """See `SleepDriver`."""
         checked(self._driver.cuEventSynchronize(event), "waiting for a copy")
         checked(self._driver.cuEventDestroy(event), "freeing an event")
 
     def synchronize(self) -> None:
-        """See `SleepDriver`."""
         torch.cuda.synchronize(self._device)
 
     def pin(self, host_address: int, size_bytes: int) -> None:
-        """See `SleepDriver`."""
         checked(self._driver.cuMemHostRegister(host_address, size_bytes, 0), "pinning memory of the host")
 
     def unpin(self, host_address: int) -> None:
-        """See `SleepDriver`."""
         checked(self._driver.cuMemHostUnregister(host_address), "unpinning memory of the host")

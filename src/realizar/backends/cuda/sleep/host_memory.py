@@ -22,11 +22,7 @@ _THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a range that lies in one chunk, which the driver copies at once.
-
-    Attributes:
-        start: bytes from the range's start. address: on the host. size_bytes: of the part.
-    """
+    """A part of a range, `start` bytes into it, in one chunk of the host's memory, which the driver copies at once."""
 
     start: int
     address: int
@@ -34,14 +30,7 @@ class Part:
 
 
 class HostMemory:
-    """Memory of the host, pinned chunk by chunk when it is first asked for.
-
-    Args:
-        size_bytes: a multiple of the page.
-
-    Raises:
-        CapacityError: the host has not as much.
-    """
+    """Memory of the host, whole pages, pinned by chunks when asked for; CapacityError where the host lacks it."""
 
     def __init__(self, driver: SleepDriver, size_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._driver, self._chunk_bytes, self.size_bytes = driver, chunk_bytes, size_bytes
@@ -57,14 +46,7 @@ class HostMemory:
         ]
 
     def parts(self, offset: int, size_bytes: int) -> Iterator[Part]:
-        """The parts of a range, each pinned when it is given.
-
-        Args:
-            offset: of the range's first byte.
-
-        Raises:
-            KernelError: the driver pins no more.
-        """
+        """The parts of a range from `offset` on, each pinned when it is given; KernelError: the driver pins no more."""
         done = 0
         while done < size_bytes:
             chunk, within = divmod(offset + done, self._chunk_bytes)
@@ -82,7 +64,6 @@ class HostMemory:
         self._map.close()
 
     def _pin(self, chunk: int) -> int:
-        """Have a chunk pinned; its address."""
         if chunk not in self._pinned:
             self._touched[chunk].result()
             start = chunk * self._chunk_bytes
@@ -92,7 +73,6 @@ class HostMemory:
         return self._pinned[chunk]
 
     def _touch(self, chunk: int) -> None:
-        """Have the system make a chunk's pages."""
         start = chunk * self._chunk_bytes
         self._bytes[start : start + self._chunk_bytes : _PAGE_BYTES] = 0
 
@@ -100,8 +80,7 @@ class HostMemory:
 def map_pages(size_bytes: int) -> mmap.mmap:
     """Memory that is to be pinned. The system gives its pages when they are pinned or written.
 
-    Raises:
-        OSError, ValueError, OverflowError: the system has no such range of addresses.
+    Raises OSError, ValueError or OverflowError where the system has no such range of addresses.
     """
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     _advise(memory, "MADV_HUGEPAGE")  # fewer pages are pinned sooner

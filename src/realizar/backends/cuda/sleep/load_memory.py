@@ -50,13 +50,9 @@ class LoadMemory:
 
 
 class SleepingMemory(LoadMemory):
-    """Memory of a model that can sleep. Each part of its load has a pool of torch's with segments of ours.
+    """Memory of a model that can sleep, on the current GPU: each part of its load has a torch pool of our segments.
 
-    Args:
-        device: a GPU; its context is current.
-
-    Raises:
-        UnsupportedModelError: torch was built for another maker's GPUs.
+    Raises UnsupportedModelError where torch was built for another maker's GPUs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,26 +64,21 @@ class SleepingMemory(LoadMemory):
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """See `LoadMemory`."""
         with self._part(keeps=True):
             yield
 
     @contextmanager
     def emptied(self) -> Iterator[None]:
-        """See `LoadMemory`."""
         with self._part(keeps=False):
             yield
 
     def sleep(self) -> Transfer:
-        """See `backends.base.Sleeps`."""
         return _timed(self._segments.sleep)
 
     def wake(self) -> Transfer:
-        """See `backends.base.Sleeps`."""
         return _timed(self._segments.wake)
 
     def close(self) -> None:
-        """See `LoadMemory`."""
         self._pools.clear()
         torch.cuda.empty_cache()  # which frees the segments
         self._segments.close()
@@ -103,8 +94,6 @@ class SleepingMemory(LoadMemory):
         self._segments.discard(each["address"] for each in found if not each["allocated_size"] + each["active_size"])
 
     def _allocator(self, *, keeps: bool) -> Any:
-        """An allocator of torch's that asks for segments."""
-
         def allocate(size_bytes: int, _device: int, _stream: int | None) -> int | None:
             try:
                 return self._segments.allocate(size_bytes, keeps=keeps)
@@ -133,13 +122,7 @@ _COPIES_AHEAD = 4
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A range of addresses.
-
-    Attributes:
-        address: the first. size_bytes: of all.
-        keeps: the contents are saved; otherwise they are zeros after waking.
-        handle: of the memory there; None while there is none.
-    """
+    """A range of addresses; contents are saved if it `keeps` them, or zeros after waking. Without memory no handle."""
 
     address: int
     size_bytes: int
@@ -148,11 +131,7 @@ class Segment:
 
 
 class Segments:
-    """All segments of a model.
-
-    Args:
-        chunk_bytes: of the host's memory that are pinned at once.
-    """
+    """All segments of a model; `chunk_bytes` of the host's memory are pinned at once."""
 
     def __init__(self, driver: SleepDriver, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._driver, self._chunk_bytes = driver, chunk_bytes
@@ -171,11 +150,7 @@ class Segments:
         return 0 if self._host is None else self._host.size_bytes
 
     def allocate(self, size_bytes: int, *, keeps: bool) -> int:
-        """Memory at new addresses; returns the first.
-
-        Raises:
-            KernelError: the driver has none.
-        """
+        """Memory at new addresses; returns the first. KernelError: the driver has none."""
         page = self._driver.granularity_bytes
         size = max(-(-size_bytes // page), 1) * page
         address = self._driver.reserve(size)
@@ -188,7 +163,6 @@ class Segments:
         return address
 
     def free(self, address: int) -> None:
-        """Give a segment's memory and addresses back."""
         segment = self._segments.pop(address)
         self._unmap(segment)
         self._driver.release(segment.address, segment.size_bytes)
@@ -229,8 +203,7 @@ class Segments:
     def wake(self) -> int:
         """Put memory to the same addresses again, with what was kept; returns the bytes copied.
 
-        Raises:
-            KernelError: the GPU has too little memory; the model is asleep as before.
+        Raises KernelError where the GPU has too little memory; the model is asleep as before.
         """
         if self._asleep is None:
             raise RuntimeError("the model is not asleep")
@@ -295,11 +268,7 @@ class Segments:
             raise
 
     def _bring_back(self, segments: Iterable[Segment], error: KernelError) -> None:
-        """Undo a half of `_save`.
-
-        Raises:
-            DeviceLostError: the GPU has no memory for it any more.
-        """
+        """Undo a half of `_save`; DeviceLostError where the GPU has no memory for it any more."""
         try:
             self._driver.synchronize()
             self._restore(segments)

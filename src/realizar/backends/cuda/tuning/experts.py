@@ -50,11 +50,7 @@ _DIRECT = (
 
 @dataclass(frozen=True, slots=True)
 class TunedExperts:
-    """Mixtures of one shape.
-
-    Attributes:
-        per_token: experts of a token. gate_up, down: layouts of most of their matrices.
-    """
+    """Mixtures of one shape; `gate_up` and `down` are the layouts of most of their matrices."""
 
     shape: ExpertShape
     per_token: int
@@ -63,8 +59,6 @@ class TunedExperts:
 
 
 class ExpertMeter(Protocol):
-    """Times matmuls over experts on a device."""
-
     def take(self, experts: TunedExperts) -> dict[bool, FragmentFormat]:
         """Make matrices of a mixture, for the following calls; the formats of gate and up (True) and down."""
 
@@ -88,10 +82,9 @@ def tuned_experts(spec: ModelSpec, checkpoint: Checkpoint) -> list[TunedExperts]
 
 
 def pair_candidates(gated: bool, chunks: int) -> Iterator[MatvecTiles]:
-    """Tiles of the mat-vec of pairs that registers allow; gate and up that end with the activation are two of a block.
+    """Tiles of the mat-vec of pairs that registers allow, for rows of so many chunks.
 
-    Args:
-        chunks: of a row of weights.
+    Gate and up that end with the activation are two of a block.
     """
     for tiles in (2,) if gated else (1, 2, 4):
         for parts in _PARTS:
@@ -104,11 +97,7 @@ def pair_candidates(gated: bool, chunks: int) -> Iterator[MatvecTiles]:
 def grouped_candidates(
     pairs: int, experts: int, gated: bool, weight_format: FragmentFormat, device: DeviceTuning, chunks: int
 ) -> Iterator[AnyTiles]:
-    """Tiles that fit whose places hold half an expert's average pairs to four times as many; rings are the deepest.
-
-    Args:
-        chunks: of a row of weights.
-    """
+    """Tiles that fit whose places hold half an expert's average pairs to four times as many; rings are the deepest."""
     average, most = pairs / experts, TILE_TOKENS[-1] if device.wgmma else MMA_SYNC_TOKENS
     sizes = [each for each in TILE_TOKENS if min(average / 2, most) <= each <= min(most, max(8, 4 * average))]
     between = [each for each in BETWEEN_TOKENS if device.wgmma and average <= each <= 2 * average]
@@ -150,14 +139,9 @@ def sweep_experts(
     tuning: DeviceTuning, mixtures: Iterable[TunedExperts], token_counts: Sequence[int], meter: ExpertMeter,
     measured: Callable[[ExpertLine], None] | None = None,
 ) -> list[ExpertLine]:  # fmt: skip
-    """Time every candidate for these mixtures and numbers of tokens.
+    """Time every candidate for these mixtures and numbers of tokens, on the meter's device; `measured` gets each line.
 
-    Args:
-        tuning: of the device that the meter times on.
-        measured: called with each line.
-
-    Returns:
-        A line per candidate that runs; `best_expert_lines` picks from them.
+    Returns a line per candidate that runs; `best_expert_lines` picks from them.
     """
     lines: list[ExpertLine] = []
     for one in mixtures:

@@ -63,18 +63,13 @@ def copies(out_features: int, cols: int, count: int, layout: WeightLayout, compa
 
 
 def written(matmuls: MatmulKernels, x: torch.Tensor, activation_format: ActivationFormat) -> Activations:
-    """float32 activations in a format."""
     return (
         matmuls.to_int8(x) if activation_format.kind == "int8" else matmuls.to_half(x, activation_format.block_tokens)
     )
 
 
 class DeviceMeter:
-    """Times matmuls on the device at hand; matrices of a shape together do not fit its cache.
-
-    Args:
-        matmuls: of the device.
-    """
+    """Times matmuls on the device at hand; matrices of a shape together do not fit its cache."""
 
     def __init__(self, matmuls: MatmulKernels) -> None:
         self._matmuls = matmuls
@@ -122,11 +117,7 @@ def tune_device(
 ) -> Path:  # fmt: skip
     """Measure the matmuls of a model here, and write this machine's table; its lines of other matmuls stay.
 
-    Args:
-        measured: called with each candidate's line. mixtures: whose grouped matmuls are measured too.
-
-    Returns:
-        The path of the table.
+    `measured` is called with each candidate's line. Returns the path of the table.
 
     Raises:
         CapacityError: the card runs no CUDA matmuls, or has too little memory.
@@ -207,11 +198,7 @@ class _PairMatmuls(ExpertMatmuls):
 
 
 class ExpertDeviceMeter:
-    """Times matmuls over experts on the device at hand; what the launches of a graph read does not fit its cache.
-
-    Args:
-        matmuls: of the device.
-    """
+    """Times matmuls over experts on the device at hand; what the launches of a graph read does not fit its cache."""
 
     def __init__(self, matmuls: MatmulKernels) -> None:
         self._matmuls, self._grouped = matmuls, GroupedMatmuls(matmuls)
@@ -254,7 +241,6 @@ class ExpertDeviceMeter:
     def _of_groups(
         self, tokens: int, gated: bool, tiles: AnyTiles, stacks: Sequence[PackedExperts]
     ) -> Callable[[], None]:
-        """Grouped matmuls of layers with choices of their own."""
         step, config = self._made(tokens, tiles.tokens, len(stacks)), self._config(gated, tiles)
 
         def run() -> None:
@@ -269,7 +255,6 @@ class ExpertDeviceMeter:
     def _of_pairs(
         self, tokens: int, gated: bool, tiles: MatvecTiles, stacks: Sequence[PackedExperts]
     ) -> Callable[[], None]:
-        """Mat-vecs of pairs of layers with choices of their own."""
         key, shape, device = self._key(gated, tiles), self._shape, self._matmuls.device
         kernel = Kernel(compile_source(expert_source(*key), self._matmuls.arch), expert_source(*key).name, 0)
         matmuls, count = _PairMatmuls(self._matmuls, tiles, {key: kernel}), tokens * self._per_token

@@ -27,12 +27,7 @@ _HEAD_TOKENS = 256  # logits are wanted of no more tokens at once
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A merged matmul.
-
-    Attributes:
-        out_features, cols: of the weights. layout: of most of them.
-        most_tokens: of a step that runs it.
-    """
+    """A merged matmul in steps of up to `most_tokens`; `layout` is that of most of its weights."""
 
     out_features: int
     cols: int
@@ -41,8 +36,6 @@ class Shape:
 
 
 class Meter(Protocol):
-    """Times matmuls on a device."""
-
     def take(self, shape: Shape) -> FragmentFormat:
         """Make matrices of a shape, for the following calls."""
 
@@ -74,14 +67,9 @@ def sweep(
     tuning: DeviceTuning, shapes: Iterable[Shape], token_counts: Sequence[int], meter: Meter,
     measured: Callable[[Line], None] | None = None,
 ) -> list[Line]:  # fmt: skip
-    """Time every candidate for these shapes and numbers of tokens.
+    """Time every candidate for these shapes and numbers of tokens, on the meter's device; `measured` gets each line.
 
-    Args:
-        tuning: of the device that the meter times on.
-        measured: called with each line.
-
-    Returns:
-        A line per candidate that runs; `tuning_table.best_lines` picks from them.
+    Returns a line per candidate that runs; `tuning_table.best_lines` picks from them.
     """
     lines: list[Line] = []
     for shape in shapes:
@@ -102,7 +90,6 @@ def sweep(
 def _of_tiles(
     tuning: DeviceTuning, shape: Shape, weight_format: FragmentFormat, tokens: int, tiles: Tiles, meter: Meter
 ) -> Iterable[Line]:
-    """A line for each number of splits."""
     for splits in split_counts(tiles, tokens, shape.out_features, weight_format.chunks(shape.cols), tuning):
         try:
             ms = meter.ms(tokens, tiles, splits)

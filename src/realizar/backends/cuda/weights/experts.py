@@ -27,13 +27,11 @@ class PackedExperts:
     """One matrix [out_features, in_features] of every expert in fragment order, as `PackedMatrix` has a single one.
 
     Attributes:
-        count: experts.
         out_features, in_features: of an expert's matrix without padding; gate and up together where `interleaved`.
-        format: the layout of `weights`.
         weights: uint8 [count * stride], 256-byte aligned; an expert's begin at its number times `stride`.
         block_scales: float32 [count * strips].
         table: the codebook, as in `PackedMatrix`.
-        interleaved: True if blocks of 64 out_features of gate and up alternate, in each expert.
+        interleaved: blocks of 64 out_features of gate and up alternate, in each expert.
         shared: 1 if the last expert is the one that every token goes through, else 0.
     """
 
@@ -49,7 +47,6 @@ class PackedExperts:
 
     @property
     def routed(self) -> int:
-        """Experts that a router chooses from."""
         return self.count - self.shared
 
     @property
@@ -71,7 +68,6 @@ class PackedExperts:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all experts."""
         return int(self.weights.numel() + 4 * self.block_scales.numel())
 
 
@@ -127,7 +123,6 @@ class ExpertMatrices:
 
 
 def matrix_bytes(matrix: PackedMatrix | Stack) -> int:
-    """Bytes on the device."""
     return matrix.numel() * matrix.element_size() if isinstance(matrix, torch.Tensor) else matrix.size_bytes
 
 
@@ -138,7 +133,7 @@ class StackPlan:
     Attributes:
         linears: the experts' matrices; two interleave, by blocks of 64 out_features.
         layout: of all of them, as stored.
-        is_packed: True if they are put in fragment order.
+        is_packed: they are put in fragment order.
         shared: the matrices of a shared expert that lies behind the others; none where it is apart.
     """
 
@@ -148,11 +143,7 @@ class StackPlan:
     shared: tuple[Linear, ...] = ()
 
     def reserve(self, device: torch.device) -> PackedExperts | torch.Tensor:
-        """The stack without weights.
-
-        Raises:
-            UnsupportedModelError: no format expresses the layout.
-        """
+        """The stack without weights; UnsupportedModelError where no format expresses the layout."""
         first, out_features = self.linears[0], sum(one.out_features for one in self.linears)
         count, cols, joined = first.num_experts + bool(self.shared), first.in_features, int(bool(self.shared))
         if not self.is_packed:
@@ -179,11 +170,8 @@ class ExpertsPlan:
         """Decide.
 
         Gate and up of one layout interleave. Matrices of bf16 and fp16 are packed as well where grouped matmuls read
-        all of a mixture.
-
-        Args:
-            packs: True if matrices can be put in fragment order.
-            stacks_shared: True if a shared expert lies in the stacks where it can.
+        all of a mixture. `packs`: matrices can be put in fragment order. `stacks_shared`: a shared expert lies in the
+        stacks where it can.
         """
         assert experts.gate is not None  # `SUPPORTED` lists no experts without
         gate, up, down = (tensors.layout(one.weight) for one in experts.expert_linears())
@@ -205,8 +193,7 @@ class ExpertsPlan:
 
 
 def _fits_stacks(experts: Experts, tensors: WeightTensors) -> bool:
-    """True if a shared expert has the sizes, the types and the activation of the others, which are quantised, and
-    nothing has biases."""
+    """A shared expert has the others' sizes, types and activation, these are quantised, and nothing has biases."""
     shared = experts.shared
     if shared is None or shared.gate is None or experts.norms is not None:
         return False
@@ -222,11 +209,9 @@ def _fits_stacks(experts: Experts, tensors: WeightTensors) -> bool:
 
 
 class ExpertLoader:
-    """Reads mixtures from a checkpoint, a matrix of all experts after the other.
+    """Reads mixtures from a checkpoint, one matrix of all experts after the other; `progress` gets the bytes done.
 
-    Args:
-        packer: of quantised matrices; None where Triton multiplies them, row by row.
-        progress: called with the bytes of what is done.
+    A packer of None has Triton multiply quantised matrices, row by row.
     """
 
     def __init__(
@@ -293,10 +278,8 @@ class ExpertLoader:
         return [self._tensors.expert(linear.weight, expert) for expert in range(linear.num_experts)]
 
     def _pack(self, stack: PackedExperts, runs: Sequence[Sequence[MatrixSource]], last: Sequence[MatrixSource]) -> None:
-        """Pack runs of experts, of each the sources that interleave; a run is one expert or all.
-
-        Args:
-            last: the sources of one expert behind them, or none.
+        """Pack runs of experts, one or all, of each the sources that interleave; then the `last` ones, of one
+        expert.
         """
         assert self._packer is not None
         of_run = stack.routed // len(runs)
@@ -318,11 +301,7 @@ _CHECKED_BYTES = 4 << 20  # of a matrix, by one thread at a time
 
 
 def check_finite(sources: Iterable[MatrixSource]) -> None:
-    """Refuse matrices with weights that are not finite. Several threads also bring their pages in.
-
-    Raises:
-        CheckpointError: a weight is NaN or infinite.
-    """
+    """Raise CheckpointError where a weight is NaN or infinite. Several threads also bring the matrices' pages in."""
     runs = [
         (source, start, min(start + step, source.out_features))
         for source in sources

@@ -42,8 +42,8 @@ class Weights:
     """Device copies of a checkpoint's tensors. On torch's device `meta` a load takes no memory, and reads nothing.
 
     Args:
-        packs_floats: True if the matmuls read bf16 and fp16 matrices packed, as they do quantised ones.
-        stacks_shared: True if shared experts join the stacks of experts where they can.
+        packs_floats: the matmuls read bf16 and fp16 matrices packed, as they do quantised ones.
+        stacks_shared: shared experts join the stacks of experts where they can.
 
     Attributes:
         groups: the matrices of matmuls that share an input, in order; those of one layout may lie in one. A float
@@ -87,13 +87,9 @@ class Weights:
         return [group for group in groups if group[0].weight not in self.stacked]
 
     def load(self, groups: Iterable[Sequence[Linear]], progress: Callable[[int], None]) -> None:
-        """Pack the matrices; `progress` gets the bytes of each group as it is done.
+        """Pack groups of matrices that are not `stacked`; `progress` gets the bytes of each as it is done.
 
-        Args:
-            groups: without matrices that are `stacked`.
-
-        Raises:
-            CheckpointError: a weight is NaN or infinite.
+        Raises CheckpointError where a weight is NaN or infinite.
         """
         if self._reads:
             self._tensors.check_vectors()
@@ -200,8 +196,7 @@ class Weights:
     def _part_sizes(self, layer: Layer) -> Iterator[int]:
         """Bytes of a layer's tensors. Merged matrices and biases take no more than one by one.
 
-        Raises:
-            UnsupportedModelError: no format expresses a matrix's layout.
+        Raises UnsupportedModelError where no format expresses a matrix's layout.
         """
         linears = [linear for linear in layer.linears() if linear.weight not in self.stacked]
         for linear in linears:

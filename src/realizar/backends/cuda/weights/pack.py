@@ -21,12 +21,11 @@ class PackedMatrix:
 
     Attributes:
         out_features, in_features: of the matrix without padding.
-        format: the layout of `weights`.
         weights: uint8 [format.size_bytes(out_features, in_features)], 256-byte aligned.
         block_scales: float32 [ceil(out_features / 64)]: the factor of the sums of 64 output features.
         table: uint8, the codebook's values plus 128: [16] or [entries * vector], or None.
-        interleaved: True if its blocks of 64 out_features are alternately the gate's and up's of a feed-forward, for
-            the gated epilogue; else its parts lie one below the other.
+        interleaved: its blocks of 64 out_features are alternately the gate's and up's of a feed-forward, for the gated
+            epilogue; else its parts lie one below the other.
     """
 
     out_features: int
@@ -57,10 +56,9 @@ def pack_matrix(
 
     Args:
         parts: the matrix, or matrices with equal columns. All but the last have a multiple of 64 out_features.
-        device: where it shall lie.
         compact: as in `fragment_format`.
         into: uint8 memory for `weights`, exactly as large and 256-byte aligned; allocated if None.
-        interleaved: True if blocks of 64 out_features of two matrices alternate.
+        interleaved: blocks of 64 out_features of two matrices alternate.
 
     Raises:
         UnsupportedModelError: the parts can't lie in one matrix, or have no format.
@@ -87,8 +85,7 @@ def pack_matrix(
 def strip_places(out_features: Sequence[int], interleaved: bool) -> list[slice]:
     """Places of the blocks of 64 out_features of matrices of these sizes, in the matrix that they are packed into.
 
-    Raises:
-        UnsupportedModelError: matrices are to be interleaved that are not two of one whole number of blocks.
+    Raises UnsupportedModelError for matrices to be interleaved that are not two of one whole number of blocks.
     """
     if interleaved:
         if len(out_features) != 2 or out_features[0] != out_features[1] or out_features[0] % BLOCK:
@@ -103,8 +100,7 @@ def strip_places(out_features: Sequence[int], interleaved: bool) -> list[slice]:
 def common_format(parts: Sequence[MatrixSource], compact: bool = False) -> FragmentFormat:
     """The one format of matrices that are to lie one below the other.
 
-    Raises:
-        UnsupportedModelError: they differ in format, columns or codebook, or a part does not end with a block.
+    Raises UnsupportedModelError where they differ in format, columns or codebook, or a part does not end with a block.
     """
     weight_formats = {fragment_format(part.layout, compact) for part in parts}
     if len(weight_formats) != 1 or len({part.in_features for part in parts}) != 1:

@@ -47,8 +47,7 @@ _Run: TypeAlias = tuple[MatrixSource, int, torch.Tensor, torch.Tensor]
 def memory_bytes(parts: Sequence[MatrixSource]) -> int:
     """Bytes that matrices which lie one below the other take on the device, their block scales included.
 
-    Raises:
-        UnsupportedModelError: no format expresses their layout.
+    Raises UnsupportedModelError where no format expresses their layout.
     """
     out_features = sum(part.out_features for part in parts)
     size = fragment_format(parts[0].layout).size_bytes(out_features, parts[0].in_features)
@@ -99,7 +98,6 @@ def pack_by_threads(
 
 
 def table_of(layout: WeightLayout, device: torch.device | str) -> torch.Tensor | None:
-    """The codebook of a layout on the device, or None."""
     book = codebook_table(layout)
     return None if book is None else torch.from_numpy(book).to(device)
 
@@ -113,15 +111,14 @@ class Reserver:
     def pack(
         self, parts: Sequence[MatrixSource], into: PackedMatrix | torch.Tensor | None = None, interleaved: bool = False
     ) -> PackedMatrix:
-        """A matrix without weights; arguments as of `Packer.pack`."""
+        """Arguments as of `Packer.pack`."""
         return into if isinstance(into, PackedMatrix) else reserve(parts, self._device, into, interleaved)
 
 
 class Packer:
     """Packs matrices on one device; owns two pinned buffers and their copies there until it is dropped.
 
-    Args:
-        repacks: False leaves raw blocks to the host's threads.
+    A `repacks` of False leaves raw blocks to the host's threads.
     """
 
     def __init__(self, device: torch.device | str, *, repacks: bool = True) -> None:
@@ -141,7 +138,7 @@ class Packer:
             parts: matrices of one layout and width; all but the last have a multiple of 64 out_features.
             into: memory for weights and block scales, 256-byte aligned: uint8 [memory_bytes(parts)], or a matrix that
                 has it; allocated if None.
-            interleaved: True if blocks of 64 out_features of two matrices alternate.
+            interleaved: blocks of 64 out_features of two matrices alternate.
 
         Raises:
             UnsupportedModelError: the parts can't lie in one matrix, or no format expresses their layout.
@@ -232,12 +229,10 @@ FLOAT_TYPES: dict[FloatType, torch.dtype] = {"f32": torch.float32, "f16": torch.
 
 
 def reorder_floats(values: torch.Tensor, weights: torch.Tensor, block_scales: torch.Tensor) -> None:
-    """Write some strips of a matrix.
+    """Write some strips of a matrix, bf16 or fp16 [out_features, cols].
 
-    Args:
-        values: bf16 or fp16 [out_features, cols].
-        weights: uint8 [ceil(out_features / 64), FLOATS.strip_bytes(cols)], whose strips may lie apart.
-        block_scales: float32 [ceil(out_features / 64)].
+    `weights` are uint8 [ceil(out_features / 64), FLOATS.strip_bytes(cols)], whose strips may lie apart, `block_scales`
+    float32 [ceil(out_features / 64)].
     """
     (out_features, cols), strips = values.shape, len(weights)
     chunks = FLOATS.chunks(cols)

@@ -30,7 +30,6 @@ class PlainMatrix:
     """A packed matrix.
 
     Attributes:
-        out_features, in_features: its shape.
         arrays: the kernels' pointers by name; an array that the layout lacks is one element that nothing reads.
         constants: the kernels' compile-time arguments.
     """
@@ -48,8 +47,7 @@ class PlainMatrix:
 def pack_plain(source: MatrixSource, device: torch.device) -> PlainMatrix:
     """Pack a quantised matrix and send it to `device`; runs of out_features are packed by several threads.
 
-    Raises:
-        UnsupportedModelError: its codes have a width that kernels do not read.
+    Raises UnsupportedModelError where its codes have a width that kernels do not read.
     """
     layout, out_features, cols = source.layout, source.out_features, source.in_features
     if layout.vector_size == 1 and layout.bits not in _WIDTHS:
@@ -97,7 +95,6 @@ def stack_plain(matrices: Sequence[PlainMatrix]) -> PlainMatrix:
 
 
 def _arrays(planes: Planes) -> tuple[dict[str, NDArray[Any] | None], dict[str, Any]]:
-    """The arrays of some out_features, and the kernels' constants."""
     vector, scalar_codebook = planes.vector_size, planes.codebook is not None and planes.codebook.ndim == 1
     low, high = (16, 0) if vector > 1 else _WIDTHS[planes.bits]
     return {

@@ -10,13 +10,9 @@ ALIGNMENT = 256  # bytes: of every part
 
 
 class Store:
-    """One allocation that is handed out from its start on, and never taken back.
+    """One allocation of the sum of these parts, handed out from its start on, in any order, and never taken back.
 
-    Args:
-        part_sizes: bytes of the parts that it is to hold, in any order.
-
-    Raises:
-        torch.OutOfMemoryError: the device has not as much in one piece.
+    Raises torch.OutOfMemoryError where the device has not as much in one piece.
     """
 
     def __init__(self, part_sizes: Iterable[int], device: torch.device) -> None:

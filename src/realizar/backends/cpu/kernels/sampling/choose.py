@@ -60,9 +60,7 @@ def _score(arguments: int, run: int, at: int, index: int, token: int, scratch: S
 
 @inner
 def _choose(arguments: int, run: int, row: int, at: int, index: int, scratch: Scratch) -> int:
-    """Make the row's choice number `index` and take it into the row's state; -1, with the fault noted, if none can be
-    chosen.
-    """
+    """Make the row's choice number `index` and take it into its state; -1, with the fault noted, if none can be."""
     call, vocab, mask = scratch.call, load_i64(arguments, record.VOCAB), load_i64(run, record.RUN_MASK)
     if mask != 0:
         mask += index * load_i64(run, record.RUN_MASK_STRIDE)

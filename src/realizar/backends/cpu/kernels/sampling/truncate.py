@@ -86,9 +86,7 @@ def draw_token(row: int, position: int, logits: Logits, scratch: Scratch) -> int
 
 @inner
 def _truncate(row: int, logits: Logits, temperature: float, inverse: float, scratch: Scratch) -> tuple[int, float]:
-    """Top-n-sigma, top-k, typical and top-p: size of the pool, or _NO_POOL where neither they nor min-p act; all ids'
-    weight.
-    """
+    """Top-n-sigma, top-k, typical and top-p: the pool's size, or _NO_POOL if neither they nor min-p act; all weight."""
     typical_p, top_p, min_p = read_f64(row, _TYPICAL_P), read_f64(row, _TOP_P), read_f64(row, _MIN_P)
     count = _restrict(row, logits, inverse, scratch)
     total = moment = 0.0
@@ -211,9 +209,7 @@ def _exclude(logits: Logits, temperature: float, inverse: float, least: float, s
 
 @inner
 def draw_mirostat(row: int, position: int, logits: Logits, scratch: Scratch) -> tuple[int, float]:
-    """Mirostat 2 (Basu et al., 2021): an id of a surprise of at most mu bits, or else the likeliest; and mu
-    after it.
-    """
+    """Mirostat 2 (Basu et al., 2021): an id of at most mu bits of surprise, or else the likeliest; the next mu."""
     temperature, mu = read_f64(row, _TEMPERATURE), read_f64(row, record.MU)
     inverse = inverse_of(temperature)
     total, _ = weigh_all(logits, inverse, scratch)

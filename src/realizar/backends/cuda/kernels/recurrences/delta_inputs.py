@@ -90,7 +90,6 @@ def log_decay(x, rate):
 
 @triton.jit
 def key_head_of(head, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, TILED: tl.constexpr):
-    """The key head that a value head reads."""
     if TILED:
         return head % KEY_HEADS
     return head // (VALUE_HEADS // KEY_HEADS)

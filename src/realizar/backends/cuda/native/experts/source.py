@@ -24,17 +24,14 @@ a pair, pairs of an input; a folded norm's partial sums of squares, their number
 
 
 def expert_source(weight_format: FragmentFormat, tiles: MatvecTiles, activation: GatedActivation | None) -> Source:
-    """The kernel of `matvec.cu` for one pair at a time, its matrix that of the pair's expert.
+    """The kernel of `matvec.cu` for one pair at a time, its matrix that of the pair's expert; `tiles` are of one token.
 
     A block in x is a pair and some tiles. Pairs of expert -1 are left as they are. Where factors are null the expert is
     known only after the kernel before, so no weight is requested earlier; with factors the choice must be complete when
-    that kernel lets the next one start.
+    that kernel lets the next one start, and the experts that are read are counted.
 
-    Args:
-        tiles: of one token.
-        activation: that of gate and up, interleaved: codes and terms of the next matrix are written, a row for each
-            pair. None writes float32 sums, with biases unless those are null, times the pair's factor unless factors
-            are null. With factors the experts that are read are counted.
+    An activation is that of gate and up, interleaved: codes and terms of the next matrix are written, a row for each
+    pair. None writes float32 sums, with biases unless those are null, times the pair's factor unless factors are null.
     """
     name = f"expert_matvec_{format_name(weight_format)}{f'_{activation}' if activation else ''}"
     defines = format_defines(weight_format)
@@ -54,11 +51,8 @@ of what is added, the next norm's weight, its codes, terms and partial sums of s
 def expert_sums_source(weight_format: FragmentFormat, tiles: MatvecTiles, per_token: int) -> Source:
     """The mat-vec of all experts of a token, which adds their weighted sum to the stream; `matvec_sums.cu`.
 
-    A block in x is a token and some tiles. Otherwise as the residual-add epilogue of `matmul_source`.
-
-    Args:
-        tiles: of one token; its parts are a multiple of `per_token`.
-        per_token: experts of a token.
+    A block in x is a token and some tiles. Otherwise as the residual-add epilogue of `matmul_source`. The tiles are of
+    one token, their parts a multiple of `per_token`.
     """
     name = f"expert_sums_{format_name(weight_format)}_{per_token}"
     pairs = [("PAIRS", str(per_token)), ("PAIR_PARTS", str(tiles.parts // per_token))]
@@ -92,8 +86,8 @@ class ChoiceShape:
     Attributes:
         width: of the stream, a multiple of 4.
         experts: of a layer. per_token: experts of a token, up to MOST_CHOSEN.
-        sigmoid: True scores by sigmoids, False by a softmax.
-        selects: True if ranks have a bias.
+        sigmoid: scores by sigmoids, else by a softmax.
+        selects: ranks have a bias.
         groups: of experts, up to MOST_GROUPS, of which a token chooses from `groups_per_token`.
         shared: 1 if every token goes through one expert more, whose number is that of the others; 2 if by the weight
             that a gate gives it; else 0.
@@ -114,7 +108,6 @@ class ChoiceShape:
         return self.experts + (self.shared == 2)
 
     def defines(self) -> dict[str, int]:
-        """Its macros, as the sources take them."""
         return {
             "WIDTH": self.width, "EXPERTS": self.experts, "PER_TOKEN": self.per_token, "SIGMOID": int(self.sigmoid),
             "SELECTS": int(self.selects), "GROUPS": self.groups, "GROUPS_PER_TOKEN": self.groups_per_token,
@@ -173,11 +166,7 @@ class ChoiceShape:
 
 
 def choice_source(choice: ChoiceShape, clusters: bool) -> Source:
-    """Scores and choices of experts for few tokens of a residual stream, through an RMSNorm.
-
-    Args:
-        clusters: whether the device has clusters of blocks.
-    """
+    """Scores and choices of experts for few tokens of a residual stream, through an RMSNorm."""
     own = {"WARPS": choice.warps(clusters), "CLUSTER": choice.cluster(clusters), "CHOOSERS": 1}
     files = ("experts/clusters.cu",) if own["CLUSTER"] else ()
     return _choice("choose_experts", choice, own, (*files, "experts/choice.cu", "experts/choose.cu"))

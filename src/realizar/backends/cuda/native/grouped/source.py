@@ -35,12 +35,11 @@ class GroupedTiles:
     """Parameters of a grouped matmul whose weights come through a ring in shared memory.
 
     Attributes:
-        kind: its instruction.
         tokens: places of a tile: 8, 16, 32, 64, or with wgmma any multiple of 8 up to 48, or 128.
         strips: strips of 64 output features, of a consumer warpgroup or with mma.sync of the block.
         groups: consumer warpgroups of wgmma.
         stages: of the ring, at least 3. blocks: per multiprocessor.
-        laid: True if rows of gate and up are first laid in tiles by `lay_source`'s kernel; with wgmma.
+        laid: rows of gate and up are first laid in tiles by `lay_source`'s kernel; with wgmma.
     """
 
     kind: Literal["wgmma", "mma_sync"]
@@ -69,11 +68,9 @@ class GroupedTiles:
 
     @property
     def width(self) -> int:
-        """Strips of an item."""
         return self.strips * (self.groups if self.kind == "wgmma" else 1)
 
     def items(self, out_features: int) -> int:
-        """Items of a tile of pairs."""
         return -(-out_features // (BLOCK * self.width))
 
     def shared_bytes(self, weight_format: FragmentFormat, gated: bool) -> int:
@@ -92,7 +89,6 @@ class GroupedTiles:
         return 12 * self.tokens * (2 * self.groups if self.kind == "wgmma" else 1) + 16 * self.stages + 16
 
     def defines(self) -> list[tuple[str, str]]:
-        """Macros of the kernel."""
         if self.kind == "mma_sync":
             return MmaSyncTiles(self.tokens, self.strips, self.stages, self.blocks).defines()
         dense = WgmmaTiles(self.tokens, self.strips, self.groups, self.stages, STEP, self.blocks).defines()
@@ -124,7 +120,6 @@ class DirectTiles:
         return self.slots * self.parts * 32
 
     def items(self, out_features: int) -> int:
-        """Items of a tile of pairs."""
         return -(-2 * -(-out_features // BLOCK) // self.slots)
 
     def shared_bytes(self, chunks: int) -> int:
@@ -137,7 +132,6 @@ class DirectTiles:
         return 2 * self.parts * self.slots * 32 * self.tokens * 4 + 12 * self.tokens + 16
 
     def defines(self, chunks: int, gated: bool) -> list[tuple[str, str]]:
-        """Macros of the kernel."""
         names = ("TOKENS", "SLOTS", "PARTS", "AHEAD", "CHUNKS", "GATED")
         values = (self.tokens, self.slots, self.parts, self.ahead, chunks, int(gated))
         return [(name, str(value)) for name, value in zip(names, values, strict=True)]
@@ -216,7 +210,6 @@ def route_shared_bytes(experts: int) -> int:
 
 
 def route_source(experts: int) -> Source:
-    """The sort of pairs by expert."""
     own = {
         "WARPS": route_warps(experts), "EXPERTS": experts, "EXPERT_BITS": (experts - 1).bit_length(),
         "STAGED": _staged_places(experts),
