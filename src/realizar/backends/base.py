@@ -216,9 +216,8 @@ class Backend(Protocol):
     def open(self, opened: OpenedRow) -> None:
         """Start a row.
 
-        Raises:
-            DeviceLostError: the backend can't go on. Any other exception is this row's alone, which is to be closed: it
-                may be in steps that want nothing of it.
+        Raises DeviceLostError: the backend can't go on. Any other exception is this row's alone, which is to be closed:
+        it may be in steps that want nothing of it.
         """
 
     def close(self, row: int) -> None:

@@ -27,11 +27,9 @@ logger = logging.getLogger(__name__)
 def read_safetensors(path: Path) -> Checkpoint:
     """Opens a folder, a single `.safetensors` file, or a shard (then all that its index names).
 
-    A folder's weights are `model.safetensors`, else the files that `model.safetensors.index.json` names, else its
-    only `.safetensors` file. A folder without weights gives a checkpoint without tensors.
-
-    Raises:
-        CheckpointError: a file is malformed, missing, or points outside the folder.
+    A folder's weights are `model.safetensors`, else the files that `model.safetensors.index.json` names, else its only
+    `.safetensors` file. A folder without weights gives a checkpoint without tensors. Raises CheckpointError: a file is
+    malformed, missing, or points outside the folder.
     """
     folder = path if path.is_dir() else path.parent
     single = find_single_file(folder) if path.is_dir() else path

@@ -21,8 +21,7 @@ _NOTHING, _LITERAL, _RANGE = range(
 def ascii_classes(pattern: str) -> str:
     r"""The same expression with `\d`, `\D`, `\w`, `\W`, `\s` and `\S` written as sets.
 
-    Raises:
-        ValueError: the expression is verbose (`(?x)`), or has a range that ends with one of these; one line.
+    Raises ValueError, in one line, for a verbose expression (`(?x)`), or a range that ends with one of these.
     """
     return _Rewriter(pattern).rewritten()
 

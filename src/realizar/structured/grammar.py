@@ -31,11 +31,8 @@ _LIMITS = LLParserLimits(max_lexer_states=100_000, step_max_items=50_000, step_l
 
 
 class GrammarMatcher:
-    """The state of one row in its grammar. Not thread-safe.
-
-    Attributes:
-        error: the reason why the row can't go on, or None.
-        state: see `StateMasks`; None where it is not known.
+    """The state of one row in its grammar, also in `StateMasks` where known. Not thread-safe. With an `error`
+    it stops.
     """
 
     def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: StateMasks[Any] | None = None) -> None:
@@ -103,11 +100,7 @@ class GrammarMatcher:
 
 
 class Grammar:
-    """A compiled grammar. Its matchers share their lexer's states, and masks where states can be told.
-
-    Attributes:
-        shared: masks by state; None where states can't be told.
-    """
+    """A compiled grammar. Its matchers share their lexer's states, and masks (`shared`) where states can be told."""
 
     def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: StateMasks[Any] | None = None) -> None:
         self._matcher, self._end_ids, self.shared = matcher, end_ids, shared
@@ -125,7 +118,6 @@ class GrammarFactory:
     Attributes:
         num_words: of a mask.
         end_ids: ids that end an output. end_mask: uint32 [words], these alone.
-        token_columns: the bytes of all ids.
     """
 
     def __init__(self, tokens: GrammarTokens) -> None:
@@ -140,9 +132,8 @@ class GrammarFactory:
     def compile(self, structured: StructuredOutput) -> Grammar:
         """Compile a grammar. This takes milliseconds, and up to half a second at the limits of size.
 
-        Raises:
-            InvalidRequestError: the grammar is malformed, too large, not supported, or impossible to satisfy; the
-                message gives the reason.
+        Raises InvalidRequestError, with the reason, where it is malformed, too large, not supported, or impossible to
+        satisfy.
         """
         try:
             return self._compile(structured)
@@ -185,7 +176,6 @@ class GrammarFactory:
         return of_schema or refusal(structured, reason)
 
     def _shared_masks(self, structured: StructuredOutput) -> StateMasks[Any] | None:
-        """The masks that rows of the grammar share; None where states can't be told apart."""
         if structured.kind == "regex":
             return regex_masks(structured.value, self._vocabulary.tokens)
         return None
@@ -198,13 +188,10 @@ class GrammarFactory:
         return found
 
     def fill(self, row: GrammarMatcher, drafts: Sequence[int], out: NDArray[np.uint32]) -> None:
-        """Compute the allowed ids of a row and of its drafts.
+        """Compute the allowed ids of a row and of its drafts into uint32 [drafts + 1, words].
 
         Masks after a draft that is not allowed are empty, and masks after a draft that ends the output are not used. A
         row whose grammar is stuck gets an `error`, and its masks are empty.
-
-        Args:
-            out: uint32 [drafts + 1, words], written.
         """
         if row.ended:
             out[0], out[1:] = self.end_mask, 0
@@ -318,11 +305,7 @@ _PART = 1 << 16  # tokens that are taken one byte further before `follow` yields
 
 
 class TokenColumns:
-    """Tokens in the order of their lengths, the longest first.
-
-    Args:
-        tokens: the bytes of each id.
-    """
+    """Tokens, by the bytes of each id, in the order of their lengths, the longest first."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
@@ -335,8 +318,7 @@ class TokenColumns:
     def follow(self, steps: NDArray[np.int16], state: int, out: NDArray[np.int16]) -> Iterator[None]:
         """Write the state after each token, int16 [ids]; between the parts of the work it yields.
 
-        Args:
-            steps: int16 [states + 1, 256], the state after each byte; the last state goes on to itself.
+        `steps`, int16 [states + 1, 256], has the state after each byte; the last state goes on to itself.
         """
         states = np.full(len(self._ids), state, np.int16)
         num_done = 0
@@ -384,10 +366,8 @@ def grammar_text(structured: StructuredOutput) -> str:
 
 
 def parts_of(structured: StructuredOutput) -> tuple[str, StructuredOutput]:
-    """The Lark grammar of the kind `nested`, and the grammar within it.
-
-    Raises:
-        InvalidRequestError: the value has another form.
+    """The Lark grammar of the kind `nested`, and the grammar within; InvalidRequestError for a value of another
+    form.
     """
     try:
         lark, kind, value = json.loads(structured.value)

@@ -21,7 +21,6 @@ class EncodeSource:
     argument: str
 
     def load(self) -> Encode:
-        """Call the function. Raises what it does."""
         encode: Encode = getattr(importlib.import_module(self.module), self.function)(self.argument)
         return encode
 

@@ -37,8 +37,7 @@ _DRAFTS = "json-schema.org/draft"  # of all versions that the compiler knows
 def read_schema(text: str) -> dict[str, Any]:
     """Read and prepare the schema of a JSON text.
 
-    Raises:
-        InvalidRequestError: the text is not a JSON schema, is too large or too deep, or no value can satisfy it.
+    Raises InvalidRequestError where it is no JSON schema, is too large or too deep, or no value can satisfy it.
     """
     if len(text) > MAX_SCHEMA_CHARACTERS:
         refuse_schema(f"it has {len(text)} characters; at most {MAX_SCHEMA_CHARACTERS} are allowed")
@@ -63,8 +62,7 @@ def read_schema(text: str) -> dict[str, Any]:
 def prepare_schema(schema: dict[str, Any]) -> None:
     """Prepare a schema for the compiler, in place.
 
-    Raises:
-        InvalidRequestError: the schema is too deep, has too many properties, or no value can satisfy it.
+    Raises InvalidRequestError where it is too deep, has too many properties, or no value can satisfy it.
     """
     _check_depth(schema)
     _check_properties(schema)
@@ -79,11 +77,7 @@ def prepare_schema(schema: dict[str, Any]) -> None:
 
 
 def check_end(schema: dict[str, Any]) -> None:
-    """Check that a schema has a finite value.
-
-    Raises:
-        InvalidRequestError: it has none.
-    """
+    """Raise InvalidRequestError where a schema has no finite value."""
     if not can_end(schema):
         refuse_schema("no finite value satisfies it: what it requires contains itself ($ref)")
 
@@ -143,8 +137,7 @@ def _subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _prepare(schema: Any, path: list[str]) -> None:
     """Check numbers, rewrite patterns and formats, and remove what says nothing and would be refused.
 
-    Args:
-        path: places that lead to the schema; where one is refused, those that lead to that one.
+    `path` leads to the schema; where one is refused, to that one.
     """
     if not isinstance(schema, dict):
         return
@@ -218,11 +211,7 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 def check_constants(schema: dict[str, Any]) -> None:
-    """Check the integers in a schema's `const` and `enum`. Subschemas are not checked.
-
-    Raises:
-        InvalidRequestError: a double can't hold an integer exactly.
-    """
+    """Raise InvalidRequestError for integers in `const` and `enum` that a double can't hold. Subschemas are left."""
     waiting = [(keyword, schema[keyword]) for keyword in ("const", "enum") if keyword in schema]
     while waiting:
         keyword, value = waiting.pop()
@@ -237,10 +226,8 @@ def check_constants(schema: dict[str, Any]) -> None:
 def narrow_bounds(schema: dict[str, Any]) -> None:
     """Write a schema's bounds of numbers so that llguidance keeps to them. Subschemas are not looked at.
 
-    Bounds of integers become inclusive. Those that all 64-bit integers, or all doubles, are within say nothing.
-
-    Raises:
-        InvalidRequestError: a bound can't be kept to.
+    Bounds of integers become inclusive. Those that all 64-bit integers, or all doubles, are within say nothing. Raises
+    InvalidRequestError where a bound can't be kept to.
     """
     for keyword in _BOUNDS:
         _number(schema, keyword)
@@ -256,7 +243,6 @@ def narrow_bounds(schema: dict[str, Any]) -> None:
 
 
 def _to_inclusive(schema: dict[str, Any]) -> None:
-    """Make the bounds of an integer inclusive ones, and drop those of all 64-bit integers."""
     minimum, above = _number(schema, "minimum"), _number(schema, "exclusiveMinimum")
     maximum, below = _number(schema, "maximum"), _number(schema, "exclusiveMaximum")
     lows = [math.ceil(bound) for bound in (minimum,) if bound is not None]
@@ -295,8 +281,7 @@ def _off_whole_bounds(schema: dict[str, Any]) -> None:
 def _check_bounds(schema: dict[str, Any], *, exact_step: bool) -> None:
     """Refuse bounds that are changed or can't be compiled, and drop those that all doubles are within.
 
-    Args:
-        exact_step: False if the type is not said here: for an integer, one is added to an exclusive bound, as a double.
+    Without `exact_step` the type is not said here: for an integer, one is added to an exclusive bound, as a double.
     """
     for keyword in _BOUNDS:
         bound = _number(schema, keyword)
@@ -353,8 +338,7 @@ _LOOK_AROUNDS = ("(?=", "(?!", "(?<=", "(?<!")
 def safe_pattern(pattern: str) -> str:
     r"""Rewrite an expression: negated sets exclude U+0001, and `\d`, `\w` and `\s` become sets of ASCII.
 
-    Raises:
-        InvalidRequestError: the expression has a set that can't be made safe.
+    Raises InvalidRequestError for a set that can't be made safe.
     """
     try:
         pattern = ascii_classes(pattern)
@@ -446,7 +430,6 @@ class _Graph:
         self._targets: dict[str, Any] = {}
 
     def ends(self) -> bool:
-        """True if the root ends."""
         self._number(self._root)
         done: list[int] = []
         number = 0

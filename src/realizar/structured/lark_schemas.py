@@ -23,13 +23,9 @@ _OF_SCHEMA = re.compile(r"at (\d+)\(\d+\): failed to compile JSON schema: (.*)",
 def prepare_lark_schemas(text: str, whitespace: str, compiles: Callable[[str], bool]) -> str:
     """Prepare the schemas inside a grammar.
 
-    Args:
-        whitespace: regular expression of the white space between JSON tokens, for schemas without their own.
-        compiles: True if a Lark grammar compiles.
-
-    Raises:
-        InvalidRequestError: a schema that is not lenient is too large or too deep, no finite value satisfies it, or it
-            can't be prepared; the message names its rule.
+    `whitespace` is the regular expression of the white space between JSON tokens, for schemas without their own. Raises
+    InvalidRequestError, naming the rule, where a schema that is not lenient is too large or too deep, no finite value
+    satisfies it, or it can't be prepared.
     """
     written: list[str] = []
     done = 0
@@ -108,13 +104,10 @@ _HOLDERS = frozenset({*ONE_SCHEMA, *SCHEMA_LISTS, *SCHEMA_MAPS})
 
 
 def enforceable(schema: Schema, prepare: Callable[[Schema], Schema | None]) -> Schema:
-    """A schema without those keywords that can't be enforced, prepared.
+    """A schema without those keywords that can't be enforced, for which `prepare` gives None; prepared.
 
     A keyword goes if its value fails by itself. Of keywords that fail together, as few go as some tries find. Where
     nothing helps, any object is allowed.
-
-    Args:
-        prepare: prepares a copy of a schema; None if it can't be enforced.
     """
     made = prepare(schema)
     if made is not None:
@@ -132,11 +125,7 @@ def enforceable(schema: Schema, prepare: Callable[[Schema], Schema | None]) -> S
 def _well_formed(
     schema: Schema, prepare: Callable[[Schema], Schema | None], known: dict[str, bool], depth: int
 ) -> Schema:
-    """A copy of those keywords whose values are no fault by themselves.
-
-    Args:
-        known: keywords that were tried, by their text.
-    """
+    """A copy of those keywords whose values are no fault by themselves; `known` has those tried, by their text."""
 
     def part(value: Any) -> Any:
         return _well_formed(value, prepare, known, depth + 1) if isinstance(value, dict) else value
@@ -163,7 +152,6 @@ def _is_list(value: Any) -> bool:
 
 
 def _stands(schema: Schema, prepare: Callable[[Schema], Schema | None], known: dict[str, bool]) -> bool:
-    """True if a schema of one keyword can be enforced."""
     text = json.dumps(schema)
     if text not in known:
         known[text] = prepare(schema) is not None

@@ -64,7 +64,6 @@ class ExpressionTable:
         return most_numbers > _MOST * 3 // 4 or self._num_parts > _MOST_PARTS * 3 // 4
 
     def characters(self, members: int) -> int:
-        """One character of a set."""
         return self._number(_Expression("characters", members), nullable=False)
 
     def chain(self, parts: Iterable[int]) -> int:
@@ -109,8 +108,7 @@ class ExpressionTable:
     def after(self, expression: int, text: Sequence[int]) -> int:
         """The state after a text, which is given as bytes.
 
-        Raises:
-            StatesLostError: it can't be told. RecursionError: the expression is nested too deep.
+        Raises StatesLostError where it can't be told, RecursionError where the expression is nested too deep.
         """
         for byte in text:
             expression = self._derivative(expression, byte)
@@ -168,11 +166,7 @@ _MOST_BYTES = 32 << 20  # of masks; those used longest ago are dropped first
 
 
 class StateMasks(Generic[State]):
-    """Masks by state. Rows in equal states have the same masks. A class for each kind of grammar has its own states.
-
-    Attributes:
-        start: the state of a row without output.
-    """
+    """Masks by state: rows in equal states have the same. A class for each kind of grammar has its own states."""
 
     def __init__(self, start: State) -> None:
         self.start = start
@@ -198,14 +192,7 @@ class StateMasks(Generic[State]):
 
 
 class RegexMasks(StateMasks[int]):
-    """Masks by state, for all rows of the expression.
-
-    Attributes:
-        table: numbers the expression's states.
-
-    Args:
-        token_bytes: text of each id.
-    """
+    """Masks by state, for all rows of the expression."""
 
     def __init__(self, table: ExpressionTable, start: int, token_bytes: Sequence[bytes]) -> None:
         super().__init__(start)
@@ -250,11 +237,7 @@ class UnreadableError(Exception):
 
 
 def parse(pattern: str, table: ExpressionTable) -> int:
-    """The expression's number in the table.
-
-    Raises:
-        UnreadableError: it has something that is not read here.
-    """
+    """The expression's number in the table; UnreadableError where it has something that is not read here."""
     parser = _Parser(pattern, table)
     found = parser.alternatives()
     if parser.at != len(pattern):
@@ -263,8 +246,6 @@ def parse(pattern: str, table: ExpressionTable) -> int:
 
 
 class _Parser:
-    """Reads one expression from left to right."""
-
     def __init__(self, pattern: str, table: ExpressionTable) -> None:
         if not pattern.isascii():
             raise UnreadableError

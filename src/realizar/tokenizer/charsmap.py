@@ -22,11 +22,7 @@ class CharsmapError(ValueError):
 
 
 def longest_replacement(charsmap: bytes) -> int:
-    """The size in bytes of the longest replacement.
-
-    Raises:
-        CharsmapError: the charsmap is larger than `MAX_CHARSMAP_BYTES`, or an offset points outside.
-    """
+    """In bytes; CharsmapError where it is larger than `MAX_CHARSMAP_BYTES`, or an offset points outside."""
     if len(charsmap) > MAX_CHARSMAP_BYTES:
         raise CharsmapError(f"{len(charsmap)} bytes, above {MAX_CHARSMAP_BYTES}")
     size = int.from_bytes(charsmap[:4], "little")

@@ -12,9 +12,6 @@ class Detokenizer:
     """The text of a growing list of tokens. The returned texts concatenate to `tokenizer.decode` of all tokens.
 
     Bytes of an incomplete character are held back until it is complete or invalid.
-
-    Args:
-        token_bytes: the bytes of each token, such as `Tokenizer.answer_bytes`.
     """
 
     def __init__(self, token_bytes: TokenBytes) -> None:

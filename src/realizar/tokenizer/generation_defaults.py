@@ -15,11 +15,7 @@ _KINDS = {each.name: each.kind for each in SAMPLERS}
 
 
 def default_sampling(checkpoint: Checkpoint) -> SamplingParams:
-    """The sampling of requests without parameters: each value is from the model's files, or built in.
-
-    Raises:
-        CheckpointError: a value in the files is not a number or out of range; names file and key.
-    """
+    """Each value is from the model's files, or built in; raises as `generation_defaults` does."""
     defaults: dict[str, Any] = {**BUILT_IN_SAMPLING, **generation_defaults(checkpoint)}
     return SamplingParams(**defaults)
 
@@ -27,10 +23,8 @@ def default_sampling(checkpoint: Checkpoint) -> SamplingParams:
 def generation_defaults(checkpoint: Checkpoint) -> dict[str, float | int]:
     """Fields of `SamplingParams` that a model recommends, from `general.sampling.*` or `generation_config.json`.
 
-    The result is empty if the files recommend nothing. `do_sample: false` becomes temperature 0.
-
-    Raises:
-        CheckpointError: a value is not a number or out of range; names file and key.
+    `do_sample: false` becomes temperature 0. Raises CheckpointError, naming file and key, where a value is not a number
+    or out of range.
     """
     if checkpoint.format == "gguf":
         found = {name: checkpoint.metadata.get(_GGUF_PREFIX + key) for key, name in _GGUF_NAMES.items()}
@@ -58,7 +52,6 @@ def generation_defaults(checkpoint: Checkpoint) -> dict[str, float | int]:
 
 
 def _checked(name: str, value: float) -> float | int | None:
-    """The value as its field takes it; None if it is out of range."""
     try:
         number = _KINDS[name](value)
         SamplingParams(**{name: number})  # type: ignore[arg-type]

@@ -178,11 +178,7 @@ _CODE_BITS = np.uint64(21)
 
 
 def _by_score(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
-    """Make SentencePiece's byte-pair encoding by score. Spaces in the text are already U+2581.
-
-    Raises:
-        TokenizerError: the vocabulary could not express some characters.
-    """
+    """Make SentencePiece's encoding, of spaces as U+2581; TokenizerError where characters can't be expressed."""
     # The texts of user-defined tokens are cut out earlier, except spaces, which are escaped afterwards.
     mergeable = np.isin(special.types, (TokenType.NORMAL, TokenType.UNUSED))
     for index in np.flatnonzero(special.types == TokenType.USER_DEFINED).tolist():
@@ -216,11 +212,7 @@ def _by_score(vocabulary: Vocabulary, special: SpecialTokens) -> Encode:
 
 
 def merge_by_score(text: str, costs: Mapping[str, float]) -> list[str]:
-    """The pieces of `text`, merged in order of cost: tokens, or single characters outside the vocabulary.
-
-    Args:
-        costs: the negated score of each token that a merge may make.
-    """
+    """The pieces of `text`, merged by cost, the negated score of a token: tokens, or characters that are none."""
     pieces = list(text)
     following = list(range(1, len(pieces) + 1))
     preceding = list(range(-1, len(pieces) - 1))

@@ -68,13 +68,9 @@ class _File(msgspec.Struct):
 
 
 def read_within_bounds(path: Path, rows: int | None) -> tuple[bytes, float]:
-    """Read and check the file; returns its bytes, and the largest growth factor of its normalisation.
+    """Read and check the file of a model with so many ids; returns its bytes, and the largest factor of normalisation.
 
-    Args:
-        rows: number of the model's ids, if known.
-
-    Raises:
-        CheckpointError: the file is not JSON of the known form, or exceeds a bound.
+    Raises CheckpointError where the file is not JSON of the known form, or exceeds a bound.
     """
     data = read_bounded(path, MAX_FILE_BYTES)
     try:
@@ -92,7 +88,6 @@ class _Check:
         return CheckpointError(self._path, f"key '{key}'", reason)
 
     def growth(self, file: _File) -> float:
-        """Check all parts; returns the largest factor by which text may grow before it is cut into tokens."""
         count, highest = self._vocabulary(file.model)
         added = self._added(file.added_tokens)
         self._ids(count, len(added), max([highest, *(token.id for token in added)]))

@@ -29,8 +29,7 @@ _GROWTH_FLOOR, _GROWTH_PART = 4096, 4096
 class JSONTokenizer(Tokenizer):
     """The tokenizer of a folder with `tokenizer.json`.
 
-    Raises:
-        CheckpointError: the file is malformed, or its configuration names tokens that do not exist.
+    Raises CheckpointError: the file is malformed, or its configuration names tokens that do not exist.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -183,7 +182,6 @@ _BYTE_VALUES = {token: value for value, token in enumerate(BYTE_TOKENS)}
 
 
 def _read(path: Path, rows: int | None) -> tuple[LibraryTokenizer, float]:
-    """The library's tokenizer, and the largest growth factor of its normalisation."""
     from tokenizers import Tokenizer as LibraryTokenizer
 
     from realizar.tokenizer.json_bounds import read_within_bounds

@@ -16,11 +16,8 @@ from realizar.errors import CheckpointError, InvalidRequestError, RealizarError
 
 @contextmanager
 def reading(path: str | os.PathLike[str], where: str, reason: str = "is malformed") -> Iterator[None]:
-    """Translate errors of calls that build a vocabulary from a file.
-
-    Args:
-        path, where: arguments of the `CheckpointError` that replaces the library's error.
-        reason: its text before the library's own message.
+    """Translate errors of calls that build a vocabulary to a `CheckpointError` of `reason` and the library's
+    message.
     """
     try:
         yield

@@ -30,10 +30,6 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 
 
 def plain_encoder(path: str) -> Callable[[str], list[int]]:
-    """A function from texts to ids without special tokens, for a process that has no model. Raises what the loads do.
-
-    Args:
-        path: of the checkpoint.
-    """
+    """Texts to ids without special tokens, for a process that has no model. Raises what the loads do."""
     tokenizer = load_tokenizer(open_checkpoint(path))
     return partial(tokenizer.encode, add_special=False, parse_special=False)

@@ -41,11 +41,7 @@ class PreTokenizer:
 
 
 def pre_tokenizer(name: str, path: Path | None = None) -> PreTokenizer:
-    """Find the pre-tokenizer that `tokenizer.ggml.pre` names in the file at `path`.
-
-    Raises:
-        TokenizerError: the name is unknown; a guess would give other ids.
-    """
+    """The one that a file's `tokenizer.ggml.pre` names; TokenizerError if unknown, as a guess would give other ids."""
     try:
         return _BY_NAME[name]
     except KeyError:

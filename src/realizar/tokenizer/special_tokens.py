@@ -139,11 +139,7 @@ def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
 
 
 def fill_in_ids(find: Callable[[str], int | None]) -> FillInIds | None:
-    """The marks of a text with a hole by their texts, for a vocabulary that does not name them; None if one is missing.
-
-    Args:
-        find: the id of a text, or None.
-    """
+    """The marks of a text with a hole by their texts, where a vocabulary does not name them; None if one is missing."""
     texts = (_FILL_IN_MIDDLE[role] for role in _FILL_IN_ROLES)
     found = [next((index for text in each if (index := find(text)) is not None), None) for each in texts]
     ids = [index for index in found if index is not None]

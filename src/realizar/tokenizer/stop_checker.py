@@ -17,15 +17,8 @@ class StopChecker:
     the result does not depend on how the text is cut into tokens. Neither the stop string nor a stop token is part of
     the text. The text of the first `min_tokens` tokens is not searched, and a stop token among them is text, unless the
     output has a grammar: then it ends the output, as it does in the engine. Control tokens that mark tool calls or
-    reasoning are text, and `marks` tells them from the same words in ordinary tokens.
-
-    Args:
-        tokenizer: the model's tokenizer.
-        sampling: `stop`, `stop_token_ids`, `ignore_eos`, `min_tokens` and the presence of `structured` are used.
-        eos_ids: the model's end-of-generation ids.
-
-    Attributes:
-        marks: where in the whole text tokens begin that mark tool calls or reasoning.
+    reasoning are text; `marks` says where in the whole text they begin, to tell them from the same words in ordinary
+    tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, eos_ids: Iterable[int] = ()) -> None:
@@ -43,12 +36,10 @@ class StopChecker:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """`stop` once the text has stopped."""
         return None if self.stop_string is None and self.stop_token_id is None else "stop"
 
     @property
     def may_stop(self) -> bool:
-        """True if the text may end at a stop string."""
         return bool(self._stop)
 
     def add(self, token_ids: Sequence[int]) -> str:

@@ -25,10 +25,9 @@ class Tokenizer(ABC):
     """Converts text to token ids and back.
 
     Attributes:
-        vocab_size: number of ids.
         bos_id, eos_id: ids of a text's begin and end, or None.
         eos_ids: every id that ends an answer.
-        add_bos, add_eos: True if `encode` with `add_special` adds them.
+        add_bos, add_eos: `encode` with `add_special` adds them.
         chat_templates: template texts by name; `default` is for plain chat.
         special_texts: `bos_token`, `eos_token`, ... with the names of chat templates.
         fill_in: marks of a text with a hole, or None if the vocabulary has none.
@@ -46,7 +45,6 @@ class Tokenizer(ABC):
 
     @property
     def chat_template(self) -> str | None:
-        """The text of the model's template for plain chat."""
         return self.chat_templates.get("default")
 
     @functools.cached_property
@@ -84,14 +82,10 @@ class Tokenizer(ABC):
         return max(_LONGEST_UNKNOWN, max((len(self.token_text(index)) for index in range(self.vocab_size)), default=0))
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Token ids of a text.
+        """Token ids of a text, where `add_special` with BOS, EOS and the like as the model wants them.
 
-        Args:
-            add_special: add BOS, EOS and the like as the model wants them.
-            parse_special: convert control tokens' texts to these tokens; otherwise they stay text.
-
-        Raises:
-            InvalidRequestError: the text holds a lone surrogate, which UTF-8 can't express.
+        Control tokens' texts become these tokens, or stay text without `parse_special`. Raises InvalidRequestError for
+        a lone surrogate, which UTF-8 can't express.
         """
         _check_encodable(text)
         return self._encode(text, add_special, parse_special)
@@ -113,11 +107,7 @@ class Tokenizer(ABC):
         return data.decode("utf-8", "replace")
 
     def check_id(self, index: int) -> int:
-        """Check an id and return it.
-
-        Raises:
-            InvalidRequestError: the id is outside the vocabulary.
-        """
+        """The id; InvalidRequestError where it is outside the vocabulary."""
         if not 0 <= index < self.vocab_size:
             raise InvalidRequestError(f"token id {index} is outside the vocabulary of {self.vocab_size}")
         return index
@@ -125,23 +115,21 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def adds_space_prefix(self) -> bool:
-        """True if `encode` puts a space before a text."""
+        pass
 
     @abstractmethod
     def token_bytes(self, index: int) -> bytes:
         """The bytes that a token adds to the text; control tokens give their names."""
 
     def vocabulary_bytes(self) -> list[bytes]:
-        """`token_bytes` of every id."""
         return [self.token_bytes(index) for index in range(self.vocab_size)]
 
     def special_ids(self) -> frozenset[int]:
-        """Every id for which `is_special` holds."""
         return frozenset(index for index in range(self.vocab_size) if self.is_special(index))
 
     @abstractmethod
     def token_text(self, index: int) -> str:
-        """A token's spelling in the vocabulary."""
+        pass
 
     @abstractmethod
     def is_special(self, index: int) -> bool:
@@ -155,22 +143,13 @@ class Tokenizer(ABC):
     def _encode(
         self, text: str, add_special: bool, parse_special: bool, restore: Mapping[int, str] | None = None
     ) -> list[int]:
-        """Encode a text without surrogates.
-
-        Args:
-            restore: table for `str.translate` of the texts between special tokens; it removes the marks in control
-                tokens' texts that must stay text.
-        """
+        """Encode a text without surrogates; `restore` as of `encode_rendered`, for the texts between special tokens."""
 
     def encode_rendered(self, text: str, restore: Mapping[int, str] | None = None) -> list[int]:
         """Token ids of a rendered chat prompt, with control tokens parsed, and exactly one BOS if the model wants one.
 
-        Args:
-            text: a template's output.
-            restore: table that removes the marks that `chat_template` put into users' texts, or None.
-
-        Raises:
-            InvalidRequestError: the text holds a lone surrogate, which UTF-8 can't express.
+        `restore` is the table for `str.translate` that removes the marks that `chat_template` put into users' texts, or
+        None. Raises InvalidRequestError for a lone surrogate, which UTF-8 can't express.
         """
         _check_encodable(text)
         bos = self.special_texts.get("bos_token", "")
@@ -182,12 +161,8 @@ class Tokenizer(ABC):
 class TokenBytes(dict[int, bytes]):
     """The bytes that each token adds to a text. A token is looked up in the vocabulary once, when it first comes.
 
-    Args:
-        skip_special: control tokens have no bytes.
-        shown: control tokens that are text nevertheless.
-
-    Raises:
-        InvalidRequestError: from a lookup; the id is outside the vocabulary.
+    Control tokens have no bytes if `skip_special`, but those that are `shown`. A lookup raises InvalidRequestError for
+    an id outside the vocabulary.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, shown: Iterable[int] = ()) -> None:

@@ -138,8 +138,7 @@ def library_ids(tokenizer: LibraryTokenizer, text: str) -> list[int]:
     """Token ids of a text from the library. During a long text other threads can run, because a batch releases the
     interpreter's lock; a single text would hold it for a second per megabyte.
 
-    Raises:
-        InvalidRequestError: the library fails on this text.
+    Raises InvalidRequestError: the library fails on this text.
     """
     with library_errors.encoding():
         if len(text) < _LONG_TEXT:

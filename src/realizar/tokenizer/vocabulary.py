@@ -53,10 +53,8 @@ class Vocabulary:
         path: the file, for messages.
         model: `gpt2`, `gemma4`, `whitespace` (byte-pair with merges), `llama` (by score), `t5` (unigram), `bert`.
         pre: name of the pre-tokenizer; `default` if the file has none.
-        tokens: text by id; no two are equal.
-        ids: id by text.
-        types: int32 [tokens], of `TokenType`.
-        scores: float32 [tokens].
+        tokens: text by id; no two are equal. ids: id by text.
+        types: int32 [tokens], of `TokenType`. scores: float32 [tokens].
         merges: pairs of texts in order of rank; empty if the model has none.
         special: `bos`, `eos`, `eot`, `eom`, `unknown`, `separator`, `padding`, `mask`, `fim_*` -> id, if the file has
             it.

@@ -98,8 +98,7 @@ def device_errors(device: torch.device | None = None) -> Iterator[None]:
 def step_errors(device: torch.device) -> Iterator[None]:
     """As `device_errors`, around a part of a step: a launch that is refused or raises costs the step, and no more.
 
-    Raises:
-        StepError: a kernel does not compile, the device refuses to launch it, or its launch raised something else.
+    Raises StepError: a kernel does not compile, the device refuses to launch it, or its launch raised something else.
     """
     try:
         with device_errors(device):

@@ -36,16 +36,11 @@ class CompileJob:
 
     @property
     def wanted(self) -> bool:
-        """True if a request still waits."""
         return bool(self.tickets)
 
 
 class CompileQueue:
-    """The queue of grammars. Thread-safe.
-
-    Args:
-        most_per_client: number of grammars of one client that may wait.
-    """
+    """The queue of grammars, of which a client may have so many waiting. Thread-safe."""
 
     def __init__(self, most_per_client: int) -> None:
         self._most = most_per_client
@@ -55,11 +50,7 @@ class CompileQueue:
         self._closed = False
 
     def put(self, ticket: Ticket) -> None:
-        """Queue a request's grammar.
-
-        Raises:
-            QueueFullError: the client's limit is reached. EngineDeadError: the queue is closed.
-        """
+        """Queue a request's grammar; QueueFullError at the client's limit, EngineDeadError once the queue is closed."""
         with self._news:
             if self._closed:
                 raise EngineDeadError("the engine was closed")
@@ -126,7 +117,6 @@ class CompileQueue:
             self.finish(job, EngineDeadError("the engine was closed"))
 
     def _remove(self, ticket: Ticket) -> None:
-        """Remove a ticket from its client's line; empty lines are removed."""
         line = self._waiting.get(ticket.client)
         if line is not None and ticket in line:
             line.remove(ticket)

@@ -23,14 +23,13 @@ class FollowedGrammar:
         memory_bytes: memory that compiling it and its masks have taken, in one worker.
         number: its name in messages.
         holders: clients of the requests that use it or will use it, by request id.
-        num_rows: number of rows that follow it.
-        retired: True if no new row may follow it. is_dropped: True once none does and none will.
+        retired: no new row may follow it. is_dropped: none does and none will.
         compiled_in: a worker that has compiled it and that nobody uses yet.
         copies: workers that have it.
-        is_alone: True if it has a worker of its own: it takes long, or has ended another one.
+        is_alone: it has a worker of its own: it takes long, or has ended another one.
         num_failed_loads: workers that have ended one after the other while they compiled it.
         num_late: workers of its own that took too long.
-        is_condemned: True once one of its rows has ended its worker twice.
+        is_condemned: one of its rows has ended its worker twice.
         refusal: the reason and cause for which no row may follow it any more.
         first_line: of its known states in the shared memory, or NO_LINES.
     """
@@ -58,7 +57,6 @@ class FollowedGrammar:
 
     @property
     def idle(self) -> bool:
-        """True if no request needs it."""
         return not self.holders and not self.num_rows
 
 
@@ -71,9 +69,8 @@ class FollowedRow:
         output: all chosen ids, after `num_begun` ids that were there before the first choice.
         worker: the worker that follows it, under the name `key`.
         drafts: proposed next tokens that its last request names.
-        error: the reason why the row can't go on, or None.
-        cause: cause of the error: `request` is the grammar, `engine` the machine or the program.
-        closed: True once it has ended; its slot may be in use still.
+        error: the reason why the row can't go on, or None. cause: `request` is the grammar, `engine` all else.
+        closed: it has ended; its slot may be in use still.
         died_at: its length when its worker died of it, or -1. died_of: the cause of that.
         waited_at: its length when its worker died last while it was asked. num_waits: so often at that length.
     """

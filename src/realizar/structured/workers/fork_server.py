@@ -38,8 +38,6 @@ _PR_SET_DUMPABLE = 4
 
 
 class ForkServer:
-    """Serves one engine. It has a single thread."""
-
     new_worker = WorkerProcess
 
     def __init__(self, channel: Channel[ToServer], masks: int) -> None:

@@ -42,7 +42,7 @@ def entries_of(numbers: NDArray[np.int64] | int, values: NDArray[np.int64] | int
 
 
 class MaskMemory:
-    """An unnamed file that all these processes map. Memory is used as it is written.
+    """An unnamed file that all these processes map; a `descriptor` of None makes one. Memory is used as it is written.
 
     Attributes:
         working: int64 [workers], what each works on: the key of a row, below 0 the number of a grammar, or 0.
@@ -59,18 +59,12 @@ class MaskMemory:
             see `entries_of`. The worker finds more of them meanwhile, and may write them when the slot is another
             row's.
         known: int64 [slots], the line of the row's state after the last answer, as an entry like those of `forced`.
-        masks: uint32 [slots + lines, words], of each slot the mask of the next choice, empty if the row is
-            stuck; then of each line that of a known state.
+        masks: uint32 [slots + lines, words], of each slot the mask of the next choice, empty if the row is stuck; then
+            of each line that of a known state.
         after: int16 [lines, 32 * words], of a line of a known state the state after each token, by its place among the
             MOST_STATES lines of its grammar; below 0 where that is not known.
         places: intp [slots], this process's own: where in `masks` the mask of each slot's next choice is.
         masks_after_drafts: uint32 [slots, most_drafts, words].
-
-    Args:
-        num_words: uint32 words of a mask.
-        most_drafts: of a row.
-        num_lines: of known states.
-        descriptor: descriptor of an existing file; None makes one.
     """
 
     def __init__(

@@ -36,14 +36,8 @@ class MaskRequests:
     chosen, and of small expressions it knows all states.
 
     When a worker ends, all its rows are followed anew in others. What it worked on says which grammar may have ended
-    it: that one gets a worker of its own, and a row that ends this one too, at the same token, is in error. A worker
-    that does not get on in time is ended, and then it is the same.
-
-    Attributes:
-        wanted: bool [slots], masks of the row's next choice are asked for.
-
-    Args:
-        condemn: callback with a grammar, a reason and the cause, when it has ended workers by itself.
+    it: that one gets a worker of its own, and a row that ends this one too, at the same token, is in error; then
+    `condemn` is called. A worker that does not get on in time is ended, and then it is the same.
     """
 
     def __init__(
@@ -97,7 +91,6 @@ class MaskRequests:
         self._go_on()
 
     def fail(self, row: FollowedRow, reason: str, cause: ErrorCause) -> None:
-        """Put a row in error."""
         row.error, row.cause = reason, cause
         self._failed[row.slot], self._unasked[row.slot] = True, 0
 
@@ -135,7 +128,6 @@ class MaskRequests:
         return np.array(done, np.bool_) | self._failed[slots]
 
     def are_failed(self, slots: Slots) -> NDArray[np.bool_]:
-        """bool [rows], rows that have an error."""
         return self._failed[slots]
 
     def certain_ids(self, slot: int, most: int) -> tuple[int, ...]:
@@ -381,11 +373,7 @@ class PrefetchedMasks:
                 return
 
     def take_in(self, slot: int, token_id: int, *, is_first: bool) -> None:
-        """Follow a row by one token.
-
-        Args:
-            is_first: its last answer was for this token.
-        """
+        """Follow a row by one token; `is_first`: its last answer was for this token."""
         if not self._num_states:
             return
         line = self._lines[slot]
@@ -400,10 +388,8 @@ class PrefetchedMasks:
             self.forget(slot)
 
     def write_certain(self, slot: int, num_new: int) -> bool:
-        """Write the mask of a row if its next token is certain, and was the one before; True if so.
-
-        Args:
-            num_new: tokens since the last answer.
+        """Write the mask of a row if its next token is certain, and was before; `num_new` came since the last
+        answer.
         """
         if not num_new:
             return False
@@ -416,7 +402,7 @@ class PrefetchedMasks:
         return True
 
     def certain_ids(self, slot: int, num_new: int, most: int) -> tuple[int, ...]:
-        """The tokens, `most` at the most, that are certain to come next. Args: num_new: as of `write_certain`."""
+        """The tokens, `most` at the most, that are certain to come next."""
         found = list[int]()
         while len(found) < most and (token_id := self._memory.forced_token(slot, num_new + len(found))) >= 0:
             found.append(token_id)

@@ -15,13 +15,11 @@ from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 
 
 class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
-    """The first record to the fork server; the answer is `Done` or `Refused`.
+    """The first record to the fork server; the answer is `Done` or `Refused`. See `GrammarTokens` and `MaskMemory`.
 
     Attributes:
-        token_bytes, special_ids, end_ids, vocab_size: fields of `GrammarTokens`.
-        can_encode: True if `Encode` is answered.
+        can_encode: `Encode` is answered.
         encode_source: makes what `Encode` asks for, in the fork server; None where it can't be made there.
-        num_slots, most_drafts, num_lines: of the shared memory.
     """
 
     token_bytes: tuple[bytes, ...]
@@ -50,11 +48,7 @@ class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
         )
 
     def tokens(self, encode: Encoder) -> GrammarTokens:
-        """The tokens again, with `encode` where this record's sender answers `Encode`.
-
-        Raises:
-            InvalidRequestError: as of `GrammarTokens`.
-        """
+        """The tokens again, with `encode` where the sender answers `Encode`; raises as `GrammarTokens` does."""
         encoder = encode if self.can_encode else None
         return GrammarTokens(self.token_bytes, self.special_ids, self.end_ids, self.vocab_size, encoder)
 
@@ -141,11 +135,8 @@ class Explore(msgspec.Struct, frozen=True, tag="explore"):
 class Follow(msgspec.Struct, frozen=True, tag="follow"):
     """Follow a row from now on, whose requests and masks are in the shared memory.
 
-    Attributes:
-        key: a number above 0 that is never used again; requests of its slot are about this row while the slot has it.
-        slot: the row's slot in `MaskMemory`.
-        grammar: the number of its grammar, which has been loaded.
-        token_ids: its whole output so far.
+    `key` is a number above 0 that is never used again; requests of its slot are about this row while the slot has it.
+    `token_ids` is its whole output so far.
     """
 
     key: int

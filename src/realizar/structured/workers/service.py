@@ -48,12 +48,7 @@ class GrammarService:
     The engine calls the methods of `rows`, `masks`, `advance`, `open_row` and `close_row` from one thread; the other
     methods are thread-safe. The first process starts with the first grammar, or with `start`.
 
-    Attributes:
-        rows: the rows that follow grammars, and their masks.
-
-    Args:
-        limits: limits of the grammars' time and memory.
-        clock: seconds, monotonic, for the expiry of refusals.
+    `clock` gives monotonic seconds, for the expiry of refusals.
     """
 
     def __init__(
@@ -115,8 +110,7 @@ class GrammarService:
     def prepare_later(self, structured: StructuredOutput, client: str, on_done: Report) -> Ticket:
         """Queue a client's grammar. `on_done` is called on another thread with the result: None or an error.
 
-        Raises:
-            QueueFullError: too many of the client's grammars wait. EngineDeadError: the service was closed.
+        Raises QueueFullError where too many of the client's grammars wait, EngineDeadError once the service is closed.
         """
         ticket = Ticket(structured, client, on_done)
         self._queue.put(ticket)
@@ -132,19 +126,14 @@ class GrammarService:
     ) -> bool:
         """Hold a compiled grammar for a request until the request has ended; False if it is not compiled.
 
-        Raises:
-            InvalidRequestError, RequestFailedError: the grammar was refused.
+        Raises InvalidRequestError or RequestFailedError where the grammar was refused.
         """
         return self._known.hold(request_id, structured, is_open, client)
 
     def open_row(self, structured: StructuredOutput, output: Sequence[int], begun: Sequence[int] = ()) -> FollowedRow:
         """Make a row at the grammar's begin, or after some output. The row has an error if its grammar was refused.
 
-        Args:
-            begun: ids before the output that the grammar takes in first.
-
-        Raises:
-            RequestFailedError: there are too many rows.
+        `begun` are ids before the output that the grammar takes in first. Raises RequestFailedError for too many rows.
         """
         grammar, refused = self._known.follow(structured)
         try:
@@ -158,7 +147,6 @@ class GrammarService:
         return row
 
     def close_row(self, row: FollowedRow) -> None:
-        """End a row."""
         self._known.unfollow(row.grammar)
         self.rows.close(row)
 
@@ -167,11 +155,7 @@ class GrammarService:
         self._known.forget(structured)
 
     def masks(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[NDArray[np.uint32]]:
-        """Compute the allowed ids of rows and of their drafts: uint32 [drafts + 1, words] for each row.
-
-        Masks after a draft that is not allowed are empty, and masks after a draft that ends the output are not used. A
-        row that can't go on gets an `error`, and its masks are empty.
-        """
+        """As `GrammarFactory.masks` gives them; a row that can't go on gets an `error`, and its masks are empty."""
         slots = np.array([row.slot for row, _ in rows], np.intp)
         self.rows.ask(slots, {row.slot: tuple(drafts) for row, drafts in rows if drafts})
         while not self.rows.are_done(slots).all():
@@ -181,7 +165,6 @@ class GrammarService:
         return [np.zeros_like(each) if fails else each.copy() for each, fails in zip(found, failed, strict=True)]
 
     def advance(self, row: FollowedRow, token_ids: Sequence[int]) -> None:
-        """Take in chosen ids of one row."""
         choices = np.array(token_ids, np.int32)[None]
         self.rows.advance(np.array([row.slot]), choices, np.array([len(token_ids)]))
 
@@ -218,9 +201,8 @@ class GrammarService:
     def _run(self, job: CompileJob) -> None:
         """Compile a grammar, unless it is known, and remember the result.
 
-        Raises:
-            InvalidRequestError, RequestFailedError: the grammar is refused. QueueFullError: there is no room for its
-                process.
+        Raises InvalidRequestError or RequestFailedError where it is refused, QueueFullError without room for its
+        process.
         """
         if self._known.has(job.structured):
             return
@@ -321,19 +303,13 @@ class Refusal:
     until_s: float
 
     def error(self) -> InvalidRequestError | RequestFailedError:
-        """The error of a request with this grammar."""
         if self.cause == "request":
             return InvalidRequestError(self.reason, "structured")
         return RequestFailedError(self.reason)
 
 
 class KnownGrammars:
-    """The known grammars. Thread-safe.
-
-    Args:
-        drop: called with a grammar that no row will follow any more.
-        clock: seconds, monotonic.
-    """
+    """The known grammars. Thread-safe. `drop` is called with one that no row will follow any more."""
 
     def __init__(
         self, limits: WorkerLimits, drop: Callable[[FollowedGrammar], None], clock: Callable[[], float] = time.monotonic
@@ -348,7 +324,6 @@ class KnownGrammars:
         self._refused_characters = 0
 
     def has(self, structured: StructuredOutput) -> bool:
-        """True if a grammar is compiled or was refused."""
         with self._lock:
             return structured in self._grammars or self._refusal(structured) is not None
 
@@ -409,7 +384,6 @@ class KnownGrammars:
             return found, refusal
 
     def unfollow(self, grammar: FollowedGrammar) -> None:
-        """Note that a row of a grammar has ended."""
         with self._lock:
             grammar.num_rows -= 1
 

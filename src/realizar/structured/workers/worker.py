@@ -57,8 +57,8 @@ class Child:
     Attributes:
         pid: valid until it is reaped; None before it is known.
         refusal: the reason why it was not started.
-        is_killed: True once it is to end. is_over: True once it has ended, or is to, and is to be reaped.
-        is_reaped: True once the server was told so. status: its exit status, or the negative number of a signal.
+        is_killed: it is to end. is_over: it has ended, or is to, and is to be reaped.
+        is_reaped: the server was told so. status: its exit status, or the negative number of a signal.
     """
 
     pid: int | None = None
@@ -72,17 +72,11 @@ class Child:
 class ServerHandle:
     """Starts a fork server and sends it commands, the first of which is `read`. Thread-safe.
 
-    Only `read` and `close` wait: what the server answers to others is taken in by `take_answers`.
+    Only `read` and `close` wait: what the server answers to others is taken in by `take_answers`. Once it has ended, or
+    has not answered in time, `alive` is false; its children have ended then, or do so now.
 
-    Attributes:
-        alive: False once it has ended, or has not answered in time; its children have ended then, or do so now.
-
-    Args:
-        masks_descriptor: descriptor of the shared memory for masks.
-        command: the command to start; the descriptors of its socket and of the masks are appended.
-
-    Raises:
-        ServerError: the server can't be started.
+    The descriptors of its socket and of the shared memory are appended to `command`. Raises ServerError where the
+    server can't be started.
     """
 
     def __init__(self, masks_descriptor: int, command: Sequence[str] = SERVER_COMMAND) -> None:
@@ -107,8 +101,7 @@ class ServerHandle:
     def read(self, vocabulary: Vocabulary) -> None:
         """Have the server read the vocabulary, and wait for that. The server is closed where it fails.
 
-        Raises:
-            ServerError: it refuses the vocabulary, or has ended.
+        Raises ServerError where it refuses the vocabulary, or has ended.
         """
         try:
             self._channel.send(vocabulary, _START_LIMIT_S)
@@ -125,8 +118,7 @@ class ServerHandle:
     def fork(self, place: int, memory_bytes: int) -> tuple[Child, Channel[FromWorker]]:
         """Start a worker, without waiting for it; returns its process and the channel to it. See `Fork`.
 
-        Raises:
-            ServerError: there are no sockets for it, or the server has died; `alive` says which.
+        Raises ServerError without sockets for it, or where the server has died; `alive` says which.
         """
         ours, theirs = _pair()
         child = Child()
@@ -219,12 +211,7 @@ class ServerHandle:
 
 
 class Servers:
-    """Keeps a fork server for a service. Thread-safe; `running` waits, `now` does not.
-
-    Args:
-        new_server: makes one that has read nothing yet. Raises ServerError.
-        vocabulary: what it reads.
-    """
+    """Keeps a fork server for a service. Thread-safe; `running` waits, `now` does not; both raise ServerError."""
 
     def __init__(self, new_server: Callable[[], ServerHandle], vocabulary: Vocabulary) -> None:
         self._new_server, self._vocabulary = new_server, vocabulary
@@ -339,7 +326,6 @@ class WorkerLimits:
 
     @property
     def most_workers(self) -> int:
-        """`workers`, with a number for None."""
         return min(max((os.cpu_count() or 1) // 2, 1), _MOST_WORKERS) if self.workers is None else self.workers
 
 
@@ -357,24 +343,17 @@ class WorkerDiedError(Exception):
 
 
 class Worker:
-    """One process, which one thread uses; only `kill` may be called by others.
+    """One process, which one thread uses; only `kill` may be called by others. ServerError: it can't be started.
 
     Attributes:
         place: its index in the columns of the workers in the shared memory.
         owner: the number of the only grammar that it may have; 0 for a worker that grammars share.
         grammars: numbers of those that it has been told to load. num_loading: those that it has not answered for.
         slots: of the rows that it follows, and of some that have ended.
-        is_doomed: True once it was ended; rows go to another one when its channel says so.
-        is_dismissed: True once nobody needs it.
+        is_doomed: it was ended; rows go to another one when its channel says so.
+        is_dismissed: nobody needs it.
         progress: of the shared memory, when it was looked at last. stalled_s: for so long it has got on with nothing,
             though there was something to do.
-
-    Args:
-        memory_bytes: memory that it may use.
-        encode: converts text to ids without special tokens, with the model's tokenizer, or None.
-
-    Raises:
-        ServerError: the process can't be started.
     """
 
     def __init__(self, server: ServerHandle, place: int, memory_bytes: int, encode: Encoder | None) -> None:
@@ -409,7 +388,7 @@ class Worker:
             self._channel.flush()
 
     def take_answers(self) -> None:
-        """Take in what the fork server has told of its workers; one that does not answer in time is ended."""
+        """See `ServerHandle.take_answers`."""
         self._server.take_answers()
 
     def receive_now(self) -> FromWorker | None:
@@ -449,11 +428,7 @@ class Worker:
         self._channel.close()
 
     def death(self, cpu_s: int | None = None) -> WorkerDiedError | None:
-        """How it has ended, once its channel has; None as long as that is not known.
-
-        Args:
-            cpu_s: seconds of processor time that it had.
-        """
+        """How it has ended, once its channel has, given its processor time; None as long as that is not known."""
         server, child = self._server, self._child
         server.take_answers()
         server.reap(child)

@@ -35,12 +35,7 @@ Event = tuple[Worker, "Stuck | Refused | Heavy | WorkerDiedError"]
 
 
 class WorkerFactory:
-    """Makes workers. Thread-safe.
-
-    Args:
-        servers: has the fork server that starts them.
-        encode: see `Worker`.
-    """
+    """Makes workers with the fork server of `servers`. Thread-safe."""
 
     def __init__(self, servers: Servers, memory: MaskMemory, encode: Encoder | None) -> None:
         self.servers, self.memory, self._encode = servers, memory, encode
@@ -49,8 +44,7 @@ class WorkerFactory:
     def new(self, memory_bytes: int, *, may_wait: bool) -> Worker | None:
         """Make a worker; None while the fork server is being started, unless that may be waited for.
 
-        Raises:
-            ServerError: that can't be.
+        Raises ServerError where that can't be.
         """
         server = self.servers.running() if may_wait else self.servers.now()
         if server is None:
@@ -76,7 +70,6 @@ class WorkerFactory:
             raise
 
     def end(self, worker: Worker) -> None:
-        """End a worker without waiting."""
         worker.close()
         self._free.append(worker.place)
 
@@ -85,10 +78,6 @@ class WorkerPool:
     """Workers that grammars share, as many as the limits say, and those of grammars that have one of their own.
 
     A grammar is compiled once in every worker that follows its rows. Not thread-safe, but for `drop`.
-
-    Attributes:
-        grammars: those that workers have, by number.
-        clock: seconds, monotonic.
     """
 
     def __init__(self, factory: WorkerFactory, limits: WorkerLimits) -> None:
@@ -105,14 +94,11 @@ class WorkerPool:
 
     @property
     def workers(self) -> list[Worker]:
-        """Those that are alive, or were a moment ago."""
         return list(self._workers.values())
 
     def place(self, row: FollowedRow) -> Worker | None:
-        """The worker that is to follow a row, with its grammar; None while there is none.
-
-        Raises:
-            ServerError: there can't be one.
+        """The worker that is to follow a row, with its grammar; None while there is none. ServerError: there
+        can't be.
         """
         worker, grammar = row.worker, row.grammar
         if grammar.compiled_in is not None:

@@ -59,8 +59,7 @@ _HEAVY_BYTES = 64 << 20  # of a grammar, beyond what compiling it took
 class TextEncoder:
     """Encodes text, by itself or with the tokenizer in the engine's process. llguidance may call it from any thread.
 
-    Args:
-        source: makes the tokenizer's function here; where that fails, the engine's process is asked.
+    `source` makes the tokenizer's function here; where that fails, the engine's process is asked.
     """
 
     def __init__(self, source: EncodeSource | None) -> None:
@@ -169,14 +168,8 @@ class _Row:
 class WorkerProcess:
     """Some grammars and rows of them. The process ends when the engine closes the channel.
 
-    What it works on stands in the shared memory, so that a grammar that ends the process is known.
-
-    Args:
-        channel: channel to the engine's process.
-        factory, encoder: made by the fork server.
-        memory: the shared memory.
-        place: the worker's, in the columns of the workers.
-        memory_bytes: memory that may be allocated in addition to the memory at the start.
+    What it works on stands in the shared memory, at `place`, so that a grammar that ends the process is known.
+    `memory_bytes` may be allocated in addition to the memory at the start.
     """
 
     def __init__(
@@ -209,7 +202,6 @@ class WorkerProcess:
         self._memory.sleeping[self._place] = 0
 
     def _work_on(self, what: int) -> None:
-        """Let the engine know; see `MaskMemory.working`."""
         self._memory.working[self._place] = what
         self._memory.progress[self._place] += 1
 
@@ -273,7 +265,6 @@ class WorkerProcess:
         return [row for row in rows if memory.keys[row.slot] == row.key]
 
     def _answer_all(self) -> int:
-        """Answer the requests of all rows that have one; returns how many."""
         asking = self._asking()
         for row in sorted(asking, key=lambda row: row.last_s):  # what took long takes long again: others wait
             before_s, before_bytes = time.perf_counter(), _most_resident_bytes()

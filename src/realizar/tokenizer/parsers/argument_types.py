@@ -35,12 +35,7 @@ def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a schema allows; all where it says nothing about them.
-
-    Args:
-        schema: a part of `root`.
-        root: the schema that references lead into.
-    """
+    """The JSON types that a part of a schema allows; all where it names none. References lead into `root`."""
     return _types(schema, root, set())
 
 
@@ -87,7 +82,6 @@ def _type_of(value: Any) -> str:
 
 
 def string_text(text: str) -> str:
-    """A text as the inside of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 

@@ -23,13 +23,10 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A delta of a tool call.
+    """A delta of a tool call, whose index in the answer counts from 0. The first delta of a call alone has id and name.
 
-    Attributes:
-        index: index of the call in the answer, from 0.
-        id, name: set in the first delta of a call only.
-        arguments: a delta of the arguments' JSON text; may be empty in the first delta. The deltas of a call
-            concatenate to a JSON object, unless the model wrote none or the answer ended inside it.
+    The deltas' arguments concatenate to a JSON object's text, unless the model wrote none or the answer ended inside
+    it.
     """
 
     index: int

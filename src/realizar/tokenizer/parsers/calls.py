@@ -22,11 +22,8 @@ class Calls:
     """The calls of one answer, emitted as they are parsed.
 
     Args:
-        tools: the parameters' JSON schema of each of the request's tools, by name; a text with another name is not a
-            call.
-        new_id: makes the id of a call.
-        parallel: True if more than one call is allowed.
-        emit: callback for the deltas of calls.
+        tools: the parameters' JSON schema of each of the request's tools, by name; other texts are no calls.
+        parallel: more than one call is allowed.
         show: makes a parsed text what the model wrote.
     """
 
@@ -45,7 +42,6 @@ class Calls:
         self.count = 0
 
     def has(self, name: str) -> bool:
-        """True if a tool has this name."""
         return name in self._tools
 
     def check_name(self, name: str) -> None:
@@ -69,21 +65,15 @@ class Calls:
         return self._types[name, key]
 
     def open(self, name: str) -> None:
-        """Start a call of a known tool."""
         self._emit(ToolCallDelta(self.count, self._new_id(), name, ""))
         self.count += 1
 
     def give(self, arguments: str) -> None:
-        """Add to the open call's arguments."""
         if arguments:
             self._emit(ToolCallDelta(self.count - 1, None, None, arguments))
 
     def close(self) -> None:
-        """End the open call.
-
-        Raises:
-            AnswerEndedError: no other call is allowed.
-        """
+        """End the open call; AnswerEndedError where no other call is allowed."""
         if not self._parallel:
             raise AnswerEndedError
 
@@ -99,14 +89,11 @@ def read_arguments(
     """Parse a call's arguments, an object, and emit them as they arrive.
 
     Arguments that turn out to be malformed are emitted as they are, up to one of `ends`, because their beginning has
-    already been emitted. The client can check the whole.
+    already been emitted. The client can check the whole. Raises MismatchError where the next text is not an object, or
+    no tool has this name.
 
-    Args:
-        pass_object: reads the object and gives its JSON; raises MismatchError, the cursor after what was given.
-        opens: the bracket that it begins with.
-
-    Raises:
-        MismatchError: the next text is not an object, or no tool has this name.
+    `pass_object` reads the object, which begins with `opens`, and gives its JSON; raises MismatchError, the cursor
+    after what was given.
     """
     calls.check_name(name)
     if (yield from cursor.peek()) != opens:
@@ -125,11 +112,8 @@ def read_arguments(
 class CallReader:
     """Parses `{"name": ..., "arguments": {...}}`; `parameters` is another name for arguments.
 
-    Args:
-        cursor: the text.
-        calls: receives the calls.
-        end: the mark after a call; may be empty.
-        marked: True if a mark announced the call; otherwise an object with other keys is not a call.
+    `end` is the mark after a call, or empty. Unless a mark announced the call (`marked`), an object with other keys is
+    none.
     """
 
     def __init__(self, cursor: Cursor, calls: Calls, end: str = "", *, marked: bool = True) -> None:
@@ -142,11 +126,7 @@ class CallReader:
         self._given = False
 
     def read_all(self) -> Reading[None]:
-        """Read one call or a list of calls.
-
-        Raises:
-            MismatchError: the next text is something else; earlier calls are emitted and saved.
-        """
+        """Read one call or a list of calls; MismatchError for something else: earlier calls are emitted and saved."""
         cursor = self._cursor
         yield from cursor.space()
         if not (yield from cursor.optional("[")):
@@ -162,11 +142,7 @@ class CallReader:
         cursor.save()
 
     def read(self) -> Reading[None]:
-        """Read one call.
-
-        Raises:
-            MismatchError: the next text is something else. A call whose arguments were emitted stays a call.
-        """
+        """Read one call; MismatchError for something else. A call whose arguments were emitted stays a call."""
         cursor = self._cursor
         self._start()
         yield from cursor.expect("{")
@@ -230,4 +206,4 @@ class CallReader:
 
 
 def _nowhere(text: str) -> None:
-    """Discard text."""
+    pass

@@ -80,8 +80,8 @@ class AnswerFormat:
     Attributes:
         style: the style of its calls.
         reasoning: the marks of its reasoning; None if it has none, or has channels.
-        in_channels: True if answers are messages in channels.
-        in_response: True if their content stands between `<response>` and `</response>`.
+        in_channels: answers are messages in channels.
+        in_response: their content stands between `<response>` and `</response>`.
     """
 
     style: ToolStyle
@@ -92,11 +92,7 @@ class AnswerFormat:
 
 @functools.lru_cache(maxsize=64)
 def find_format(template: str | None) -> AnswerFormat:
-    """Find the format of the answers to a template's prompts, by the template's source.
-
-    Raises:
-        ChatTemplateError: the template exceeds its bounds of time or memory.
-    """
+    """By the source of a template; ChatTemplateError where it exceeds its bounds of time or memory."""
     if template is None:
         return AnswerFormat(JSON, None)
     try:
@@ -108,13 +104,10 @@ def find_format(template: str | None) -> AnswerFormat:
 
 
 def format_of(template: CompiledTemplate) -> AnswerFormat:
-    """Find the format of the answers to a template's prompts.
+    """Find the format of the answers to a template's prompts; raises as `find_format` does.
 
     If a template shows no tools, or its style is not known, calls are JSON objects. If such a template can write
     earlier calls, the model may use that style too.
-
-    Raises:
-        ChatTemplateError: the template exceeds its bounds of time or memory.
     """
     source = template.source
     try:
@@ -161,11 +154,10 @@ def choose_parser(
     Args:
         form: the answer format of the chat template that rendered the prompt, from `find_format`.
         tools: function descriptions in the format of OpenAI's API; None or empty if no call is wanted.
-        parallel: True if several calls are allowed.
         prompt_end: the last words of the prompt, with control tokens spelled out; a dozen tokens are enough.
-        constrained: True if the answer follows a grammar, which has no calls within reasoning.
+        constrained: the answer follows a grammar, which has no calls within reasoning.
         tokens: marks that the vocabulary has as tokens, of `Tokenizer.answer_marks`; spelled otherwise, they are text.
-        calls_first: True if calls stand at the answer's beginning alone, in place of a text that a grammar describes.
+        calls_first: calls stand at the answer's beginning alone, in place of a text that a grammar describes.
     """
     if form.in_channels:
         known = {tool_name(tool): tool_parameters(tool) for tool in tools or ()}
@@ -203,12 +195,10 @@ def _enforced(style: ToolStyle, tools: Sequence[Mapping[str, Any]], calls_first:
 
 
 def tool_name(tool: Mapping[str, Any]) -> str:
-    """The name of a tool's function."""
     name = tool.get("function", tool).get("name", "")
     return name if isinstance(name, str) else ""
 
 
 def tool_parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The JSON schema of a tool's parameters; empty if there is none."""
     parameters = tool.get("function", tool).get("parameters")
     return parameters if isinstance(parameters, Mapping) else {}

@@ -32,10 +32,9 @@ class Cursor:
     Attributes:
         text: the kept text, without its dropped beginning.
         position: index of the next character to read.
-        ended: True if no more text will come.
-        undecided: True while a mismatch may return to `saved`: the text since then is kept.
-        saved: the position to return to on a mismatch.
-        has_saved: True if `save` was called since `begin`.
+        ended: no more text will come.
+        undecided: a mismatch may return to `saved`: the text since then is kept.
+        has_saved: `save` was called since `begin`.
         tokens: marks that the vocabulary has as tokens: they are in the text only where the model wrote these tokens.
     """
 
@@ -46,7 +45,6 @@ class Cursor:
         self._num_appended = 0
 
     def append(self, text: str) -> None:
-        """Append arrived text."""
         self.text += text
         self._num_appended += 1
 
@@ -104,11 +102,7 @@ class Cursor:
                 return False
 
     def expect(self, literal: str) -> Reading[None]:
-        """Read a literal.
-
-        Raises:
-            MismatchError: the next text is something else.
-        """
+        """Raise MismatchError unless a literal is next; read it."""
         if not (yield from self.optional(literal)):
             raise MismatchError
 
@@ -120,11 +114,7 @@ class Cursor:
         return ""
 
     def next_of(self, literals: Sequence[str]) -> Reading[str]:
-        """Read up to and including the first of some literals that comes; empty if the text ends before.
-
-        Raises:
-            MismatchError: the undecided text is too long.
-        """
+        """Read past the first literal that comes; empty if the text ends before. MismatchError: too long, undecided."""
         pattern, longest = _any_of(literals), max(map(len, literals))
         while True:
             found = pattern.search(self.text, self.position)
@@ -137,11 +127,7 @@ class Cursor:
                 return ""
 
     def match(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """Read a run of characters, which may be empty. The pattern is one set of characters with a star.
-
-        Raises:
-            MismatchError: the undecided text is too long.
-        """
+        """Read a run of a pattern, one set with a star, maybe empty. MismatchError: the undecided text is too long."""
         pieces: list[str] = []
         while True:
             found = pattern.match(self.text, self.position, self.bound)
@@ -160,11 +146,7 @@ class Cursor:
         return (yield from self.match(_SPACE))
 
     def until(self, literal: str, limit: int) -> Reading[str]:
-        """Read up to and including a literal; returns the text before it.
-
-        Raises:
-            MismatchError: the literal does not come within `limit` characters.
-        """
+        """Read past a literal; returns the text before. MismatchError: it does not come within `limit` characters."""
         while True:
             found = self.text.find(literal, self.position, self.position + limit + len(literal))
             if found >= 0:
@@ -176,11 +158,7 @@ class Cursor:
 
 
 def read_whole(cursor: Cursor, reading: Reading[T]) -> Reading[T]:
-    """The result of `reading`, which begins where the cursor is. Text that does not match stays unread.
-
-    Raises:
-        MismatchError: the text does not match.
-    """
+    """The result of `reading`, which begins here. Text that does not match stays unread, and raises MismatchError."""
     cursor.begin(cursor.position)
     try:
         return (yield from reading)

@@ -36,7 +36,6 @@ class _GemmaRules:
     """The arguments of Gemma 4's calls: members by name, as its template writes them."""
 
     def rules(self, rule: str, parameters: Mapping[str, Any], strict: bool, literal: Callable[[str], str]) -> list[str]:
-        """As of `ArgumentRules`."""
         writer = _Writer(rule, parameters, strict, literal)
         writer.object_rule(rule, parameters)
         return writer.written
@@ -44,8 +43,6 @@ class _GemmaRules:
 
 @dataclass(slots=True)
 class _Writer:
-    """Writes the rules of one tool's arguments."""
-
     first: str
     root: Mapping[str, Any]
     strict: bool
@@ -206,11 +203,7 @@ def _read_gemma(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
 
 
 def _pass_value(cursor: Cursor, give: Give) -> Reading[None]:
-    """Read one value; `give` gets its JSON as it arrives.
-
-    Raises:
-        MismatchError: the next text is malformed, or ends early; the cursor is after the text that was given.
-    """
+    """Read one value; `give` gets its JSON as it arrives. MismatchError, the cursor after that: it is malformed."""
     brackets: list[_Bracket] = []
     while True:
         cursor.release()

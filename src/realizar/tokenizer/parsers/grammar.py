@@ -59,9 +59,7 @@ def call_grammar(
         form: format of the model's answers, from `find_format`.
         tools: function descriptions in the format of OpenAI's API.
         structured: what an answer that is no call must follow; it has no part where a call is forced.
-        required: True if there must be a call.
         name: the name of the tool that must be called.
-        parallel: True if several calls are allowed.
         mark_ids: the marks that the vocabulary has as tokens.
         prompt_end: the last words of the prompt, with control tokens spelled out.
 
@@ -102,9 +100,8 @@ def tool_of_rule(rule: str, tools: Sequence[Mapping[str, Any]], name: str | None
 class _Writer:
     """Writes the rules of one grammar.
 
-    Args:
-        beside_json: True if an answer in JSON may stand in place of calls. Calls that begin as one are a schema's then,
-            with its white space: the lexer would take a longer literal for the call alone.
+    With `beside_json` an answer in JSON may stand in place of calls. Calls that begin as one are a schema's then, with
+    its white space: the lexer would take a longer literal for the call alone.
     """
 
     def __init__(
@@ -133,11 +130,9 @@ class _Writer:
         return "reasoning " if is_open else "(reasoning_start reasoning)? ", self._reasoning_rules(marks)
 
     def forced(self) -> list[str]:
-        """Rules for calls only."""
         return ["answer: calls", *self._all_calls()]
 
     def calls_or_nested(self) -> list[str]:
-        """Rules for calls, or an answer by the nested grammar."""
         nested = f"{self._header(FINAL)} @{NESTED_GRAMMAR}" if self._in_channels else f"@{NESTED_GRAMMAR}"
         return [f"answer: calls | {nested}", *self._all_calls()] if self._tools else [f"answer: {nested}"]
 
@@ -238,12 +233,7 @@ class _Writer:
 
 
 def _call_schema(call: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a call as an object.
-
-    Args:
-        call: its members, of which the arguments are None.
-        parameters: the schema of these; an id of its own keeps its references within it.
-    """
+    """The schema of a call. Its arguments, None in `call`, have an id of their own, so that references stay within."""
     arguments = {"$id": "urn:arguments", **parameters}
     properties = {key: arguments if value is None else {"const": value} for key, value in call.items()}
     return {"type": "object", "properties": properties, "required": [*call], "additionalProperties": False}

@@ -28,7 +28,7 @@ class ArgumentRules(Protocol):
         Args:
             rule: name of the rule to write; the names of further ones begin with it.
             parameters: the tool's JSON schema, of an object.
-            strict: True if a keyword that can't be enforced is an error; otherwise it is ignored.
+            strict: a keyword that can't be enforced is an error; otherwise it is ignored.
             literal: writes a text as strings and control tokens.
 
         Raises:
@@ -52,8 +52,7 @@ def part_of(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
 def members(parameters: Mapping[str, Any], strict: bool) -> list[tuple[str, Any, bool]]:
     """The members of an object by its schema: name, schema, and True if it is required.
 
-    Raises:
-        InvalidRequestError: `strict`, and the schema says more of its members than that.
+    Raises InvalidRequestError where it is `strict`, and the schema says more of its members than that.
     """
     for keyword in _OBJECT_KEYWORDS:
         if strict and keyword in parameters:
@@ -75,11 +74,7 @@ def allowed_values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def check_text(schema: Mapping[str, Any], types: frozenset[str], strict: bool) -> None:
-    """Check that a value that may be any text satisfies its schema.
-
-    Raises:
-        InvalidRequestError: `strict`, and it may not.
-    """
+    """Raise InvalidRequestError where a `strict` schema may refuse a value that may be any text."""
     for keyword in _TEXT_KEYWORDS if strict else ():
         if keyword in schema:
             refuse(f"'{keyword}'")
@@ -88,11 +83,7 @@ def check_text(schema: Mapping[str, Any], types: frozenset[str], strict: bool) -
 
 
 def refuse(what: str) -> NoReturn:
-    """Refuse a strict tool.
-
-    Raises:
-        InvalidRequestError: always.
-    """
+    """Raise the InvalidRequestError of a strict tool."""
     raise InvalidRequestError(
         f"a strict tool's parameters can't have {what}: this model does not write its calls as JSON", "tools"
     )

@@ -57,13 +57,8 @@ def _read_nothing(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
 class HarmonyParser(IncrementalParser):
     """Parses one answer; an `OutputParser`.
 
-    Messages that are malformed, of another role or to an unknown function become content as they were written.
-
-    Args:
-        tools: the parameters' JSON schema of each tool, by name; empty if no call is wanted.
-        prompt_end: the last words of the prompt, with control tokens spelled out; a message may begin there.
-        parallel: True if several calls are allowed; otherwise the answer ends with the first.
-        tokens: as of `IncrementalParser`.
+    Messages that are malformed, of another role or to an unknown function become content as they were written. For
+    `prompt_end` see `choose_parser`; a message may begin there. For the rest see `IncrementalParser`.
     """
 
     def __init__(

@@ -18,8 +18,7 @@ SPACE = " \t\r\n"
 class DeltaList:
     """Deltas in order; texts of one kind that follow each other become one delta, in time linear in their length.
 
-    Args:
-        show: makes a parsed text what the model wrote.
+    `show` makes a parsed text what the model wrote.
     """
 
     def __init__(self, show: Callable[[str], str]) -> None:
@@ -29,27 +28,23 @@ class DeltaList:
         self._last: ParsedDelta | None = None
 
     def content(self, text: str) -> None:
-        """Add content; nothing for an empty text."""
         if text:
             if not isinstance(self._last, ContentDelta):
                 self._begin(ContentDelta(""))
             self._texts.append(text)
 
     def reasoning(self, text: str) -> None:
-        """Add reasoning; nothing for an empty text."""
         if text:
             if not isinstance(self._last, ReasoningDelta):
                 self._begin(ReasoningDelta(""))
             self._texts.append(text)
 
     def call(self, delta: ToolCallDelta) -> None:
-        """Add a delta of a call."""
         if not isinstance(self._last, ToolCallDelta) or self._last.index != delta.index:
             self._begin(delta)
         self._texts.append(delta.arguments)
 
     def take(self) -> list[ParsedDelta]:
-        """Remove and return the deltas."""
         if self._last is None:
             return []
         self._begin(None)
@@ -85,14 +80,12 @@ class HeldSpace:
         return before + shown if before else shown
 
     def take(self) -> str:
-        """Remove and return the held space."""
         if not self._pieces:
             return ""
         held, self._pieces = "".join(self._pieces), []
         return held
 
     def hold(self, space: str) -> None:
-        """Hold more space."""
         self._pieces.append(space)
 
 
@@ -101,8 +94,7 @@ class IncrementalParser:
 
     Args:
         tools: the parameters' JSON schema of each tool, by name.
-        new_id: makes the id of a call.
-        parallel: True if several calls are allowed; otherwise the answer ends with the first.
+        parallel: several calls are allowed; otherwise the answer ends with the first.
         tokens: marks that the vocabulary has as tokens: they count at the places alone that `feed` is told of.
     """
 
@@ -127,21 +119,17 @@ class IncrementalParser:
 
     @property
     def ended(self) -> bool:
-        """True once the only allowed call is complete; further text is ignored."""
         return self._ended
 
     @property
     def in_reasoning(self) -> bool:
-        """True while the text that was fed ends inside reasoning."""
         return self._in_reasoning
 
     @property
     def num_calls(self) -> int:
-        """The number of calls so far."""
         return self._calls.count
 
     def feed(self, text: str, marks: Sequence[int] = ()) -> list[ParsedDelta]:
-        """Take in text and return the certain deltas."""
         return self._take(self._spelled.hide(text, marks))
 
     def finish(self) -> list[ParsedDelta]:
@@ -179,11 +167,7 @@ _HIDDEN = re.compile("[\udc00-\udc7f]")
 
 
 class _SpelledMarks:
-    """The quoted marks of one answer.
-
-    Args:
-        tokens: the marks that the vocabulary has as tokens; others count as they are spelled.
-    """
+    """The quoted marks of one answer; marks that are no tokens count as they are spelled."""
 
     def __init__(self, tokens: frozenset[str]) -> None:
         self._tokens = sorted(tokens)
@@ -193,11 +177,7 @@ class _SpelledMarks:
         self._held_place: list[int] = []  # 0 if the held text is the beginning of a token's
 
     def hide(self, text: str, places: Sequence[int]) -> str:
-        """Hide the quoted marks of arriving text; what may be the beginning of a mark is held back.
-
-        Args:
-            places: where the text of a token begins that is a mark.
-        """
+        """Hide the quoted marks of arriving text; beginnings are held back. `places`: of tokens that are marks."""
         if self._pattern is None:
             return text
         if not self._held and not places and self._firsts.isdisjoint(text):

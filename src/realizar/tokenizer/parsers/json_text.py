@@ -23,9 +23,8 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 def pass_value(cursor: Cursor, give: Give) -> Reading[None]:
     """Read one JSON value; `give` gets its text, with the white space before it, as it arrives.
 
-    Raises:
-        MismatchError: the next text is not JSON, ends early, or is undecided and too long; the cursor is after the text
-            that was given.
+    Raises MismatchError: the next text is not JSON, ends early, or is undecided and too long; the cursor is after the
+    text that was given.
     """
     closers: list[str] = []
     while True:
@@ -96,8 +95,7 @@ def _pass_scalar(cursor: Cursor, give: Give) -> Reading[None]:
 def pass_string(cursor: Cursor, give: Give) -> Reading[None]:
     """Read a JSON string with its quotes; `give` gets its text as it arrives, with control characters as escapes.
 
-    Raises:
-        MismatchError: the next text is not a string, or ends early; the cursor is after the text that was given.
+    Raises MismatchError where the next text is none, or ends early; the cursor is after the text that was given.
     """
     if not (yield from _taken(cursor, '"', give)):
         raise MismatchError
@@ -134,11 +132,7 @@ def _pass_escape(cursor: Cursor, give: Give) -> Reading[None]:
 
 
 def read_string(cursor: Cursor) -> Reading[str]:
-    """Read a JSON string and decode it.
-
-    Raises:
-        MismatchError: the next text is not a string, or ends early.
-    """
+    """Read a JSON string and decode it; MismatchError where the next text is none, or ends early."""
     texts: list[str] = []
     yield from pass_string(cursor, texts.append)
     decoded: str = json.loads("".join(texts))

@@ -25,14 +25,12 @@ class AnswerParser(IncrementalParser):
 
     Args:
         reasoning: marks of reasoning at the answer's beginning; None if the model has none.
-        reasoning_open: True if the prompt ends inside reasoning.
+        reasoning_open: the prompt ends inside reasoning.
         style: style of the calls; None if no tools were given.
-        tools: the parameters' JSON schema of each tool, by name.
-        parallel: True if several calls are allowed; otherwise the answer ends with the first.
-        in_response: True if the content may stand between `<response>` and `</response>`, which are not part of it.
-        calls_in_reasoning: True if calls count in reasoning too, as models forget to end it before them. False where a
-            grammar has the model end it, as the grammar does not see to such calls.
-        tokens: as of `IncrementalParser`.
+        tools, parallel, tokens: as of `IncrementalParser`.
+        in_response: the content may stand between `<response>` and `</response>`, which are not part of it.
+        calls_in_reasoning: calls count in reasoning too, as models forget to end it before them. False where a grammar
+            has the model end it, as the grammar does not see to such calls.
     """
 
     def __init__(

@@ -25,7 +25,6 @@ class _PythonicRules:
     """The arguments by name, in the schema's order."""
 
     def rules(self, rule: str, parameters: Mapping[str, Any], strict: bool, literal: Callable[[str], str]) -> list[str]:
-        """As of `ArgumentRules`."""
         found = members(parameters, strict)
         if not found:
             if not parameters.get("additionalProperties"):
@@ -72,8 +71,7 @@ def _read_calls(cursor: Cursor, calls: Calls, mark: str) -> Reading[None]:
 def _pass_arguments(cursor: Cursor, give: Give) -> Reading[None]:
     """Read the brackets and all between them; `give` gets an object's JSON as it arrives.
 
-    Raises:
-        MismatchError: the next text is malformed, or ends early; the cursor is after the text that was given.
+    Raises MismatchError where the next text is malformed, or ends early; the cursor is after the text that was given.
     """
     cursor.position += 1
     give("{")

@@ -35,11 +35,8 @@ class QuoteEnds:
 def pass_quoted(cursor: Cursor, give: Give, quote: str, ends: QuoteEnds, *, escaped: bool = True) -> Reading[None]:
     """Read a text behind its first quote; `give` gets a JSON string as it arrives.
 
-    Args:
-        escaped: True if a backslash escapes what follows it, as in Python.
-
-    Raises:
-        MismatchError: the answer ends in the text; the cursor is after the text that was given.
+    If `escaped`, a backslash escapes what follows it, as in Python. Raises MismatchError where the answer ends in the
+    text; the cursor is after the text that was given.
     """
     give('"')
     marks = (quote, "\\") if escaped else (quote,)
@@ -102,10 +99,7 @@ def ends_calls(cursor: Cursor, start: str, end: str, begins: IsEnd) -> Reading[b
     """True if a call is over at the next text: the answer's end, another call, or the mark of its end.
 
     A mark that is no token may be quoted, so more words behind it belong to the call where another end follows them.
-
-    Args:
-        start, end: marks around calls.
-        begins: reads on behind `start`, and returns True if that is a call.
+    `start` and `end` are marks around calls; `begins` reads on behind `start`, and returns True if that is a call.
     """
     yield from cursor.space()
     if not (yield from cursor.peek()):

@@ -59,7 +59,7 @@ class CallForm:
     Attributes:
         before_name, before_arguments, after: texts of one call.
         first, between, last: texts before, between and after all calls.
-        alone: True if a single call omits `first` and `last`.
+        alone: a single call omits `first` and `last`.
     """
 
     before_name: str
@@ -81,10 +81,8 @@ class ToolStyle:
     """A style of tool calls.
 
     Attributes:
-        name: the style's name.
         marks: texts that open a call anywhere in an answer.
-        line_marks: texts that open a call at the beginning of a line.
-        first_marks: texts that open a call at the beginning of the answer.
+        line_marks, first_marks: those that do at the beginning of a line, and of the answer.
         read: parses the text after a mark, given that mark; raises MismatchError if it is not a call.
         new_id: makes ids that the model's template accepts.
         form: the texts of calls, for grammars that force them.

@@ -54,11 +54,9 @@ class Tags:
     Attributes:
         mark, mark_end: texts around a call, or around several.
         name_start, name_end: texts around the call's name; empty if the name stands right behind the mark.
-        key_start, key_end: texts around an argument's name.
-        value_start, value_end: texts around its value.
         end: text after the last argument; empty if the mark's end follows.
         line_end: text after `value_end` and, where there is one, before `value_start`.
-        in_lines: True if a line break after `key_end` and one before `value_end` are not part of the value.
+        in_lines: a line break after `key_end` and one before `value_end` are not part of the value.
     """
 
     mark: str
@@ -77,10 +75,8 @@ class Tags:
 def read_tagged(cursor: Cursor, calls: Calls, tags: Tags, mark: str) -> Reading[None]:
     """Read the calls after a mark, up to and including its end.
 
-    Arguments are emitted as JSON while they arrive: strings in parts, other values whole.
-
-    Raises:
-        MismatchError: the next text is not a call, or no tool has its name; earlier calls are emitted and saved.
+    Arguments are emitted as JSON while they arrive: strings in parts, other values whole. Raises MismatchError: the
+    next text is not a call, or no tool has its name; earlier calls are emitted and saved.
     """
     marked = mark == tags.mark
     if not marked:
@@ -118,11 +114,7 @@ def _key_pattern(key_end: str) -> re.Pattern[str]:
 
 
 class _Arguments:
-    """Reads one call's arguments and, where a call has one, its end.
-
-    Args:
-        marked: True if the call stands between marks.
-    """
+    """Reads one call's arguments and, where a call has one, its end; `marked`: the call stands between marks."""
 
     def __init__(self, cursor: Cursor, calls: Calls, tags: Tags, name: str, *, marked: bool) -> None:
         self._cursor, self._calls, self._tags, self._name, self._marked = cursor, calls, tags, name, marked
@@ -132,8 +124,7 @@ class _Arguments:
     def read(self) -> Reading[None]:
         """Read all arguments. The JSON stays open where the answer ends in a value: a client must see that.
 
-        Raises:
-            MismatchError: the next text is neither an argument nor the call's end; nothing has been emitted.
+        Raises MismatchError where the next text is neither an argument nor the call's end; nothing has been emitted.
         """
         cursor, calls, tags = self._cursor, self._calls, self._tags
         key = ""
@@ -217,11 +208,7 @@ class _Arguments:
         return False
 
     def _closing(self) -> Reading[int]:
-        """The number of characters of the closing tag that comes next and ends the value; 0 if that tag is missing.
-
-        Raises:
-            MismatchError: the value goes on.
-        """
+        """Characters of the closing tag that ends the value, 0 if it is missing; MismatchError: the value goes on."""
         cursor, tags = self._cursor, self._tags
         start = cursor.position
         is_own = yield from cursor.optional(tags.value_end)
@@ -351,16 +338,11 @@ _KEY = r"/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 
 @dataclass(frozen=True, slots=True)
 class _TaggedRules:
-    """The arguments of a style with tags; they come in the schema's order.
-
-    Attributes:
-        tags: the texts around arguments.
-    """
+    """The arguments of a style with tags; they come in the schema's order."""
 
     tags: Tags
 
     def rules(self, rule: str, parameters: Mapping[str, Any], strict: bool, literal: Callable[[str], str]) -> list[str]:
-        """As of `ArgumentRules`."""
         parts: list[str] = []
         rules: list[str] = []
         for place, (key, schema, required) in enumerate(members(parameters, strict)):

@@ -32,10 +32,8 @@ class BoundExceededError(Exception):
 
 
 class Budget:
-    """The steps, characters and processor seconds that are left to one rendering.
-
-    Args:
-        given: the template's variables; larger ones give a larger budget.
+    """The steps, characters and processor seconds left to a rendering; larger `given` variables give a larger
+    budget.
     """
 
     __slots__ = ("_characters", "_deadline", "_max_nodes", "_steps", "_until_look")
@@ -146,7 +144,6 @@ class OutsideRenderingError(Exception):
 
 
 def current_budget() -> Budget:
-    """The budget of this context's rendering."""
     budget = _CURRENT.get()
     if budget is None:
         raise OutsideRenderingError

@@ -49,11 +49,7 @@ class TemplateTraits:
 
 
 def with_texts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Check messages and copy them.
-
-    Raises:
-        InvalidRequestError: a message has no role, or its content is neither text nor parts of text.
-    """
+    """Copied; InvalidRequestError where a message has no role, or its content is neither text nor parts of text."""
     if not messages:
         raise InvalidRequestError("messages must not be empty", "messages")
     return [_checked(place, message) for place, message in enumerate(messages)]
@@ -76,7 +72,6 @@ def _checked(place: int, message: Any) -> dict[str, Any]:
 
 
 def adapt_messages(messages: Sequence[dict[str, Any]], traits: TemplateTraits) -> list[dict[str, Any]]:
-    """Convert messages to the form that a template accepts."""
     if traits.needs_tool_responses:
         messages = with_tool_responses(messages)
     return [_adapt(message, traits) for message in messages]
@@ -134,11 +129,7 @@ def _parsed(arguments: str) -> Any:
 
 
 def find_traits(source: str, render: Callable[[Sequence[Message]], str]) -> TemplateTraits:
-    """Find a template's traits by rendering small conversations.
-
-    Args:
-        render: renders messages with the template, or raises ChatTemplateError.
-    """
+    """Find a template's traits by rendering small conversations; `render` raises ChatTemplateError."""
 
     def shown(*messages: Message) -> str:
         try:
@@ -176,7 +167,6 @@ def find_traits(source: str, render: Callable[[Sequence[Message]], str]) -> Temp
 
 
 def _shows_reasoning_and_content(shown: Callable[..., str]) -> bool:
-    """True if a template shows both of a message with a call."""
     thinking, content = "needle5", "needle6"
     call = {**_call({"x": "y"}), "thinking": thinking, "content": content}
     text = shown({"role": "user", "content": "x"}, call)

@@ -47,15 +47,11 @@ _NEEDLE_TOOL = {
 
 
 class ChatTemplate:
-    """Renders conversations to prompts.
+    """Renders conversations to prompts; control tokens are kept out of users' texts.
 
-    Args:
-        tokenizer: the model's tokenizer, with its templates. Its control tokens are kept out of users' texts.
-        source: a template that replaces the model's, or the name of one of the model's.
-        compiler: compiles templates; they run in this process by default.
-
-    Raises:
-        ChatTemplateError: the model has no template. A malformed or too large one raises at its first use.
+    `source` replaces the model's template, or names one of the model's; `compiler` compiles templates, which run in
+    this process by default. Raises ChatTemplateError where the model has no template; a malformed or too large one
+    raises at its first use.
     """
 
     def __init__(self, tokenizer: Tokenizer, source: str | None = None, compiler: Compile | None = None) -> None:
@@ -119,9 +115,7 @@ class ChatTemplate:
     ) -> list[int]:
         """Render the token ids of a prompt that ends within its last message, for the model to go on with it.
 
-        Raises:
-            ChatTemplateError: also where the template leaves the last message's end out.
-            InvalidRequestError: a message is invalid; names the field.
+        Raises as `render` does, and ChatTemplateError where the template leaves the last message's end out.
         """
         *before, last = with_texts(messages)
         marked = [*before, _broken_off(last)]
@@ -138,11 +132,7 @@ class ChatTemplate:
         return self._sources[self._chosen_name(tools, documents)]
 
     def compiled(self, tools: Sequence[Mapping[str, Any]] | None = None, documents: Any = None) -> CompiledTemplate:
-        """That template.
-
-        Raises:
-            ChatTemplateError: the template is empty, malformed or too large.
-        """
+        """That template; ChatTemplateError where it is empty, malformed or too large."""
         name = self._chosen_name(tools, documents)
         if name not in self._compiled:
             special_texts = self._tokenizer.special_texts
@@ -150,11 +140,7 @@ class ChatTemplate:
         return self._compiled[name]
 
     def takes_tools(self, tools: Sequence[Mapping[str, Any]] | None = None) -> bool:
-        """True if that template shows tools itself.
-
-        Raises:
-            ChatTemplateError: the template is malformed or too large.
-        """
+        """True if that template shows tools itself; raises as `compiled` does."""
         return self.compiled(tools).takes_tools
 
     @functools.cached_property
@@ -205,23 +191,12 @@ def _broken_off(message: Message) -> dict[str, Any]:
 
 
 def check_template(source: str) -> None:
-    """Check that a template compiles.
-
-    Raises:
-        ChatTemplateError: the template is empty, malformed or too large.
-    """
+    """Raise ChatTemplateError for a template that is empty, malformed or too large."""
     compile_template(source)
 
 
 class CompiledTemplate:
-    """A compiled template, with what was found out by rendering.
-
-    Attributes:
-        source: the template's text.
-
-    Raises:
-        ChatTemplateError: the template is empty, malformed or too large.
-    """
+    """A compiled template, with what was found out by rendering; raises as `check_template` does."""
 
     def __init__(
         self, source: str, special_texts: Mapping[str, str] | None = None, compiler: Compile | None = None
@@ -283,8 +258,7 @@ class CompiledTemplate:
     def in_response(self) -> bool:
         """True if the template writes the content of an assistant's message between the marks of a response.
 
-        Raises:
-            ChatTemplateError: the template fails on a short conversation.
+        Raises ChatTemplateError where the template fails on a short conversation.
         """
         if RESPONSE not in self.source:
             return False
@@ -317,11 +291,7 @@ class CompiledTemplate:
 
 
 def compile_template(source: str) -> tuple[Render, bool]:
-    """Compile a template. The second result is True if it reads a variable `tools`.
-
-    Raises:
-        ChatTemplateError: the template is empty, too large or malformed.
-    """
+    """Compile a template; also True if it reads a variable `tools`. Raises as `check_template` does."""
     if not source.strip():
         raise ChatTemplateError("the chat template is empty")
     if len(source) > MAX_TEMPLATE_CHARACTERS:
@@ -357,11 +327,7 @@ def _all_nodes(tree: Any) -> Any:
 
 
 def _render_within_bounds(template: Template, variables: Mapping[str, Any]) -> str:
-    """Run a compiled template.
-
-    Raises:
-        ChatTemplateError: the template raises an error, fails, or exceeds its bounds.
-    """
+    """Run a template; ChatTemplateError where it raises an error, fails, or exceeds its bounds."""
     from realizar.tokenizer.templates.budget import BoundExceededError, Budget, spending
 
     try:
@@ -391,17 +357,12 @@ To call several, answer with a JSON list of such objects. If no function is need
 
 
 def tools_as_system_text(tools: Sequence[Mapping[str, Any]]) -> str:
-    """A text that describes functions to a model, with the form of calls that the style `json` parses.
-
-    Args:
-        tools: function descriptions in the format of OpenAI's API.
-    """
+    """A text that describes functions, in the format of OpenAI's API, with the form of calls that `json` parses."""
     lines = [json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools]
     return "\n".join(["You can call these functions, described in JSON, one a line:", *lines, "", _CALLING])
 
 
 def with_system_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Add a text to the end of the system message, or in a new system message."""
     copies = [dict(message) for message in messages]
     if copies[0]["role"] in ("system", "developer"):
         copies[0]["content"] = _joined(copies[0].get("content"), text)

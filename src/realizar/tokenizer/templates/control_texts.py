@@ -40,12 +40,7 @@ class AnswerText(str):
 
 
 class ControlTextHider:
-    """Hides the texts of control tokens.
-
-    Args:
-        texts: the texts of the control tokens.
-        kept_in_answers: texts that stay as they are in an `AnswerText`.
-    """
+    """Hides the texts of control tokens; those `kept_in_answers` stay as they are in an `AnswerText`."""
 
     def __init__(self, texts: frozenset[str], kept_in_answers: Iterable[str] = ()) -> None:
         self._kept = re.compile(f"({'|'.join(map(re.escape, kept_in_answers)) or '(?!)'})")
@@ -57,11 +52,7 @@ class ControlTextHider:
         self._longest = max(map(len, self._longer), default=0)
 
     def hide(self, value: Any) -> Hidden | None:
-        """Insert marks into a structure's strings; None if none are needed.
-
-        Raises:
-            InvalidRequestError: the conversation contains every private-use character.
-        """
+        """Insert marks into strings; None if none are needed. InvalidRequestError: all private-use characters occur."""
         strings = list(self._strings(value))
         if not any(self._is_suspect(text) for text in strings):
             return None

@@ -193,11 +193,7 @@ def _bounded_method(owner: str | bytes, name: str, args: tuple[Any, ...], kwargs
 
 
 def _width(value: Any = 0, *_: Any, **__: Any) -> int:
-    """A width, a count or a precision, as a number of characters.
-
-    Raises:
-        BoundExceededError: the value is larger than any prompt needs.
-    """
+    """A width, a count or a precision, as characters; BoundExceededError where it is larger than any prompt needs."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, int | float) and abs(value) > _LARGEST_WIDTH:

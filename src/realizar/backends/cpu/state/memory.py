@@ -77,9 +77,8 @@ class StateMemory:
     def begin(self, columns: StepRows, moves: StateMoves) -> None:
         """Make the copies with which a step begins, and write the rows of the step that is to run now.
 
-        Raises:
-            RuntimeError: a row goes on from a position that neither its state nor its replay buffer has, or more of
-                its tokens are uncertain than it has, or than there is room for.
+        Raises RuntimeError: a row goes on from a position that neither its state nor its replay buffer has, or more of
+        its tokens are uncertain than it has, or than there is room for.
         """
         numbers, positions = columns.numbers, columns.num_computed_tokens.astype(np.int64)
         if not self.sizes.layers:

@@ -42,9 +42,8 @@ class RecurringRows:
     def fill(self, views: Views, step: ForwardInput, kind: StepKind) -> None:
         """Fill a step's arrays, and note what its rows' states will have seen.
 
-        Raises:
-            RuntimeError: a row goes on from a position that neither its state nor its ring has, or more of its tokens
-                are uncertain than it has, or than a ring keeps.
+        Raises RuntimeError: a row goes on from a position that neither its state nor its ring has, or more of its
+        tokens are uncertain than it has, or than a ring keeps.
         """
         columns, num_rows = step.columns, num_recurring(kind, self._sizes)
         self._take_restored(step)
