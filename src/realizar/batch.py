@@ -1,9 +1,8 @@
 """The records of a step: each row's work, from the scheduler, and its results, from the backend. numpy only.
 
-One record serves every hop. The scheduler makes `StepRows`, the engine hands the same object to the backend inside
-`ForwardInput`, and the scheduler takes in the `StepOutput` that the backend made. Both hold one column for each fact of
-a row, because a record for each row would cost more time than the device needs for a step of many rows. `ScheduledRow`
-and `RowOutput` are the same facts of one row, for code that is about single rows.
+The scheduler makes `StepRows`, the engine hands it to the backend inside `ForwardInput`, and the scheduler takes in the
+`StepOutput` that the backend made. Both hold one column for each fact of a row, because a record for each row would
+cost more time than the device needs for a step. `ScheduledRow` and `RowOutput` are the facts of one row.
 """
 
 from __future__ import annotations
@@ -29,12 +28,9 @@ NO_CHOICE = -1  # in place of a token id where a row has chosen nothing
 
 @dataclass(frozen=True, slots=True)
 class LogprobQuery:
-    """Log-probabilities wanted at one token of a row: those of the token that follows it.
+    """Log-probabilities wanted of the token that follows the one at `index` of a row's tokens in this step.
 
-    Attributes:
-        index: token within this step's tokens of the row.
-        target: id whose log-probability is wanted too (the next prompt token), or None.
-        top_n: how many of the most probable ids.
+    `target` is an id whose own is wanted too (the next prompt token), or None; `top_n` are the most probable ids.
     """
 
     index: int
@@ -44,9 +40,9 @@ class LogprobQuery:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenEmbeddings:
-    """Embeddings of a run of a row's tokens in a step, in place of those of their ids; see `PromptEmbeddings`.
+    """Embeddings of a run of a row's tokens in a step; see `PromptEmbeddings`.
 
-    `index` is of the first within this step's tokens of the row; `values` are float32 [tokens, hidden_size], not to be
+    `index` is of the first within this step's tokens of the row; `values`, float32 [tokens, hidden_size], are not to be
     written.
     """
 

@@ -78,8 +78,7 @@ class FrameReader(Generic[_Record]):
     def feed(self, data: bytes) -> list[_Record]:
         """Decode the records that these bytes complete.
 
-        It raises FrameError if a frame is too long, or a record is malformed, unknown or out of range. The reader is
-        unusable after that.
+        FrameError: a frame is too long, or a record is not valid or of the type; the reader is unusable after that.
         """
         self.add(data)
         records: list[_Record] = []
@@ -146,10 +145,9 @@ class Channel(Generic[_Record]):
         return True
 
     def send(self, record: Any, timeout_s: float | None = None) -> None:
-        """Send a record, and wait for room.
+        """Send a record, and wait for room. ChannelError: the other end is gone, or the record is too large.
 
-        It raises ChannelError if the other end is gone, or the record is too large; ChannelTimeoutError if it does not
-        read.
+        ChannelTimeoutError: the other end does not read.
         """
         data = memoryview(encode_frame(record))
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s

@@ -1,7 +1,6 @@
 """`LogprobColumns`: log-probabilities of many tokens as columns, from engine to answer. Standard library only.
 
-A record for each token, with a pair for each id that it lists, would cost every process on the way more time than the
-rest of the token's work.
+A record for each token would cost every process on the way more time than the rest of the token's work.
 """
 
 from __future__ import annotations
@@ -201,8 +200,8 @@ class StepEntry(Sequence[TokenLogprobs]):
 class GrowingLogprobs:
     """Log-probabilities of a choice or of a prompt while they come.
 
-    With `keeps`, those that were taken are wanted again. Otherwise the last token's stay in the columns of its step
-    until the next one come, which is all that a consumer who keeps up ever needs.
+    Unless it `keeps` them, the last token's stay in the columns of its step until the next one come: a consumer who
+    keeps up needs no more.
     """
 
     __slots__ = ("_first", "_ids", "_keeps", "_last", "_ranks", "_values", "_width")

@@ -50,10 +50,9 @@ class ChoiceEnd:
 
 @dataclass(frozen=True, slots=True)
 class StepLogprobs:
-    """Log-probabilities that a step gave choices which list equally many ids.
+    """Log-probabilities that a step gave choices which list equally many ids. ValueError: columns don't fit together.
 
-    `numbers` are int64 [tokens], the choice of each token; those of one choice are in the order of its tokens, or of
-    its prompt's. It raises ValueError if the columns don't fit together.
+    `numbers`, int64 [tokens], are the choices of tokens, in the order of each choice's tokens or of its prompt's.
     """
 
     numbers: bytes

@@ -68,8 +68,7 @@ class StopRule:
 def up_to_end(sampled: NDArray[np.int32], ends: NDArray[np.bool_]) -> NDArray[np.intp]:
     """How many of its sampled tokens each row keeps, intp [rows]: up to the first that ends its output.
 
-    `sampled` is int32 [rows, tokens], negative after a row's last one, whatever follows it; `ends` is bool [rows,
-    tokens].
+    Both are [rows, tokens]; `sampled` is negative after a row's last token, whatever follows it.
     """
     there = np.logical_and.accumulate(sampled >= 0, axis=1)
     found = there & ends

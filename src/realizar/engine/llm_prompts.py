@@ -51,7 +51,7 @@ _PLACEHOLDER = 0  # under an embedding; in vocabularies of models whose layers h
 class PromptReader:
     """Reads what callers give, by a model's tokenizer, defaults, and chat template or `chat_template` in its place.
 
-    UnsupportedModelError, TokenizerError: the vocabulary can't be used. CheckpointError: the advised sampling can't.
+    UnsupportedModelError, TokenizerError: the vocabulary can't be used. CheckpointError: advised sampling is malformed.
     """
 
     def __init__(self, checkpoint: Checkpoint, chat_template: str | None) -> None:
@@ -81,7 +81,8 @@ class PromptReader:
     def chat(self, messages: Conversation, tools: Tools, variables: Mapping[str, Any]) -> PromptTokens:
         """Render a conversation as the tokens of its prompt.
 
-        ChatTemplateError: there is no template, or it refuses or fails. InvalidRequestError: a message is malformed.
+        ChatTemplateError: it has no template, or that refuses or fails. InvalidRequestError: a message or variable is
+        bad.
         """
         return PromptTokens(None, self._template.encode(messages, tools, **template_variables(variables)))
 

@@ -336,9 +336,7 @@ class KVCacheManager:
         return tuple([group.tables[rows, index] * size + place for group in self._groups])
 
     def audit(self) -> tuple[BlockCounts, ...]:
-        """Prove the counts of blocks and references, and that snapshots have their blocks. It raises RuntimeError if
-        not.
-        """
+        """Prove the counts of blocks and references, and that snapshots have their blocks, else raise RuntimeError."""
         counts = tuple(group.audit() for group in self._groups)
         self._snapshots.audit(lambda key: all(group.pool.find(key) is not None for group in self._groups))
         return counts

@@ -111,8 +111,7 @@ def _tried(server: Server, loads: Mapping[str, Workload], warmup: int, timeout_s
 def _refusal(server: Server, work: Workload, number: int, timeout_s: float) -> str | None:
     """The server's reason not to take a request of a few tokens; None if it takes it.
 
-    The prompt is none of those that are measured: the cache must not have them. InvalidRequestError: it failed
-    otherwise.
+    The prompt is not one of those measured, which the cache must not have. InvalidRequestError: it failed otherwise.
     """
     trial = replace(
         work, output_tokens=_SHORT, leave_share=0.0, seed=work.seed - 1, context_tokens=server.context_tokens

@@ -1,7 +1,6 @@
 """Needs of requests that a model's facts decide, so that no model is loaded for a request which it can't serve.
 
-The same is checked again where the request is planned, with the same errors: a single model, and one that is loaded,
-has more to go by.
+The same is checked again, with the same errors, where the request is planned: a loaded model has more to go by.
 """
 
 from __future__ import annotations

@@ -23,10 +23,8 @@ _STATES: Mapping[EngineState, ModelState] = {
 class OneModel:
     """A model and its own lease: nobody counts the requests that use it. See `Models` for the methods.
 
-    Args:
-        exposition: gives the metrics of the whole server, where this is a part of it; None takes its own metrics and
-            its engine's.
-        more_samples: gives further metrics, once the engine's figures are there.
+    `exposition` gives the metrics of a whole server of which this is a part; None takes its own and its engine's.
+    `more_samples` gives further ones, once the engine's figures are there.
     """
 
     several: ClassVar[bool] = False

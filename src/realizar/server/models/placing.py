@@ -18,11 +18,8 @@ Way: TypeAlias = Literal["sleep", "wait", "unload"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Changes to be made.
-
-    Attributes:
-        loads: models to load now, or to wake if they are asleep.
-        yielding: models that make room, at once or after their last request, and how; asleep ones are unloaded.
+    """Models to load now, or to wake if asleep; and those that make room, at once or after their last request, and
+    how.
     """
 
     loads: list[ShelvedModel] = field(default_factory=list)
@@ -32,8 +29,7 @@ class Decision:
 def decide(models: Sequence[ShelvedModel], bytes_of_pools: Mapping[str, int], host_bytes: int = 0) -> Decision:
     """Decide the changes for the requests that wait.
 
-    `bytes_of_pools` is the memory that all models of a device may take together, `host_bytes` that which the weights of
-    models that sleep, or slept, may take of the host.
+    All models of a device may take `bytes_of_pools` together; weights of models that sleep, or slept, `host_bytes`.
     """
     placing = _Placing(models, bytes_of_pools, host_bytes)
     for model in sorted((each for each in models if each.waiters), key=lambda each: each.turn):

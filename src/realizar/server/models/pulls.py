@@ -35,8 +35,7 @@ _END_S = 5.0
 class PullEvent:
     """A part of a pull's progress, `status` in words.
 
-    `digest` is of the file that is meant, with its kind in front, such as `sha256:`, `total` its size in bytes, and
-    `completed` the bytes that are here.
+    `digest` is of the file that is meant, with its kind in front, such as `sha256:`; `total` and `completed` are bytes.
     """
 
     status: str
@@ -132,10 +131,8 @@ class Pulls:
     async def events(self, name: str, client: Client) -> AsyncGenerator[PullEvent]:
         """Pull a model for a client, which is served at the end.
 
-        Raises:
-            QueueFullError: too many pulls run and wait, and the client has its share of them.
-            EngineUnavailableError: the server shuts down.
-            HubError: the model can't be fetched or served.
+        QueueFullError: too many pulls wait, and the client has its share. EngineUnavailableError: the server shuts
+        down. HubError: the model can't be fetched or served.
         """
         pull = self._pulls.get(name) or self._begin(name, client)
         pull.num_followers += 1

@@ -26,14 +26,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model that a server may load.
+    """A model that a server may load; requests know it by `name`.
 
-    Attributes:
-        name: id that requests use.
-        load: its configuration and its memory, as planned from the header.
-        default_sampling: sampling of requests without parameters.
-        created_s: Unix time.
-        by_client: a client chose it, so that its template is a stranger's.
+    `load` was planned from the header. `default_sampling` is for requests without parameters. `created_s` is Unix time.
+    `by_client`: a client chose it, so that its template is a stranger's.
     """
 
     name: str
@@ -47,10 +43,9 @@ class KnownModel:
 
 @dataclass(eq=False, slots=True)
 class Running:
-    """A loaded model, and the number of requests that use it.
+    """A loaded model, and the number of requests that use it; asleep, its weights are in the host's memory alone.
 
-    `is_asleep`: its weights are in the host's memory alone. `has_slept`: it holds memory of the host, which stays
-    pinned for its next sleep.
+    `has_slept`: it holds memory of the host, which stays pinned for its next sleep.
     """
 
     api: Api

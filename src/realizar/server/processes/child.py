@@ -16,7 +16,7 @@ class ApiProcess(ChildProcess[FromProcess]):
     """A process with two sockets: one for messages, and one that hands connections over.
 
     Attributes:
-        takes_connections: it has said that it is ready for them, and lives. has_started: it has said so.
+        takes_connections: it has said that it is ready for them (`has_started`), and lives.
         num_connections: handed over, and not known to be closed. max_connections: its share.
     """
 

@@ -1,8 +1,7 @@
 """`Hub` runs the API processes: it hands connections and deltas to them, and requests of all of them to one engine.
 
-What is counted over all processes is counted here: the queue, the suspects, restarts and metrics. A connection goes to
-the process that has room for the most, so that each may have its share of the connections allowed, and to one that has
-not answered lately only where all are late.
+What is counted over all processes is counted here: queue, suspects, restarts, metrics. A connection goes to the process
+that has room for the most, so that each may have its share, and to one that is late to answer only where all are.
 """
 
 from __future__ import annotations
@@ -62,9 +61,6 @@ class Hub:
         model_name: the label of every metric.
         command: the command to start; the descriptors of its sockets are appended.
         more_samples: gives further metrics, once the engine's figures are there.
-
-    Attributes:
-        requests: of all processes; the engine's link shows them its events.
     """
 
     def __init__(
@@ -94,8 +90,7 @@ class Hub:
     async def serve(self, engine: AsyncEngine, listener: socket.socket) -> None:
         """Run the processes until `stop`.
 
-        It raises RealizarError if a process ends before it takes a connection, again and again, and no other one takes
-        any.
+        RealizarError: a process ends before it takes a connection, again and again, and no other one takes any.
         """
         self.requests.engine, self._listener = engine, listener
         listener.setblocking(False)
