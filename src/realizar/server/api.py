@@ -34,10 +34,8 @@ class Api:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of the longest request that can run, prompt and output.
-
-        Raises:
-            EngineUnavailableError, EngineDeadError: no engine is ready.
+        """Of the longest request that can run, prompt and output; EngineUnavailableError or EngineDeadError without
+        one.
         """
         return self.engine.info.max_request_tokens
 
@@ -74,5 +72,4 @@ def new_id(prefix: str) -> str:
 
 
 def now_s() -> int:
-    """Unix time."""
     return int(time.time())

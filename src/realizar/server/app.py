@@ -56,17 +56,12 @@ _SCHEMAS = "#/components/schemas/"
 
 
 async def _openapi(request: Request) -> Response:
-    """Answer with the description."""
     state = request.app.state
     return Response(msgspec.json.encode(describe(state.dialects, state.common_routes)), media_type="application/json")
 
 
 def describe(dialects: Sequence[Dialect], common: Sequence[ApiRoute]) -> dict[str, Any]:
-    """Describe the API in the format of OpenAPI 3.1.
-
-    Args:
-        common: routes of no dialect, whose errors have the first one's form.
-    """
+    """The API in the format of OpenAPI 3.1; errors of `common` routes, of no dialect, have the first one's form."""
     listed = [(route, dialect) for dialect in dialects for route in dialect.routes]
     listed += [(route, dialects[0]) for route in common]
     records = [route.body for route, _ in listed if route.body is not None]
@@ -128,14 +123,12 @@ async def _ready(request: Request) -> Response:
 
 
 async def _metrics(request: Request) -> Response:
-    """Answer with the metrics in Prometheus' text format."""
     figures: ServerFigures = request.app.state.figures
     text = await models_of(request).exposition((*figures.samples(), *own_samples()))
     return Response(text, media_type=CONTENT_TYPE)
 
 
 async def _version(request: Request) -> Response:
-    """Answer with the program's version."""
     return Response(msgspec.json.encode({"version": __version__}), media_type="application/json")
 
 
@@ -192,10 +185,9 @@ def create_app(
     exposition: Callable[[Metrics], Awaitable[bytes]] | None = None,
     more_samples: Callable[[], tuple[MetricSamples, ...]] = tuple,
 ) -> Starlette:
-    """Make the server of one model, without its sockets. The caller starts and closes the engine.
+    """Make the server of one model, without its sockets. The caller starts and closes the engine, which may be loading.
 
     Args:
-        engine: may still be loading.
         exposition: gives the metrics of the whole server, where this is a part of it.
         more_samples: gives further metrics otherwise, once the engine's figures are there.
     """
@@ -203,7 +195,6 @@ def create_app(
 
 
 def create_app_of(models: Models, settings: ServerSettings) -> Starlette:
-    """Make the server of some models, without its sockets."""
     pages = web_routes() if settings.web_page else [Route("/", probe, methods=["GET"], name="probe")]
     open_paths = (*OPEN_PATHS, *(page.path for page in pages), *(("/metrics",) if settings.open_metrics else ()))
     figures = ServerFigures()
@@ -235,7 +226,7 @@ def _route(route: ApiRoute, ignored: IgnoredFields | None) -> Route:
 def _answering(
     handler: Callable[[Request], Awaitable[Response]], ignored: IgnoredFields | None
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap a handler, so that its errors become answers. Args: ignored: takes unknown fields; None refuses them."""
+    """Wrap a handler, so that its errors become answers; `ignored` takes unknown fields, None refuses them."""
 
     async def answer(request: Request) -> Response:
         IGNORED.set(ignored)

@@ -59,12 +59,10 @@ class ApiError(Exception):
     """An error answer.
 
     Args:
-        status: HTTP status.
         message: one line for the caller.
         kind: OpenAI's `type`.
         param: path of the field at fault, such as `messages[0].content`.
         code: error code for programs.
-        headers: headers of the answer.
         details: the error for programs, in dialects that have a place for it.
     """
 

@@ -40,7 +40,6 @@ class ServerFigures:
         self.failed(error.status, error.code)
 
     def samples(self) -> tuple[MetricSamples, ...]:
-        """The counts."""
         return collected(self._registry)
 
 

@@ -91,11 +91,7 @@ class _EngineCollector(Collector):
 
 
 class Metrics:
-    """The metrics of one server.
-
-    Args:
-        model_name: the label of every metric.
-    """
+    """The metrics of one server, with the label `model_name`."""
 
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
@@ -119,7 +115,6 @@ class Metrics:
         self._decode = self._histogram("request_decode_time_seconds", _OF_REQUESTS_S, "First token to last.")
 
     def ended(self, output: RequestOutput) -> None:
-        """Count a completed request."""
         timings = output.timings
         for choice in output.outputs:
             self._success.labels(self._label, choice.finish_reason).inc()
@@ -141,7 +136,6 @@ class Metrics:
         self._decode.observe(whole_s - to_first_s)
 
     def aborted(self) -> None:
-        """Count a request whose client disconnected."""
         self._success.labels(self._label, "abort").inc()
 
     def samples(self) -> tuple[MetricSamples, ...]:
@@ -215,8 +209,6 @@ def exposition_of(stats: Mapping[str, EngineStats], metrics: Iterable[MetricSamp
 
 
 class _SamplesCollector(Collector):
-    """Metrics that were collected elsewhere."""
-
     def __init__(self, metrics: tuple[MetricSamples, ...]) -> None:
         self._metrics = metrics
 
@@ -231,11 +223,8 @@ class _SamplesCollector(Collector):
 class TokenGaps(Collector):
     """Counts times in buckets. Its samples are those of `prometheus_client.Histogram`, with the label `model_name`.
 
-    That class counts one time at a call; here tokens that came together cost one call.
-
-    Args:
-        name, text: of the metric.
-        edges: upper edges of the buckets, in seconds, ascending; another bucket without an edge follows.
+    That class counts one time at a call; here tokens that came together cost one call. `edges` are the upper edges of
+    the buckets, in seconds, ascending; another bucket without an edge follows.
     """
 
     def __init__(self, name: str, text: str, edges: Sequence[float], model_name: str) -> None:
@@ -251,7 +240,6 @@ class TokenGaps(Collector):
         self._sum_s += count * each_s
 
     def collect(self) -> Iterator[Metric]:
-        """The samples, for the registry."""
         family = HistogramMetricFamily(self._name, self._text, labels=["model_name"])
         buckets: list[tuple[str, float]] = []
         total = 0.0

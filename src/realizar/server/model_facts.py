@@ -27,17 +27,15 @@ class ModelFacts:
     """Facts of a model's files.
 
     Attributes:
-        format: `gguf` or `safetensors`.
-        architecture: its name in the files.
         num_parameters: of all tensors; 0 where nothing is known.
         hidden_size, num_layers: dimensions; 0 where nothing is known.
         quantization: as the file's name states it, else the element type that has the most bytes.
         size_bytes: of all tensors. modified_s: Unix time of the last change.
         digest: SHA-256 in hexadecimal of names, sizes and times of the files: another value after any change.
         license: as the file's metadata name it; empty where they do not.
-        template: the chat template, or None. tools, reasoning: True if it has them.
-        fills_in: True if its vocabulary has marks of a text with a hole; False where it was not read.
-        ranks: True for a reranker.
+        template: the chat template, or None. tools, reasoning: it has them.
+        fills_in: its vocabulary has marks of a text with a hole; False where it was not read.
+        ranks: it is a reranker.
         pooling: the pooling of a model that was made for embeddings, else None.
     """
 
@@ -65,14 +63,9 @@ class ModelFacts:
 
 
 def read_facts(checkpoint: Checkpoint, chat_template: str | None = None, compiler: Compile | None = None) -> ModelFacts:
-    """Read the facts of a checkpoint.
+    """Read the facts of a checkpoint; for the other arguments see `ChatTemplate`.
 
-    Args:
-        chat_template: text of a template that replaces the model's own.
-        compiler: as of `ChatTemplate`.
-
-    Raises:
-        CheckpointError: a file is malformed.
+    Raises CheckpointError where a file is malformed.
     """
     template = plain_template(checkpoint) if chat_template is None else chat_template
     tools, reasoning = (False, False) if template is None else template_abilities(template, compiler)

@@ -16,11 +16,8 @@ _PLACES = re.compile(r"\{(query|document)\}")
 class Ranker:
     """Makes the prompt of a pair by the model's own template, or as llama.cpp does where it has none.
 
-    Control tokens' texts in queries and documents stay text: a document can't end the prompt's part that it is in.
-
-    Args:
-        head: the model's head.
-        tokenizer: its `rerank` template, if any, has `{query}` and `{document}`.
+    Control tokens' texts in queries and documents stay text: a document can't end the prompt's part that it is in. The
+    tokenizer's `rerank` template, if any, has `{query}` and `{document}`.
     """
 
     def __init__(self, head: RankingHead, tokenizer: Tokenizer) -> None:
@@ -29,11 +26,7 @@ class Ranker:
         self._hider = ControlTextHider(tokenizer.control_texts().union(tokenizer.mark_ids))
 
     def prompt(self, query: str, document: str) -> list[int]:
-        """Token ids of a pair.
-
-        Raises:
-            InvalidRequestError: a text can't be encoded.
-        """
+        """Token ids of a pair; InvalidRequestError where a text can't be encoded."""
         if self._template is None:
             return self._concatenated(query, document)
         hidden = self._hider.hide((query, document))

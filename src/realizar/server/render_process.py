@@ -58,7 +58,6 @@ def as_bytes(text: str) -> bytes:
 
 
 def as_text(data: bytes) -> str:
-    """The text that `as_bytes` was given."""
     return data.decode("utf-8", "surrogatepass")
 
 
@@ -99,7 +98,6 @@ class RenderProcess:
 
 
 def main() -> int:
-    """Run a process; returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)

@@ -88,14 +88,7 @@ class _Process:
         return self._process.poll() is None
 
     def ask(self, ask: Ask) -> Made | None:
-        """Ask, and wait for the answer. A process that gives none is ended.
-
-        Returns:
-            None if it had ended before it was asked.
-
-        Raises:
-            TemplateBoundsError: it gives no answer.
-        """
+        """Ask and wait; None from a process that had ended before. TemplateBoundsError: it gives none, and is ended."""
         asked = False
         try:
             self._channel.send(ask, _ANSWER_S)
@@ -127,10 +120,9 @@ class _Processes:
         self._idle: list[_Process] = []
 
     def ask(self, ask: Ask) -> Made | None:
-        """Ask a process, which is started if none is idle. See `_Process.ask`, and raises as it does.
+        """Ask a process, which is started if none is idle; raises as `_Process.ask` does.
 
-        Raises:
-            EngineUnavailableError: none can be started.
+        Raises EngineUnavailableError where none can be started.
         """
         process = self._take()
         made = process.ask(ask)
@@ -156,7 +148,6 @@ class _Processes:
         process.close()
 
     def close(self) -> None:
-        """End those that are idle."""
         with self._lock:
             idle, self._idle = self._idle, []
         for process in idle:

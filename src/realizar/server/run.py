@@ -57,11 +57,7 @@ class Served(Protocol):
         """Start; returns before it is ready."""
 
     async def wait_ready(self) -> object:
-        """Wait until requests are accepted.
-
-        Raises:
-            RealizarError: they never will be; `wait_dead` returns the same.
-        """
+        """Wait until requests are accepted; RealizarError, as of `wait_dead`, where they never will be."""
 
     async def wait_dead(self) -> RealizarError:
         """Wait until requests will never be accepted again, and return the reason."""
@@ -101,28 +97,21 @@ class OwnFront:
         self._server = QuietServer(self._config)
 
     def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
-        """See `Front`."""
         return self._config.get_loop_factory()
 
     async def serve(self, served: Served, listener: socket.socket) -> None:
-        """See `Front`. The application has what is served already."""
         await self._server.serve(sockets=[listener])
 
     def drain(self) -> None:
-        """See `Front`. The application sees the engine's state."""
+        pass
 
     def stop(self, *, at_once: bool) -> None:
-        """See `Front`."""
         self._server.should_exit = True
         self._server.force_exit |= at_once
 
 
 def open_port(host: str, port: int) -> socket.socket:
-    """Open a listening socket, before the slow parts of the start; port 0 takes a free port.
-
-    Raises:
-        RealizarError: the port can't be opened.
-    """
+    """Open a listening socket, before the slow parts of the start; port 0 takes a free one. RealizarError: it can't."""
     if not 0 <= port <= 65535:  # the resolver would take the port modulo 65536
         raise RealizarError(f"--port must be between 0 and 65535, not {port}")
     try:
@@ -219,9 +208,8 @@ async def _announce(served: Served, loading: LoadProgress, ready: Callable[[], N
 class StopSignals:
     """SIGTERM and SIGINT as futures: the first signal drains the server, the second stops it at once.
 
-    Args:
-        hang_up: called at SIGHUP; None leaves that signal alone. The SIGHUP of a terminal that is closed is no wish of
-            anyone: it drains the server, as it would end any program, and means nothing to one that `nohup` started.
+    `hang_up` is called at SIGHUP; None leaves that signal alone. The SIGHUP of a terminal that is closed is no wish of
+    anyone: it drains the server, as it would end any program, and means nothing to one that `nohup` started.
     """
 
     def __init__(self, hang_up: Callable[[], None] | None) -> None:

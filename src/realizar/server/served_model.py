@@ -28,12 +28,10 @@ class ServedModel:
 
     Attributes:
         names: ids that requests may use; answers carry the first.
-        tokenizer: the model's tokenizer.
         template: the chat template, or None.
         default_sampling: sampling of requests without parameters: from the command line, the model's files or built in.
         context_length: tokens of a request, prompt and output; the engine may bound them further.
         created_s: Unix time.
-        facts: of its files.
         ranker: makes scores of pairs of texts, or None if the model was not made for them.
     """
 
@@ -75,8 +73,6 @@ def make_served_model(
     """Make the served model from a checkpoint. This reads the vocabulary, and of the weights a reranker's head.
 
     Args:
-        names: ids that requests may use; answers carry the first.
-        context_length: tokens of a request, prompt and output.
         sampling: default sampling; None takes the values in the model's files, then the built-in ones.
         chat_template: text of a template that replaces the model's own.
         created_s: Unix time; None takes the present.

@@ -125,8 +125,7 @@ class ServerSettings:
     def share(self, place: int, num_processes: int) -> ServerSettings:
         """The settings of one of several API processes: connections and memory of requests are divided evenly.
 
-        Raises:
-            InvalidRequestError: there are fewer connections than processes, or responses are kept.
+        Raises InvalidRequestError for fewer connections than processes, or where responses are kept.
         """
         if self.max_stored_responses and num_processes > 1:
             raise InvalidRequestError(

@@ -37,11 +37,7 @@ class TokenParts(NamedTuple):
 
 
 class TokenNames:
-    """Names of a vocabulary's tokens.
-
-    Args:
-        as_ids: names are `token_id:N`.
-    """
+    """Names of a vocabulary's tokens; `as_ids` makes them `token_id:N`."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
         self._tokenizer, self._as_ids = tokenizer, as_ids
@@ -87,7 +83,6 @@ class TokenNames:
         return cast("_Part", found)
 
     def name(self, token_id: int) -> str:
-        """A token's name."""
         if self._as_ids:
             return _name_of_id(token_id)
         data = self._data_of(token_id)

@@ -26,8 +26,7 @@ _KEPT_EDIT = "clear_thinking_20251015"  # templates drop earlier reasoning by th
 def read_conversation(request: CountTokensRequest) -> Conversation:
     """Check a request and read it. A count of tokens is read like a request for the shortest answer.
 
-    Raises:
-        ApiError, InvalidRequestError: the request is refused; names the field.
+    Raises ApiError or InvalidRequestError, naming the field, where the request is refused.
     """
     _check_without_effect(request)
     tools = _read_tools(request.tools, request.tool_choice)
@@ -136,9 +135,8 @@ def _check_without_effect(request: CountTokensRequest) -> None:
 
 
 def _check_thread(thread: object) -> None:
-    """Refuse a thread in the form by which Anthropic's client goes on without: it sends the whole conversation then.
-
-    Its runner of tools begins one with each conversation, unasked.
+    """Refuse a thread, which Anthropic's client begins unasked, in the form by which it then sends the whole
+    conversation.
     """
     if thread is not None:
         message = "thread is not supported: the server holds no conversation; send all of it in messages"
@@ -172,8 +170,7 @@ _TYPES: Mapping[str, tuple[type, str]] = {
 def _read_messages(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Check messages and convert them for the template. Neighbours of one role become one message.
 
-    Raises:
-        ApiError: 400; `param` is the path.
+    Raises ApiError: 400; `param` is the path.
     """
     check_num_messages(given)
     runs: list[list[dict[str, Any]]] = []
@@ -191,18 +188,13 @@ def _read_messages(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _read_system(given: str | Sequence[dict[str, Any]] | None) -> list[str]:
-    """The texts of the system prompt, in order.
-
-    Raises:
-        ApiError: 400; `param` is the path.
-    """
+    """The texts of the system prompt, in order. Raises ApiError: 400; `param` is the path."""
     if isinstance(given, str):
         return [given] if given else []
     return [_text(f"system.{place}", block) for place, block in enumerate(given or ())]
 
 
 def _append(runs: list[list[dict[str, Any]]], message: dict[str, Any]) -> None:
-    """Add a message to the last run where all are texts of one role; otherwise begin a run."""
     last = runs[-1][-1] if runs else {}
     plain = message.keys() | last.keys() <= {"role", "content"}
     if plain and message["role"] == last.get("role"):
@@ -318,11 +310,7 @@ _KNOWN = ("type", "name", "description", "input_schema", "strict", *_WITHOUT_EFF
 
 
 def _read_tools(given: Sequence[dict[str, Any]] | None, choice: ToolChoice | None) -> ToolPlan:
-    """Make the plan from a request's `tools` and `tool_choice`.
-
-    Raises:
-        ApiError: 400; `param` is the path.
-    """
+    """Make the plan from a request's `tools` and `tool_choice`. Raises ApiError: 400; `param` is the path."""
     given = given or ()
     check_num_tools(given)
     tools = tuple(_converted_tool(f"tools.{place}", tool) for place, tool in enumerate(given))

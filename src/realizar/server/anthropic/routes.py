@@ -30,11 +30,9 @@ from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, Reasoning
 
 
 def usage_of(api: Api, plan: ChatPlan, run: ChatRun, *, marks_cache: bool) -> Usage:
-    """The counts so far.
+    """The counts so far. With `marks_cache` the request has `cache_control`.
 
-    Args:
-        marks_cache: True if the request has `cache_control`. The cache is filled without it too, but only who asks for
-            it looks for its tokens elsewhere than in `input_tokens`.
+    The cache is filled without it too, but only who asks for it looks for its tokens elsewhere than in `input_tokens`.
     """
     prompt = prompt_counts(api, plan, run)
     num_created = prompt.num_created if marks_cache else 0
@@ -66,7 +64,6 @@ class BlockList:
         self._calls: dict[int, ToolCallDelta] = {}
 
     def take_in(self, part: ParsedDelta) -> None:
-        """Append what the answer gained."""
         match part:
             case ContentDelta(text):
                 self._grow("text", text)
@@ -78,7 +75,6 @@ class BlockList:
                 self._grow(f"call {part.index}", part.arguments)
 
     def blocks(self) -> list[dict[str, Any]]:
-        """The blocks."""
         return [self._block(kind, "".join(texts)) for kind, texts in zip(self._kinds, self._texts, strict=True)]
 
     def _grow(self, kind: str, text: str) -> None:
@@ -246,7 +242,7 @@ _STATUSES = {503: 529}
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """The JSON object of an error. Its form has no place for the field at fault: the message names it."""
+    """Its form has no place for the field at fault: the message names it."""
     message = error.message if (error.param or "") in error.message else f"{error.param}: {error.message}"
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     details = {} if error.details is None else {"details": error.details}

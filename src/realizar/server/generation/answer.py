@@ -56,7 +56,6 @@ class WholeChoice:
     stop_reason: str | int | None = None
 
     def take_in(self, delta: AnswerDelta) -> None:
-        """Append a delta."""
         for part in delta.parsed:
             match part:
                 case ContentDelta(text):

@@ -25,8 +25,6 @@ D_co = TypeVar("D_co", covariant=True)
 
 
 class Run(Protocol[D_co]):
-    """A request in the engine."""
-
     @property
     def notes(self) -> dict[str, Any]:
         """Figures for the request's line in the log, at any time."""
@@ -72,11 +70,7 @@ class AnswerEvents(Generic[D]):
         return EventStream(self._events(encoder), self._settings.ping_interval_s, self._settings.write_timeout_s)
 
     async def whole(self, take_in: Callable[[D], object]) -> None:
-        """Take in all deltas.
-
-        Raises:
-            ClientDisconnectedError: the client disconnected first; the run has ended.
-        """
+        """Take in all deltas. Raises ClientDisconnectedError: the client disconnected first; the run has ended."""
         try:
             await unless_disconnected(self._request.receive, self._take_all(take_in))
         finally:

@@ -38,17 +38,11 @@ class ChatPlan:
     """A prepared chat request.
 
     Attributes:
-        token_ids: the prompt's token ids.
-        sampling: the engine's sampling parameters.
-        tools: the tools that may be called.
         answer_format: the format of the template that rendered the prompt.
         prompt_end: the prompt's last words, with control tokens spelled out.
-        priority: the request's priority.
-        cache_salt: keeps the cache of one tenant from another's.
         names: the request's names of the engine's fields, for errors.
-        reports_progress: True if the run tells how much of the prompt has been read.
-        content_only: True if the whole answer is what a grammar describes: it has no reasoning, and no calls.
-        cut_by_context: True if the context ends the answer before the request's `max_tokens` do.
+        content_only: the whole answer is what a grammar describes: it has no reasoning, and no calls.
+        cut_by_context: the context ends the answer before the request's `max_tokens` do.
         num_dropped: messages that the prompt leaves out for lack of room.
         marks: of calls and reasoning that the vocabulary has as tokens.
     """
@@ -73,7 +67,6 @@ class ChatPlan:
         return not self.content_only and reasons(self.answer_format)
 
     def new_parser(self) -> OutputParser:
-        """Make the parser of one answer."""
         if self.content_only:
             return AnswerParser(None, None)
         nested = self.sampling.structured is not None and self.sampling.structured.kind == "nested"
@@ -91,11 +84,7 @@ class ChatPlan:
 def plan_chat(api: Api, conversation: Conversation, stop: Stop) -> ChatPlan:
     """Check a conversation and render its prompt. This may take a second, so it must not run on the event loop.
 
-    Args:
-        stop: checked between the parts of the work.
-
-    Raises:
-        ApiError, RealizarError: the request is refused.
+    `stop` is checked between the parts of the work. Raises ApiError or RealizarError where the request is refused.
     """
     with renaming(conversation.names):
         return _planned(api, conversation, stop)
@@ -191,11 +180,7 @@ def _check_sizes(api: Api, conversation: Conversation) -> None:
 
 
 def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The variables that `chat_template_kwargs` of a request set.
-
-    Raises:
-        ApiError: 400; a name is reserved or invalid, or the text is too long.
-    """
+    """What `chat_template_kwargs` sets. Raises ApiError: 400; a name is reserved or invalid, or the text too long."""
     for name in given or ():
         if name in _RESERVED or not name.isidentifier():
             path = f"chat_template_kwargs.{ascii(name[:80])[1:-1]}"
@@ -208,11 +193,7 @@ def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
 def _grammar(
     api: Api, tools: ToolPlan, wanted: StructuredOutput | None, answer_format: AnswerFormat, prompt_end: str
 ) -> StructuredOutput | None:
-    """The grammar of a whole answer; None if it is free.
-
-    Args:
-        wanted: what the request wants an answer to follow that is no call.
-    """
+    """The grammar of a whole answer; None if it is free. `wanted` is for an answer that is no call."""
     return call_grammar(
         answer_format,
         tools.tools,
@@ -278,11 +259,8 @@ _MOST_ADDED = 4
 def _begun_ids(tokenizer: Tokenizer, last: Mapping[str, Any]) -> tuple[int, ...]:
     """Ids that spell the text of a message, from which an answer within a grammar goes on.
 
-    They need not be the prompt's own: a grammar reads bytes.
-
-    Raises:
-        ApiError: 400; the text is in several parts, which a template may join in its own way, or the vocabulary has no
-            ids for it alone.
+    They need not be the prompt's own: a grammar reads bytes. Raises ApiError: 400; the text is in several parts, which
+    a template may join in its own way, or the vocabulary has no ids for it alone.
     """
     content = last["content"]
     if isinstance(content, list):
@@ -306,15 +284,10 @@ _Messages = Sequence[Mapping[str, Any]]
 
 
 def without_oldest(messages: _Messages, fits: Callable[[list[Mapping[str, Any]]], bool]) -> list[Mapping[str, Any]]:
-    """The messages that fit: those of the system at the beginning, and the last turns.
+    """The messages that fit: those of the system at the beginning, and the last turns, at least one.
 
     A turn begins with a message of the user's, behind the outputs of all calls before it: calls stay with theirs.
-
-    Args:
-        fits: True if a prompt of these messages fits. It is called a few times, as the logarithm of their number.
-
-    Returns:
-        All messages if they fit; the last turn alone if nothing does.
+    `fits` is called a few times, as the logarithm of the number of messages.
     """
     num_system = next((place for place, each in enumerate(messages) if each["role"] not in _SYSTEM), len(messages))
     starts = [num_system, *_turns(messages, num_system + 1)]

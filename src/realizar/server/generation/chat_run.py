@@ -24,16 +24,11 @@ from realizar.tokenizer.parsers.base import OutputParser, ParsedDelta
 
 
 class ChatRun:
-    """A chat request in the engine.
-
-    Args:
-        request_id: id of the answer and of the request in the engine.
-        lease: the request's memory lease.
-        counts_reasoning: True to count the tokens of reasoning.
+    """A chat request in the engine, under the id of the answer.
 
     Attributes:
         num_completion_tokens: tokens generated so far, over all choices.
-        num_reasoning_tokens: those of them that belong to reasoning, its marks included.
+        num_reasoning_tokens: those of them that belong to reasoning, its marks included, if these are counted.
         num_cached_tokens: tokens of the prompt that were found in the cache; None before the first delta.
         output: the engine's output, once it is complete.
     """
@@ -66,7 +61,6 @@ class ChatRun:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Figures for the request's line in the log."""
         cached = {} if self.num_cached_tokens is None else {"cached": self.num_cached_tokens}
         figures = {"tokens": self.num_completion_tokens, **cached, **timing_notes(self.output)}
         return {**figures, **snapshot_notes(self._all_snapshots), **replica_notes(self._streams)}
@@ -74,8 +68,7 @@ class ChatRun:
     async def deltas(self) -> AsyncGenerator[AnswerDelta]:
         """The deltas of all choices, as they come. The request ends when its consumer stops.
 
-        Raises:
-            RealizarError: the engine refused the request, or stopped.
+        Raises RealizarError where the engine refused the request, or stopped.
         """
         with renaming(self._plan.names), naming_tools(self._plan.tools):
             if (scored := self._plan.sampling.prompt_logprobs) is not None:

@@ -20,21 +20,17 @@ class Conversation:
 
     Attributes:
         messages: in the form that chat templates take (OpenAI's), checked.
-        tools: the tools that may be called.
-        wishes: the wishes about sampling.
         variables: the template's other variables, as `template_variables` checked them.
         documents: documents for the template to show.
         reasoning_effort: one of `EFFORTS`; None is the model's own.
         template: a template in place of the model's own.
-        add_prompt: True to end the prompt where the answer begins.
+        add_prompt: end the prompt where the answer begins.
         continues: the prompt ends within the last message, an assistant's with text, and the answer goes on with it.
-        bounded_by_context: True if the request's `max_tokens` may be more than the context leaves, which then ends the
-            answer.
-        drops_oldest: True to drop the oldest turns of a conversation that leaves too little of the context.
+        bounded_by_context: the request's `max_tokens` may be more than the context leaves, which then ends the answer.
+        drops_oldest: drop the oldest turns of a conversation that leaves too little of the context.
         keep_last: cut the prompt to its last tokens; -1 is the length of the context, None cuts nothing.
-        priority: the request's priority.
         cache_salt: keeps the cache of one tenant from another's.
-        reports_progress: True to get deltas that tell how much of the prompt has been read.
+        reports_progress: get deltas that tell how much of the prompt has been read.
         names: the dialect's names of the fields that errors name: `messages`, `tools`, `structured` (the constraint on
             the answer) and others by their names here. A name that is not listed stays.
     """
@@ -58,14 +54,7 @@ class Conversation:
 
 
 def check_num_messages(given: Sequence[object], path: str = "messages") -> None:
-    """Check that a request has messages, and not too many.
-
-    Args:
-        path: the request's field that has them.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Raise ApiError (400) for a request without messages, or with too many, in the field `path`."""
     if not given:
         raise refused(f"{path} must not be empty", path, "empty_array")
     if len(given) > MAX_MESSAGES:

@@ -43,11 +43,7 @@ class UnitVector:
 
 
 def pooling_of(api: Api) -> Pooling:
-    """The pooling of a model's embeddings: the option's, or that which the model was made for.
-
-    Raises:
-        ApiError: 400; the model was not made for embeddings.
-    """
+    """The option's pooling, or the model's own. Raises ApiError: 400; the model was not made for embeddings."""
     return embedding_pooling(api.model.name, api.engine.pooling, api.settings)
 
 
@@ -63,7 +59,6 @@ async def embed_all(
     """Embed a request's prompts, as many at once as the engine runs; results are in the prompts' order.
 
     Args:
-        prompts: token ids of each.
         request_id: to which the engine's names for each prompt are added.
         name: the request's field that holds a prompt, by its place, for errors.
         keep: makes what is kept of a result when it comes: a vector takes 32 bytes a value, and there may be thousands.

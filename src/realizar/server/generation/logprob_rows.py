@@ -24,8 +24,7 @@ _RECENT_STEPS = 2  # a consumer who lags behind more gets several tokens at once
 class LogprobRows:
     """Log-probabilities of tokens as JSON, those of a whole step at once where many streams are at the same step.
 
-    Args:
-        write: makes the JSON of each token of columns.
+    `write` makes the JSON of each token of columns.
     """
 
     def __init__(self, write: Callable[[LogprobColumns], list[bytes]]) -> None:
@@ -43,7 +42,6 @@ class LogprobRows:
         return rows[entry.place]
 
     def rows(self, entries: Sequence[TokenLogprobs]) -> list[bytes]:
-        """The JSON of each token."""
         if isinstance(entries, StepEntry):
             return [self.row(entries)]
         columns = LogprobColumns.of(entries)
@@ -51,11 +49,7 @@ class LogprobRows:
 
 
 class RowsOfKinds:
-    """The log-probabilities of one answer's tokens of some kinds; they wait until it is known of what kind they are.
-
-    Args:
-        rows: writes tokens as JSON.
-    """
+    """The log-probabilities of one answer's tokens of some kinds; they wait until it is known of what kind they are."""
 
     def __init__(self, rows: LogprobRows, wanted: Collection[str]) -> None:
         self._rows, self._wanted = rows, wanted

@@ -15,12 +15,9 @@ _LONGEST_PAUSE_S = 1.0
 
 
 class Admission:
-    """Admits the parts of one request: a limited number at a time, with retries while the queue is full.
+    """Admits the parts of one request, `at_once` at a time, with retries while the queue is full.
 
     The request as a whole is refused only if its first part is refused.
-
-    Args:
-        at_once: parts that may be open at a time.
     """
 
     def __init__(self, at_once: int) -> None:
@@ -30,8 +27,7 @@ class Admission:
     async def enter(self, submit: Callable[[], Awaitable[T]]) -> T:
         """Call `submit` until the queue accepts it, and return its result.
 
-        Raises:
-            QueueFullError: the queue is full and no part has been accepted yet.
+        Raises QueueFullError where the queue is full and no part has been accepted yet.
         """
         while True:
             try:

@@ -32,11 +32,7 @@ class PromptRead(msgspec.Struct):
 
 
 def check_progress(wanted: bool | None, *, stream: bool | None) -> bool:
-    """True if a request asks for progress.
-
-    Raises:
-        ApiError: 400; a whole answer has no place for it.
-    """
+    """True if a request asks for progress. Raises ApiError: 400; a whole answer has no place for it."""
     if wanted and not stream:
         raise refused("return_progress needs stream to be true", "return_progress", "invalid_value")
     return bool(wanted)

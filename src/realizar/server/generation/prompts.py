@@ -60,7 +60,7 @@ def tokenize_prompts(
         stop: checked before each prompt.
         param: the name of the field.
         max_tokens: length of the context; texts that can't fit are not tokenized to their end.
-        bounded: True if each text must fit the context; otherwise it will be cut, and only `MAX_TOKENS` bounds it.
+        bounded: each text must fit the context; otherwise it will be cut, and only `MAX_TOKENS` bounds it.
         hole: follows each text, which then may be empty, and in which control tokens' texts stay text.
 
     Raises:
@@ -89,11 +89,7 @@ def tokenize_prompts(
 
 
 def check_num_prompts(given: Sequence[object], param: str, max_prompts: int) -> None:
-    """Check that a request has not too many prompts.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Raise ApiError (400) for too many prompts."""
     if len(given) > max_prompts:
         raise refused(f"{param} holds {len(given)} prompts; at most {max_prompts} are allowed", param, "array_too_long")
 
@@ -101,8 +97,7 @@ def check_num_prompts(given: Sequence[object], param: str, max_prompts: int) -> 
 def keep_last(token_ids: Sequence[int], count: int | None, max_tokens: int) -> tuple[int, ...]:
     """Cut a prompt to its last `count` tokens if the request asks for it (`truncate_prompt_tokens`; -1 is the context).
 
-    Raises:
-        ApiError: 400; `count` is out of range.
+    Raises ApiError: 400; `count` is out of range.
     """
     if count is None:
         return tuple(token_ids)
@@ -114,13 +109,10 @@ def keep_last(token_ids: Sequence[int], count: int | None, max_tokens: int) -> t
 
 
 def check_fits(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
-    """Refuse a text with more tokens than a limit, at a cost that depends on the limit and not on the text.
+    """Raise ContextLengthError for a text with too many tokens, at a cost that depends on the limit alone.
 
     A text with more characters than the limit times the longest token is refused without tokenizing. Of other texts,
     growing prefixes are tokenized until the limit is passed.
-
-    Raises:
-        ContextLengthError: the text has more tokens.
     """
     if len(text) > (max_tokens + _SLACK_TOKENS) * tokenizer.longest_token:
         raise ContextLengthError(

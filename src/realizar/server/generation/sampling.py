@@ -58,8 +58,7 @@ class SamplingWishes:
 def build_sampling(wishes: SamplingWishes, model: ServedModel) -> SamplingParams:
     """Make the sampling parameters of a request.
 
-    Raises:
-        InvalidRequestError, ApiError: a value is out of range; names the field.
+    Raises InvalidRequestError or ApiError, naming the field, where a value is out of range.
     """
     tokenizer, default = model.tokenizer, model.default_sampling
     changes: dict[str, Any] = {
@@ -84,8 +83,7 @@ def build_sampling(wishes: SamplingWishes, model: ServedModel) -> SamplingParams
 def check_listed_ids(sampling: SamplingParams, num_prompts: int) -> None:
     """Bound the lists of ids times the number of prompts, as each prompt sends the lists to the engine.
 
-    Raises:
-        ApiError: 400; the lists are too long.
+    Raises ApiError: 400; the lists are too long.
     """
     for name in ("stop_token_ids", "logit_bias"):
         size = len(getattr(sampling, name) or ())
@@ -99,24 +97,16 @@ def check_listed_ids(sampling: SamplingParams, num_prompts: int) -> None:
 
 
 def check_top(value: int | None, param: str) -> int | None:
-    """Check a number of top log-probabilities.
-
-    Raises:
-        ApiError: 400; it is out of range.
-    """
+    """Raise ApiError (400) for a number of top log-probabilities out of range."""
     if value is not None and not 0 <= value <= MAX_LOGPROBS:
         raise refused(f"{param} must be between 0 and {MAX_LOGPROBS}, not {value}", param, "invalid_value")
     return value
 
 
 def check_priority(priority: int | None, *, allowed: bool) -> int:
-    """Check a request's priority; None is 0.
+    """Check a request's priority; None is 0, and no other is `allowed` where priorities are turned off.
 
-    Args:
-        allowed: True if requests may have a priority other than 0.
-
-    Raises:
-        ApiError: 400; it is out of range, or priorities are turned off.
+    Raises ApiError: 400; it is out of range, or not allowed.
     """
     if priority is not None and abs(priority) > MAX_PRIORITY:
         raise refused(

@@ -26,8 +26,7 @@ class StateSnapshots(msgspec.Struct):
 def state_snapshots(info: EngineInfo, use: SnapshotUse) -> StateSnapshots | UnsetType:
     """The snapshots that a request used by now; unset for a model that keeps none.
 
-    Args:
-        info: of the engine as the request began, since it may be gone when the answer ends.
+    `info` is of the engine as the request began, since it may be gone when the answer ends.
     """
     return StateSnapshots(**asdict(use)) if info.capacity.num_snapshots else UNSET
 

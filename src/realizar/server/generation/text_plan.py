@@ -21,13 +21,8 @@ def plan_text(
 ) -> ChatPlan:
     """Prepare a text. This may take a second, so it must not run on the event loop.
 
-    Args:
-        suffix: the text after the answer, for models that fill in a hole; empty to go on with the text.
-        names: the request's names of the fields that errors name.
-        stop: checked between the parts of the work.
-
-    Raises:
-        ApiError, RealizarError: the request is refused.
+    An empty `suffix` goes on with the text; another is what follows the answer, for models that fill in a hole. `stop`
+    is checked between the parts of the work. Raises ApiError or RealizarError where the request is refused.
     """
     tokenizer, most = api.model.tokenizer, api.max_tokens
     with renaming(names):
@@ -58,11 +53,7 @@ def plan_text(
 
 
 def after_ids(api: Api, plan: ChatPlan, earlier: Sequence[int]) -> ChatPlan:
-    """A plan whose prompt comes after the ids of an earlier exchange, which have the only BOS.
-
-    Args:
-        earlier: ids of the vocabulary; at least one.
-    """
+    """A plan whose prompt comes after the ids, at least one, of an earlier exchange, which have the only BOS."""
     own = plan.token_ids
     if own[:1] == (api.model.tokenizer.bos_id,):
         own = own[1:]

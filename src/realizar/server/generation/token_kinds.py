@@ -29,9 +29,6 @@ class TokenKinds:
 
     The marks around reasoning are reasoning, and so are tokens before it whose text was held back as a possible mark.
     Where a token is found to be content, the parts that are returned with it have its text.
-
-    Args:
-        token_bytes: the bytes of each token in the answer's text.
     """
 
     def __init__(self, parser: OutputParser, token_bytes: TokenBytes) -> None:
@@ -47,9 +44,7 @@ class TokenKinds:
     ) -> tuple[list[ParsedDelta], list[TokenKind]]:
         """Take in a delta's text and its tokens, whose text may come later; returns what was found out by now.
 
-        Args:
-            marks: their places in the text, as of `ChoiceDelta`.
-            is_last: tokens whose text has not come are not part of it.
+        `marks` are as of `ChoiceDelta`; `is_last`: tokens whose text has not come are not part of it.
         """
         for token_id in token_ids:
             self._coming.append(_Token(self._detokenizer.add((token_id,)), bool(self._token_bytes[token_id])))

@@ -22,9 +22,8 @@ class ToolPlan:
 
     Attributes:
         tools: tools that may be called, in the form that chat templates take (OpenAI's); empty if no call is wanted.
-        required: True if one of them must be called.
-        name: the name of the one that must be called.
-        parallel: True if several calls are allowed.
+        required: one of them must be called. name: the one that must be called.
+        parallel: several calls are allowed.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -34,7 +33,6 @@ class ToolPlan:
 
     @property
     def forced(self) -> bool:
-        """True if the answer must be a call."""
         return self.required or self.name is not None
 
     @property
@@ -64,14 +62,7 @@ def shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | No
 
 
 def check_num_tools(given: Sequence[object], where: str = "tools") -> None:
-    """Check that a request has not too many tools, or names too many of them.
-
-    Args:
-        where: path of their list.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Raise ApiError (400) for too many tools in a list, whose path is `where`, or too many of their names."""
     if len(given) > MAX_TOOLS:
         raise refused(f"{where} has {len(given)} entries; at most {MAX_TOOLS} are allowed", where, "array_too_long")
 
@@ -79,15 +70,9 @@ def check_num_tools(given: Sequence[object], where: str = "tools") -> None:
 def check_functions(
     tools: Sequence[Mapping[str, Any]], name_path: Callable[[int], str], schema_path: Callable[[int], str]
 ) -> None:
-    """Check the names of tools, and that the arguments of each are an object.
+    """Check the names of tools, in the form that chat templates take, and that the arguments of each are an object.
 
-    Args:
-        tools: in the form that chat templates take.
-        name_path: path in the request of the name of the tool at a place.
-        schema_path: path of the schema of its arguments.
-
-    Raises:
-        ApiError: 400; `param` is the path.
+    The paths are those in the request, by a tool's place. Raises ApiError: 400; `param` is the path.
     """
     seen: set[str] = set()
     for place, tool in enumerate(tools):

@@ -24,11 +24,7 @@ _EFFORTS = ("low", "medium", "high", "max")
 
 
 def read_chat(api: Api, request: ChatRequest) -> Conversation:
-    """Check a request of `/api/chat` and read it.
-
-    Raises:
-        ApiError, InvalidRequestError: the request is refused; names the field.
-    """
+    """Check a request of `/api/chat` and read it; ApiError or InvalidRequestError where it is refused."""
     check_answer_fields(request)
     tools = _read_tools(request.tools)
     return _conversation(api, request, read_messages(request.messages or []), tools, OPTION_NAMES)
@@ -37,8 +33,7 @@ def read_chat(api: Api, request: ChatRequest) -> Conversation:
 def read_generate(api: Api, request: GenerateRequest) -> Conversation:
     """Read a request of `/api/generate`, whose fields were checked, as the user's message after its system prompt.
 
-    Raises:
-        ApiError, InvalidRequestError: the request is refused; names the field.
+    Raises as `read_chat` does.
     """
     messages: list[dict[str, Any]] = [{"role": "system", "content": request.system}] if request.system else []
     messages.append({"role": "user", "content": request.prompt})
@@ -67,8 +62,7 @@ def _conversation(
 def _thinking_variables(api: Api, request: AnswerRequest) -> dict[str, Any]:
     """Variables for the template that turn reasoning on or off. A template without them has no such switch.
 
-    Raises:
-        ApiError: 400; the model does not reason, or `think` is no effort.
+    Raises ApiError: 400; the model does not reason, or `think` is no effort.
     """
     think = request.think
     if isinstance(think, str) and think not in _EFFORTS:
@@ -85,16 +79,11 @@ def thinks(api: Api) -> bool:
 
 
 def shows_thinking(request: AnswerRequest) -> bool:
-    """True if reasoning is part of the answer."""
     return request.think is not False
 
 
 def check_answer_fields(request: AnswerRequest) -> None:
-    """Refuse fields whose effect the server does not have.
-
-    Raises:
-        ApiError: 400; names the field.
-    """
+    """Raise ApiError (400), naming the field, for one whose effect the server does not have."""
     if request.template:
         raise unsupported("template", "is not supported: the server renders the model's own template")
 
@@ -104,11 +93,7 @@ _OF_FUNCTION = ("name", "description", "parameters", "strict")
 
 
 def _read_tools(given: Sequence[dict[str, Any]] | None) -> ToolPlan:
-    """Make the plan from a request's `tools`.
-
-    Raises:
-        ApiError: 400; `param` is the path.
-    """
+    """Make the plan from a request's `tools`. Raises ApiError: 400; `param` is the path."""
     given = given or ()
     check_num_tools(given)
     tools = tuple(_converted(f"tools[{place}]", tool) for place, tool in enumerate(given))
@@ -160,8 +145,7 @@ OPTION_NAMES = {ours: f"options.{theirs}" for theirs, ours in _PLAIN.items()} | 
 def read_options(api: Api, request: AnswerRequest) -> SamplingWishes:
     """Check the options of a request and read them. This may take a while, as names of tokens may have to be made.
 
-    Raises:
-        ApiError, InvalidRequestError: 400; `param` is the path.
+    Raises ApiError or InvalidRequestError: 400; `param` is the path.
     """
     given = request.options or Options()
     plain: dict[str, Any] = {
@@ -188,11 +172,7 @@ def read_options(api: Api, request: AnswerRequest) -> SamplingWishes:
 
 
 def read_format(given: str | dict[str, Any] | None) -> StructuredOutput | None:
-    """The constraint that `format` states; None if the answer is free.
-
-    Raises:
-        ApiError: 400; it is neither `json` nor a schema.
-    """
+    """The constraint that `format` states, None if the answer is free. Raises ApiError: 400; it is no format."""
     if given is None or given == "":
         return None
     if given == "json":
@@ -218,11 +198,7 @@ def _logprobs(request: AnswerRequest) -> int | None:
 
 
 def _check_penalties(given: Options, plain: dict[str, Any], default: SamplingParams, max_tokens: int) -> None:
-    """Penalties look back at the whole text: shorter reaches are refused where a penalty is at work.
-
-    Args:
-        max_tokens: length of the context, from which on a reach is the whole text.
-    """
+    """Penalties look back at the whole text, `max_tokens`: shorter reaches are refused where a penalty is at work."""
     reach = given.repeat_last_n
     if reach is not None and reach < -1:
         raise refused(f"options.repeat_last_n must be -1 or more, not {reach}", "options.repeat_last_n")

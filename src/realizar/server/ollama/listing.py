@@ -33,7 +33,6 @@ _SHOWN_PARAMETERS = {
 
 
 async def tags(request: Request) -> Response:
-    """List all models, by all their names."""
     listed = models_of(request).listed()
     return _answer({"models": [_card(name, status) for status in listed for name in status.names]})
 
@@ -45,7 +44,7 @@ async def running(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """Show a model. It need not be loaded."""
+    """It need not be loaded."""
     record = await read_record(request, ShowRequest)
     for name in ("template", "system", "options"):
         if getattr(record, name):
@@ -84,7 +83,6 @@ async def probe(request: Request) -> Response:
 
 
 def capabilities(facts: ModelFacts, settings: ServerSettings) -> list[str]:
-    """The abilities of a model, by Ollama's names."""
     generates = facts.pooling is None and not facts.ranks
     there = {
         "completion": generates,

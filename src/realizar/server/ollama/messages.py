@@ -26,11 +26,7 @@ _OF_FUNCTION = ("name", "arguments", "index", "description")
 
 
 def read_messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Check messages and convert them for the template.
-
-    Raises:
-        ApiError: 400; `param` is the path.
-    """
+    """Check messages and convert them for the template. Raises ApiError: 400; `param` is the path."""
     check_num_messages(given)
     calls = _Calls()
     return [_converted(f"messages[{place}]", message, calls) for place, message in enumerate(given)]
@@ -98,11 +94,7 @@ def _converted(where: str, message: Mapping[str, Any], calls: _Calls) -> dict[st
 
 
 def check_images(where: str, images: object) -> None:
-    """Refuse images.
-
-    Raises:
-        ApiError: 400; there are some.
-    """
+    """Raise ApiError (400) for images."""
     if images is not None and images != []:
         path = f"{where}.images" if where else "images"
         raise refused(f"{path} is not supported: the model reads text only", path, "unsupported_content")

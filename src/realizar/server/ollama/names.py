@@ -29,11 +29,7 @@ def network_part(name: str) -> str:
 
 
 def find_model(models: Models, name: str) -> tuple[str, ModelStatus]:
-    """The served name that a request means, and its model.
-
-    Raises:
-        ApiError: 400 without a name; 404 for a model that is not served.
-    """
+    """The served name that a request means, and its model. Raises ApiError: 400 without a name, 404 if not served."""
     if not name:
         raise refused("model must be the name of a model", "model", "invalid_value")
     listed = models.listed()
@@ -60,7 +56,6 @@ async def model_for(
     Args:
         keep_alive: as in the request; without effect where the operator alone says how long models stay loaded.
         clock: notes the wait for the model.
-        need: as of `model_of`.
 
     Raises:
         ApiError: as of `find_model`, `read_keep_alive` and `model_of`.
@@ -77,11 +72,8 @@ async def model_for(
 async def unloads(request: Request, name: str, keep_alive: float | str | None) -> bool:
     """Load the model of a request that asks for nothing else, or unload it where the request says so.
 
-    Returns: True if the model is unloaded, which is done when the request has ended.
-
-    Raises:
-        ApiError: 403; requests may not unload models. ApiError, EngineUnavailableError: as of `model_for`; no engine is
-            ready.
+    Returns True if the model is unloaded, which is done when the request has ended. Raises ApiError: 403; requests may
+    not unload models. ApiError, EngineUnavailableError: as of `model_for`; no engine is ready.
     """
     models = models_of(request)
     found, status = find_model(models, name)

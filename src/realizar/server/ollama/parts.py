@@ -12,12 +12,7 @@ from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, Reasoning
 
 @dataclass(slots=True)
 class Part:
-    """The addition of one line of a stream to an answer, or the whole answer.
-
-    Attributes:
-        calls: whole calls, in Ollama's form.
-        logprobs: JSON of tokens.
-    """
+    """The addition of one line of a stream to an answer, or the whole answer; `logprobs` are JSON of tokens."""
 
     content: str = ""
     thinking: str = ""
@@ -26,11 +21,7 @@ class Part:
 
 
 class Parts:
-    """Takes in what an answer gains, and gives the parts that are complete.
-
-    Args:
-        with_thinking: False to leave reasoning out.
-    """
+    """Takes in what an answer gains, reasoning only with `with_thinking`, and gives the parts that are complete."""
 
     def __init__(self, *, with_thinking: bool) -> None:
         self._with_thinking = with_thinking

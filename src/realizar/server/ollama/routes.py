@@ -68,23 +68,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Form(Protocol):
-    """The form of a route's answers."""
-
     def show(self, part: Part) -> dict[str, Any]:
         """The fields of a part; those of an empty one are in every answer."""
 
     def last(self, token_ids: list[int]) -> dict[str, Any]:
-        """Fields of the end alone. Args: token_ids: those that were generated."""
+        """Fields of the end alone."""
 
 
 class Answering(Encoder[AnswerDelta]):
-    """Answers one request.
-
-    Args:
-        name: the model's name, as the request has it.
-        clock: began as the request came.
-        with_thinking: False to leave reasoning out.
-    """
+    """Answers one request, whose model has the name that it gave; `clock` began as it came."""
 
     def __init__(
         self, api: Api, plan: ChatPlan, run: ChatRun, form: Form, clock: Clock, name: str, *, with_thinking: bool
@@ -104,7 +96,6 @@ class Answering(Encoder[AnswerDelta]):
         return self._line(Part(), self._end())
 
     def whole(self, parts: list[Part]) -> bytes:
-        """The whole answer, of all its parts."""
         return self._line(joined(parts), self._end())
 
     def take_in(self, delta: AnswerDelta) -> list[Part]:
@@ -146,7 +137,7 @@ async def answer(
     stream: bool,
     with_thinking: bool,
 ) -> Response:
-    """Answer a request, whole or as a stream. The arguments are those of `Answering`."""
+    """Answer a request, whole or as a stream. For the arguments see `Answering`."""
     note(request, model=api.model.name, prompt=len(plan.token_ids))
     run = ChatRun(api, plan, new_id("ollama-"), lease_of(request))
     answering = Answering(api, plan, run, form, clock, name, with_thinking=with_thinking)
@@ -204,7 +195,7 @@ async def _embeddings(request: Request) -> Response:
 
 
 async def _embedded(request: Request, api: Api, texts: Sequence[str], field: str, *, cut: bool) -> list[UnitVector]:
-    """The vectors of some texts. Args: cut: cut texts that are longer than the context to their beginning."""
+    """The vectors of some texts; `cut` cuts those that are longer than the context to their beginning."""
     pooling = pooling_of(api)
     if not texts:
         return []
@@ -295,11 +286,7 @@ async def _pull(request: Request) -> Response:
 
 
 def _checked(name: str) -> str:
-    """The name of a model of the network.
-
-    Raises:
-        ApiError: 400; it is none.
-    """
+    """The name of a model of the network. Raises ApiError: 400; it is none."""
     try:
         return network_name(network_part(name))
     except UnknownModelError as error:
@@ -307,11 +294,7 @@ def _checked(name: str) -> str:
 
 
 async def _lines(pulls: Pulls, name: str, client: Client) -> AsyncGenerator[bytes]:
-    """The lines of a stream.
-
-    Raises:
-        ApiError: 404; no model has the name. 502; the model can't be fetched or served.
-    """
+    """The lines of a stream. Raises ApiError: 404; no model has the name. 502; it can't be fetched or served."""
     try:
         async with aclosing(pulls.events(name, client)) as events:
             async for event in events:
@@ -339,12 +322,7 @@ def _line(event: PullEvent) -> bytes:
 
 
 def _refusing(name: str, record: type[msgspec.Struct] | None) -> Callable[[Request], Awaitable[Response]]:
-    """Make a handler that refuses all requests, well-formed ones too.
-
-    Args:
-        name: of the route.
-        record: of its body; None does not read it.
-    """
+    """Make a handler that refuses all requests, well-formed ones too; a record of None does not read the body."""
 
     async def refuse(request: Request) -> Response:
         if record is not None:
@@ -358,21 +336,15 @@ def _refusing(name: str, record: type[msgspec.Struct] | None) -> Callable[[Reque
 
 
 class _GenerateForm:
-    """The form of `/api/generate`: a text.
-
-    Args:
-        prompt_ids: the prompt, which begins the `context` of the end; None for an answer without one.
-    """
+    """The form of `/api/generate`: a text. The prompt begins the `context` of the end; None gives none."""
 
     def __init__(self, prompt_ids: Sequence[int] | None = None) -> None:
         self._prompt_ids = prompt_ids
 
     def show(self, part: Part) -> dict[str, Any]:
-        """See `Form`."""
         return {"response": part.content, **({"thinking": part.thinking} if part.thinking else {})}
 
     def last(self, token_ids: list[int]) -> dict[str, Any]:
-        """See `Form`."""
         return {} if self._prompt_ids is None else {"context": [*self._prompt_ids, *token_ids]}
 
 
@@ -398,8 +370,7 @@ async def _generate(request: Request) -> Response:
 def _plan_generate(api: Api, record: GenerateRequest, stop: Stop) -> ChatPlan:
     """Check a request and prepare its prompt. This may take a second, so it must not run on the event loop.
 
-    Raises:
-        ApiError, RealizarError: the request is refused.
+    Raises ApiError or RealizarError where the request is refused.
     """
     check_answer_fields(record)
     check_images("", record.images)
@@ -438,10 +409,7 @@ def _check_context(api: Api, given: Sequence[int]) -> None:
 
 
 class _ChatForm:
-    """The form of `/api/chat`: a message."""
-
     def show(self, part: Part) -> dict[str, Any]:
-        """See `Form`."""
         message: dict[str, Any] = {"role": "assistant", "content": part.content}
         if part.thinking:
             message["thinking"] = part.thinking
@@ -450,7 +418,6 @@ class _ChatForm:
         return {"message": message}
 
     def last(self, token_ids: list[int]) -> dict[str, Any]:
-        """See `Form`."""
         return {}
 
 
@@ -477,7 +444,7 @@ _REFUSED = (("/api/delete", "DELETE"), ("/api/copy", "POST"), ("/api/create", "P
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """The JSON object of an error. Its form has no place for the field at fault: the message names it."""
+    """Its form has no place for the field at fault: the message names it."""
     message = error.message if (error.param or "") in error.message else f"{error.param}: {error.message}"
     return {"error": message}
 

@@ -24,15 +24,13 @@ def now() -> str:
 
 
 def at(unix_s: float) -> str:
-    """A Unix time."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 def read_keep_alive(given: float | str | None) -> float | None:
     """Seconds of a `keep_alive`: a number of seconds, or a duration such as `5m` or `1h30m`; -1 is for ever.
 
-    Raises:
-        ApiError: 400; it is no duration.
+    Raises ApiError: 400; it is no duration.
     """
     if given is None:
         return None
@@ -69,7 +67,6 @@ class Clock:
         self._submitted_s = time.monotonic()
 
     def came(self) -> None:
-        """Note that some output came."""
         if self._first_s is None:
             self._first_s = time.monotonic()
 
@@ -81,12 +78,10 @@ class Clock:
         }
 
     def figures(self, num_prompt: int, num_generated: int, output: RequestOutput | None) -> dict[str, Any]:
-        """The durations and counts of an answer.
+        """The durations and counts of an answer; `num_prompt` tokens of the prompt include those in the cache.
 
-        Args:
-            num_prompt: tokens of the prompt, those that were in the cache too.
-            output: the engine's output, whose times count; None if it was not waited for: an answer that ends with its
-                only call. The times are then those of the output's arrival here.
+        An output of None was not waited for, as the answer ends with its only call: times are then those of its arrival
+        here.
         """
         if output is not None:
             prompt_s, decode_s = output.timings.prefill_s, output.timings.decode_s

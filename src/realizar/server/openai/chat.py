@@ -46,7 +46,6 @@ from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, Reasoning
 
 
 async def chat_completions(request: Request) -> Response:
-    """Answer a conversation, whole or as a stream."""
     record = await read_record(request, ChatCompletionRequest)
     max_tokens = record.max_tokens if record.max_completion_tokens is None else record.max_completion_tokens
     need = chats(max_tokens=max_tokens, own_template=record.chat_template is not None)

@@ -45,7 +45,6 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's default for this endpoint, where the model h
 
 
 async def completions(request: Request) -> Response:
-    """Complete prompts, whole or as a stream."""
     record = await read_record(request, CompletionRequest)
     given = None if record.truncate_prompt_tokens is not None else record.prompt
     api = await model_of(request, record.model, need=completes(given, record.max_tokens))
@@ -65,11 +64,7 @@ async def completions(request: Request) -> Response:
 def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> _CompletionPlan:
     """Check a request and tokenize its prompts. This may take a second, so it must not run on the event loop.
 
-    Args:
-        stop: checked between the parts of the work.
-
-    Raises:
-        ApiError, RealizarError: the request is refused.
+    `stop` is checked between the parts of the work. Raises ApiError or RealizarError where the request is refused.
     """
     check_neutral(record)
     _check_stream(record)
@@ -174,9 +169,8 @@ class _CompletionPlan:
         echo: return the prompt before the generated text.
         logprobs: most probable tokens to list; None without log-probabilities.
         prompt_logprobs: the same for vLLM's field.
-        stream: True if the answer is streamed.
-        bounded_by_context: True if `max_tokens` may be more than the context leaves.
-        reports_progress: True to get deltas that tell how much of a prompt has been read.
+        bounded_by_context: `max_tokens` may be more than the context leaves.
+        reports_progress: get deltas that tell how much of a prompt has been read.
     """
 
     prompts: Sequence[Prompt]
@@ -225,7 +219,6 @@ class _CompletionRun:
 
     @property
     def usage(self) -> Usage:
-        """The token counts so far."""
         num_prompt = sum(len(prompt.token_ids) for prompt in self._plan.prompts)
         found = self._num_cached_tokens
         cached = sum(found.values()) if len(found) == len(self._plan.prompts) else None
@@ -239,7 +232,7 @@ class _CompletionRun:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Figures for the request's line in the log; times are included for a single prompt."""
+        """Times are included for a single prompt."""
         only = next(iter(self.outputs.values())) if len(self.outputs) == 1 == len(self._plan.prompts) else None
         cached = {} if only is None else {"cached": self._num_cached_tokens[0]}
         figures = {"tokens": self.num_completion_tokens, **cached, **timing_notes(only)}
@@ -394,7 +387,6 @@ class _AnswerMaker(Encoder[_CompletionDelta]):
         return template.encode(delta.text, maker.text(delta.token_ids, delta.logprobs, spelled=delta.echoed))
 
     def whole(self, deltas: Sequence[_CompletionDelta]) -> Answer:
-        """The whole answer, of all its deltas."""
         parts: dict[int, list[_CompletionDelta]] = {}
         for delta in deltas:
             parts.setdefault(delta.index, []).append(delta)

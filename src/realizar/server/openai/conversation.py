@@ -45,8 +45,7 @@ _MEDIA = ("image_url", "input_audio", "file", "input_image", "video_url", "audio
 def check_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Check messages and convert them for the template: null fields are dropped, except an assistant's content.
 
-    Raises:
-        ApiError: 400; `param` is the path.
+    Raises ApiError: 400; `param` is the path.
     """
     check_num_messages(messages)
     return [_checked(f"messages[{place}]", message) for place, message in enumerate(messages)]
@@ -145,11 +144,7 @@ def _require(holds: bool, path: str, what: str) -> None:
 
 
 def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
-    """Check the tools of a request and convert them for the template.
-
-    Raises:
-        ApiError: 400; `param` is the path.
-    """
+    """Check the tools of a request and convert them for the template; raises as `check_messages` does."""
     if given is None:
         return ()
     check_num_tools(given)
@@ -165,11 +160,7 @@ def check_tools(given: Sequence[Tool] | None) -> tuple[Mapping[str, Any], ...]:
 
 
 def plan_tools(request: ChatCompletionRequest) -> ToolPlan:
-    """Make the plan from a request's `tools`, `tool_choice` and `parallel_tool_calls`.
-
-    Raises:
-        ApiError: 400; `param` is the path.
-    """
+    """From a request's `tools`, `tool_choice` and `parallel_tool_calls`; raises as `check_messages` does."""
     tools = check_tools(request.tools)
     parallel = request.parallel_tool_calls is not False
     choice = request.tool_choice
@@ -238,8 +229,7 @@ def _plain(tool: Tool) -> dict[str, Any]:
 def read_conversation(request: ChatCompletionRequest) -> Conversation:
     """Check the fields of a request that no other dialect has, and read the others.
 
-    Raises:
-        ApiError, InvalidRequestError: the request is refused; names the field.
+    Raises ApiError or InvalidRequestError, naming the field, where the request is refused.
     """
     check_neutral(request)
     tools = plan_tools(request)
@@ -272,8 +262,7 @@ def read_conversation(request: ChatCompletionRequest) -> Conversation:
 def continues_last(request: ChatCompletionRequest | TokenizeRequest, last: dict[str, Any]) -> bool:
     """True if the prompt ends within the last message, which must be an assistant's with text and without calls.
 
-    Raises:
-        ApiError: 400; it is no such message.
+    Raises ApiError: 400; it is no such message.
     """
     if not request.continue_final_message:
         return False

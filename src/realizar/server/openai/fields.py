@@ -22,13 +22,9 @@ def read_wishes(
     prompt_logprobs: int | None,
     structured: StructuredOutput | None,
 ) -> SamplingWishes:
-    """Read the sampling fields of a request.
+    """Read the sampling fields of a request; `max_tokens` of None is the model's default.
 
-    Args:
-        max_tokens: None is the model's default.
-
-    Raises:
-        ApiError: 400; `best_of` asks for answers that are thrown away.
+    Raises ApiError: 400; `best_of` asks for answers that are thrown away.
     """
     if fields.best_of is not None and fields.best_of != (1 if fields.n is None else fields.n):
         raise unsupported("best_of", "must equal n: no further answers are generated")
@@ -87,11 +83,7 @@ NEUTRAL: Mapping[str, tuple[_Check, str]] = {
 
 
 def check_neutral(record: msgspec.Struct) -> None:
-    """Check the fields that have no effect here.
-
-    Raises:
-        ApiError: 400; a field has a value that is not neutral.
-    """
+    """Raise ApiError (400) where a field that has no effect here has a value that is not neutral."""
     options = getattr(record, "stream_options", None)
     if options is not None and options.include_obfuscation:
         raise unsupported("stream_options.include_obfuscation", "is not supported: the stream has no padding")
@@ -112,8 +104,7 @@ def find_structured(
 ) -> tuple[str, StructuredOutput] | None:
     """Find the constraint on a request's answer, and the field that states it; None if the answer is free.
 
-    Raises:
-        ApiError, InvalidRequestError: 400; there are several constraints, or one is malformed.
+    Raises ApiError or InvalidRequestError: 400; there are several constraints, or one is malformed.
     """
     found: list[tuple[str, StructuredOutput]] = []
     if response_format is not None and (wanted := _of_format(response_format)) is not None:

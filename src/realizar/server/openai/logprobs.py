@@ -44,7 +44,6 @@ class CompletionLogprobs:
         self.text_offset += more.text_offset
 
     def write(self) -> bytes:
-        """The whole object."""
         return b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}' % (
             b",".join(self.tokens),
             b",".join(self.token_logprobs),
@@ -85,11 +84,7 @@ def completion_rows(names: TokenNames, top_n: int) -> LogprobRows:
 
 
 class CompletionLogprobsMaker:
-    """Makes log-probabilities in the format of `/v1/completions`, delta by delta of one choice.
-
-    Args:
-        rows: of `completion_rows`.
-    """
+    """Makes log-probabilities in the format of `/v1/completions`, delta by delta of one choice."""
 
     def __init__(self, names: TokenNames, rows: LogprobRows) -> None:
         self._names, self._parts, self._rows = names, names.parts, rows
@@ -111,11 +106,9 @@ class CompletionLogprobsMaker:
     def make(
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], *, spelled: bool = False
     ) -> CompletionLogprobs:
-        """Convert the next tokens.
+        """Convert the next tokens; an entry of None is for the first token of a prompt.
 
-        Args:
-            entries: one per token; None for the first token of a prompt.
-            spelled: True if the text contains the names of control tokens.
+        With `spelled` the text contains the names of control tokens.
         """
         json_names = self._parts.names
         made = CompletionLogprobs([json_names[token_id] for token_id in token_ids])
@@ -161,11 +154,7 @@ def prompt_logprobs(
 
 
 def _first_of_each_name(columns: LogprobColumns, names: Sequence[bytes]) -> bytes:
-    """A token's object where several ids have one name: the most probable of them counts.
-
-    Args:
-        names: of the token itself, and of those that it lists.
-    """
+    """A token's object where several ids have one name, the first its own: the most probable of them counts."""
     values = numbers_of(columns.value_list())
     top: dict[bytes, bytes] = {}
     for name, value in zip((*names[1:], names[0]), (*values[1 : len(names)], values[0]), strict=True):

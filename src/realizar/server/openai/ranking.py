@@ -112,8 +112,7 @@ def _tokenized(
 ) -> list[list[int]]:
     """The prompts of all pairs.
 
-    Raises:
-        ApiError, InvalidRequestError: 400; a text is empty or too long, or all are together.
+    Raises ApiError or InvalidRequestError: 400; a text is empty or too long, or all are together.
     """
     prompts: list[list[int]] = []
     num_tokens, most = 0, max(MAX_TOKENS, api.max_tokens)

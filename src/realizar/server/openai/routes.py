@@ -178,12 +178,7 @@ async def _embeddings(request: Request) -> Response:
 
 
 def _encoded(units: Sequence[UnitVector], end: bytes, stop: Stop, *, as_base64: bool) -> bytearray:
-    """Encode the answer. Only one vector at a time is converted to Python's numbers.
-
-    Args:
-        end: the JSON after the vectors.
-        as_base64: write little-endian float32 as base64 instead of numbers.
-    """
+    """The vectors, `as_base64` of little-endian float32 or as numbers, one at a time, and the JSON after them."""
     body = bytearray(b'{"object":"list","data":[')
     for index, unit in enumerate(units):
         stop.check()

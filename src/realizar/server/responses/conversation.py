@@ -47,13 +47,10 @@ _NEUTRAL: Mapping[str, tuple[_Check, str]] = {
 def read_conversation(
     request: InputTokensRequest, tools: ResponseTools, earlier: Sequence[dict[str, Any]] = ()
 ) -> Conversation:
-    """Check a request and read it. A count of tokens is read like a request for the shortest answer.
+    """Check a request, after the items of the responses before it, and read it.
 
-    Args:
-        earlier: items of the responses before it.
-
-    Raises:
-        ApiError, InvalidRequestError: the request is refused; names the field.
+    A count of tokens is read like a request for the shortest answer. Raises ApiError or InvalidRequestError, naming the
+    field, where the request is refused.
     """
     _check_without_effect(request)
     structured = _structured(request)
@@ -81,11 +78,7 @@ def includes(request: ResponsesRequest, name: str) -> bool:
 
 
 def check_include(values: Sequence[str]) -> None:
-    """Check the values of `include`.
-
-    Raises:
-        ApiError: 400; one is not known.
-    """
+    """Check the values of `include`. Raises ApiError: 400; one is not known."""
     for place, value in enumerate(values):
         if value not in _INCLUDABLE:
             path = f"include[{place}]"
@@ -252,18 +245,10 @@ class _ItemReader:
         self._calls: dict[str, bool] = {}  # True once a call has its output
 
     def messages(self) -> list[dict[str, Any]]:
-        """The messages so far."""
         return [message.converted() for message in self._messages]
 
     def read(self, where: str, item: dict[str, Any]) -> None:
-        """Read the next item.
-
-        Args:
-            where: its path in the request.
-
-        Raises:
-            ApiError: 400; `param` is the path.
-        """
+        """Read the next item, whose path is `where`. Raises ApiError: 400; `param` is the path."""
         kind = item.get("type", "message")
         if not isinstance(kind, str) or kind not in _FIELDS:
             raise _foreign(where, kind)
@@ -281,7 +266,6 @@ class _ItemReader:
                 self._read_reasoning(where, item)
 
     def add_text(self, role: str, text: str) -> None:
-        """Add a text of a role."""
         self._of(role).texts.append(text)
 
     def _of(self, role: str) -> _Message:

@@ -31,7 +31,6 @@ def owner_of(request: Request) -> str:
 
 
 async def show_response(request: Request) -> Response:
-    """Answer with a kept response."""
     for name, value in request.query_params.multi_items():
         if name == "stream" and value.lower() == "false":
             continue
@@ -45,7 +44,6 @@ async def show_response(request: Request) -> Response:
 
 
 async def delete_response(request: Request) -> Response:
-    """Forget a kept response."""
     store, stored = _found(request)
     store.delete(stored.id, stored.owner)
     return _answer({"id": stored.id, "object": "response", "deleted": True})

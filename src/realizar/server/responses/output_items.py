@@ -76,7 +76,6 @@ class Item:
                 return self._call(form, status)
 
     def text_part(self, text: str) -> dict[str, Any]:
-        """The part of a message that has its text."""
         logprobs = msgspec.Raw(b"[%b]" % b",".join(self.logprobs))
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
@@ -101,7 +100,6 @@ class Item:
 
 
 def reasoning_part(text: str) -> dict[str, str]:
-    """The part of a reasoning item that has its text."""
     return {"type": "reasoning_text", "text": text}
 
 
@@ -119,7 +117,6 @@ class OutputItems:
 
     @property
     def last(self) -> Item | None:
-        """The item that grows."""
         return self._items[-1] if self._items else None
 
     def take_in(self, part: ParsedDelta) -> tuple[Item, str]:

@@ -60,11 +60,7 @@ _REPEATED = (
 
 
 class ResponseForm:
-    """Makes the response objects of one request.
-
-    Args:
-        stored: True if the response will be kept.
-    """
+    """Makes the response objects of one request; `stored`: the response will be kept."""
 
     def __init__(
         self,
@@ -108,18 +104,15 @@ class ResponseForm:
         }
 
     def begun(self) -> dict[str, Any]:
-        """The object before any output."""
         return self._object("in_progress", [])
 
     def ended(self, output: list[dict[str, Any]], usage: ResponseUsage, reason: FinishReason) -> dict[str, Any]:
-        """The object of an answer that ended."""
         if reason != "length":
             return self._object("completed", output, usage=usage, completed_at=now_s())
         details = {"reason": "max_output_tokens"}
         return self._object("incomplete", output, usage=usage, incomplete_details=details)
 
     def failed(self, output: list[dict[str, Any]], error: ApiError) -> dict[str, Any]:
-        """The object of an answer that an error ended."""
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         return self._object("failed", output, error={"code": code, "message": error.message})
 
@@ -129,7 +122,6 @@ class ResponseForm:
 
 
 def usage_of(api: Api, plan: ChatPlan, run: ChatRun) -> ResponseUsage:
-    """The counts of an answer."""
     num_prompt, num_output = len(plan.token_ids), run.num_completion_tokens
     prompt = prompt_counts(api, plan, run)
     return ResponseUsage(
@@ -150,11 +142,7 @@ def _fields(record: msgspec.Struct) -> list[tuple[str, Any]]:
 
 
 class TextLogprobs:
-    """Assigns log-probabilities to messages.
-
-    Args:
-        rows: writes tokens as JSON.
-    """
+    """Assigns log-probabilities to messages."""
 
     def __init__(self, rows: LogprobRows) -> None:
         self._rows = RowsOfKinds(rows, ("content",))
@@ -208,8 +196,6 @@ class Keeper:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A prepared request: its tools, its plan, and the form of its items."""
-
     tools: ResponseTools
     chat: ChatPlan
     item_form: ItemForm
@@ -328,9 +314,8 @@ _KIND = "item_reference"
 def _responses_with(record: InputTokensRequest, store: ResponseStore | None, owner: str) -> dict[str, StoredResponse]:
     """The kept responses of the items that a request refers to, by the items' ids.
 
-    Raises:
-        ApiError: 400; an item is not there or is meant twice, or the server keeps none. References to one item would
-            make a small request as large as a client likes.
+    Raises ApiError: 400; an item is not there or is meant twice, or the server keeps none. References to one item would
+    make a small request as large as a client likes.
     """
     found: dict[str, StoredResponse] = {}
     given = record.input
@@ -382,11 +367,7 @@ _NO_LOGPROBS = msgspec.Raw(b"[]")
 
 
 class _ResponseStreamer(Encoder[AnswerDelta]):
-    """Makes the events of one request.
-
-    Args:
-        keeper: keeps the response once it ended; None to forget it.
-    """
+    """Makes the events of one request; `keeper` keeps the response once it ended, None forgets it."""
 
     def __init__(
         self,

@@ -42,17 +42,14 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
         return len(self.response) + len(self.items) + _OVERHEAD_BYTES + _ID_BYTES * len(self.item_ids)
 
 
 class ResponseStore:
-    """Responses by their ids. Where there are too many, the least recently used one of the client that has the most is
-    dropped, so that one client's responses push no other's out of its share. Used by one thread.
+    """Responses by their ids, used by one thread; one that is larger than `max_bytes` is not kept.
 
-    Args:
-        max_responses: their number.
-        max_bytes: their memory. A response that is larger than all of it is not kept.
+    Where there are too many, the least recently used one of the client that has the most is dropped, so that one
+    client's responses push no other's out of its share.
     """
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
@@ -76,11 +73,7 @@ class ResponseStore:
                 self._drop(next(name for name, each in self._responses.items() if held[each.client] == largest))
 
     def find(self, response_id: str, owner: str) -> StoredResponse:
-        """The response of an id.
-
-        Raises:
-            ApiError: 404; there is none for this client.
-        """
+        """The response of an id. Raises ApiError: 404; there is none for this client."""
         found = self._responses.get(response_id)
         if found is None or found.owner != owner:
             shown = ascii(response_id[:100])
@@ -88,11 +81,7 @@ class ResponseStore:
         return found
 
     def delete(self, response_id: str, owner: str) -> None:
-        """Forget a response. Those that go on from it can't be gone on from any more.
-
-        Raises:
-            ApiError: as of `find`.
-        """
+        """Forget a response. Those that go on from it can't be gone on from any more. Raises as `find` does."""
         self._drop(self.find(response_id, owner).id)
 
     def with_item(self, item_id: str, owner: str) -> StoredResponse | None:
@@ -116,8 +105,7 @@ class ResponseStore:
     def chain(self, response_id: str, owner: str) -> list[StoredResponse]:
         """A response and those that it goes on from, the first one first; all count as used.
 
-        Raises:
-            ApiError: 400; one of them is not there.
+        Raises ApiError: 400; one of them is not there.
         """
         found: list[StoredResponse] = []
         next_id: str | None = response_id
@@ -158,11 +146,7 @@ def kept_input(request: ResponsesRequest) -> list[dict[str, Any]]:
 
 
 def items_of(chain: Sequence[StoredResponse], *, with_last_output: bool) -> list[dict[str, Any]]:
-    """The items of a conversation, in their order.
-
-    Args:
-        with_last_output: True to end with the output of the last response, otherwise with its input.
-    """
+    """The items of a conversation, in order, to the output of the last response or, without it, to its input."""
     items: list[dict[str, Any]] = []
     for place, stored in enumerate(chain, start=1):
         items += msgspec.json.decode(stored.items)

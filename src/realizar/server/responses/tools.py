@@ -52,11 +52,7 @@ def full_name(namespace: str | None, name: str) -> str:
 def read_tools(
     given: Sequence[dict[str, Any]] | None, choice: str | dict[str, Any] | None, *, parallel: bool
 ) -> ResponseTools:
-    """Read a request's `tools` and `tool_choice`.
-
-    Raises:
-        ApiError: 400; `param` is the path.
-    """
+    """Read a request's `tools` and `tool_choice`. Raises ApiError: 400; `param` is the path."""
     check_num_tools(given or ())
     found = list(_functions(given or ()))
     check_num_tools(found)
