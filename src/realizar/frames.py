@@ -175,6 +175,7 @@ class Channel(Generic[_Record]):
         return record
 
     def wait(self) -> None:
+        """Wait until something comes, or the other end is gone."""
         if not self.has_record:
             self._wait(select.POLLIN, None)
 
@@ -199,6 +200,7 @@ class Channel(Generic[_Record]):
         return descriptors[0]
 
     def close(self) -> None:
+        """Idempotent."""
         self._socket.close()
 
     def _read_more(self, deadline_s: float | None) -> None:

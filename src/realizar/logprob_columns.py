@@ -91,9 +91,11 @@ class LogprobColumns(Sequence[TokenLogprobs]):
         return self.width >= 1 and sizes == (len(self.ids), len(self.values), len(self.ranks))
 
     def id_list(self) -> list[int]:
+        """`ids` as integers, [tokens * width]."""
         return memoryview(self.ids).cast("i").tolist()
 
     def value_list(self) -> list[float]:
+        """`values` as numbers, [tokens * width]."""
         return array("d", self.values).tolist()
 
     def __len__(self) -> int:

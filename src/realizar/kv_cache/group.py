@@ -36,6 +36,7 @@ class GroupBlocks:
         return 0 if self.window is None else max(num_computed_tokens - self.window + 1, 0) // self.block_size
 
     def _first_kept(self, num_computed_tokens: int) -> int:
+        """Index of the first block of a row: one that the last computed token sees."""
         return self.first_needed(max(num_computed_tokens - 1, 0))
 
     def blocks_for(self, num_tokens: int, max_step_tokens: int) -> int:
@@ -87,6 +88,7 @@ class GroupBlocks:
         return tuple(block for block in blocks if block is not None)
 
     def adopt(self, row: int, end: int, blocks: Sequence[int]) -> None:
+        """Let an empty row share cached blocks that end before index `end`."""
         self.pool.share(blocks)
         self._hold(row, end - len(blocks), end)
         self.tables[row, end - len(blocks) : end] = blocks

@@ -184,6 +184,7 @@ class KVCacheManager:
         return 0
 
     def adopt(self, row: int, prefix: Prefix) -> None:
+        """Let an empty row start from a prefix found just now."""
         end = prefix.num_tokens // self._block_size
         self._num_registered[row], self._steady_until[row] = end, 0
         self._is_forgotten[row] = False
@@ -247,6 +248,7 @@ class KVCacheManager:
         return None if self._watch is None else self._watch.take()
 
     def has_snapshot(self, keys: BlockKeys, token_ids: NDArray[np.int32], num_tokens: int) -> bool:
+        """True if there is a snapshot after the first `num_tokens` tokens, full blocks of them."""
         return self._snapshots.has(keys.of(token_ids)[num_tokens // self._block_size - 1])
 
     def restore_snapshot(self, snapshot: int) -> None:

@@ -45,6 +45,7 @@ class EngineReplica:
             raise
 
     async def run(self, request: bytes, wish: RouteWish) -> AsyncGenerator[bytes]:
+        """See `Engines.run`. The wish was for the router."""
         async for reports in self._calls.run(_REQUESTS.decode(request)):
             yield reports
 

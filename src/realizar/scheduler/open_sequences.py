@@ -183,6 +183,7 @@ class OpenSequences:
         return PromptProgress(num_tokens, first.num_cached_tokens, min(int(first.num_computed_tokens), num_tokens))
 
     def of_rows(self, rows: NDArray[np.intp]) -> list[Sequence]:
+        """The sequences of those of the rows, intp [rows], that have one."""
         return [sequence for row in rows.tolist() if (sequence := self.in_rows[row]) is not None]
 
     def about_to_compute(self, end: int) -> list[Sequence]:

@@ -71,6 +71,7 @@ class Plan:
         self._left = shares or None
 
     def room_for(self, sequence: Sequence) -> int:
+        """Tokens that a prompt may have beside those that it has."""
         left = self.budget if self._left is None else self._left.get(sequence.request.client.name, 0)
         return max(min(self.budget, left), 0)
 
@@ -98,6 +99,7 @@ class Plan:
             self.budget = min(self.budget, max(most - (self.num_tokens - self._num_decode_tokens), least))
 
     def add(self, sequence: Sequence, count: int) -> None:
+        """Schedule `count` tokens of a prompt in all."""
         more = count - self.prompts.get(sequence, 0)
         self.budget -= more
         if self._left is not None:

@@ -121,6 +121,7 @@ class RowTable:
         return found
 
     def propose(self, row: int, drafts: Sequence[int]) -> None:
+        """Let drafts follow a row's known tokens, all of which but the last are computed."""
         known = self.num_known.item(row)
         self.token_ids[row, known : known + len(drafts)] = drafts
         self.num_proposed[row] = len(drafts)
@@ -234,12 +235,15 @@ class RowPool:
         return len(self._draining) + len(self._closed)
 
     def take(self) -> int:
+        """The caller has checked `num_free`."""
         return self._free.pop()
 
     def submitted(self, rows: NDArray[np.intp]) -> None:
+        """Note that a step with these rows, intp [rows], all different, was submitted."""
         self._steps[rows] += 1
 
     def finished(self, rows: NDArray[np.intp]) -> None:
+        """Note that a step with these rows, intp [rows], is done."""
         self._steps[rows] -= 1
         if not self._draining:
             return

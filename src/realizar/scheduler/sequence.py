@@ -128,6 +128,7 @@ class Sequence:
         return self.most_tokens - self.num_known_tokens - 1
 
     def propose(self, drafts: tuple[int, ...]) -> None:
+        """Let drafts follow its last token, which is known and alone to compute."""
         self._table.propose(self.own_row, drafts)
 
     def take_queries(self, count: int) -> tuple[LogprobQuery, ...]:

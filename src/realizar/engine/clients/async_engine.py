@@ -201,7 +201,7 @@ class AsyncEngine:
         request_id: str | None = None,
         client: Client = NO_CLIENT,
     ) -> Embedding:
-        """Compute the pooled hidden state of a prompt; `pooling` None takes the model's own, else the last token."""
+        """Pool a prompt's hidden states; `pooling` None takes the model's own, else `last`. Raises as `generate`."""
         self._check_room(client, 1)
         pooling = pooling or self.pooling or "last"
         request = self._prepare(request_id, prompt_token_ids, SamplingParams(), pooling=pooling, client=client)
@@ -245,6 +245,7 @@ class AsyncEngine:
         return done
 
     async def drain(self) -> None:
+        """Refuse new requests and wait for the open ones."""
         if self._state in ("starting", "ready"):
             self._set_state("draining")
         while len(self._requests) and self._state == "draining":

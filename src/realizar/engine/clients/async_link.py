@@ -15,6 +15,8 @@ from realizar.errors import EngineDeadError
 
 
 class LinkListener(Protocol):
+    """Receives the link's callbacks, on the event loop's thread."""
+
     @property
     def may_be_to_blame(self) -> bool:
         """True if the engine may have died of a request that it has, or just had."""

@@ -175,6 +175,7 @@ class GrowingChoice:
         return tuple(found)
 
     def completion(self, *, with_logprobs: bool) -> CompletionOutput:
+        """The whole choice, which has ended; with its log-probabilities only if they are kept."""
         grown = self._logprobs or GrowingLogprobs()
         return CompletionOutput(
             index=self.index,

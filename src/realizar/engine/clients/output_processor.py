@@ -20,6 +20,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class OutputListener(Protocol):
+    """Receives the ends that a step brings, while `OutputProcessor.take_in` runs."""
+
     def choice_ended(self, choice: GrowingChoice) -> None:
         """Called at the end of a choice. Where its `stop_reason` is a string, the engine still has it: abort it."""
 

@@ -166,6 +166,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
+        """True while any request is open, or a step in flight."""
         return self._death is None and (self._scheduler.has_work or bool(self._in_flight))
 
     def add(self, request: Request) -> None:

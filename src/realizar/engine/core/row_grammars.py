@@ -127,6 +127,7 @@ class RowGrammars:
         return service.hold(request.request_id, structured, is_open, request.client.name)
 
     def open(self, opened: OpenedRow) -> None:
+        """Start a row; its history may hold output already."""
         structured = opened.sampling.structured
         if structured is not None:
             output = opened.history[opened.num_prompt_tokens :]
@@ -205,6 +206,7 @@ class RowGrammars:
         return True
 
     def _set(self, step: Step, asking: _Asking, ready: NDArray[np.bool_]) -> None:
+        """Set the masks of rows, bool [rows], on their step."""
         memory, slots = self._made_service().rows.memory, asking.slots
         drafted = {}
         if asking.any_drafts:

@@ -68,6 +68,7 @@ class Connections:
         return True
 
     def leave(self, connection: _Closable) -> None:
+        """Unknown connections are ignored."""
         peer = self._open.pop(connection, None)
         self._idle.pop(connection, None)
         self._refused.discard(connection)

@@ -127,6 +127,7 @@ class _Lane:
             self._after()
 
     def _ended(self, job: _Job[object], done: Future[object]) -> None:
+        """Hand the result to the event loop. This runs on the thread that did the work."""
         if not job.loop.is_closed():
             job.loop.call_soon_threadsafe(self._take_back, job, done)
 

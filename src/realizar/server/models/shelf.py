@@ -205,6 +205,7 @@ class ModelShelf:
             await self._released.wait()
 
     async def close(self, *, at_once: bool = False) -> None:
+        """Requests that wait get an error."""
         self._state = "dead"
         self._ended.set()
         if self.pulls is not None:
