@@ -53,7 +53,8 @@ def plan_within(
 ) -> tuple[PlannedLoad, int]:
     """Plan a load with the model's own context, or the largest half, quarter and so on of it that fits.
 
-    It returns the load and the memory that it may take, and raises what `resolve_model` and `plan_memory` do.
+    It returns the load and the memory that it may take. CapacityError: the model does not fit; other errors are those
+    of `resolve_model` and `plan_memory`.
 
     Args:
         config: a context and a size of the KV cache that are configured stay.

@@ -84,6 +84,10 @@ class _Open(Generic[_Owner]):
 
 
 class OwnedRequests(Generic[_Owner]):
+    """The open requests by id: `on_state` gets what concerns all, `on_end` an owner whose request ended or was
+    refused.
+    """
+
     def __init__(
         self,
         deliver: Callable[[_Owner, OwnedEvent], None],

@@ -18,8 +18,10 @@ Way: TypeAlias = Literal["sleep", "wait", "unload"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Models to load now, or to wake if asleep; and those that make room, at once or after their last request, and
-    how.
+    """Changes to be made.
+
+    `loads` are models to load now, or to wake if they are asleep. `yielding` are those that make room, and how, at once
+    or after their last request; asleep ones are unloaded.
     """
 
     loads: list[ShelvedModel] = field(default_factory=list)
