@@ -133,8 +133,6 @@ class Step(Protocol):
 
 @runtime_checkable
 class CountsExperts(Protocol):
-    """A backend that counts the experts that its steps read."""
-
     def forget_experts_read(self) -> None:
         """Begin the count again, after the steps that were submitted. Waits for none of them."""
 
@@ -159,7 +157,7 @@ class FetchesSnapshots(Protocol):
 
     @property
     def snapshot_bytes(self) -> int:
-        pass
+        """Bytes of one snapshot."""
 
     def time_fetch(self) -> float:
         """Seconds in which one becomes the state of a row."""

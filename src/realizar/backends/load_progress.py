@@ -10,7 +10,7 @@ LoadProgress: TypeAlias = Callable[[str, float], None]
 
 
 def no_progress(_what: str, _share: float) -> None:
-    pass
+    """For those that nobody watches."""
 
 
 def report_weights(total_bytes: int, progress: LoadProgress) -> Callable[[int], None]:

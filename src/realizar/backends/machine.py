@@ -85,7 +85,6 @@ def _caches() -> dict[str, int]:
 
 
 def _memory() -> dict[str, int]:
-    """Bytes by name of /proc/meminfo."""
     return {
         name: int(kilobytes) * 1024
         for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB$", _read(Path("/proc/meminfo")), re.MULTILINE)

@@ -67,12 +67,10 @@ _OUTPUTS: dict[type[Block], str] = {
 
 
 def inputs_part(block: Block) -> str:
-    """The matmul with which a block begins."""
     return _INPUTS[type(block)]
 
 
 def join_part(block: Block) -> str:
-    """The matmul with which a block ends."""
     return _OUTPUTS[type(block)]
 
 

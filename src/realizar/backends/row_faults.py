@@ -25,7 +25,6 @@ def nothing_allowed(masked: bool) -> InvalidRequestError:
 
 
 def unusable_logit() -> RealizarError:
-    """A logit is NaN or the largest one is infinite."""
     return RealizarError("no token can be sampled: the model gave a logit that is not finite")
 
 

@@ -305,7 +305,6 @@ def _choose_any(missing: list[str]) -> ChosenDevice:
 
 
 def _find_cards() -> tuple[list[Card], str | None]:
-    """The result of `cards.find_cards`; a torch that can't be imported is a reason."""
     from realizar.backends.cuda.presence import gpu_listed
 
     if not gpu_listed():

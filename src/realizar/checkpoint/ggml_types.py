@@ -57,7 +57,6 @@ class GGMLType(IntEnum):
 
     @property
     def type_size(self) -> int:
-        """Bytes of a block."""
         return _SIZES[self][1]
 
 

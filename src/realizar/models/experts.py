@@ -174,8 +174,6 @@ def build_selection_bias(
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where a layer's experts lie."""
-
     builder: SpecBuilder
     base: str
     joined: Joined

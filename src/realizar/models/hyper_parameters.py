@@ -73,7 +73,6 @@ class HyperParameters:
         return self.checkpoint.path if self.is_gguf else config_path(self.checkpoint)
 
     def key(self, gguf: str | None, hf: str | None) -> str | None:
-        """The full key in this checkpoint's format."""
         if not self.is_gguf:
             return hf
         return None if gguf is None else f"{self.architecture}.{gguf}"

@@ -78,7 +78,6 @@ class Yarn:
         return frequencies
 
     def _dimension(self, base: float, size: int, rotations: float) -> float:
-        """The dimension that rotates `rotations` times within the original context."""
         return size * math.log(self.original_context / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
 
@@ -100,7 +99,6 @@ def divided_frequencies(
 
 
 def longrope_magnitude(factor: float, original_context: int) -> float:
-    """Longrope's factor of cosine and sine."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_context))
 
 

@@ -91,7 +91,6 @@ class _Cutter:
         return replace(part, q=q, k=self._rows(part.k, keys), v=self._rows(part.v, keys), o=o, gate=gate)
 
     def _heads(self, part: Attention | SharedAttention) -> tuple[Run, Run]:
-        """Heads of queries, and of the keys and values that they read."""
         heads = self._even(part.num_heads, "heads of queries")
         if part.num_kv_heads % self._ranks and self._ranks % part.num_kv_heads == 0:
             of_rank = self._rank * part.num_kv_heads // self._ranks
@@ -179,7 +178,6 @@ class _Cutter:
         self._tensors[name] = self._spec.tensors[name].cut(rows, columns)
 
     def _even(self, count: int, what: str) -> Run:
-        """This rank's of some things, of which each rank has as many."""
         each, rest = divmod(count, self._ranks)
         if rest:
             raise self._refused(f"{count} {what}", "can't share evenly")

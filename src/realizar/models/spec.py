@@ -331,7 +331,6 @@ class ModelSpec:
         return tuple(group for group in self.cache_groups() if not isinstance(group.kind, StateCache))
 
     def state_layers(self) -> tuple[int, ...]:
-        """Indices of the layers whose mixer has a state."""
         return tuple(
             layer for group in self.cache_groups() if isinstance(group.kind, StateCache) for layer in group.layers
         )

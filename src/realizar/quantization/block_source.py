@@ -125,7 +125,7 @@ class CopiedSource(MatrixSource):
 
     @abstractmethod
     def _copy(self) -> BlockSource:
-        pass
+        """The matrix in memory."""
 
     @cached_property
     def _copied(self) -> BlockSource:

@@ -24,7 +24,6 @@ def _float_layout(name: str, float_type: FloatType) -> WeightLayout:
 
 
 def _grid_layout(name: str, grid_name: GridName, entries: int, vector_size: int, group_size: int) -> WeightLayout:
-    """IQ2 and IQ3: vectors of a grid with signs."""
     book = Codebook(grid_name, entries, vector_size, partial(grid, grid_name))
     bits = (entries - 1).bit_length()
     return _layout(name, bits, 0, group_size, scale="odd4", super_group_size=256, codebook=book, signs=True)

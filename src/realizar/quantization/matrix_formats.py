@@ -83,7 +83,6 @@ def matrix_format(checkpoint: Checkpoint) -> MatrixFormat | None:
 
 
 def _quantization_config(checkpoint: Checkpoint) -> Any:
-    """Of a multi-modal model's text, or else of the whole model; None in a GGUF file."""
     whole = checkpoint.metadata.get("config") if checkpoint.format == "safetensors" else None
     if not isinstance(whole, Mapping):
         return None

@@ -92,5 +92,4 @@ def _scales(
 
 
 def _floats(shape: tuple[int, int], rng: np.random.Generator, factor: float) -> NDArray[np.float32]:
-    """Numbers near `factor` that float16 holds."""
     return (factor * rng.uniform(0.8, 1.2, shape)).astype(np.float16).astype(np.float32)

@@ -100,7 +100,6 @@ def expert_source(checkpoint: Checkpoint, name: str, expert: int, *, transposed:
 
 
 def _packed(checkpoint: Checkpoint, name: str) -> MatrixFormat | None:
-    """The format that makes a matrix of several tensors; None for a plain tensor."""
     stored_format = matrix_format(checkpoint)
     return stored_format if stored_format is not None and stored_format.tensors(checkpoint, name) else None
 

@@ -67,7 +67,6 @@ def make_api(engine: AsyncEngine, model: ServedModel, settings: ServerSettings, 
 
 
 def new_id(prefix: str) -> str:
-    """An id for an answer and its request in the engine."""
     return f"{prefix}{secrets.token_hex(16)}"
 
 

@@ -245,7 +245,6 @@ async def _error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Answer Starlette's own errors: an unknown path, or a method that the route does not have."""
     if not isinstance(error, HTTPException):
         return await _error(request, error)
     place = f"{request.method} {ascii(request.scope['path'])[1:-1][:200]}"

@@ -16,8 +16,6 @@ _UNNAMED = "other"
 
 
 class ServerFigures:
-    """Counts of one process that answers requests."""
-
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._answers = Counter(

@@ -72,8 +72,6 @@ class MetricSamples(msgspec.Struct, frozen=True):
 
 
 class _EngineCollector(Collector):
-    """The figures of engines at the last scrape, by the names of their models."""
-
     def __init__(self, stats: Mapping[str, EngineStats]) -> None:
         self.stats = stats
 
@@ -158,7 +156,6 @@ class Metrics:
 
 
 def collected(registry: CollectorRegistry) -> tuple[MetricSamples, ...]:
-    """The metrics of a registry as records."""
     return tuple(
         MetricSamples(
             metric.name,

@@ -62,8 +62,6 @@ def as_text(data: bytes) -> str:
 
 
 class RenderProcess:
-    """Answers one question after another."""
-
     def __init__(self, channel: Channel[Ask]) -> None:
         self._channel = channel
         self._compiled = functools.lru_cache(maxsize=16)(compile_template)

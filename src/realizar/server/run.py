@@ -90,8 +90,6 @@ class Front(Protocol[S_contra]):
 
 
 class OwnFront:
-    """A `Front` in the main process."""
-
     def __init__(self, app: Starlette, settings: ServerSettings) -> None:
         self._config = uvicorn_config(app, settings, timeout_graceful_shutdown=LAST_ANSWERS_S)
         self._server = QuietServer(self._config)
@@ -103,7 +101,7 @@ class OwnFront:
         await self._server.serve(sockets=[listener])
 
     def drain(self) -> None:
-        pass
+        """See `Front`. The application sees the engine's state."""
 
     def stop(self, *, at_once: bool) -> None:
         self._server.should_exit = True

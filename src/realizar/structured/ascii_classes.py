@@ -45,7 +45,6 @@ class _Rewriter:
         return "".join(written)
 
     def _next(self, at: int) -> tuple[str, int]:
-        """The replacement of the item that begins here, and the item's length."""
         character = self._pattern[at]
         if character == "\\":
             return self._escape(self._pattern[at : at + 2]), 2

@@ -106,7 +106,6 @@ class Grammar:
         self._matcher, self._end_ids, self.shared = matcher, end_ids, shared
 
     def start(self, output: Sequence[int] = ()) -> GrammarMatcher:
-        """Make a matcher at the grammar's begin, or after some output."""
         matcher = GrammarMatcher(self._matcher.deep_copy(), self._end_ids, self.shared)
         matcher.advance(output)
         return matcher
@@ -164,7 +163,6 @@ class GrammarFactory:
         return Grammar(matcher, self.end_ids, self._shared_masks(structured))
 
     def _refusal(self, structured: StructuredOutput, text: str, reason: str) -> InvalidRequestError:
-        """The error of a grammar that does not compile; it names the part that is at fault."""
         if structured.kind == "nested":
             lark, nested = parts_of(structured)
             text = grammar_text(nested)

@@ -121,7 +121,6 @@ def _children(value: Any) -> list[Any]:
 
 
 def _subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas within one, each with its place, as messages show it."""
     for keyword in (*ONE_SCHEMA, *SCHEMA_LISTS):
         value = schema.get(keyword)
         if isinstance(value, list):
@@ -377,7 +376,6 @@ def _property(pattern: str, found: re.Match[str]) -> str:
 
 
 def _set_start(pattern: str, at: int) -> tuple[str, int]:
-    """The start of a set, with U+0001 if it is negated, and its length in the pattern."""
     if pattern.startswith("[:", at):
         _refuse(pattern, "named set [:")
     length = set_start_length(pattern, at)
@@ -482,14 +480,12 @@ class _Graph:
             yield from ([each] for each in _needed_items(schema))
 
     def _target(self, reference: str) -> Any:
-        """The target of a reference into the schema itself; None for other references."""
         if reference not in self._targets:
             self._targets[reference] = self._resolve(reference)
         return self._targets[reference]
 
     @functools.cached_property
     def _anchors(self) -> dict[str, Any]:
-        """The schemas that have an `$anchor`, by its name."""
         found: dict[str, Any] = {}
         waiting: list[Any] = [self._root]
         while waiting:

@@ -82,7 +82,6 @@ def _prepared(schema: dict[str, Any], whitespace: str, compiles: Callable[[str],
 
 
 def _if_compiled(compiles: Callable[[str], bool], schema: dict[str, Any]) -> dict[str, Any] | None:
-    """A prepared copy of a schema; None if it can't be enforced."""
     prepared = copy.deepcopy(schema)
     try:
         prepare_schema(prepared)

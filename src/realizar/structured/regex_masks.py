@@ -184,7 +184,6 @@ class StateMasks(Generic[State]):
         return self._masks[state]
 
     def keep(self, state: State | None, mask: NDArray[np.uint32]) -> None:
-        """Keep a state's mask for other rows."""
         if state is not None:
             self._masks[state] = mask.copy()
             if len(self._masks) * mask.nbytes > _MOST_BYTES:
@@ -303,7 +302,6 @@ class _Parser:
         return self._table.characters(1 << ord(character))
 
     def _set(self) -> int:
-        """The rest of a set, after its bracket."""
         negated = self._take("^")
         members = 0
         while not self._take("]"):

@@ -265,7 +265,6 @@ class _Neighbours:
 
 
 def _pair_hashes(text: str) -> NDArray[np.uint64]:
-    """uint64 [characters - 1]: a hash of each character with the next one."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
     pairs = (codes[:-1] << _CODE_BITS) | codes[1:]
     hashes: NDArray[np.uint64] = (pairs * _BASE) >> np.uint64(64 - _TABLE_BITS)

@@ -101,7 +101,6 @@ class _Check:
         return growth
 
     def _vocabulary(self, model: _Model) -> tuple[int, int]:
-        """The number of the model's tokens, and the highest id."""
         raw = bytes(model.vocab).lstrip()
         self._check_count("model.vocab", raw, b":[")
         if raw.startswith(b"["):
@@ -143,7 +142,6 @@ class _Check:
             raise self.refuse("added_tokens", f"it has {count + added} tokens for the model's {known} rows")
 
     def _steps(self, key: str, raw: msgspec.Raw) -> list[Mapping[str, Any]]:
-        """Every step of a part, including those inside sequences."""
         text = bytes(raw)
         if len(text) > (_MAX_CHARSMAP_TEXT if b"precompiled_charsmap" in text else _MAX_STEPS_BYTES):
             raise self.refuse(key, f"has {len(text)} bytes")

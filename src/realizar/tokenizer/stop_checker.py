@@ -87,7 +87,6 @@ class StopChecker:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest suffix of `text` that is a prefix of `stop`."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return size

@@ -115,7 +115,7 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def adds_space_prefix(self) -> bool:
-        pass
+        """True if `encode` puts a space before a text."""
 
     @abstractmethod
     def token_bytes(self, index: int) -> bytes:
@@ -129,7 +129,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_text(self, index: int) -> str:
-        pass
+        """A token's spelling in the vocabulary."""
 
     @abstractmethod
     def is_special(self, index: int) -> bool:

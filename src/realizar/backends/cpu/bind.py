@@ -69,16 +69,13 @@ class Binder:
         return walkable([*operations, *self._kept(program, len(program.blocks))])
 
     def bind_tail(self, tail: Tail) -> BoundProgram:
-        """Logits of the selected tokens."""
         matmul = self._project(tail.head, "selected", "logits", "head", count=STEP_SELECTED)
         return walkable([*self._final_norm(tail), matmul])
 
     def bind_final_norm(self, tail: Tail) -> BoundProgram:
-        """Final hidden states of the selected tokens."""
         return walkable(self._final_norm(tail))
 
     def _kept(self, program: Program, num_blocks: int) -> list[BoundOperation]:
-        """Copies of the stream after so many blocks, for layers that are to keep it."""
         return [
             self._normalize("hidden state", None, "hidden", kept_stream(place), begins_block=False)
             for place in program.kept_after(num_blocks)
@@ -406,7 +403,6 @@ class ExpertsBinder:
         return BoundOperation("choice of experts", self.kernels.sort_by_expert, record)
 
     def _gather(self, experts: Experts, matrices: list[Matrix]) -> BoundOperation:
-        """Floats and records of tokens, whichever gate and up read."""
         read, written = self.workspace.buffers["normed"], self.workspace.buffers["routed"]
         assert read.records is not None
         assert written.records is not None  # matmuls read both buffers

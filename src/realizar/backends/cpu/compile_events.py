@@ -21,7 +21,7 @@ class _FirstPass(event.Listener):  # type: ignore[misc]  # numba has no types
             compiling()
 
     def on_end(self, _event: Any) -> None:
-        pass
+        """Nothing: only whether it began matters."""
 
 
 @contextmanager

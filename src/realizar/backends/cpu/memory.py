@@ -26,7 +26,6 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 @njit(inline="always")
 def view(address: int, count: int, dtype: Any) -> Any:
-    """A one-dimensional array of `count` elements at `address`."""
     return carray(_pointer(address), (count,), dtype)
 
 
@@ -45,8 +44,6 @@ def _reader(kind: Any, stored: Any, stride: int) -> Any:
 
 
 def _writer(kind: Any, stored: Any, stride: int) -> Any:
-    """An intrinsic that writes such an element."""
-
     def write(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             at = builder.add(arguments[0], builder.mul(arguments[1], ir.Constant(_I64, stride)))

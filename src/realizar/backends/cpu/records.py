@@ -33,7 +33,6 @@ def _field(value: int | float) -> int:
 
 
 def address(array: NDArray[np.generic] | None) -> int:
-    """Address of an array's first element; 0 for None."""
     return 0 if array is None else int(array.ctypes.data)
 
 

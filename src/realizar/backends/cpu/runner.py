@@ -139,7 +139,6 @@ class CPUBackend:
         return self.model.body, self.model.tail
 
     def walk(self, program: BoundProgram) -> None:
-        """Over the arrays of the step that ran last."""
         self.model.team.run(program.at, program.count)
 
     def stream(self, tokens: int) -> NDArray[np.float32]:
@@ -167,7 +166,7 @@ class CPUBackend:
         return capacity if self._drafter is None else self._drafter.joint_capacity(capacity)
 
     def device_memory(self) -> None:
-        pass
+        """The process's own memory is all there is."""
 
     def forget_experts_read(self) -> None:
         self.model.workspace.routing.forget_experts_read()

@@ -166,7 +166,6 @@ class KernelFaults:
         _walking[threading.get_ident()] = self._found
 
     def forget_thread(self) -> None:
-        """Keep nothing more of the calling thread."""
         _walking.pop(threading.get_ident(), None)
 
     def take(self) -> list[BaseException]:

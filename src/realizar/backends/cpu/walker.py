@@ -98,7 +98,6 @@ def yield_processor(typing_context: Any) -> Any:
 
 @njit
 def _await_count(line: int, count: int) -> None:
-    """Return once the count at the head of a line is `count` or more."""
     spins = 0
     while atomic_load(line) < count:
         spins += 1
@@ -108,7 +107,6 @@ def _await_count(line: int, count: int) -> None:
 
 @njit
 def barrier(sync: int, thread: int, threads: int) -> None:
-    """Wait until all threads are here."""
     own = sync + thread * LINE_BYTES
     count = atomic_load(own) + 1
     if thread == 0:
@@ -122,7 +120,6 @@ def barrier(sync: int, thread: int, threads: int) -> None:
 
 @njit(types.void(types.int64, types.int64, types.int64, types.int64, types.int64), nogil=True, cache=is_kept())
 def walk(operations: int, count: int, sync: int, thread: int, threads: int) -> None:
-    """Run `count` operations as thread `thread` of `threads`."""
     for index in range(count):
         at = operations + index * OPERATION_FIELDS * 8
         call_kernel(load_i64(at, 0), load_i64(at, 1), thread, threads)

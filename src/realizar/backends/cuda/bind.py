@@ -128,7 +128,6 @@ class Binder:
         yield Launch(join_part(block), self._dense.project(output, buffers.get, residual=residual), output.weight_bytes)
 
     def _next_consumer(self, join: Join) -> Consumer | None:
-        """The reader of the stream after a residual add; None where the blocks end."""
         if join.next is None:
             return None
         experts = self._mixtures.get(join.next.linears[0].weight)

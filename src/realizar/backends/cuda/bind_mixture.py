@@ -101,7 +101,6 @@ class MixtureBinder:
         self._none = torch.zeros(1, device=space.hidden.device)
 
     def input(self, inputs: Inputs, experts: Experts) -> ExpertsInput:
-        """The consumer of the norm before a mixture."""
         return self._mixture(inputs, experts).input
 
     def branch(self, block: ExpertsBlock) -> Branch:
@@ -218,7 +217,6 @@ class MixtureBinder:
     def _with_gate(
         self, experts: Experts, weights: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The router's weights and biases, and those of the shared expert's gate behind them."""
         assert experts.shared_gate is not None
         row, own = self._gate(experts.shared_gate)
         if bias is not None or own is not None:
@@ -247,7 +245,6 @@ class MixtureBinder:
         return run
 
     def _launch(self, name: str, run: Run, stack: Stack, one: _Mixture) -> Launch:
-        """A launch that reads at most `per_token` experts for each token."""
         share = one.pairs.per_token / one.matrices.count(one.experts)
         return Launch(name, run, matrix_bytes(stack), share_of_token=share)
 

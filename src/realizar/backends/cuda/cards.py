@@ -68,7 +68,6 @@ def _bus_id(found: Any) -> str | None:
 
 
 def free_memory(index: int) -> int:
-    """Bytes of a GPU that no program uses."""
     return int(torch.cuda.mem_get_info(index)[0])
 
 

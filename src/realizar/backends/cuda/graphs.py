@@ -99,7 +99,6 @@ class GraphRunner:
         self._recorder = None
 
     def _try_capture(self, kind: StepKind) -> str | None:
-        """Capture a kind's graph; None, or why there is none."""
         try:
             self._graphs[kind] = self._capture(kind)
         except Exception as error:  # noqa: BLE001 - raised again where the device failed

@@ -115,7 +115,6 @@ class _Matmuls:
 
     @property
     def partial_floats(self) -> int:
-        """float32 that the partial sums of the largest one take."""
         return max(partial_floats(self.layers, self.counts), partial_floats(self.head, self.head_counts))
 
 
@@ -239,7 +238,6 @@ def _make_workspace(spec: ModelSpec, config: ResolvedConfig, device: DeviceProfi
 def _make_sampler(
     spec: ModelSpec, config: ResolvedConfig, device: DeviceProfile, space: Workspace, progress: LoadProgress
 ) -> tuple[StepSampler, int]:
-    """The sampler, and the bytes that it takes only when a row needs them."""
     rows, vocab, context = config.max_running, spec.vocab_size, config.context_length
     if device.runs("sampling"):
         kernels = SamplingKernels(device.torch_device, vocab, dependent=device.has_dependent_launch)
@@ -288,7 +286,6 @@ def _warm_up(
     space: Workspace, attention: AttentionBinder, graphs: GraphRunner, finisher: StepFinisher,
     layers: Sequence[MergedLinear], progress: LoadProgress,
 ) -> None:  # fmt: skip
-    """Compile all that steps with chunks and their choices can need."""
     space.arrays.clear()
     _warm_chunks(space, attention, graphs, layers, progress)
     for rows in row_counts(space.arrays.sizes.selected):

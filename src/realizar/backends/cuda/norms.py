@@ -117,7 +117,6 @@ class NormBinder:
         return run, folded
 
     def bind_last(self, branch: Branch) -> Run:
-        """Add the body's last branch to the stream."""
         join = branch.join
         if join.norm is not None or join.output_scale is not None or isinstance(branch.linear, ParallelOutput):
             return self._whole(branch, None, None)
@@ -241,7 +240,6 @@ class NormBinder:
         return run
 
     def _added(self, branch: Branch | None) -> tuple[Any, ...]:
-        """Arguments of kernels that add a branch: its norm's, its scale, and the factor of the stream after it."""
         if branch is None:
             return *self.arguments(None), 0.0, 1.0
         join = branch.join
@@ -249,7 +247,6 @@ class NormBinder:
         return *self.arguments(join.norm), float(join.scale), factor
 
     def _sums(self, branch: Branch | None, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments and constants of the sums that a branch adds; of none where there is no branch."""
         if branch is None:
             return (self._none, 0, 0, self._none), {"SPLITS": 0, "MATMUL_BIAS": False}
         assert not isinstance(branch.linear, ParallelOutput)
@@ -258,7 +255,6 @@ class NormBinder:
         return pointers, {"SPLITS": branch.linear.splits(kind), "MATMUL_BIAS": bias is not None}
 
     def _both_sums(self, output: ParallelOutput, kind: StepKind) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments and constants of experts' sums, and of those beside them, each with its norm."""
         own, beside, bias = self._partials(output.experts, kind), output.sums(kind), output.shared.bias
         norm, beside_norm = output.norms.experts_output, output.norms.shared_output
         pointers = (
@@ -280,7 +276,6 @@ class NormBinder:
     def _target(
         self, target: ActivationBuffer | None, plain: torch.Tensor | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Pointers and constants of what a norm writes: a buffer, or rows of float32, or nothing."""
         if target is not None:
             return target.pointers(), target.constants()
         stored = formats.NOTHING if plain is None else formats.PLAIN

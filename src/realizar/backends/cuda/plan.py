@@ -117,7 +117,6 @@ def _of_one_request(config: ResolvedConfig) -> ResolvedConfig:
 
 
 def _token_bytes(spec: ModelSpec, config: ResolvedConfig) -> float:
-    """Bytes of a request's first tokens in the KV cache, each."""
     two_blocks = KVMemory(spec, replace(config, context_length=config.block_size), _DEVICE)  # a block, and one spare
     return two_blocks.joint_bytes / (2 * config.block_size)
 
@@ -136,7 +135,6 @@ def _sampling_bytes(spec: ModelSpec, config: ResolvedConfig, sizes: StepSizes) -
 
 
 def _pair_floats(spec: ModelSpec, sizes: StepSizes) -> int:
-    """float32 of the outputs of a step's pairs, and of shared experts behind them."""
     shared = any(one.shared is not None for _, one in spec.mixtures())
     return expert_floats(spec, sizes.tokens) + (sizes.tokens * spec.hidden_size if shared else 0)
 

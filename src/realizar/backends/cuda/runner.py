@@ -270,7 +270,6 @@ class CUDABackend:
             _LOG.warning("GPU memory is freed only when the process ends: %s", error)
 
     def _free(self) -> None:
-        """Drop the model, with all that is on the device."""
         model, self._model, self._pending = self._model, None, None
         if model is not None:
             model.close()

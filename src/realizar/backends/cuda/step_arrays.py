@@ -123,7 +123,6 @@ class StepArrays:
         self._next = (self._next + 1) % _RING
 
     def _pinned(self, values: NDArray[np.float32]) -> torch.Tensor:
-        """A copy that the device reads while the host goes on."""
         copied = torch.empty(values.shape, pin_memory=self._device.is_gpu)
         copied.numpy()[:] = values
         return copied

@@ -37,7 +37,6 @@ def recorded(seen: Seen) -> dict[str, NDArray[np.generic]]:
 
 
 def digest(checkpoint: Checkpoint) -> NDArray[np.uint32]:
-    """A checksum of each of a model's tensors."""
     tensors = checkpoint.tensors
     return np.array([zlib.crc32(tensors[name].data.data) for name in sorted(tensors)], np.uint32)
 

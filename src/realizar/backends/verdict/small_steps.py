@@ -85,7 +85,6 @@ def row_tokens(vocab: int) -> NDArray[np.int64]:
 
 
 def _sampling(row: int, vocab: int) -> SamplingParams:
-    """The first rows take the most probable id; the others draw, each in another way."""
     if row < _GREEDY_ROWS:
         return SamplingParams(temperature=0.0, logprobs=vocab)
     odd = row % 2

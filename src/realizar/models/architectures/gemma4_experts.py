@@ -73,7 +73,6 @@ def _has_scales(hparams: HyperParameters) -> bool:
 
 
 def _read_width(hparams: HyperParameters) -> int:
-    """An expert's, for which early configurations have another key."""
     key = "moe_intermediate_size"
     if not hparams.is_gguf and hparams.raw(None, key) is None and hparams.raw(None, "expert_intermediate_size"):
         key = "expert_intermediate_size"

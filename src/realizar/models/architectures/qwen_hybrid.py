@@ -96,7 +96,6 @@ def _check_fixed_keys(hparams: HyperParameters) -> None:
 def _layers(
     builder: SpecBuilder, feed_forward: BuildFeedForward, *, alternating: bool = False, tiled: bool = False
 ) -> list[Layer]:
-    """All layers; see `build_delta_net`."""
     hparams, sizes = builder.hparams, builder.sizes
     delta_sizes = read_delta_sizes(hparams)
     rope = read_rope(hparams, sizes, has_axes=True, default_partial=0.25)

@@ -152,8 +152,6 @@ def _own_keys(shape: Shape) -> Mapping[str, Any]:
 def _tensors(
     shape: Shape, file_type: FileType | GGMLType, seed: int, skew: float = 0.0, *, embedding_std: float | None = None
 ) -> Iterator[NewTensor]:
-    """All tensors of the file, in llama.cpp's order."""
-
     def matrix(
         name: str, *sizes: int, five_bits: bool = False, six_bits: bool = False, of_experts: bool = False,
         std: float | None = None,

@@ -107,7 +107,6 @@ def _experts(
 
 
 def _attention_layers(shape: Shape) -> list[bool]:
-    """True for each layer with attention: every fourth of Qwen, and of LFM2 those that are listed."""
     if shape.architecture in QWEN:
         return [(index + 1) % _PERIOD == 0 for index in range(shape.num_layers)]
     return [index in shape.attention_layers for index in range(shape.num_layers)]

@@ -280,7 +280,6 @@ def _kind(where: str, block: Any, role: str) -> str:
 
 
 def _text(where: str, block: Any) -> str:
-    """The text of a block where no other type may stand."""
     kind = block.get("type") if isinstance(block, dict) else None
     if kind != "text":
         reason = ": the model reads text only" if kind in _MEDIA else ""

@@ -107,8 +107,6 @@ def encode_event(name: str, **fields: Any) -> bytes:
 
 
 class MessageStreamer(Encoder[AnswerDelta]):
-    """Makes the events of one request."""
-
     def __init__(
         self, api: Api, plan: ChatPlan, run: ChatRun, request_id: str, *, with_reasoning: bool, marks_cache: bool
     ) -> None:

@@ -47,7 +47,6 @@ class Encoder(Generic[D]):
         raise NotImplementedError
 
     def last(self) -> bytes:
-        """The events behind the last delta."""
         return b""
 
     def waiting(self) -> bytes:

@@ -63,7 +63,6 @@ class ChatPlan:
 
     @property
     def may_reason(self) -> bool:
-        """True if an answer may have reasoning."""
         return not self.content_only and reasons(self.answer_format)
 
     def new_parser(self) -> OutputParser:
@@ -302,7 +301,6 @@ def without_oldest(messages: _Messages, fits: Callable[[list[Mapping[str, Any]]]
 
 
 def _turns(messages: _Messages, first: int) -> list[int]:
-    """Places of the user's messages from `first` on that lie between no call and its output."""
     outputs = {each.get("tool_call_id"): place for place, each in enumerate(messages) if each["role"] == "tool"}
     turns, last_output = list[int](), -1
     for place, each in enumerate(messages):

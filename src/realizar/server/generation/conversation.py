@@ -67,7 +67,6 @@ def can_continue(last: Mapping[str, Any]) -> bool:
 
 
 def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
-    """All text of checked messages, joined by line breaks."""
     texts: list[str] = []
     for message in messages:
         content = message["content"]

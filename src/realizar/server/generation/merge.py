@@ -78,6 +78,4 @@ async def _merged(streams: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGe
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Marks the end of a stream, with its error if it failed."""
-
     error: Exception | None

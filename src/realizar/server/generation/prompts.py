@@ -37,7 +37,6 @@ class Hole:
     after: tuple[int, ...]
 
     def around(self, prompt: Prompt) -> Prompt:
-        """The prompt with these ids around it."""
         return Prompt((*self.before, *prompt.token_ids, *self.after), prompt.text)
 
 

@@ -33,8 +33,6 @@ def read_messages(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class _Calls:
-    """The calls of a conversation, and those that have no result yet."""
-
     def __init__(self) -> None:
         self._num_calls = 0
         self._open: dict[str, str] = {}  # names by id
@@ -42,7 +40,6 @@ class _Calls:
         self._in_order: deque[str] = deque()
 
     def begin(self, call_id: str | None, name: str) -> str:
-        """Note a call; gives its id."""
         self._num_calls += 1
         found = call_id or _made_id(self._num_calls)
         self._open[found] = name

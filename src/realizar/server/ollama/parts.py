@@ -60,7 +60,6 @@ class Parts:
 
 
 def joined(parts: Iterable[Part]) -> Part:
-    """The whole answer of its parts."""
     found = list(parts)
     return Part(
         "".join(part.content for part in found),

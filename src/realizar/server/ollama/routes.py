@@ -72,7 +72,7 @@ class Form(Protocol):
         """The fields of a part; those of an empty one are in every answer."""
 
     def last(self, token_ids: list[int]) -> dict[str, Any]:
-        """Fields of the end alone."""
+        """Fields of the end alone. Args: token_ids: those that were generated."""
 
 
 class Answering(Encoder[AnswerDelta]):
@@ -99,7 +99,6 @@ class Answering(Encoder[AnswerDelta]):
         return self._line(joined(parts), self._end())
 
     def take_in(self, delta: AnswerDelta) -> list[Part]:
-        """The parts that a delta completes."""
         self._clock.came()
         self._token_ids += delta.source.token_ids
         made = list(self._parts.take_in(delta.parsed))

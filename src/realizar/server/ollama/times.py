@@ -59,11 +59,9 @@ class Clock:
         self._asked_s = time.monotonic()
 
     def loaded(self) -> None:
-        """Note that the model is there."""
         self._loaded_s = time.monotonic()
 
     def submitted(self) -> None:
-        """Note that the engine gets the request."""
         self._submitted_s = time.monotonic()
 
     def came(self) -> None:

@@ -192,7 +192,6 @@ class ChatStreamer(Encoder[AnswerDelta]):
         return template.encode(part.text, self._logprobs or b"null")
 
     def _template(self, index: int) -> EventTemplate:
-        """The chunks of a choice that differ in their text and their log-probabilities alone."""
         empty = ChatChunkChoice(index, ChatDelta(content=""))
         varying = None if self._rows is None else "logprobs"
         return EventTemplate(self._chunk([empty], self._usage_so_far()), "content", varying)
@@ -248,7 +247,6 @@ class ChatStreamer(Encoder[AnswerDelta]):
         return deltas
 
     def _named_delta(self, index: int, delta: ChatDelta) -> ChatDelta:
-        """A delta, with the role if it is the first of its choice."""
         if index not in self._named:
             self._named.add(index)
             delta.role = "assistant"

@@ -107,7 +107,6 @@ def plan_completions(api: Api, record: CompletionRequest, stop: Stop) -> _Comple
 
 
 def _tokenized(api: Api, record: CompletionRequest, stop: Stop) -> list[Prompt]:
-    """The prompts as token ids, cut or around a hole where the request asks for it."""
     add_special = record.add_special_tokens is not False
     hole = None
     if record.suffix:
@@ -339,8 +338,6 @@ class _CompletionRun:
 
 
 class _AnswerMaker(Encoder[_CompletionDelta]):
-    """Assembles the answer of one request, whole or in chunks."""
-
     def __init__(
         self, api: Api, record: CompletionRequest, plan: _CompletionPlan, run: _CompletionRun, request_id: str
     ) -> None:
@@ -366,7 +363,6 @@ class _AnswerMaker(Encoder[_CompletionDelta]):
         return encode_event(self._answer([], self._run.usage)) if self._last_usage else b""
 
     def _progress(self, delta: _CompletionDelta, read: PromptProgress) -> bytes:
-        """The event of a delta that tells of a prompt."""
         chunk = self._answer([CompletionChoice(delta.index, "", None, None)], self._usage_so_far())
         chunk.prompt_progress = PromptRead.of(read, self._started_s)
         return encode_event(chunk)

@@ -86,7 +86,6 @@ def _checked(where: str, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked_content(where: str, content: Any) -> Any:
-    """The text of a message, or its parts, with their text alone."""
     if isinstance(content, str):
         return content
     _require(isinstance(content, list), where, "must be text or a list of parts")

@@ -37,7 +37,6 @@ class CompletionLogprobs:
     text_offset: list[bytes] = field(default_factory=list)
 
     def extend(self, more: CompletionLogprobs) -> None:
-        """Append the tokens that follow."""
         self.tokens += more.tokens
         self.token_logprobs += more.token_logprobs
         self.top_logprobs += more.top_logprobs

@@ -37,7 +37,6 @@ from realizar.server.ranker import Ranker
 
 
 async def rerank(request: Request) -> Response:
-    """Order documents by their scores."""
     record = await read_record(request, RerankRequest)
     api = await model_of(request, record.model, need=ranks)
     if record.top_n is not None and record.top_n < 0:
@@ -56,7 +55,6 @@ async def rerank(request: Request) -> Response:
 
 
 async def score(request: Request) -> Response:
-    """Scores of pairs, in their order."""
     record = await read_record(request, ScoreRequest)
     api = await model_of(request, record.model, need=ranks)
     pairs = _pairs(record)

@@ -73,7 +73,6 @@ def read_conversation(
 
 
 def includes(request: ResponsesRequest, name: str) -> bool:
-    """True if a request's `include` has a value."""
     return name in (request.include or ())
 
 
@@ -158,7 +157,6 @@ def _check_without_effect(request: InputTokensRequest) -> None:
 
 
 def _check_answer_fields(request: ResponsesRequest) -> None:
-    """Check the fields that a count of tokens does not have."""
     check_include(request.include or ())
     if request.stream_options is not None and request.stream_options.include_obfuscation:
         raise unsupported("stream_options.include_obfuscation", "is not supported: the stream has no padding")
@@ -238,8 +236,6 @@ class _Message:
 
 
 class _ItemReader:
-    """Reads the items of a conversation in their order."""
-
     def __init__(self) -> None:
         self._messages: list[_Message] = []
         self._calls: dict[str, bool] = {}  # True once a call has its output

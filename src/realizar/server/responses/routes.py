@@ -142,8 +142,6 @@ def _fields(record: msgspec.Struct) -> list[tuple[str, Any]]:
 
 
 class TextLogprobs:
-    """Assigns log-probabilities to messages."""
-
     def __init__(self, rows: LogprobRows) -> None:
         self._rows = RowsOfKinds(rows, ("content",))
         self._found: list[bytes] = []
@@ -182,7 +180,6 @@ class Keeper:
         self._store, self._owner, self._client, self._request = store, owner, client, request
 
     def keep(self, response_id: str, response: bytes) -> None:
-        """Keep a response, given as JSON."""
         items = kept_input(self._request)
         listed = (item["id"] for item in (*items, *_OUTPUT.decode(response).output))
         ids = tuple(each for each in listed if isinstance(each, str) and len(each) <= _LONGEST_ID)
@@ -460,7 +457,6 @@ class _ResponseStreamer(Encoder[AnswerDelta]):
             yield self._bounds(item, "added", "")
 
     def _done(self, *, is_whole: bool) -> Iterator[bytes]:
-        """Close the item that is open, if one is."""
         item, self._open = self._open, None
         if item is None:
             return
@@ -488,7 +484,6 @@ class _ResponseStreamer(Encoder[AnswerDelta]):
         return self._of(item, f"response.reasoning_text.{what}", content_index=0, **fields)
 
     def _bounds(self, item: Item, what: str, text: str) -> bytes:
-        """The event that begins or ends the one part of an item."""
         if item.kind == "message":
             return self._of(item, f"response.content_part.{what}", content_index=0, part=item.text_part(text))
         if self._items.form.as_summary:

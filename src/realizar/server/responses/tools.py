@@ -142,7 +142,6 @@ def _function(path: str, tool: dict[str, Any], namespace: str | None = None) -> 
 
 
 def _custom(path: str, tool: dict[str, Any]) -> _Function:
-    """A custom tool as the strict function that stands for it."""
     known_only(path, tool, _CUSTOM)
     form = tool.get("format")
     if form is not None:
@@ -233,7 +232,6 @@ _LONGEST_ESCAPE = 12  # characters of a surrogate pair
 
 
 def arguments_of(text: str) -> str:
-    """The arguments of a call with a text."""
     return json.dumps({ARGUMENT: text}, ensure_ascii=False)
 
 

@@ -106,7 +106,6 @@ class CompileQueue:
             ticket.on_done(error)
 
     def close(self) -> None:
-        """Close the queue; waiting tickets get an error."""
         with self._news:
             self._closed = True
             jobs = list(self._jobs.values())

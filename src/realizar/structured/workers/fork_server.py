@@ -97,7 +97,6 @@ class ForkServer:
 
 
 def main(new_server: type[ForkServer] = ForkServer) -> int:
-    """Run a fork server; returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=int(sys.argv[1]))

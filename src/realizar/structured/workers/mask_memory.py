@@ -142,7 +142,6 @@ class MaskMemory:
         return line if self._is_of_answer(entry, slot) and line < len(self.after) else -1
 
     def _is_of_answer(self, entry: int, slot: int) -> bool:
-        """True for an entry that was written with the row's last answer."""
         return entry >> _ID_BITS == self._answered[slot] & _NUMBERS | _WRITTEN
 
     def close(self) -> None:

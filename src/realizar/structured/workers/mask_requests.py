@@ -170,7 +170,6 @@ class MaskRequests:
         return row
 
     def _is_answered(self, slot: int) -> bool:
-        """True if the row's last request is answered, and none of it is left to be written."""
         return self._asked[slot] == self._answered[slot] and not self._unasked[slot]
 
     def _name_tokens(self, slot: int) -> None:
@@ -331,7 +330,6 @@ class MaskRequests:
             self._give_up(grammar, reason, cause)
 
     def _give_up(self, grammar: FollowedGrammar, reason: str, cause: ErrorCause) -> None:
-        """Put all rows of a grammar in error that need its masks."""
         grammar.refusal = reason, cause
         self._condemn(grammar, reason, cause)
         for row in self._rows:
@@ -362,7 +360,6 @@ class PrefetchedMasks:
         return self._lines[slot] != NO_LINE
 
     def forget(self, slot: int) -> None:
-        """Take the state of a row for unknown."""
         self._lines[slot], self._places[slot] = NO_LINE, slot
 
     def begin(self, slot: int, others: Sequence[int]) -> None:

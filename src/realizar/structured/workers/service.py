@@ -335,7 +335,6 @@ class KnownGrammars:
     def hold(
         self, request_id: str, structured: StructuredOutput, is_open: Callable[[str], bool], client: str = ""
     ) -> bool:
-        """See `GrammarService.hold`."""
         with self._lock:
             self._check(structured)
             for grammar in (*self._grammars.values(), *self._retired):
@@ -348,7 +347,6 @@ class KnownGrammars:
             return True
 
     def add(self, grammar: FollowedGrammar) -> None:
-        """Add a grammar that was compiled."""
         with self._lock:
             self._grammars[grammar.structured] = grammar
 
@@ -388,7 +386,6 @@ class KnownGrammars:
             grammar.num_rows -= 1
 
     def drop_surplus(self) -> None:
-        """Drop retired grammars, and idle ones above the limits."""
         with self._lock:
             surplus = [grammar for grammar in self._retired if not grammar.num_rows]
             self._retired = [grammar for grammar in self._retired if grammar.num_rows]
@@ -423,7 +420,6 @@ class KnownGrammars:
             return not client or (len(held) < most and _size_bytes(held) < most_bytes)
 
     def close(self) -> None:
-        """Drop all grammars."""
         with self._lock:
             grammars = [*self._grammars.values(), *self._retired]
             self._grammars.clear()
@@ -442,7 +438,6 @@ class KnownGrammars:
             raise refusal.error()
 
     def _refusal(self, structured: StructuredOutput) -> Refusal | None:
-        """The remembered refusal of a grammar, or None; expired refusals are removed."""
         refusal = self._refusals.get(structured)
         if refusal is not None and self._clock() >= refusal.until_s:
             del self._refusals[structured]

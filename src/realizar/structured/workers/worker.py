@@ -178,7 +178,6 @@ class ServerHandle:
         self._process.kill()
 
     def close(self) -> None:
-        """End the server and all its processes; idempotent."""
         self.alive = False
         self._process.kill()
         self._process.wait()
@@ -249,7 +248,6 @@ class Servers:
         return None
 
     def close(self) -> None:
-        """End the server. Idempotent."""
         self._closed = True  # before the look at `starting`: a server that is noted later finds this
         if (starting := self.starting) is not None:
             starting.stop()
@@ -388,7 +386,6 @@ class Worker:
             self._channel.flush()
 
     def take_answers(self) -> None:
-        """See `ServerHandle.take_answers`."""
         self._server.take_answers()
 
     def receive_now(self) -> FromWorker | None:

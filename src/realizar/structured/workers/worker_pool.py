@@ -127,7 +127,6 @@ class WorkerPool:
         return best
 
     def wake(self, workers: set[Worker]) -> None:
-        """Wake those that sleep."""
         for worker in workers:
             if self._memory.sleeping[worker.place]:
                 worker.post(Look())
@@ -156,7 +155,6 @@ class WorkerPool:
         return events, bool(ready or events)
 
     def close(self) -> None:
-        """End all workers. Idempotent."""
         while self._dropped:
             self._unload(self._dropped.popleft())
         for worker in (*self._workers.values(), *self._ended):

@@ -366,7 +366,6 @@ class WorkerProcess:
         return 1
 
     def _begin_search(self, command: Explore) -> None:
-        """Look for a grammar's states from now on, which have lines of the shared memory."""
         loaded = self._grammars.get(command.grammar)
         if loaded is not None and loaded.states is None:
             lines, memory = slice(command.first, command.first + MOST_STATES), self._memory

@@ -9,8 +9,6 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """A delta of the answer itself."""
-
     text: str
 
 

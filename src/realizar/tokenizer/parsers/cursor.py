@@ -93,7 +93,6 @@ class Cursor:
         return self.text[self.position]
 
     def optional(self, literal: str) -> Reading[bool]:
-        """Read a literal if it is next."""
         while True:
             if self.text.startswith(literal, self.position):
                 self.position += len(literal)

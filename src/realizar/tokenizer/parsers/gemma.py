@@ -74,7 +74,6 @@ class _Writer:
                 self.written.append(f"{rule}_tail_{place}: {comma}{tail}")
 
     def _value_rule(self, rule: str, schema: Any) -> str:
-        """Write the rule of a value, unless its schema has one; returns the rule's name."""
         part = part_of(schema, self.root)
         known = _identity(schema, self.root)
         if known in self.names:
@@ -137,7 +136,6 @@ class _Writer:
         return self.literal(gemma_text(value)) or '""'
 
     def _any(self) -> str:
-        """Write the rule of any value once; returns its name."""
         if not self.any_rule:
             rule = self.any_rule = f"{self.first}_any"
             text = self._text(rule)
@@ -161,7 +159,6 @@ def _identity(schema: Any, root: Mapping[str, Any]) -> int:
 
 
 def gemma_text(value: Any) -> str:
-    """A value in Gemma 4's notation."""
     if isinstance(value, str):
         return f"{GEMMA_QUOTE}{value}{GEMMA_QUOTE}"
     if isinstance(value, bool):
@@ -186,8 +183,6 @@ _BARE = re.compile(r"[^:,{}\[\]<\"']*")
 
 @dataclass(slots=True)
 class _Bracket:
-    """An open object or list: what closes it, and the keys that it has."""
-
     closer: str
     keys: set[str] = field(default_factory=set)
 

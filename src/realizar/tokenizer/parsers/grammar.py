@@ -205,7 +205,6 @@ class _Writer:
         return rules
 
     def _text(self, literal: str) -> str:
-        """A literal as a sequence of strings and control tokens; empty for an empty literal."""
         parts = self._marks.split(literal) if self._marks is not None else [literal]
         return " ".join(
             f"<[{self._ids[part]}]>" if part in self._ids else json.dumps(part, ensure_ascii=False)
@@ -214,7 +213,6 @@ class _Writer:
         )
 
     def _reasoning_rules(self, marks: ReasoningMarks) -> list[str]:
-        """The rules `reasoning_start` and `reasoning`, which ends with the end mark."""
         start = f"reasoning_start: {self._text(marks.start)}"
         if marks.end in self._ids:
             return [

@@ -83,7 +83,6 @@ def check_text(schema: Mapping[str, Any], types: frozenset[str], strict: bool) -
 
 
 def refuse(what: str) -> NoReturn:
-    """Raise the InvalidRequestError of a strict tool."""
     raise InvalidRequestError(
         f"a strict tool's parameters can't have {what}: this model does not write its calls as JSON", "tools"
     )

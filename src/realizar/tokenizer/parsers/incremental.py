@@ -204,7 +204,6 @@ class _SpelledMarks:
         return mark in self._tokens and text.endswith(chr(_SURROGATES + ord(mark[0])) + mark[1:])
 
     def finish(self) -> str:
-        """The text that is still held back at the end."""
         held, self._held = self._held, ""
         return held
 

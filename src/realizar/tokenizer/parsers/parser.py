@@ -110,7 +110,6 @@ class AnswerParser(IncrementalParser):
             self._in_reasoning = True
 
     def _reasoning_ends(self, marks: ReasoningMarks) -> tuple[str, ...]:
-        """The mark that ends reasoning, and those of calls that count within it."""
         if self._style is None or not self._calls_in_reasoning or self._num_reread > _MAX_REREAD:
             return (marks.end,)
         return (marks.end, *self._style.marks)
@@ -178,7 +177,6 @@ class AnswerParser(IncrementalParser):
                 return False
 
     def _region(self, mark: str, start: int) -> Reading[None]:
-        """Parse the text after a mark: calls, or content that looked like a call."""
         cursor = self._cursor
         if mark == RESPONSE_END:
             self._space.take()

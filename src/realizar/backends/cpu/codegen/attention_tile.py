@@ -27,7 +27,6 @@ def vectors_of(lanes: int) -> int:
 
 
 def _load_kv(e: Emitter, dtype: str, address: Value) -> Value:
-    """Lanes of cache elements as float32, without scale."""
     if dtype == "f32":
         return e.load(address, e.f32, 4)
     if dtype == "f16":

@@ -159,7 +159,6 @@ def format_number(weight_format: WeightFormat) -> int:
 
 
 def format_at(number: int) -> WeightFormat:
-    """The format of a number that `format_number` has given."""
     digits = []
     for radix in _RADICES:
         number, digit = divmod(number, radix)

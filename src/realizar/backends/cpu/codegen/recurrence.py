@@ -33,7 +33,6 @@ def head_lanes(sizes: Sequence[int], most: int) -> int:
 
 
 def _numbers(*constants: Any) -> list[int]:
-    """Literal numbers; none where one is no literal."""
     found = [constant.literal_value for constant in constants if isinstance(constant, types.IntegerLiteral)]
     return found if len(found) == len(constants) else []
 

@@ -167,7 +167,6 @@ class TileEmitter:
         return e.b.bitcast(result, e.i32)
 
     def _scales(self, small: Value, part: int, supers: tuple[Value | None, Value | None]) -> tuple[Value, Value | None]:
-        """float32 lanes: scale and minimum of one part of a group."""
         e, weight_format = self.e, self.format
         if weight_format.small == "none":
             return supers[0], supers[1]
@@ -223,7 +222,6 @@ class _VectorCodebookTile:
         self.kind, self.entry = KINDS[self.layout], self.layout.vector_size
 
     def emit(self, tile: TileAddresses) -> list[Value]:
-        """As `TileEmitter.emit`."""
         e = self.e
         bases = [e.at(tile.activations, t * layout.RECORD_BYTES) for t in range(self.tokens)]
 

@@ -33,7 +33,6 @@ class VectorMath(Emitter):
         return self.b.select(self.b.fcmp_ordered(">", a, b), a, b)
 
     def polynomial(self, x: Value, terms: tuple[float, ...]) -> Value:
-        """Horner's rule, highest power first."""
         result = self.const_f32(terms[0])
         for term in terms[1:]:
             result = self.fma(result, x, self.const_f32(term))
@@ -83,7 +82,6 @@ class VectorMath(Emitter):
         return self._over_one_plus_exp(x, x)
 
     def _over_one_plus_exp(self, y: Value, x: Value) -> Value:
-        """y / (1 + exp(-x))."""
         one = self.const_f32(1.0)
         return self.b.fdiv(y, self.b.fadd(one, self.exp(self.b.fsub(self.const_f32(0.0), x))))
 

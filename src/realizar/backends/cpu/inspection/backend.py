@@ -89,7 +89,6 @@ def _bytes_read(backend: CPUBackend, operation: BoundOperation, step: ForwardInp
 
 
 def _token_bytes(backend: CPUBackend, attention: Attention | SharedAttention) -> int:
-    """Keys and values of one token in one layer, scales and padding included."""
     capacity = backend.capacity()
     layout = KVLayout(attention.num_kv_heads, attention.head_size, capacity.block_size, capacity.kv_cache_dtype)
     return layout.block_bytes // capacity.block_size

@@ -172,7 +172,6 @@ def keep_segment(arguments: int, tile: Tile, token: int, head: int, first_head: 
 
 @inner
 def join_segment(tile: Tile) -> None:
-    """Add a segment's result to each query's running one."""
     for i in range(tile.count):
         state = view(tile.states + i * 8, 2, np.float32)
         join(

@@ -67,7 +67,6 @@ def tokens_of(row: int) -> int:
 
 @inner
 def all_tokens(rows: int, num_rows: int) -> int:
-    """Tokens of all rows."""
     total = 0
     for index in range(num_rows):
         total += tokens_of(rows + index * STATE_ROW_FIELDS * 8)
@@ -76,7 +75,6 @@ def all_tokens(rows: int, num_rows: int) -> int:
 
 @inner
 def channels_of(arguments: int) -> int:
-    """Features of q, k and v."""
     keys = load_i64(arguments, _KEY_HEADS) * load_i64(arguments, _KEY_SIZE)
     return 2 * keys + load_i64(arguments, _VALUE_HEADS) * load_i64(arguments, _VALUE_SIZE)
 

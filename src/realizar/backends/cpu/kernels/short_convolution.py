@@ -55,7 +55,6 @@ def _begin(
 
 @inner
 def _store(columns: int, end: int, state: int, state_stride: int, taps: int, count: int) -> None:
-    """The live state after the step's first `end` tokens, from the ring."""
     for place in range(taps - 1):
         t = end - (taps - 1) + place
         _copy(columns + (t + taps) % taps * count * 4, state + place * state_stride, count)

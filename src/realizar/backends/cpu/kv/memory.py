@@ -61,7 +61,6 @@ class KVSizes:
 
     @property
     def request_bytes(self) -> int:
-        """Bytes of one request that fills the whole context."""
         return sum(count * size for count, size in zip(self.blocks_per_request, self.block_bytes, strict=True))
 
     @property

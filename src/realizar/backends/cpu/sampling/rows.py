@@ -104,7 +104,6 @@ class SamplingRows:
             self.table[row, ROW[name]] = min(int(value), _MOST)
 
     def _hold(self, values: NDArray[Any], held: list[NDArray[Any]]) -> int:
-        """The address of an array that stays while the row is open."""
         held.append(values)
         return address(values)
 

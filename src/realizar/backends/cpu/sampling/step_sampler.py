@@ -164,7 +164,6 @@ class StepSampler:
         return self._decodes is not None and int(np.count_nonzero(self.made)) == len(self.made)
 
     def _row_alone(self, index: int, pool: Callable[[int], Pooled]) -> RowOutput:
-        """The output of a row that wants more than a choice, or that failed."""
         number, vector, error = int(self._columns.numbers[index]), None, self.error(index)
         if error is None and index in self._columns.pooling:
             pooled = pool(index)
@@ -214,7 +213,6 @@ class StepSampler:
         return entries
 
     def queried(self, index: int) -> LogprobColumns:
-        """Log-probabilities that a row's queries ask for."""
         runs = ((self._step.owners == index) & (self._step.queries != ALL)).nonzero()[0]
         return LogprobColumns.joined([self._lines(runs[at : at + 1], 1) for at in range(len(runs))])
 

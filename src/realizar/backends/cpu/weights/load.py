@@ -82,7 +82,6 @@ class Weights:
                 self._check_rows(inputs.table, pool)
 
     def _fill(self, linear: Linear, pool: Executor) -> int:
-        """Pack a matrix; returns its bytes in the file."""
         stored = self._tensors.matrix(linear.weight)
         source = float32_source(stored) if linear.weight in self._routers else stored
         fill(self.matrices[linear.weight], source, self._lanes, pool, _checked(source))
@@ -211,8 +210,6 @@ _SIGNATURE = void(int64, int64, types.Array(int32, 1, "C"), types.Array(float32,
 
 
 class EmbeddingRows:
-    """Reads out_features of a matrix where it lies."""
-
     def __init__(self, source: MatrixSource) -> None:
         kind = source.layout.float_type or source.layout
         self._source, self._raw = source, source.raw
@@ -249,7 +246,6 @@ def _make_read_rows(kind: int) -> Any:
 
 @intrinsic(prefer_literal=True)
 def _dequantize_block(typing_context: Any, kind: Any, source: Any, out: Any, scale: Any) -> Any:
-    """Write one block's columns, times `scale`, as float32."""
     if not isinstance(kind, types.IntegerLiteral):
         return None
     layout = _COMPILED[kind.literal_value]

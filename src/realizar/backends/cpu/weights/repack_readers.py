@@ -75,7 +75,6 @@ class Fields(Emitter):
         return self.b.shuffle_vector(first, second, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
     def byte_constant(self, values: Sequence[int]) -> Value:
-        """int8 [len(values)]"""
         return ir.Constant(ir.VectorType(I8, len(values)), list(values))
 
     def elements(self, vector: Value) -> list[Value]:

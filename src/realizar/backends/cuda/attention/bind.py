@@ -59,7 +59,6 @@ class AttentionBinder:
         )
 
     def prepare(self, kinds: Iterable[StepKind]) -> None:
-        """Compile the CUDA kernels that decodes of these steps need."""
         self._decodes.prepare(kinds)
 
     def kernels_of(self, kind: StepKind) -> object:
@@ -158,7 +157,6 @@ class AttentionBinder:
         )  # fmt: skip
 
     def _gate(self, attention: Attention, linear: MergedLinear, consumer: MergedLinear) -> Callable[[StepKind], None]:
-        """Multiply attention results by their output gates, in the format that the output projection reads."""
         gate_at, summed = gate_column(attention), attention.qk_norm_axis == "token"  # its norm sums the gate, too
         return lambda kind: start_gate(self._space, kind, linear, gate_at, attention.head_size, consumer, summed=summed)
 

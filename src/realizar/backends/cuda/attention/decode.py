@@ -89,7 +89,6 @@ class DecodeBinder:
         return any(_are_few(decodes, decode.block.attention.num_kv_heads, self._device) for decode in self._bound)
 
     def _parts(self, attention: Attention | SharedAttention, kind: StepKind) -> int:
-        """Number of parts that every decode's context is cut into."""
         return decode_parts(attention, kind.decodes, self._context, self._device)
 
     def _kernel(self, decode: BoundDecode, kind: StepKind) -> AttendKernel:
@@ -190,8 +189,6 @@ _SIZES = "p" * 24 + "ffff" + "i" * 8
 
 
 class DecodeAttention:
-    """The attention kernels of one device."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._arch = architecture(torch.cuda.get_device_capability(device))

@@ -112,7 +112,6 @@ class ExpertsInput:
         return folds and (self.shared is None or self._shared_folds(self.shared, kind))
 
     def _shared_folds(self, shared: MergedLinear, kind: StepKind) -> bool:
-        """True if the shared expert reads the mat-vec's integers."""
         return shared.applies_norm_scale(kind) and shared.input_formats(kind) == (INTEGERS,)
 
 

@@ -247,7 +247,6 @@ class GroupedMatmuls:
     def _lay(
         self, x: HalfActivations, per_token: int, step: StepTiles, buffers: GroupedBuffers, config: GroupedConfig,
     ) -> None:  # fmt: skip
-        """Start the copy of rows of x to `buffers.laid`, in the order of tiles."""
         if step.tokens not in self._lays:
             self._lays[step.tokens] = self._load_lay(step.tokens)
         addresses = [each.data_ptr() for each in (x.values, buffers.laid, buffers.slots, buffers.work)]
@@ -317,8 +316,6 @@ _Key = tuple[int, ExpertShape, int]
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A mixture's tiles and kernels in steps of one number of tokens."""
-
     step: StepTiles
     gate_up: GroupedConfig
     down: GroupedConfig

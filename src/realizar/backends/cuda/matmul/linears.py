@@ -203,7 +203,6 @@ class MergedLinear:
         launch_gated(self._matmuls, matrix, source, written, kind.tokens, config)
 
     def launch_residual(self, kind: StepKind, inputs: Buffers, residual: Residual) -> None:
-        """Add to the stream, and begin the norm that follows."""
         (matrix, config), input_format = self.routes(kind)[0], self._input_format(self.segments[0], kind)
         assert self._matmuls is not None
         launch_residual(self._matmuls, matrix, as_activations(inputs(input_format)), residual, kind.tokens, config)
@@ -223,7 +222,6 @@ class MergedLinear:
         return self.all_packed and self._copy_for(kind) is None
 
     def _copy_for(self, kind: StepKind) -> FP8Copy | None:
-        """The FP8 copy that a step of this kind reads in place of the matrices, if any."""
         return self.copy if kind.tokens >= LEAST_TOKENS else None
 
     def _input_format(self, segment: Segment, kind: StepKind) -> InputFormat:

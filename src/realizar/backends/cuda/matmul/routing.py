@@ -68,7 +68,6 @@ class Router:
 
     @property
     def most_tokens(self) -> int:
-        """The largest step that a kernel chooses for."""
         return ROUTED_TOKENS if self.columns is None else MANY_TOKENS
 
 

@@ -75,7 +75,6 @@ class Line:
         return Line(tokens, out_features, cols, _KINDS[kind](*numbers), splits, ms, marks == ["alone"])
 
     def is_for(self, out_features: int, cols: int) -> bool:
-        """True if it counts for a shape."""
         return not self.alone or (self.out_features, self.cols) == (out_features, cols)
 
     @property
@@ -187,7 +186,6 @@ class DeviceTuning:
         return -(-out_features // TILE) >= self.processors * _LEAST_FILLED
 
     def many_tokens(self, tokens: int, out_features: int, cols: int, weight_format: FragmentFormat) -> Tiling:
-        """The tensor-core kernels' tiling."""
         chunks, block_tokens = weight_format.chunks(cols), self.block_tokens(tokens)
         line = self._nearest(tokens, out_features, cols, {"wgmma", "mma_sync"} if self.wgmma else {"mma_sync"})
         if line is not None:

@@ -56,7 +56,6 @@ class AttendKernel:
 
     @property
     def supported(self) -> bool:
-        """True if there is a kernel of this shape."""
         fits = self.head % 8 == 0 and self.head <= 512 and self.group <= 8 and self.block_size % _TILE == 0
         return self.element in _ELEMENTS and fits
 

@@ -261,7 +261,6 @@ class RecurrenceBinder:
 
 
 def _once_cut(kind: StepKind, value_size: int) -> tuple[int, int]:
-    """Columns of a head's state in one program of `recur_once`, and its warps."""
     whole = padded(value_size)
     return (whole, _FEW_WARPS) if kind.tokens <= _FEW_ROWS else (min(_COLUMNS, whole), _WARPS)
 

@@ -102,7 +102,6 @@ class StateMemory:
         self.num_host_snapshots = 0 if self.host is None else num_host_snapshots
 
     def begin(self, moves: StateMoves) -> None:
-        """Start the copies with which a step begins."""
         if self.host is not None:
             self.host.begin(moves)
         self._copy([(self._rows + snapshot, row) for row, snapshot in moves.restored])

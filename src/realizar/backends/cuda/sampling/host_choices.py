@@ -21,8 +21,6 @@ from realizar.outputs import RowError
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A step whose output is on the host."""
-
     output: StepOutput
 
     def read(self, _step: CUDAStep) -> StepOutput:
@@ -36,7 +34,7 @@ class HostChoiceMaker:
         self._space, self._sampler = workspace, sampler
 
     def capture(self) -> None:
-        pass
+        """No graph reaches to the host."""
 
     def release(self) -> None:
         self._sampler.shutdown()
@@ -75,7 +73,6 @@ class HostChoiceMaker:
 
 
 def _finite(vector: torch.Tensor | RowError | None) -> NDArray[np.float32] | RowError | None:
-    """A pooled vector that is on the host, or why it can't be used."""
     if not isinstance(vector, torch.Tensor):
         return vector
     try:

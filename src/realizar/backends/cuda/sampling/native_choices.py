@@ -180,7 +180,6 @@ class NativeChoiceMaker:
         self._sample(count, flags)
 
     def _sample(self, count: int, flags: int) -> None:
-        """Start the kernels of a step without drafts, whose records are there."""
         self._prepare(count, flags)
         self._pick(count, flags, None, drafted=False)
         self._finish(count, flags)
@@ -233,7 +232,6 @@ class NativeChoiceMaker:
         return indices, targets, top_n
 
     def _make_with_drafts(self, step: CUDAStep) -> torch.Tensor:
-        """The table of choices that stand, int32 [rows, 1 + drafts]."""
         wanted, columns, most = step.wanted, step.forward_input.columns, step.wanted.num_drafts
         rows, drafts = columns.numbers[wanted.choosing], columns.num_drafts[wanted.choosing].astype(np.int64)
         places = np.array(wanted.places[: wanted.num_choices])
@@ -347,7 +345,6 @@ class NativeChoiceMaker:
         return indices, PendingLogprobs(replayed.top_n, copy(self._buffers.lines[: len(indices)]))
 
     def _logprobs(self, first: int, asked: Asked, copy: CopyToHost) -> RowLogprobs:
-        """Start log-probabilities of tokens whose logits lie from those of `first` on."""
         indices, targets, top_n = asked
         most = int(top_n.max())
         padded = self._logprob_graphs.padded(len(indices)) if most <= MOST_IN_GRAPH else 0
@@ -365,11 +362,9 @@ class NativeChoiceMaker:
         return indices, PendingLogprobs(top_n, copy(lines))
 
     def _launch_logprobs(self, count: int, _flags: int) -> None:
-        """Start the kernels of so many queries; what is captured."""
         self._kernels.logprobs(self._buffers, self._buffers.lines[:count], MOST_IN_GRAPH)
 
     def _long_logprobs(self, first: int, index: int, target: int, top_n: int, copy: CopyToHost) -> RowLogprobs:
-        """The same for a list longer than the kernel's."""
         at = slice(index - first, index - first + 1)
         asked = [LogprobsAsked(None if target < 0 else target, top_n)]
         return [index], start_logprobs(self._space.logits[at], asked, self._space.choices[at].long(), copy)

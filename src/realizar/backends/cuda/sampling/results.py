@@ -29,7 +29,7 @@ TakeIn: TypeAlias = Callable[[NDArray[np.intp], NDArray[np.int32]], tuple[NDArra
 
 
 def _nothing() -> None:
-    pass
+    """For results that are there, in memory of their own."""
 
 
 @dataclass(slots=True)
@@ -137,7 +137,6 @@ class PendingResult:
 def _by_rows(
     wanted: WantedTokens, found: Mapping[int, StepEntry]
 ) -> dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]]:
-    """Log-probabilities of wanted tokens as those of each row's choices and of its queries, in order."""
     by_rows: dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]] = {}
     for index in sorted(found):
         pair = by_rows.setdefault(wanted.rows[index], ([], []))

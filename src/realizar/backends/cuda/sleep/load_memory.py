@@ -146,7 +146,6 @@ class Segments:
 
     @property
     def host_bytes(self) -> int:
-        """Memory of the host that is kept for the contents."""
         return 0 if self._host is None else self._host.size_bytes
 
     def allocate(self, size_bytes: int, *, keeps: bool) -> int:

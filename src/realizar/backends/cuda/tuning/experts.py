@@ -109,7 +109,6 @@ def grouped_candidates(
 def _direct(
     sizes: Iterable[int], chunks: int, weight_format: FragmentFormat, device: DeviceTuning
 ) -> Iterator[DirectTiles]:
-    """Kernels whose warps read weights for themselves."""
     for tokens, numbers in itertools.product(sizes, _DIRECT):
         tiles = DirectTiles(tokens, *numbers)
         has_work = tokens <= DIRECT_TOKENS and tiles.parts * tiles.ahead <= chunks
@@ -120,7 +119,6 @@ def _direct(
 def _with_ring(
     sizes: Iterable[int], gated: bool, weight_format: FragmentFormat, device: DeviceTuning
 ) -> Iterator[GroupedTiles]:
-    """Kernels whose weights come through a ring, as deep as fits."""
     seen = set()
     for tokens in sizes:
         for strips, groups, blocks in (_GATED if gated else _PAIRS) if device.wgmma else _MMA_SYNC:

@@ -177,8 +177,6 @@ def buffers_of(step: StepTiles, experts: int, width: int, hidden: int) -> Groupe
 
 @dataclass(slots=True)
 class _Step:
-    """The inputs of a step's kernels with tiles of one size: rows, and sorted pairs of each layer."""
-
     tiles: StepTiles
     x: HalfActivations
     buffers: list[GroupedBuffers]
@@ -187,8 +185,6 @@ class _Step:
 
 
 class _PairMatmuls(ExpertMatmuls):
-    """The mat-vec of pairs with tiles that are given."""
-
     def __init__(self, matmuls: MatmulKernels, tiles: MatvecTiles, kernels: dict[Key, Kernel]) -> None:
         super().__init__(matmuls)
         self._given, self._kernels = tiles, kernels
@@ -283,7 +279,6 @@ class ExpertDeviceMeter:
         return replace(chosen, tiles=tiles)
 
     def _made(self, tokens: int, places: int, layers: int) -> _Step:
-        """Rows and sorted pairs for tiles of so many places, kept until others are asked for."""
         if self._step is None or self._step[:2] != (tokens, places) or len(self._step[2].buffers) < layers:
             shape = self._shape
             step = step_of(tokens * self._per_token, shape.experts, places)

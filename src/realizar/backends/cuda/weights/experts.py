@@ -51,12 +51,10 @@ class PackedExperts:
 
     @property
     def stride(self) -> int:
-        """Bytes of an expert."""
         return self.format.size_bytes(self.out_features, self.in_features)
 
     @property
     def strips(self) -> int:
-        """Block scales of an expert."""
         return -(-self.out_features // BLOCK)
 
     def part(self, first: int, end: int) -> PackedMatrix:
@@ -114,7 +112,6 @@ class ExpertMatrices:
         return self.down.shared if isinstance(self.down, PackedExperts) else 0
 
     def count(self, experts: Experts) -> int:
-        """Experts of a stack."""
         return experts.num_experts + self.shared
 
     def per_token(self, experts: Experts) -> int:

@@ -172,7 +172,6 @@ class Weights:
 
     @property
     def size_bytes(self) -> int:
-        """Packed bytes of all matrices."""
         dense = sum(matrix_bytes(matrix) for group in self.groups.values() for matrix in group)
         return dense + sum(experts.size_bytes for experts in self.experts.values())
 

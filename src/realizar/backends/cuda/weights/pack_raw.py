@@ -168,7 +168,6 @@ class Packer:
     def _pack_floats(
         self, raw: NDArray[np.uint8], dtype: torch.dtype, weights: torch.Tensor, scales: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Pack a float matrix, uint8 [out_features, bytes of one], into strips [strips, bytes] and their scales."""
         step = max(1, _PIECE_BYTES // (raw.shape[1] * BLOCK)) * BLOCK
         stream = torch.cuda.current_stream(self.device)
         for start in range(0, len(raw), step):
@@ -182,7 +181,6 @@ class Packer:
         self, raw: NDArray[np.uint8], layout: WeightLayout, cols: int, weights: torch.Tensor, scales: torch.Tensor,
         place: slice,
     ) -> None:  # fmt: skip
-        """Pack a matrix of raw blocks, uint8 [out_features, bytes of one]; its strips land at `place`."""
         weight_format = fragment_format(layout)
         tops_kernel, pack_kernel = self._load(layout, weight_format)
         step = max(1, _PIECE_BYTES // (raw.shape[1] * BLOCK)) * BLOCK

@@ -143,7 +143,6 @@ def draw_of_all(logits: Logits, inverse: float, uniform: float, total: float, sc
 
 @inner
 def _sum_differences(logits: Logits, mean: float, sums: int) -> None:
-    """Write what `sum_blocks` does, of all logits, to float64 [3]."""
     blocks = logits.vocab // BLOCK
     count = total = squares = 0.0
     if blocks > 0:

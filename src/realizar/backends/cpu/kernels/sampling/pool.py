@@ -34,7 +34,6 @@ def collect(logits: Logits, least: float, key: int, ids: int) -> int:
 
 @inner
 def move(scratch: Scratch, source: int, target: int) -> None:
-    """Give an id of the pool another place in it."""
     write_i32(scratch.ids, target, read_i32(scratch.ids, source))
     write_f64(scratch.keys, target, read_f64(scratch.keys, source))
     write_f64(scratch.weights, target, read_f64(scratch.weights, source))

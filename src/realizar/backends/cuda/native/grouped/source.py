@@ -205,7 +205,6 @@ def _staged_places(experts: int) -> int:
 
 
 def route_shared_bytes(experts: int) -> int:
-    """Dynamic shared memory of the sort."""
     return 4 * (_staged_places(experts) + _count_words(experts))
 
 

@@ -23,7 +23,6 @@ def sampler_integers() -> list[Sampler]:
 
 
 def sampling_source() -> Source:
-    """All kernels of the sampler, for any model."""
     fields = [f"double {', '.join(each.name for each in sampler_numbers())};"]
     fields.append(f"int {', '.join(each.name for each in sampler_integers())};")
     defined = f"#define SAMPLERS {' '.join(fields)}\n"
