@@ -42,8 +42,7 @@ class LogprobQuery:
 class GivenEmbeddings:
     """Embeddings of a run of a row's tokens in a step; see `PromptEmbeddings`.
 
-    `index` is of the first within this step's tokens of the row; `values`, float32 [tokens, hidden_size], are not to be
-    written.
+    `index` is of the first among this step's tokens of the row; `values`, float32 [tokens, hidden_size], are read-only.
     """
 
     index: int
@@ -203,9 +202,7 @@ class StepRows:
 
     @cached_property
     def are_decodes(self) -> NDArray[np.bool_]:
-        """bool [rows], true where a row computes one token beside drafts and chooses: a prompt's chunk may be as
-        short.
-        """
+        """bool [rows], true where a row has one token beside drafts and chooses, unlike a short chunk of a prompt."""
         decodes: NDArray[np.bool_] = self.samples & (self.num_tokens - self.num_drafts == 1)
         return decodes
 

@@ -202,8 +202,7 @@ class StepEntry(Sequence[TokenLogprobs]):
 class GrowingLogprobs:
     """Log-probabilities of a choice or of a prompt while they come.
 
-    Unless it `keeps` them, the last token's stay in the columns of its step until the next one come: a consumer who
-    keeps up needs no more.
+    Unless it `keeps` them, the last token's stay in the columns of its step until the next one come, for who keeps up.
     """
 
     __slots__ = ("_first", "_ids", "_keeps", "_last", "_ranks", "_values", "_width")

@@ -81,10 +81,7 @@ def measure_throughput(
     log: Callable[[str], None],
     progress: LoadProgress | None = None,
 ) -> list[BatchResult]:
-    """Load the weights and time the work.
-
-    `context_length`, `typical_request_tokens`, `max_running` and `max_step_tokens` of `config` are set to what the work
-    needs.
+    """Load the weights and time the work, which sets the context, the typical tokens, rows and step tokens of `config`.
 
     Raises:
         UnsupportedModelError, CheckpointError, CapacityError: the weights can't be loaded.
@@ -155,8 +152,7 @@ def peak_memory_bytes() -> int:
 class _PhaseTimes:
     """One run: `batch` rows read `prompt_tokens` each from nothing, then decode `gen_tokens` each after them.
 
-    `prefill_s` is until every row has its first token, `decode_s` the time of the steps after that. `experts_read` is
-    as in `BatchResult`.
+    `prefill_s` is until every row has its first token, `decode_s` of the steps after. `experts_read`: `BatchResult`.
     """
 
     batch: int

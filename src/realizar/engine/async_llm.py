@@ -61,9 +61,7 @@ class AsyncLLM:
         self._an_end = asyncio.Event()
 
     async def start(self) -> None:
-        """Load the model, on a thread. It raises what `LLM` does, and EngineUnavailableError if it was called
-        before.
-        """
+        """Load the model, on a thread. Raises as `LLM`; EngineUnavailableError: it was called before."""
         if self._started:
             raise EngineUnavailableError("this AsyncLLM was started before; make a new one", 0.0)
         self._started = True

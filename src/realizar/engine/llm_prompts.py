@@ -81,8 +81,7 @@ class PromptReader:
     def chat(self, messages: Conversation, tools: Tools, variables: Mapping[str, Any]) -> PromptTokens:
         """Render a conversation as the tokens of its prompt.
 
-        ChatTemplateError: it has no template, or that refuses or fails. InvalidRequestError: a message or variable is
-        bad.
+        ChatTemplateError: no template, or it refuses or fails. InvalidRequestError: a message or variable is malformed.
         """
         return PromptTokens(None, self._template.encode(messages, tools, **template_variables(variables)))
 

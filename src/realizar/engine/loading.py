@@ -119,9 +119,8 @@ def load_fitting_core(
 ) -> EngineCore:
     """Load with the model's own context, or the largest half, quarter and so on of it that fits into memory.
 
-    A plan may be inexact, and other programs may take memory meanwhile: where the planned context does not fit, half of
-    it is tried once. It raises what `load_core` does; CapacityError where not even the shortest context worth having
-    fits.
+    Where the planned context does not fit, as other programs may take memory meanwhile, half of it is tried once. It
+    raises what `load_core` does; CapacityError where not even the shortest context worth having fits.
     """
     length = fitting_context(checkpoint, config)
     try:

@@ -10,9 +10,7 @@ from realizar.hub.cache import models_dir
 
 @dataclass(frozen=True, slots=True)
 class WheelPart:
-    """A file, or a run of a file's bytes, inside a wheel: `member` is its path there, `wheel_bytes` the wheel's
-    size.
-    """
+    """A file, or a run of its bytes, inside a wheel: `member` is its path there, `wheel_bytes` the wheel's size."""
 
     package: str
     version: str

@@ -49,9 +49,8 @@ class ListedModel:
 def resolve(name: str, progress: Progress = ignore_progress) -> Path:
     """Find the GGUF file or safetensors folder of a model, and fetch it if needed.
 
-    `name` is an existing path, else a pulled name (`smollm2:135m`), or a Hugging Face name (`user/repo:Q4_K_M`). A
-    model that was pulled before is used without network access. HubError: the name is unknown, or the model can't be
-    fetched.
+    `name` is an existing path, else a pulled name (`smollm2:135m`), used without network access once it is there, or a
+    Hugging Face name (`user/repo:Q4_K_M`). HubError: the name is unknown, or the model can't be fetched.
     """
     local = _local(name)
     if local is not None:

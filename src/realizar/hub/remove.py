@@ -55,9 +55,7 @@ def plan_removal(name: str) -> Removal:
 
 
 def remove(removal: Removal) -> None:
-    """Delete the planned files; who has the model open is not affected. It raises HubError if the cache can't be
-    written.
-    """
+    """Delete the planned files; who has the model open is not affected. HubError: the cache can't be written."""
     builtin = BUILTIN_MODELS.get(removal.name)
     if builtin is not None:
         _remove_builtin(builtin)

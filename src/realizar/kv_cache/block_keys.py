@@ -33,9 +33,7 @@ class BlockKeys:
         self._keys: list[bytes] = []
 
     def of(self, token_ids: NDArray[np.int32]) -> Sequence[bytes]:
-        """Keys of full blocks, 32 bytes each; the list is not to be changed. `token_ids` begin with those of every
-        earlier call.
-        """
+        """Keys of full blocks, 32 bytes each, not to be changed; `token_ids` begin with those of earlier calls."""
         size = self._block_size
         while (len(self._keys) + 1) * size <= len(token_ids):
             start = len(self._keys) * size

@@ -59,9 +59,7 @@ class BlockPool:
         return self._ref_counts[block]
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks, each with one reference. It raises CapacityError, and takes nothing, if fewer are
-        available.
-        """
+        """Take `count` blocks, each with one reference. CapacityError: fewer are available; nothing is taken."""
         if count > self.num_available:
             raise CapacityError(f"{count} KV blocks wanted, {self.num_available} of {self._num_blocks} free")
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
@@ -128,9 +126,7 @@ class BlockPool:
         return self._blocks.get(key)
 
     def audit(self) -> BlockCounts:
-        """Count blocks from first principles. It raises RuntimeError if a block is in two states or none, or keys are
-        wrong.
-        """
+        """Count blocks from first principles. RuntimeError: a block is in two states or none, or keys are wrong."""
         used = {block for block, count in enumerate(self._ref_counts) if count > 0}
         free, cached = set(self._free), set(self._cached)
         if len(free) != len(self._free) or used & free:

@@ -149,9 +149,7 @@ class GroupBlocks:
         self._hold(row, 0, 0)
 
     def audit(self) -> BlockCounts:
-        """Prove the reference counts, the pool, and the count of rows that may still grow. It raises RuntimeError if
-        one is wrong.
-        """
+        """Prove the reference counts, the pool and `num_growing`. RuntimeError: one is wrong."""
         counts = self.pool.audit()
         held = [end - first for first, end in zip(self.first, self.end, strict=True)]
         growing = sum(0 < count < self._most_held for count in held)

@@ -174,9 +174,7 @@ class KVCacheManager:
         return end, tiers.find(keys[end - 1]) if end else None, None
 
     def _first_usable(self, runs: Sequence[Sequence[int]], ends: Iterable[int]) -> int:
-        """The first of `ends` after which all blocks that the next token sees are cached, or 0; `runs` are per cache
-        group.
-        """
+        """The first of `ends` after which all blocks that the next token sees are cached, or 0. `runs`: per group."""
         for end in ends:
             groups = zip(runs, self._groups, strict=True)
             if all(run[end] >= end - group.first_needed(end * self._block_size) for run, group in groups):
@@ -299,9 +297,7 @@ class KVCacheManager:
         )
 
     def allocate(self, row: int, num_computed_tokens: int, num_tokens: int) -> int:
-        """Own the blocks of the row's next tokens, up to `num_tokens`; release those out of a window. Returns the
-        tokens owned.
-        """
+        """Own the blocks of up to `num_tokens` next tokens; release those out of a window. Returns the tokens owned."""
         count = min(num_tokens, min([group.fit(row, num_computed_tokens, num_tokens) for group in self._groups]))
         if count <= 0:
             return 0

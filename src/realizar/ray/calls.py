@@ -23,8 +23,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 class Reports(msgspec.Struct, frozen=True):
     """The events of one request since the last reports, from an engine's `replica` to a front.
 
-    `sent_s` is of the replica's `time.monotonic`, which is the clock of all times in `events`. These are in order;
-    nothing follows `RequestsLost`.
+    `sent_s` is of the replica's `time.monotonic`, the clock of all times in `events`; nothing follows `RequestsLost`.
     """
 
     replica: str

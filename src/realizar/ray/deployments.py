@@ -45,9 +45,7 @@ class PlannedModel:
 
 
 def plan_model(model: str, options: RayOptions) -> PlannedModel:
-    """Find a model, and plan the memory of an engine of it. It raises RealizarError if it can't be found or does not
-    fit.
-    """
+    """Find a model, and plan the memory of an engine of it. RealizarError: it can't be found or does not fit."""
     checkpoint = find_checkpoint(model)
     (answer,) = plan_loads([str(checkpoint.path)], options.config, options.memory_bytes)
     load = answer.checked()

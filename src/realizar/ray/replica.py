@@ -26,8 +26,7 @@ _REQUESTS = msgspec.msgpack.Decoder(Request)
 class EngineReplica:
     """The class of the deployment. Ray Serve calls the constructor, and `run` and the others for fronts.
 
-    `model` is a path of the model's files, or a name that this host finds them by. It raises RealizarError if the model
-    can't be found or loaded.
+    `model` is a path, or a name that this host finds it by. RealizarError: it can't be found or loaded.
     """
 
     async def __init__(  # type: ignore[misc] # Ray Serve awaits it

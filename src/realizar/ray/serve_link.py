@@ -55,9 +55,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 class Engines(Protocol):
     def run(self, request: bytes, wish: RouteWish) -> AsyncGenerator[bytes]:
-        """Have a replica run a request: both are msgpack, the answer `Reports`. Closing the generator aborts the
-        request.
-        """
+        """Have a replica run a request, msgpack as the `Reports`. Closing the generator aborts the request."""
 
     async def info(self) -> EngineInfo:
         """Facts of an engine, once a replica has one."""
@@ -294,8 +292,7 @@ class EngineFigures:
 class _Translation:
     """Translates the events of one call.
 
-    `request_id` is the front's own id. `serial` is the call's; it is the same for all calls that a replica's one engine
-    gets, or never used twice.
+    `request_id` is the front's own. `serial` is the same for all calls that a replica's one engine gets, or used once.
     """
 
     def __init__(self, request_id: str, serial: int) -> None:

@@ -63,8 +63,7 @@ class PlannedReplica(msgspec.Struct, frozen=True):
 class ReplicaQuestion(msgspec.Struct, frozen=True):
     """What is to be planned; `config` is of each replica.
 
-    `memory_bytes` is of the host for all replicas, or of each GPU; None takes nine tenths of what is free on the host,
-    and all that is free on a GPU.
+    `memory_bytes`, of the host or of each GPU; None is nine tenths of what is free on the host, or all on a GPU.
     """
 
     path: str

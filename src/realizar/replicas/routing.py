@@ -224,8 +224,7 @@ class PrefixRouter:
         return 0 if held is None else held.num_usable(keys, self._clock()) * self._block_tokens
 
     def choose(self, keys: Sequence[bytes], num_tokens: int, loads: Mapping[str, ReplicaLoad]) -> Route | None:
-        """Choose the replica of a request among `loads`, those ready and not draining; None without any. Nothing is
-        noted.
+        """Choose the replica of a request among `loads`, those ready and not draining, and note nothing.
 
         Of replicas that cost the same, the one with the fewest open choices is taken; then one that the prompt's first
         key decides, so that routers that do not know of each other agree; without keys the one that waited longest.

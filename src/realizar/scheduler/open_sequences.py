@@ -299,9 +299,7 @@ class OpenSequences:
         return sum(min(client.num_rows, math.ceil(middle * client.weight)) for client in clients)
 
     def in_turn(self, rows: Rows, most: int) -> Rows:
-        """As many of the rows, intp [rows], of each client as it has and all others may have, in their order and in
-        turn.
-        """
+        """As many of the rows, intp [rows], of each client as it has and others may have, in their order, in turn."""
         taken: Counter[str] = Counter()
         places = np.zeros(len(rows))
         oldest = np.argsort(self._table.chosen[rows], kind="stable")

@@ -80,9 +80,7 @@ class Plan:
         return min(sequence.num_chunk_tokens, -(-self.room_for(sequence) // 2))
 
     def start_prompts(self, position: int, equal: int | None = None, *, is_much: bool = False) -> None:
-        """Limit the budget for prompts, now that all decodes are in, to what keeps the decodes' pace; as
-        `Pace.prompt_tokens`.
-        """
+        """Limit the budget for prompts, now that all decodes are in, by `Pace.prompt_tokens`."""
         self._num_decode_tokens, self._equal, self._is_much = self.num_tokens, equal, is_much
         self._limit(position, 0)
 

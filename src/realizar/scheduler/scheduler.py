@@ -315,9 +315,7 @@ class Scheduler:
         return bool(readers) and self._read_steps.is_much(readers)
 
     def _share_decodes(self, rows: Rows, equal: int | None, *, leaves_room: bool) -> Rows:
-        """The rows that decode in this step, of those that can: all, unless steps take much longer for some clients'
-        many rows.
-        """
+        """The rows that decode in this step: all, unless steps take much longer for some clients' many rows."""
         self._take_turns = False
         if self._pace is None or equal is None:
             return rows
@@ -499,9 +497,7 @@ class Scheduler:
         return replace(columns, logprob_queries=queries, pooling=pooling) if queries or pooling else columns
 
     def _look_ahead(self, columns: StepRows) -> StepRows:
-        """The rows, with blocks for drafts that the backend proposes after them, if any are free: nobody gives way for
-        them.
-        """
+        """The rows, with blocks for drafts that the backend proposes after them; nobody gives way for them."""
         most = self._drafting.most_proposed
         if not most or not len(columns):
             return columns

@@ -121,9 +121,7 @@ class Figures:
 
 
 def parse_objectives(texts: Sequence[str]) -> dict[str, float]:
-    """Milliseconds by name, of `ttft:500` and the like. It raises InvalidRequestError if one is malformed or not
-    known.
-    """
+    """Milliseconds by name, of `ttft:500` and the like. InvalidRequestError: one is malformed or not known."""
     objectives = {}
     for text in texts:
         name, _, number = text.partition(":")
@@ -141,9 +139,7 @@ def parse_objectives(texts: Sequence[str]) -> dict[str, float]:
 def figures_of(
     runs: Sequence[LoadRun], kind: str | None = None, objectives: Mapping[str, float] | None = None
 ) -> Figures:
-    """Figures over the rounds of one load. `kind` None takes all kinds together; `objectives` are of
-    `parse_objectives`.
-    """
+    """Figures over the rounds of one load, all kinds where `kind` is None. `objectives`: see `parse_objectives`."""
     taken = [(run, each) for run in runs for each in run.answers if kind in (None, each.request.kind)]
     answers = [each for _, each in taken]
     counts = [tokens_within(run, each) for run, each in taken]

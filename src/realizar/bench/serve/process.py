@@ -39,8 +39,7 @@ class ServerSize:
 def llama_server(program: Path, model: Path, size: ServerSize) -> Iterator[str]:
     """Runs llama.cpp's server, `program`, while the block lasts; gives its address.
 
-    It raises HubError if the program is not there, and CapacityError, with its last words, if it ends or does not
-    answer in time.
+    HubError: the program is not there. CapacityError, with its last words: it ends or does not answer in time.
     """
     if not program.is_file():
         raise HubError(f"llama-server was not found: {program}")
@@ -60,9 +59,7 @@ def library_environment(program: Path) -> dict[str, str]:
 
 @contextmanager
 def realizar_server(model: str, size: ServerSize) -> Iterator[str]:
-    """Runs `realizar serve` while the block lasts; gives its address. It raises CapacityError as `llama_server`
-    does.
-    """
+    """Runs `realizar serve` while the block lasts; gives its address. Raises CapacityError as `llama_server`."""
     options = ["--max-running", str(size.parallel), "--context-length", str(size.context_length)]
     if size.threads is not None:
         options += ["--threads", str(size.threads)]

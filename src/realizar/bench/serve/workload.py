@@ -37,9 +37,7 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str, param: str) -> Lengths:
-        """Parse `128` or `64-256`. It raises InvalidRequestError, which names `param`, if it is neither, or the range
-        is empty.
-        """
+        """Parse `128` or `64-256`. InvalidRequestError, which names `param`: it is neither, or the range is empty."""
         match = _RANGE.fullmatch(text.strip())
         low = int(match.group(1)) if match else 0
         high = int(match.group(2) or low) if match else 0
@@ -54,8 +52,7 @@ class Lengths:
         """Lengths by a range ratio, whose meaning differs: 1 is fixed at SGLang, 0 is fixed at vLLM.
 
         SGLang draws from length * ratio to length (`compute_random_lens` of its benchmark), vLLM from length * (1 -
-        ratio) to length * (1 + ratio) (`RandomDataset.get_sampling_params`). It raises InvalidRequestError if the ratio
-        is out of the protocol's range.
+        ratio) to length * (1 + ratio) (`RandomDataset.get_sampling_params`). InvalidRequestError: a ratio out of range.
         """
         if not (0 <= ratio <= 1 if protocol == "sglang" else 0 <= ratio < 1):
             end = "1" if protocol == "sglang" else "below 1"
@@ -72,8 +69,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Lengths between the percentiles that a study, `source`, has published: even between two of them, none above the
-    highest.
+    """Lengths between the percentiles that a study has published: even between two of them, none above the highest.
 
     `points` are (share of all requests, length), both rising; the first share is 0 and its length the shortest.
     """

@@ -77,9 +77,7 @@ class LoadOptions:
     generators: MaybeInteger = None
 
     def check(self) -> None:
-        """Check, before long work, what the load itself does not. It raises InvalidRequestError if a number is out of
-        range.
-        """
+        """Check, before long work, what the load itself does not. InvalidRequestError: a number is out of range."""
         at_least(1, "rounds", self.rounds)
         if not self.timeout_s > 0:
             raise InvalidRequestError(f"--timeout-s must be above 0, not {self.timeout_s:g}", "timeout-s")

@@ -147,8 +147,7 @@ _SILENCE_S = 2.0
 def read_prompt(words: str | None, file: Path | None) -> str:
     """Join the words and the file's text or the piped text, with two line breaks between; `-` is stdin.
 
-    If a file is given, piped input is not read. It raises InvalidRequestError if a text is not UTF-8, can't be read, or
-    is longer than any context.
+    If a file is given, piped input is not read. InvalidRequestError: a text is not UTF-8, not readable, or too long.
     """
     from_stdin = Path("-")
     if words == "-":

@@ -67,9 +67,7 @@ def exact_integer(_type: Any, tokens: Sequence[Token]) -> int:
 
 
 def at_least(least: int, name: str, value: int) -> int:
-    """Check a count from the command line, and return it. InvalidRequestError names the option if it is below
-    `least`.
-    """
+    """Check a count from the command line, and return it. InvalidRequestError: it is below `least`."""
     if value < least:
         raise InvalidRequestError(f"--{name} must be at least {least}, not {value}", name)
     return value

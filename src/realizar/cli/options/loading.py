@@ -24,8 +24,7 @@ class ForChat:
 def load_model(model: str, options: EngineOptions, *, max_running: int = 1, chat: ForChat | None = None) -> LLM:
     """Load a model, showing downloads and compilation on stderr; `chat` is None if no chat template is needed.
 
-    It raises ChatTemplateError if one is needed and missing, before the weights are loaded, and if possible before they
-    are fetched.
+    ChatTemplateError: one is missing; raised before the weights are loaded, and if possible before they are fetched.
     """
     config = options.config(max_running=max_running)
     if chat is not None and chat.template is None:

@@ -100,9 +100,7 @@ class ServerOptions:
     traces_endpoint: Annotated[str | None, Parameter(name=("--traces-endpoint", "--otlp-traces-endpoint"))] = None
 
     def settings(self) -> ServerSettings:
-        """It raises RealizarError if the keys can't be read, InvalidRequestError if a key, an origin or an address is
-        invalid.
-        """
+        """RealizarError: the keys can't be read. InvalidRequestError: a key, an origin or an address is invalid."""
         for origin in self.cors_origin:
             if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
                 raise InvalidRequestError(

@@ -46,8 +46,7 @@ class OptionSources:
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         """Give every argument without a token those of the first source that has some.
 
-        It raises InvalidRequestError if a name or a key is unknown, a value has the wrong form, or the file can't be
-        read.
+        InvalidRequestError: a name or a key is unknown, a value has the wrong form, or the file can't be read.
         """
         self._arguments = [argument for argument in arguments if not argument.children]
         names = _names(self._arguments)

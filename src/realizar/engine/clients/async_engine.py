@@ -93,9 +93,7 @@ class AsyncEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """It raises EngineUnavailableError while the model is not loaded, EngineDeadError once the engine is gone for
-        good.
-        """
+        """EngineUnavailableError: the model is not loaded yet. EngineDeadError: the engine is gone for good."""
         if self._info is None:
             self._refuse()
         return self._info

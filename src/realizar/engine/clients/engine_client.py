@@ -124,8 +124,7 @@ class EngineClient:
         keep_deltas: bool = True,
         embeddings: Sequence[PromptEmbeddings] = (),
     ) -> RequestStream:
-        """Queue a request. It runs while a caller waits for it or for another request. Arguments are as of
-        `AsyncEngine.generate`.
+        """Queue a request, as `AsyncEngine.generate`. It runs while a caller waits for it or for another request.
 
         Raises:
             InvalidRequestError, ContextLengthError, CapacityError: the request can't run.

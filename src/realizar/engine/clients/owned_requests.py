@@ -84,9 +84,7 @@ class _Open(Generic[_Owner]):
 
 
 class OwnedRequests(Generic[_Owner]):
-    """The open requests by id: `on_state` gets what concerns all, `on_end` an owner whose request ended or was
-    refused.
-    """
+    """The open requests by id: `on_state` gets what concerns all, `on_end` an owner whose request ended or failed."""
 
     def __init__(
         self,

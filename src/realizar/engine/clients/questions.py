@@ -21,9 +21,7 @@ class Questions:
         self._open: dict[int, asyncio.Future[Any]] = {}
 
     async def ask(self, what: Question, patience_s: float | None = None) -> Any:
-        """Wait for the answer's value. TimeoutError: it is late. RealizarError: it is refused, or the other side is
-        gone.
-        """
+        """Wait for the answer. TimeoutError: it is late. RealizarError: it is refused, or the other side is gone."""
         number = next(_NUMBERS)
         answer = self._open[number] = asyncio.get_running_loop().create_future()
         try:

@@ -50,9 +50,8 @@ class _Asking:
 class GivenMasks:
     """The result of giving a step its masks.
 
-    `stuck` has the errors of rows that can't go on, by the numbers of their sequences; what they get from the step is
-    to be dropped. `held` has the numbers of rows that make no choice in the step: those that are stuck, and those whose
-    masks are late.
+    `stuck` has the errors of rows that can't go on, by the numbers of their sequences; what the step gives them is
+    dropped. `held` has the numbers of rows that make no choice: those that are stuck, and those whose masks are late.
     """
 
     stuck: dict[int, RowError] = field(default_factory=dict)

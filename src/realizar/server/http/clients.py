@@ -14,9 +14,7 @@ _NETWORK_BITS = 64  # of an IPv6 address; a host chooses the rest freely
 
 
 def offered_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-    """The key of a request's one `Authorization` header, of scheme Bearer; without such a header of its one
-    `x-api-key`.
-    """
+    """The key of the one `Authorization` header, of scheme Bearer; without such a header of the one `x-api-key`."""
     authorizations = [value for name, value in headers if name == b"authorization"]
     if authorizations:
         scheme, _, key = authorizations[0].partition(b" ")

@@ -29,8 +29,7 @@ class TrustedProxies:
         return parsed is not None and self._trusts(parsed)
 
     def client(self, peer: str, headers: Sequence[tuple[bytes, bytes]]) -> str:
-        """The address of a request's client; its connection came from `peer`, and names of `headers` have small
-        letters.
+        """The address of a request's client, whose connection came from `peer`; `headers` have small letters.
 
         Every proxy appends the address that its connection came from. So the last entry is true if the peer is trusted,
         the one before it if the last is a trusted proxy's too: the first address from the right that is no proxy's is

@@ -444,9 +444,8 @@ class _RequestEvents(Protocol):
 class RequestParser:
     """Parses requests, and takes `Upgrade` for a header like any other: a server may pass over it.
 
-    httptools takes what follows the headers of such a request for another protocol: it would lose its body, which a
-    proxy that passes the header on would read as a request of its own. Java's client asks for HTTP/2 with its first
-    requests.
+    httptools takes what follows such headers for another protocol: a request would lose its body, which behind a proxy
+    would be read as a request of its own. Java's client asks for HTTP/2 with its first requests.
     """
 
     def __init__(self, events: _RequestEvents) -> None:

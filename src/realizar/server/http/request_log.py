@@ -25,8 +25,7 @@ _PAGE_FILES = "/static/"  # the chat page asks for some thirty when it opens
 class RequestLogMiddleware:
     """Gives every request an id, or keeps the client's own if it is well-formed, and logs the request's end.
 
-    Handlers put further figures for the line into `scope["state"]["notes"]`. `names_models`: lines name the models, as
-    there are several.
+    Handlers put further figures into `scope["state"]["notes"]`. `names_models`: lines name the model, one of several.
     """
 
     def __init__(

@@ -45,9 +45,7 @@ class EventTemplate:
             self._between = between + null[:-4]
 
     def encode(self, text: str, value: bytes = b"") -> bytes:
-        """The same bytes as `encode_event` of the record with this text, and with this JSON in the other field if there
-        is one.
-        """
+        """The bytes that `encode_event` makes of the record with this text, and this JSON in the other field."""
         return b"".join((self._before, _encoder.encode(text), self._between, value, self._after))
 
 

@@ -133,8 +133,7 @@ def models_of(request: Request) -> Models:
 async def model_of(request: Request, name: str | None, keep_alive_s: float | None = None, need: Need = nothing) -> Api:
     """What a request works with to use the model of a name; the model is there until the request has ended.
 
-    The request's body must have been read. `need` is checked before the request waits. `keep_alive_s`: see
-    `Models.take`.
+    The request's body must have been read. `need` is checked before waiting. `keep_alive_s` is as in `Models.take`.
 
     Raises:
         ApiError, EngineUnavailableError, QueueFullError: as of `Models.wait`.
