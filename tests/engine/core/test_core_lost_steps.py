@@ -48,14 +48,14 @@ class TightBackend(ScriptedBackend):
             raise self.error
         if number in self.results:
             self.num_steps = number
-            self._last = LostStep(self, self.error)  # also raises when the next submit has it sampled
+            self._last = LostStep(self, self.error, forward_input)  # also raises when the next submit has it sampled
             return self._last
         return super().submit(forward_input)
 
 
 class LostStep(ScriptedStep):
-    def __init__(self, backend: ScriptedBackend, error: Exception) -> None:
-        super().__init__(backend, [])
+    def __init__(self, backend: ScriptedBackend, error: Exception, forward_input: ForwardInput) -> None:
+        super().__init__(backend, [], forward_input)
         self._tight, self._error = backend, error
 
     def result(self) -> StepOutput:

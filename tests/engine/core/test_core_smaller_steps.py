@@ -48,7 +48,7 @@ class SmallBackend(ScriptedBackend):
                 self.num_steps += 1
                 raise CapacityError("the GPU is out of memory: tried 2 GiB")
             self.num_steps += 1
-            self._last = LateStep(self)
+            self._last = LateStep(self, forward_input)
             return self._last
         self.sizes.append((len(forward_input.rows), len(forward_input.token_ids)))
         return super().submit(forward_input)
@@ -57,8 +57,8 @@ class SmallBackend(ScriptedBackend):
 class LateStep(ScriptedStep):
     """Whoever asks for its result, or has it sampled, hears that it did not fit."""
 
-    def __init__(self, backend: SmallBackend) -> None:
-        super().__init__(backend, [])
+    def __init__(self, backend: SmallBackend, forward_input: ForwardInput) -> None:
+        super().__init__(backend, [], forward_input)
         self._small = backend
 
     def result(self) -> None:  # type: ignore[override]
