@@ -147,7 +147,7 @@ class GivesHiddenStates(Protocol):
         Args:
             tokens: their indices in the step.
             layer: one of `ResolvedConfig.hidden_layers`, for the residual stream after it; None for the state after the
-                final norm.
+                final norm, which every load gives.
         """
 
 

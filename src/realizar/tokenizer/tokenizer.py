@@ -82,7 +82,7 @@ class Tokenizer(ABC):
         return max(_LONGEST_UNKNOWN, max((len(self.token_text(index)) for index in range(self.vocab_size)), default=0))
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Token ids of a text, where `add_special` with BOS, EOS and the like as the model wants them.
+        """Token ids of a text; `add_special` adds BOS, EOS and the like as the model wants them.
 
         Control tokens' texts become these tokens, or stay text without `parse_special`. Raises InvalidRequestError for
         a lone surrogate, which UTF-8 can't express.

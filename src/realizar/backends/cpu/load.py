@@ -84,7 +84,7 @@ def load_model(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, progress: LoadProgress,
     team: ThreadTeam | None = None,
 ) -> LoadedModel:  # fmt: skip
-    """Load a model that `check_tensors` passed, with all kernels compiled that its steps can need.
+    """Load a model whose parts run on a CPU, with all kernels compiled that its steps can need.
 
     A team has as many threads as `config`; None starts them. `progress` gets what is being done, and the share, 0 to 1.
 

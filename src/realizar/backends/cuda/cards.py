@@ -25,7 +25,7 @@ class Card:
     Attributes:
         name: as the driver gives it. capability: (major, minor).
         fault: why no model can run on it; None where one can.
-        bus_id: on the PCI bus, such as `0000:1b:00.0`; None where torch, before some version, does not say.
+        bus_id: on the PCI bus, such as `0000:1b:00.0`; None where an older torch does not say.
     """
 
     index: int

@@ -139,7 +139,7 @@ def load_model(
     spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile, progress: LoadProgress,
     memory: LoadMemory,
 ) -> LoadedModel:  # fmt: skip
-    """Load a model that `check_tensors` passed, with all kernels compiled and all graphs captured that steps can need.
+    """Load a model whose parts run on a GPU, with all kernels compiled and graphs captured that steps can need.
 
     Args:
         progress: called with what is being done, and the share done, 0 to 1.

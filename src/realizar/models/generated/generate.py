@@ -55,6 +55,7 @@ def generate_gguf(
         file_type: `q4_k_m` has llama.cpp's mix of Q4_K, Q5_K and Q6_K, with Q5_0, Q5_1 and Q8_0 where rows are no whole
             blocks, and `mxfp4` has experts of MXFP4 and Q8_0 beside them, as gpt-oss is published; otherwise all
             matrices are of one type. Norms, biases and routers are float32.
+        seed: equal seeds give equal files.
         skew: exponent of the Zipf law by which tokens prefer some experts; 0 prefers none. See `routers`.
 
     Raises:

@@ -86,7 +86,7 @@ def draw_token(row: int, position: int, logits: Logits, scratch: Scratch) -> int
 
 @inner
 def _truncate(row: int, logits: Logits, temperature: float, inverse: float, scratch: Scratch) -> tuple[int, float]:
-    """Top-n-sigma, top-k, typical and top-p: the pool's size, or _NO_POOL if neither they nor min-p act; all weight."""
+    """Top-n-sigma, top-k, typical, top-p: the pool's size (_NO_POOL if none acts, nor min-p), and all ids' weight."""
     typical_p, top_p, min_p = read_f64(row, _TYPICAL_P), read_f64(row, _TOP_P), read_f64(row, _MIN_P)
     count = _restrict(row, logits, inverse, scratch)
     total = moment = 0.0
