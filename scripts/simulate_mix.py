@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from realizar.backends.cuda.shapes import padded_tokens, token_counts
-from realizar.batch import NO_CHOICE, ScheduledBatch, StepOutput
+from realizar.batch import NOT_SAMPLED, ScheduledBatch, StepOutput
 from realizar.bench.serve.dialects import REALIZAR
 from realizar.bench.serve.workload import Lengths, PlannedRequest, Workload, draw_request
 from realizar.cache_kinds import FullCache
@@ -154,8 +154,8 @@ def run(
         if len(in_flight) > 1 or not batch.num_rows:
             done, ready_s = in_flight.popleft()
             load.now_s = max(load.now_s, ready_s)
-            chosen = np.where(done.columns.samples, 7, NO_CHOICE).astype(np.int32)
-            for output in scheduler.update(done, StepOutput(done.columns.numbers, chosen[:, None])):
+            sampled = np.where(done.columns.samples, 7, NOT_SAMPLED).astype(np.int32)
+            for output in scheduler.update(done, StepOutput(done.columns.numbers, sampled[:, None])):
                 load.token(output.request_id, output.finish_reason is not None, scheduler)
             scheduler.take_closed_rows()
     return sizes, mixed_s

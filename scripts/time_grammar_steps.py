@@ -1,7 +1,7 @@
 """Times steps of rows that follow grammars, in an engine whose device is imagined: a step takes it a set time.
 
 No GPU is needed. The imagined device computes one step after the other, each `--step-ms` long, and samples a step once
-it has that step's masks; rows choose random ids, within their masks where they have one. So the time of a step beyond
+it has that step's masks; rows sample random ids, within their masks where they have one. So the time of a step beyond
 that of plain rows is what grammars cost: masks that come late, and work of the engine's thread.
 
     python scripts/time_grammar_steps.py smollm2:135m --rows 64 --kinds plain,json-schema,regex
@@ -41,7 +41,7 @@ from realizar.backends.base import Backend, Capacity, ForwardInput
 from realizar.backends.devices import ChosenDevice
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.select import resolve_model
-from realizar.batch import NO_CHOICE, OpenedRow, StepOutput
+from realizar.batch import NOT_SAMPLED, OpenedRow, StepOutput
 from realizar.bench.serve.kinds import REGEX, any_schema, any_tools
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.checkpoint.open import open_checkpoint
@@ -91,7 +91,7 @@ class ImaginedStep:
         self._done_s = max(starts_s, time.perf_counter()) + step_s
         self._masks: Mapping[int, NDArray[np.uint32]] = {}
         self._held: frozenset[int] = frozenset()
-        self._choices: NDArray[np.int32] | None = None
+        self._sampled: NDArray[np.int32] | None = None
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         self._masks = masks
@@ -103,26 +103,26 @@ class ImaginedStep:
         self.sampled_s()
 
     def sampled_s(self) -> float:
-        """Choose, once; the time at which the device is done with the step."""
-        if self._choices is None:
+        """Sample, once; the time at which the device is done with the step."""
+        if self._sampled is None:
             self._done_s = max(self._done_s, time.perf_counter())
             columns = self._step.columns
-            self._choices = np.full(len(columns), NO_CHOICE, np.int32)
-            choices = self._rng.choices(range(1000, 30_000), k=len(columns))
+            self._sampled = np.full(len(columns), NOT_SAMPLED, np.int32)
+            drawn = self._rng.choices(range(1000, 30_000), k=len(columns))
             for index in columns.samples.nonzero()[0].tolist():
                 row = int(columns.numbers[index])
                 mask = self._masks.get(row)
                 if row not in self._held:
-                    number = choices[index]
-                    self._choices[index] = number if mask is None else _pick(np.atleast_2d(mask)[0], np.uint32(number))
+                    number = drawn[index]
+                    self._sampled[index] = number if mask is None else _pick(np.atleast_2d(mask)[0], np.uint32(number))
         return self._done_s
 
     def result(self) -> StepOutput:
         left_s = self.sampled_s() - time.perf_counter()
         if left_s > 0:
             time.sleep(left_s)
-        assert self._choices is not None
-        return StepOutput(self._step.columns.numbers, self._choices[:, None])
+        assert self._sampled is not None
+        return StepOutput(self._step.columns.numbers, self._sampled[:, None])
 
 
 class ImaginedDevice:
@@ -304,7 +304,7 @@ def time_kinds(given: argparse.Namespace, checkpoint: Checkpoint) -> None:
         print(f"{text:>12}: {figures}; {1e3 * step_s:.2f} ms a step, {1e3 * busy_s:.2f} of the thread", flush=True)
         if given.timeline:
             mean_ms = 1e3 * given.seconds / num_steps
-            print(f"{num_steps} steps of {mean_ms:.3f} ms, {rate * 1e-3 * mean_ms:.1f} choices each")
+            print(f"{num_steps} steps of {mean_ms:.3f} ms, {rate * 1e-3 * mean_ms:.1f} tokens each")
             print("\n".join(timeline.lines(num_steps)), flush=True)
         if watched is not None:
             watched.end()
@@ -345,7 +345,7 @@ def parts_of(backend: Backend) -> list[tuple[type, str, str]]:
         (Scheduler, "update", "update"),
         (Scheduler, "hold", "hold rows"),
         (RowGrammars, "start", "ask"),
-        (RowGrammars, "advance", "take choices in"),
+        (RowGrammars, "advance", "take tokens in"),
         (RowGrammars, "give", "give masks"),
         (RowGrammars, "give_all", "give all masks"),
         (RowGrammars, "_late", "wait for masks"),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kv_cache.scripted_states import ScriptedStates, states_of
 from realizar.backends.base import Capacity, DeviceMemory, ForwardInput
-from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, OpenedRow, RowOutput, ScheduledRow, StepOutput
+from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, OpenedRow, RowOutput, ScheduledRow, StepOutput
 from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.config import EngineConfig
 from realizar.models.mixers import ShortConvolution
@@ -138,13 +138,13 @@ class ScriptedStep:
 
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         for row, mask in masks.items():
-            require(self._output is None, "masks come after the choices")
+            require(self._output is None, "masks come after sampling")
             bits = np.unpackbits(np.atleast_2d(mask).view(np.uint8), axis=1, bitorder="little")
             bits = bits[:, : self._backend.vocab_size]
             self._masks[row] = bits.astype(bool)
 
     def hold(self, rows: Collection[int]) -> None:
-        require(self._output is None, "rows are held after the choices")
+        require(self._output is None, "rows are held after sampling")
         self._held = frozenset(rows)
 
     def sample(self) -> None:
@@ -165,24 +165,24 @@ class ScriptedStep:
             return RowOutput(row.row, (), queried=queried, pooled=pooled)
         require(row.row not in self._held, "a row with masks is held")
         stops = open_row.sampling.stop_token_ids
-        chosen: list[int] = []
+        sampled: list[int] = []
         for state, draft in zip(states[-row.num_drafts - 1 :], (*row.draft_ids, None), strict=True):
             masks = self._masks.get(row.row)
-            allowed = np.ones(self._backend.vocab_size, np.bool_) if masks is None else masks[len(chosen)].copy()
+            allowed = np.ones(self._backend.vocab_size, np.bool_) if masks is None else masks[len(sampled)].copy()
             require(bool(allowed.any()), "no token is allowed")
             early = len(open_row.tokens) - open_row.num_prompt_tokens < open_row.sampling.min_tokens
             if early and np.delete(allowed, list(stops)).any():
                 allowed[list(stops)] = False
-            chosen.append(self._backend.choose(open_row, state, allowed))
-            open_row.tokens.append(chosen[-1])
-            if chosen[-1] != draft or chosen[-1] in stops:
+            sampled.append(self._backend.choose(open_row, state, allowed))
+            open_row.tokens.append(sampled[-1])
+            if sampled[-1] != draft or sampled[-1] in stops:
                 break
         wanted = open_row.sampling.logprobs
         if wanted is None:
-            return RowOutput(row.row, tuple(chosen), queried=queried)
+            return RowOutput(row.row, tuple(sampled), queried=queried)
         states = states[len(states) - row.num_drafts - 1 :]
-        logprobs = tuple(logprobs_of(state, token_id, wanted) for state, token_id in zip(states, chosen, strict=False))
-        return RowOutput(row.row, tuple(chosen), logprobs, queried)
+        logprobs = tuple(logprobs_of(state, token_id, wanted) for state, token_id in zip(states, sampled, strict=False))
+        return RowOutput(row.row, tuple(sampled), logprobs, queried)
 
 
 class OpenRow:
@@ -197,7 +197,7 @@ class OpenRow:
 class ScriptedBackend:
     """See the module. `fail_at` makes that submit raise; `num_ids` few ids make drafts come true.
 
-    With `num_drafts` it proposes so many tokens after a row's choices, the last of which is wrong at times.
+    With `num_drafts` it proposes so many tokens after a row's sampled ones, the last of which is wrong at times.
 
     With `num_snapshots` rows have a state, and there is memory for so many snapshots; None is no state. For
     `num_host_snapshots` there is memory on the host.
@@ -288,14 +288,14 @@ class ScriptedBackend:
         return choose(state, open_row.sampling, open_row.choice, allowed, self.num_ids)
 
     def propose(self, step: ForwardInput, output: StepOutput) -> NDArray[np.int32] | None:
-        """Drafts after each row's choices, for whose keys and values the row has slots: they are written over."""
+        """Drafts after each row's sampled tokens, for whose keys and values the row has slots: they're written over."""
         lookahead = step.columns.lookahead
         require(
             (lookahead is None) is (self.limits.num_drafts == 0), "drafts are wanted of who has none, or the reverse"
         )
         if lookahead is None:
             return None
-        drafts = np.full((len(step.rows), self.limits.num_drafts), NO_CHOICE, np.int32)
+        drafts = np.full((len(step.rows), self.limits.num_drafts), NOT_SAMPLED, np.int32)
         for place, (row, made) in enumerate(zip(step.rows, output.rows, strict=True)):
             require(0 <= row.lookahead <= self.limits.num_drafts, "too many drafts are wanted")
             if not made.token_ids or made.error is not None:
@@ -335,7 +335,7 @@ class ScriptedBackend:
             token_id = int(step.token_ids[at])
             if token_id == FROM_PREVIOUS_STEP:
                 token_id = open_row.tokens[-1]
-                require(position == len(open_row.tokens) - 1, "the choice before is not the token here")
+                require(position == len(open_row.tokens) - 1, "the token sampled before is not the token here")
             draft = index - (row.num_tokens - row.num_drafts)
             known = open_row.tokens[position] if draft < 0 else row.draft_ids[draft]
             require(token_id == known, "a token is not that of the row's history")

@@ -2,7 +2,7 @@
 
     python scripts/snapshots/simulate_snapshots.py [--users 60] [--requests 1500]
 
-The real scheduler and cache, with made-up choices: users take turns at random, each with a conversation that grows by a
+The real scheduler and cache, with made-up tokens: users take turns at random, each with a conversation that grows by a
 message and an answer, and begins again at 12,000 tokens. Sizes are as in Qwen3.6-35B-A3B: a snapshot takes the bytes of
 the keys and values of 3,150 tokens, and half of the cache's bytes are snapshots.
 """

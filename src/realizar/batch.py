@@ -21,9 +21,9 @@ from realizar.request import Pooling
 from realizar.sampling_params import SamplingParams
 from realizar.state_moves import NO_MOVES, StateMoves
 
-FROM_PREVIOUS_STEP = -1  # a token id that only the device knows: the row's choice in the step before
+FROM_PREVIOUS_STEP = -1  # a token id that only the device knows: what the row sampled in the step before
 GIVEN_EMBEDDING = -1  # in a row's history, in place of a token id under which the request brings an embedding
-NO_CHOICE = -1  # in place of a token id where a row has chosen nothing
+NOT_SAMPLED = -1  # in place of a token id where a row has sampled nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +115,17 @@ class StepRows:
         num_computed_tokens: int32 [rows], tokens before those of the step, already in the KV cache.
         token_ids: int32 [tokens], those to compute, drafts included; FROM_PREVIOUS_STEP where not known yet.
         starts: int32 [rows + 1], index of each row's first token, and the number of tokens at the end.
-        samples: bool [rows], true where a choice is wanted after the last token, and before each draft, as long as each
-            draft is what was chosen; the choices are the same as without drafts.
+        samples: bool [rows], true where a token is to be sampled after the last one, and before each draft, as long as
+            each draft is what was sampled; the sampled tokens are the same as without drafts.
         num_drafts: int32 [rows], how many of the row's last tokens are speculated; only where it samples.
         num_uncertain: int32 [rows], how many of the row's last tokens may be refused or computed again: its drafts, and
             one more where a row may be held. A model with a state keeps the state before them; others ignore it.
         logprob_queries: by index of the row, where there are any.
         pooling: the final hidden state wanted, by index of the row: of the row's last token here, or the mean over its
             tokens from the first on. For a mean, all steps of the row must name it; each gives the mean so far.
-        only_decodes: each row computes one token without drafts and chooses after it, and nothing else is wanted.
-        lookahead: int32 [rows], how many drafts the backend may propose after the row's choices. For their keys and
-            values the row has blocks: for so many positions after its tokens. None where no row wants any.
+        only_decodes: each row computes one token without drafts and samples after it, and nothing else is wanted.
+        lookahead: int32 [rows], how many drafts the backend may propose after the row's sampled tokens. For their
+            keys and values the row has blocks: for so many positions after its tokens. None where no row wants any.
         embeddings: that requests bring in place of those of their ids, by index of the row, where there are any.
     """
 
@@ -174,7 +174,7 @@ class StepRows:
         token_ids: NDArray[np.int32],
         num_uncertain: NDArray[np.int32] | None = None,
     ) -> StepRows:
-        """Rows of one token each, which choose after it. All arguments are [rows]; no token is uncertain by default."""
+        """Rows of one token each, which sample after it. All arguments are [rows]; no token is uncertain by default."""
         starts, samples, none = _decode_columns(len(numbers))
         uncertain = none if num_uncertain is None else num_uncertain
         return cls(
@@ -202,7 +202,7 @@ class StepRows:
 
     @cached_property
     def are_decodes(self) -> NDArray[np.bool_]:
-        """bool [rows], true where a row has one token beside drafts and chooses, unlike a short chunk of a prompt."""
+        """bool [rows], true where a row has one token beside drafts and samples, unlike a short chunk of a prompt."""
         decodes: NDArray[np.bool_] = self.samples & (self.num_tokens - self.num_drafts == 1)
         return decodes
 
@@ -240,8 +240,8 @@ class StepRows:
             embeddings=self.embeddings.get(index, ()),
         )
 
-    def without_choices(self, numbers: Collection[int]) -> StepRows:
-        """The same tokens with no choice of some rows; what else is wanted of them stays."""
+    def without_sampling(self, numbers: Collection[int]) -> StepRows:
+        """The same tokens with nothing sampled of some rows; what else is wanted of them stays."""
         kept = ~np.isin(self.numbers, list(numbers))
         num_drafts = np.where(kept, self.num_drafts, np.int32(0))
         return replace(self, samples=self.samples & kept, num_drafts=num_drafts, only_decodes=False)
@@ -289,7 +289,7 @@ class ScheduledBatch:
 
     @property
     def num_decode_tokens(self) -> int:
-        """Tokens of rows that compute one known choice, and its drafts."""
+        """Tokens of rows that compute one sampled token, and its drafts."""
         if self.columns.only_decodes:
             return len(self.columns)
         return int(self.columns.num_tokens[self.columns.are_decodes].sum())
@@ -317,10 +317,10 @@ class RowOutput:
 
     Attributes:
         row: its number.
-        token_ids: choices of this step: one, more with accepted drafts, none when not sampling or held. None follows
+        token_ids: sampled in this step: one, more with accepted drafts, none when not sampling or held. None follows
             one of the row's `stop_token_ids`.
-        logprobs: per choice, where the row's sampling parameters ask for them: those of the model's own distribution,
-            before bias, penalties and temperature.
+        logprobs: per sampled token, where the row's sampling parameters ask for them: those of the model's own
+            distribution, before bias, penalties and temperature.
         queried: per `logprob_queries` entry. An entry whose target is None reports the most probable id.
         pooled: float32 [hidden_size], after the model's final norm and not normalised further; or None.
         error: why this row gets nothing more: its request is to be ended. All else is then empty, and what later steps
@@ -346,16 +346,17 @@ class StepOutput:
 
     Attributes:
         numbers: intp [rows], the number of each row.
-        choices: int32 [rows, 1 + drafts], the choices of each row, accepted drafts among them; as wide as the row with
-            the most drafts needs. NO_CHOICE follows a row's last choice, and stands for all of a row with an error.
-        others: by index, rows that have more than choices: log-probabilities, a pooled state or an error.
-        logprobs: by index, the log-probability of rows that have one choice with it, and are not among `others`.
-        drafts: int32 [rows, most], what the backend proposes to follow each row's last choice, NO_CHOICE after a row's
-            last draft; at most the row's lookahead. None where it proposes nothing.
+        sampled: int32 [rows, 1 + drafts], the sampled tokens of each row, accepted drafts among them; as wide as the
+            row with the most drafts needs. NOT_SAMPLED follows a row's last one, and stands for all of a row with an
+            error.
+        others: by index, rows that have more than sampled tokens: log-probabilities, a pooled state or an error.
+        logprobs: by index, the log-probability of rows that have one sampled token with it, and are not among `others`.
+        drafts: int32 [rows, most], what the backend proposes to follow each row's last sampled token, NOT_SAMPLED after
+            a row's last draft; at most the row's lookahead. None where it proposes nothing.
     """
 
     numbers: NDArray[np.intp]
-    choices: NDArray[np.int32]
+    sampled: NDArray[np.int32]
     others: Mapping[int, RowOutput] = field(default_factory=dict)
     logprobs: Mapping[int, StepEntry] = field(default_factory=dict)
     drafts: NDArray[np.int32] | None = None
@@ -365,19 +366,19 @@ class StepOutput:
         outputs = dict(enumerate(rows))
         numbers = np.array([row.row for row in outputs.values()], np.intp)
         width = max((len(row.token_ids) for row in outputs.values()), default=0)
-        return cls.merged(numbers, np.full((len(outputs), max(width, 1)), NO_CHOICE, np.int32), outputs)
+        return cls.merged(numbers, np.full((len(outputs), max(width, 1)), NOT_SAMPLED, np.int32), outputs)
 
     @classmethod
-    def merged(cls, numbers: NDArray[np.intp], choices: NDArray[np.int32], rows: Mapping[int, RowOutput]) -> StepOutput:
-        """Choices, to which those of rows that were made by themselves are added, by their index."""
+    def merged(cls, numbers: NDArray[np.intp], sampled: NDArray[np.int32], rows: Mapping[int, RowOutput]) -> StepOutput:
+        """Sampled tokens, to which those of rows that were made by themselves are added, by their index."""
         for index, row in rows.items():
-            choices[index, : len(row.token_ids)] = row.token_ids
-        return cls(numbers, choices, {index: row for index, row in rows.items() if row.has_more})
+            sampled[index, : len(row.token_ids)] = row.token_ids
+        return cls(numbers, sampled, {index: row for index, row in rows.items() if row.has_more})
 
     @cached_property
-    def num_choices(self) -> NDArray[np.intp]:
-        """intp [rows], the number of choices of each row."""
-        counts: NDArray[np.intp] = np.count_nonzero(self.choices != NO_CHOICE, axis=1)
+    def num_sampled(self) -> NDArray[np.intp]:
+        """intp [rows], the number of sampled tokens of each row."""
+        counts: NDArray[np.intp] = np.count_nonzero(self.sampled != NOT_SAMPLED, axis=1)
         return counts
 
     @cached_property
@@ -388,5 +389,5 @@ class StepOutput:
         found = self.others.get(index)
         if found is not None:
             return found
-        token_ids = self.choices[index, : self.num_choices[index]]
+        token_ids = self.sampled[index, : self.num_sampled[index]]
         return RowOutput(int(self.numbers[index]), tuple(token_ids.tolist()), self.logprobs.get(index, ()))

@@ -107,7 +107,7 @@ class SamplingParams:
         logit_bias: token id to a number added to its logit.
         seed: same seed, same text, on the CPU whatever else runs; on a GPU logits depend a little on what else is in a
             step. None draws a fresh one.
-        logprobs: top log-probabilities wanted per generated token; None for none, 0 for the chosen token's alone.
+        logprobs: top log-probabilities wanted per generated token; None for none, 0 for the sampled token's alone.
         prompt_logprobs: the same at every prompt position but the first.
         stop: strings that end the output and are not part of it. stop_token_ids: ids that do.
         ignore_eos: go on past the model's end-of-generation ids.

@@ -192,10 +192,10 @@ class Traffic:
         queried = (LOGPROBS,) * len(row.logprob_queries)
         if not row.sample:
             return RowOutput(row.row, (), queried=queried)
-        chosen: list[int] = []
+        sampled: list[int] = []
         for draft in (*row.draft_ids, None):
-            chosen.append(rng.randrange(IDS) if draft is None or rng.random() < 0.4 else draft)
-            if chosen[-1] != draft:
+            sampled.append(rng.randrange(IDS) if draft is None or rng.random() < 0.4 else draft)
+            if sampled[-1] != draft:
                 break
-        logprobs = (LOGPROBS,) * len(chosen) if self.kind == "mixed" and row.sequence_id % 3 == 0 else ()
-        return RowOutput(row.row, tuple(chosen), logprobs, queried)
+        logprobs = (LOGPROBS,) * len(sampled) if self.kind == "mixed" and row.sequence_id % 3 == 0 else ()
+        return RowOutput(row.row, tuple(sampled), logprobs, queried)

@@ -1,4 +1,4 @@
-"""A scheduler without an engine: what it is asked, what it answers, and steps whose choices the test names."""
+"""A scheduler without an engine: what it is asked, what it answers, and steps whose sampled tokens the test names."""
 
 from __future__ import annotations
 

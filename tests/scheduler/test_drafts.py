@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, RowOutput, StepOutput
+from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, RowOutput, StepOutput
 from realizar.scheduler.drafts import DraftLookup
 from scheduler.scheduler_runs import answer, make_scheduler, request, shape
 
@@ -74,9 +74,9 @@ def test_a_stop_or_the_end_within_accepted_drafts_ends_the_row() -> None:
         scheduler.add(request("a", (5, 6, 7, 8, 5), max_tokens=most, stop=stop))
         answer(scheduler, scheduler.schedule(), 6)
         batch = scheduler.schedule()
-        assert len(batch.rows[0].draft_ids) == min(3, most - 2)  # a choice follows the last draft
-        chosen = RowOutput(0, (7, 8, 5, 1)[: len(batch.rows[0].draft_ids) + 1])
-        (output,) = scheduler.update(batch, StepOutput.of([chosen]))
+        assert len(batch.rows[0].draft_ids) == min(3, most - 2)  # a sampled token follows the last draft
+        made = RowOutput(0, (7, 8, 5, 1)[: len(batch.rows[0].draft_ids) + 1])
+        (output,) = scheduler.update(batch, StepOutput.of([made]))
         assert (output.token_ids, output.finish_reason) == wanted
         assert not scheduler.has_work
 
@@ -125,7 +125,7 @@ def test_rows_that_choose_have_blocks_for_the_backends_drafts_if_any_are_free() 
     scheduler.add(request("b", (4,), max_tokens=7))
     batch = scheduler.schedule()
     assert [(row.num_context_tokens, row.lookahead) for row in batch.rows] == [(3, 4), (1, 1)]
-    drafts = np.array([[5, 6, 7, NO_CHOICE], [NO_CHOICE] * 4], np.int32)
+    drafts = np.array([[5, 6, 7, NOT_SAMPLED], [NOT_SAMPLED] * 4], np.int32)
     output = StepOutput.of([RowOutput(row.row, (9,)) for row in batch.rows])
     scheduler.update(batch, replace(output, drafts=drafts))
     batch = scheduler.schedule()

@@ -54,11 +54,11 @@ def test_columns_and_rows_say_the_same() -> None:
 def test_results_as_columns_and_by_row() -> None:
     rows = (RowOutput(4, (9,)), RowOutput(2, ()), RowOutput(3, (1, 2)), RowOutput(0, (), pooled=np.ones(2, np.float32)))
     output = StepOutput.of(rows)
-    assert output.choices.tolist() == [[9, -1], [-1, -1], [1, 2], [-1, -1]]
-    assert output.num_choices.tolist() == [1, 0, 2, 0]
+    assert output.sampled.tolist() == [[9, -1], [-1, -1], [1, 2], [-1, -1]]
+    assert output.num_sampled.tolist() == [1, 0, 2, 0]
     assert sorted(output.others) == [3]
     assert output.rows == rows
-    assert StepOutput.of(rows[:2]).choices.tolist() == [[9], [-1]]
+    assert StepOutput.of(rows[:2]).sampled.tolist() == [[9], [-1]]
 
 
 def test_any_number_of_stop_ids() -> None:

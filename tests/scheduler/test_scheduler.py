@@ -87,7 +87,7 @@ def test_a_step_ahead_takes_the_token_from_the_step_before() -> None:
     third = scheduler.schedule()
     assert [row.token_ids for row in third.rows] == [(FROM_PREVIOUS_STEP,)]
     answer(scheduler, second, 41)
-    assert scheduler.schedule().rows == ()  # the third choice is the last, and on its way
+    assert scheduler.schedule().rows == ()  # the third token is the last, and on its way
     (last,) = answer(scheduler, third, 42)
     assert last.finish_reason == "length"
     assert not scheduler.has_work
@@ -137,7 +137,7 @@ def test_the_last_to_come_is_preempted_and_keeps_its_row() -> None:
 
 
 def test_a_preempted_sequence_waits_for_its_token_before_it_starts_again() -> None:
-    """Blocks come free while the step with its choice is still on its way: only then may it be computed again."""
+    """Blocks come free while the step that samples it is still on its way: only then may it be computed again."""
     scheduler = make_scheduler(num_blocks=6)
     scheduler.add(request("a", 4, max_tokens=6))
     scheduler.add(request("b", 4, max_tokens=6))

@@ -19,7 +19,7 @@ def add(scheduler: Scheduler, name: str, prompt: tuple[int, ...], structured: St
 
 
 @pytest.mark.parametrize("has_state", [True, False])
-def test_drafts_and_the_token_before_a_choice_that_a_grammar_may_hold(has_state: bool) -> None:
+def test_drafts_and_the_token_before_a_sampled_one_that_a_grammar_may_hold(has_state: bool) -> None:
     """In chunks of a prompt, decodes with drafts, decodes of all rows at once, and a decode beside a prompt."""
     scheduler = make_scheduler(drafts=2, has_state=has_state, max_step_tokens=14)
     add(scheduler, "free", (5, 6, 7, 8, 5), None)

@@ -1,7 +1,7 @@
 """A fork server whose workers end, hang or are slow at what a test says: `python deadly_server.py SOCKET MASKS`.
 
-A regular expression's last alternative names what a worker does: `|crash`, `|hang` or `|quit` once a row has chosen the
-byte `f`, `|slow` at each answer, and `|load-crash` when it is compiled among other grammars.
+A regular expression's last alternative names what a worker does: `|crash`, `|hang` or `|quit` once a row has sampled
+the byte `f`, `|slow` at each answer, and `|load-crash` when it is compiled among other grammars.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def test_a_row_is_asked_for_again_while_its_masks_are_due(service: GrammarServic
     service.close_row(row.row)
 
 
-def test_choices_that_come_while_masks_are_due_are_not_lost(service: GrammarService) -> None:
+def test_tokens_that_come_while_masks_are_due_are_not_lost(service: GrammarService) -> None:
     """As of a step that was given up: the row is followed anew from its history."""
     row = Follower(service, LETTERS)
     step(service, row)
@@ -133,7 +133,7 @@ def test_choices_that_come_while_masks_are_due_are_not_lost(service: GrammarServ
     service.close_row(row.row)
 
 
-def test_many_choices_at_once_are_taken_in(service: GrammarService) -> None:
+def test_many_tokens_at_once_are_taken_in(service: GrammarService) -> None:
     """More than there is room for in a question, and several as with drafts."""
     row = Follower(service, StructuredOutput("regex", "[a-f]{3,200}x"))
     for count in (1, 3, MOST_TOKENS, MOST_TOKENS + 5, 2):
@@ -164,7 +164,7 @@ def test_a_row_that_is_closed_while_its_masks_are_due_is_forgotten(service: Gram
     service.close_row(late.row)
 
 
-def test_tokens_without_a_choice_need_no_question() -> None:
+def test_tokens_without_another_need_no_question() -> None:
     """The process has gone ahead of them; then it may stand still, or die, and goes on from where they end."""
     service = make_service(WorkerLimits(drafts=0))
     forced = StructuredOutput("regex", "abracadabra abracadabra[0-9]{2}name value name value[0-9]{3}")

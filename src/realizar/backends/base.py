@@ -69,7 +69,7 @@ class Capacity:
         kv_cache_bytes: allocated, snapshots on the device included.
         step_sizes: numbers of tokens, ascending, to which a step with prompts is padded; none where none is.
         num_snapshots: of states; 0 for a model without any. num_host_snapshots: of those in the host's memory.
-        num_drafts: tokens that the backend itself proposes after a row's choices, at most (`StepOutput.drafts`).
+        num_drafts: tokens that the backend itself proposes after a row's sampled tokens, at most (`StepOutput.drafts`).
     """
 
     block_size: int
@@ -107,24 +107,24 @@ class Step(Protocol):
     def set_masks(self, masks: Mapping[int, NDArray[np.uint32]]) -> None:
         """Allow only some ids for some rows: row to uint32 [ceil(vocab / 32)], bit i of word j for id 32 j + i.
 
-        A row with drafts has a mask per choice, uint32 [drafts + 1, ceil(vocab / 32)]; those after a forbidden draft
-        are never read. Masks act before bias and penalties; log-probabilities stay the model's own.
+        A row with drafts has a mask per sampled token, uint32 [drafts + 1, ceil(vocab / 32)]; those after a forbidden
+        draft are never read. Masks act before bias and penalties; log-probabilities stay the model's own.
 
         May come after launch and must come before `result`, and before the next `submit`. Rows are those whose
         sampling parameters name a grammar: a step without any may sample as soon as it has started.
         """
 
     def hold(self, rows: Collection[int]) -> None:
-        """Let rows that follow a grammar, and get no mask, go without a choice: their samplers stay as they are.
+        """Let rows that follow a grammar, and get no mask, sample nothing: their samplers stay as they are.
 
-        May come when `set_masks` may. The next step may compute the last token of such a row again, and choose after
+        May come when `set_masks` may. The next step may compute the last token of such a row again, and sample after
         it.
         """
 
     def sample(self) -> None:
-        """Go on to the choices now: all masks are set, and no row is to be held.
+        """Go on to sampling now: all masks are set, and no row is to be held.
 
-        Without this call a step does so when `result` or the next `submit` needs them. Raises what `result` does.
+        Without this call a step does so when `result` or the next `submit` needs it. Raises what `result` does.
         """
 
     def result(self) -> StepOutput:

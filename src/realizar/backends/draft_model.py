@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from realizar.backends.base import Backend, Capacity, ForwardInput, ModelFiles, OtherModels
 from realizar.backends.memory_plan import MemoryPlan
 from realizar.backends.resolved_config import NOTHING_BESIDE, Beside, ResolvedConfig
-from realizar.batch import FROM_PREVIOUS_STEP, NO_CHOICE, OpenedRow, StepOutput, StepRows
+from realizar.batch import FROM_PREVIOUS_STEP, NOT_SAMPLED, OpenedRow, StepOutput, StepRows
 from realizar.cache_kinds import attention_window
 from realizar.errors import DeviceLostError, InvalidRequestError, UnsupportedModelError
 from realizar.models.spec import ModelSpec
@@ -69,7 +69,7 @@ def shared_groups(drafter: ModelSpec, spec: ModelSpec) -> list[int]:
 
 
 def drafter_config(config: ResolvedConfig, num_blocks: tuple[int, ...] | None = None) -> ResolvedConfig:
-    """The configuration of a drafter, which computes a token more of each row that has chosen, from the main model's.
+    """The configuration of a drafter, which computes a token more of each row that has sampled, from the main model's.
 
     `num_blocks` is of each of the drafter's cache groups; None plans it alone.
     """
@@ -102,7 +102,7 @@ class DraftModel:
         self._backend, self._block_size = backend, config.block_size
         self._groups = shared_groups(drafter.spec, spec)
         self.num_drafts = config.speculative_tokens
-        self._last = np.zeros(config.max_running, np.int32)  # by row: its last choice
+        self._last = np.zeros(config.max_running, np.int32)  # by row: its last sampled token
         self._fails = False
         own = drafter_config(config, tuple(num_blocks[group] for group in self._groups))
         backend.load(drafter.spec, drafter.checkpoint, own)
@@ -147,14 +147,14 @@ class DraftModel:
             return output
 
     def _propose(self, step: ForwardInput, output: StepOutput) -> NDArray[np.int32] | None:
-        """Read the step's tokens that stand and the choices after them, then go on from each draft in turn."""
-        columns, made = step.columns, output.num_choices
+        """Read the step's tokens that stand and those sampled after them, then go on from each draft in turn."""
+        columns, made = step.columns, output.num_sampled
         wanted = np.zeros(len(columns), np.int32) if columns.lookahead is None else columns.lookahead * (made > 0)
         token_ids, counts = self._standing(columns, output, wanted > 0)
         found = self._run(step, np.arange(len(columns)), columns.num_computed_tokens, token_ids, counts, wanted > 0)
         if not wanted.any():
             return None
-        drafts = np.full((len(columns), self.num_drafts), NO_CHOICE, np.int32)
+        drafts = np.full((len(columns), self.num_drafts), NOT_SAMPLED, np.int32)
         ends = columns.num_computed_tokens + counts
         for place in range(self.num_drafts):
             drafts[wanted > place, place] = found[wanted > place]
@@ -169,19 +169,19 @@ class DraftModel:
     def _standing(
         self, columns: StepRows, output: StepOutput, goes_on: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Tokens of a step's rows that stand, and the last choice of those that go on: ids, and their numbers."""
-        made, rows = output.num_choices, columns.numbers
+        """Tokens of a step's rows that stand, and the last one sampled of those that go on: ids, and their numbers."""
+        made, rows = output.num_sampled, columns.numbers
         accepted = np.maximum(made - 1, 0).astype(np.int32)
         kept = columns.num_tokens - columns.num_drafts + accepted
         ids = columns.token_ids.copy()
         follows = (ids == FROM_PREVIOUS_STEP).nonzero()[0]
         ids[follows] = self._last[rows[np.searchsorted(columns.starts, follows, side="right") - 1]]
-        last = output.choices[np.arange(len(columns)), np.maximum(made - 1, 0)]
+        last = output.sampled[np.arange(len(columns)), np.maximum(made - 1, 0)]
         self._last[rows[made > 0]] = last[made > 0]
         counts = kept + goes_on
         parts = [
-            [*ids[start : start + count].tolist(), *([int(choice)] if more else [])]
-            for start, count, choice, more in zip(columns.starts.tolist(), kept.tolist(), last, goes_on, strict=False)
+            [*ids[start : start + count].tolist(), *([int(sampled)] if more else [])]
+            for start, count, sampled, more in zip(columns.starts.tolist(), kept.tolist(), last, goes_on, strict=False)
         ]
         return np.array([token_id for part in parts for token_id in part], np.int32), counts.astype(np.int32)
 
@@ -195,7 +195,7 @@ class DraftModel:
             places: of the rows in the step. firsts: position of each one's first token. counts: tokens of each.
 
         Returns:
-            int32 [rows], the most probable token after each row's last; NO_CHOICE where `samples` is false.
+            int32 [rows], the most probable token after each row's last; NOT_SAMPLED where `samples` is false.
         """
         starts = np.zeros(len(places) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
@@ -212,5 +212,5 @@ class DraftModel:
             table[owners, positions // size] * size + positions % size for table in tables
         ]
         output = self._backend.submit(ForwardInput(columns, positions, tuple(slots), tables)).result()
-        chosen: NDArray[np.int32] = output.choices[:, 0]
-        return chosen
+        sampled: NDArray[np.int32] = output.sampled[:, 0]
+        return sampled

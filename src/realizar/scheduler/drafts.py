@@ -32,7 +32,7 @@ class Drafter(Protocol):
     what it needs of a sequence by `sequence_id`, `row` and `token_ids`, and keeps its own state under `sequence_id`.
 
     Attributes:
-        awaits_results: drafts follow from token ids that the host must know, so that a step's choices are awaited
+        awaits_results: drafts follow from token ids that the host must know, so that a step's results are awaited
             before the next step. False lets steps stay in flight; a sequence then has drafts only where its last token
             is known.
     """
@@ -170,7 +170,7 @@ class Drafting:
     def propose(self, going: ListOf[Sequence], proposed: NDArray[np.int32] | None) -> None:
         """Have drafts proposed, in one call, for sequences that go on from a known token and have room for a draft.
 
-        `proposed`, int32 [sequences, most], are the backend's drafts of each, NO_CHOICE after the last; None for none.
+        `proposed`, int32 [sequences, most], are the backend's drafts of each, NOT_SAMPLED after the last; or None.
         """
         if not going:
             return

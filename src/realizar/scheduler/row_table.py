@@ -188,7 +188,7 @@ class RowTable:
     def append_tokens(self, rows: Rows, sampled: NDArray[np.int32]) -> Appended:
         """Append to each row its sampled tokens up to the one that ends it: the rule by which outputs end.
 
-        `sampled` is int32 [rows, 1 + drafts], at least one token of each row, NO_CHOICE after its last.
+        `sampled` is int32 [rows, 1 + drafts], at least one token of each row, NOT_SAMPLED after its last.
         """
         known, width = self.num_known[rows], sampled.shape[1]
         places: Column = np.add(known[:, None], np.arange(width, dtype=np.int32))

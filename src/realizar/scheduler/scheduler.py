@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.batch import NO_CHOICE, LogprobQuery, RowOutput, ScheduledBatch, StepOutput, StepRows
+from realizar.batch import NOT_SAMPLED, LogprobQuery, RowOutput, ScheduledBatch, StepOutput, StepRows
 from realizar.errors import CapacityError, ContextLengthError, InvalidRequestError, QueueFullError
 from realizar.kv_cache.manager import KVCacheManager, Prefix
 from realizar.outputs import FinishReason, PromptProgress, RowError, TokenLogprobs, TokenOutput
@@ -502,7 +502,7 @@ class Scheduler:
         if not most or not len(columns):
             return columns
         rows, ends = columns.numbers, columns.num_context_tokens
-        # The choice stands after the row's tokens, and another one follows the last draft.
+        # The sampled token stands after the row's tokens, and another one follows the last draft.
         wanted = np.clip(self._table.most_tokens[rows] - 2 - ends, 0, most) * columns.samples
         for index in (self._cache.num_steady(rows, ends) < wanted).nonzero()[0].tolist():
             first, count = int(columns.num_computed_tokens[index]), int(columns.num_tokens[index])
@@ -518,9 +518,9 @@ class Scheduler:
             errors = {int(step.sequence_ids[at]): row.error for at, row in output.others.items() if is_open[at]}
             failed = [self.fail(number, error) for number, error in errors.items() if error is not None]
             is_open = self._are_open(step)
-        sampled = is_open & step.samples & (output.choices[:, 0] != NO_CHOICE)  # else held, or in a prompt
-        at = sampled.nonzero()[0]
-        numbers, token_ids = rows[at], output.choices[at]
+        samples = is_open & step.samples & (output.sampled[:, 0] != NOT_SAMPLED)  # else held, or in a prompt
+        at = samples.nonzero()[0]
+        numbers, token_ids = rows[at], output.sampled[at]
         added = table.append_tokens(numbers, token_ids)
         if not step.only_decodes:
             self._settle_drafts(step, at, output)
@@ -558,7 +558,7 @@ class Scheduler:
         drafted = at[step.num_drafts[at] > 0]
         if not len(drafted):
             return
-        num_sampled = output.num_choices[drafted]
+        num_sampled = output.num_sampled[drafted]
         self._table.settle_drafts(step.numbers[drafted], step.num_computed_tokens[drafted] + num_sampled)
         sequences = self._open.of_rows(step.numbers[drafted])
         self._drafting.verified(sequences, step.num_drafts[drafted].tolist(), (num_sampled - 1).tolist())

@@ -56,7 +56,7 @@ class SnapshotPlaces:
         """Numbers of tokens, ascending, after each of which a snapshot is to be taken.
 
         Args:
-            num_tokens: of the prompt; its last one is always computed with the choice after it.
+            num_tokens: of the prompt; its last one is always computed with the token sampled after it.
             marks: numbers of tokens after which a message ends; others are ignored.
             is_shared: several choices start from the prompt.
             step_tokens: of prompts, that a step may have by the speed that was measured; None is a full step.

@@ -53,7 +53,7 @@ class GrammarMatcher:
         return self._ended
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Consume chosen ids. An id that the grammar does not allow, or an id after the end, is an error of the row."""
+        """Consume sampled ids. An id that the grammar does not allow, or one after the end, is an error of the row."""
         for token_id in token_ids:
             if self.error is not None:
                 return

@@ -1,7 +1,7 @@
 """`KnownStates`: every state of a small regular expression, with its mask and where each token leads. numpy only.
 
 Where all states of an expression are known, a row needs no matcher: its next mask follows from its state and the token
-that was chosen, for all rows by one look into a table.
+that was sampled, for all rows by one look into a table.
 """
 
 from __future__ import annotations

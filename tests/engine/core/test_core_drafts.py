@@ -23,7 +23,7 @@ COUNT = 12
 
 
 class Foreseeing:
-    """Proposes what will be chosen, the last draft apart, as something that knows the text would.
+    """Proposes what will be sampled, the last draft apart, as something that knows the text would.
 
     Attributes:
         calls: names of the requests that each call was about. verdicts: drafts and right ones, by request.
@@ -106,8 +106,8 @@ def test_two_steps_stay_in_flight_where_the_drafter_waits_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_prompts_are_read_ahead_and_choices_awaited(in_flight: int) -> None:
-    """A long prompt's chunks overlap; no step follows a choice that drafts may follow before that is known."""
+def test_prompts_are_read_ahead_and_sampled_tokens_awaited(in_flight: int) -> None:
+    """A long prompt's chunks overlap; no step follows a sampled token that drafts may follow before that is known."""
     drafter = Foreseeing(3)
     backend, core, most = run(drafter, in_flight, step_tokens=4)
     assert most == in_flight - 1
@@ -187,6 +187,6 @@ def test_what_is_looked_up_goes_before_what_the_backend_proposes(monkeypatch: py
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_no_draft_is_wanted_that_no_choice_could_follow(count: int) -> None:
+def test_no_draft_is_wanted_that_no_sampled_token_could_follow(count: int) -> None:
     _, core = run_proposing(count, prompt_lookup_min=4)
     assert core.counts.draft_tokens == 3 * max(count - 2, 0)

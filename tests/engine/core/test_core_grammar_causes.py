@@ -91,6 +91,6 @@ def test_a_request_gets_the_cause_of_the_fault(
     assert str(error) == f"the output can't go on within its grammar: {reason}"
     assert getattr(error, "param", None) == ("structured" if raised is InvalidRequestError else None)
     assert ("request stuck ended" in caplog.text) == (raised is RequestFailedError)
-    chosen = [token_id for output in outputs["plain"] for token_id in output.token_ids]
-    assert chosen == expected_tokens((4, 5), (None,), plain.sampling, 12)
+    sampled = [token_id for output in outputs["plain"] for token_id in output.token_ids]
+    assert sampled == expected_tokens((4, 5), (None,), plain.sampling, 12)
     core.close()

@@ -232,7 +232,7 @@ def test_a_crash_while_masks_are_due_delays_nobody(
 def test_a_step_with_all_its_masks_goes_on_before_the_next_is_submitted(
     late: LateService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its choices are made in the call that took in those before, unless a mask is late."""
+    """It is sampled in the call that took in the tokens before, unless a mask is late."""
     sampled: list[ScriptedStep] = []
 
     def sample(step: ScriptedStep) -> None:
@@ -358,7 +358,7 @@ def test_requests_come_and_leave_while_all_masks_are_due(
     assert held == [1]
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
-    monkeypatch.undo()  # else steps without choices are run as fast as can be
+    monkeypatch.undo()  # else steps that sample nothing are run as fast as can be
     outputs += run_out(core)["staying"]
     assert tokens_of([each for each in outputs if each.request_id == "staying"]) == alone(staying, (window,))
     core.close()

@@ -59,7 +59,7 @@ class CPUStep:
         self._masks.update(masks)
 
     def hold(self, rows: Collection[int]) -> None:
-        self._input = replace(self._input, columns=self._input.columns.without_choices(rows))
+        self._input = replace(self._input, columns=self._input.columns.without_sampling(rows))
 
     def sample(self) -> None:
         self.result()

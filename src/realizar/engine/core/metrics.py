@@ -21,7 +21,7 @@ class EngineStats:
         snapshots_stored, snapshots_fetched: those of them that were moved to the host's memory, and restored from it.
         draft_tokens, accepted_tokens: tokens speculated, and those of them that were right.
         num_steps: steps run. step_s: seconds spent in them.
-        prompt_tokens, generation_tokens: tokens read and chosen.
+        prompt_tokens, generation_tokens: tokens read and sampled.
         device_memory_used_bytes: of the GPU, by all programs. device_memory_total_bytes: all it has; both 0 on the CPU.
         num_restarts: engines that died and were replaced, counted by the supervisor; 0 in an engine's own figures.
     """

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import Step
 from realizar.backends.row_masks import RowMasks
-from realizar.batch import NO_CHOICE, OpenedRow, StepOutput, StepRows
+from realizar.batch import NOT_SAMPLED, OpenedRow, StepOutput, StepRows
 from realizar.engine.core.patience import Patience
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.outputs import RowError
@@ -31,7 +31,7 @@ _NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asking:
-    """The rows of a step that choose within grammars, all [rows]: their `index` in the step, row `numbers`, `slots` in
+    """The rows of a step that sample within grammars, all [rows]: their `index` in the step, row `numbers`, `slots` in
     the shared memory, and numbers of drafts.
     """
 
@@ -51,7 +51,7 @@ class GivenMasks:
     """The result of giving a step its masks.
 
     `stuck` has the errors of rows that can't go on, by the numbers of their sequences; what the step gives them is
-    dropped. `held` has the numbers of rows that make no choice: those that are stuck, and those whose masks are late.
+    dropped. `held` has the numbers of rows that sample nothing: those that are stuck, and those whose masks are late.
     """
 
     stuck: dict[int, RowError] = field(default_factory=dict)
@@ -62,7 +62,7 @@ _NONE_GIVEN = GivenMasks()
 
 
 class RowGrammars:
-    """Follows each row's grammar. The masks of its next choice are asked for as soon as the one before is known.
+    """Follows each row's grammar. The masks of its next token are asked for as soon as the one before is known.
 
     Only `prepare` and `prepare_later` may be called from any thread.
 
@@ -143,7 +143,7 @@ class RowGrammars:
             self._made_service().close_row(followed)
 
     def start(self, rows: StepRows) -> None:
-        """Ask for a step's masks, those of rows apart that were asked for; all earlier choices have been taken in."""
+        """Ask for a step's masks, those of rows apart that were asked for; all earlier tokens have been taken in."""
         self._asking = asking = self._with_grammars(rows)
         self._is_given = False
         if asking is None:
@@ -262,20 +262,20 @@ class RowGrammars:
         return () if slot == _NO_SLOT else self._made_service().rows.certain_ids(slot, most)
 
     def drop(self) -> None:
-        """Forget the step that masks are asked for: it is lost. The masks are those of its rows' next choices still."""
+        """Forget the step that masks are asked for: it is lost. The masks are those of its rows' next tokens still."""
         self._asking = None
 
     def advance(self, rows: StepRows, output: StepOutput) -> None:
-        """Take in a step's choices. A row that made none waits for the same masks."""
+        """Take in a step's sampled tokens. A row that has none waits for the same masks."""
         asking = self._asking if self._asking is not None and rows is self._asking.step else self._with_grammars(rows)
         if asking is None:
             return
-        slots, choices = asking.slots, output.choices[asking.index]
-        counts = (choices != NO_CHOICE).sum(axis=1)
+        slots, sampled = asking.slots, output.sampled[asking.index]
+        counts = (sampled != NOT_SAMPLED).sum(axis=1)
         if not counts.all():
-            chose = counts > 0
-            slots, choices, counts = slots[chose], choices[chose], counts[chose]
-        self._made_service().rows.advance(slots, choices, counts)
+            any_sampled = counts > 0
+            slots, sampled, counts = slots[any_sampled], sampled[any_sampled], counts[any_sampled]
+        self._made_service().rows.advance(slots, sampled, counts)
 
     def _with_grammars(self, rows: StepRows) -> _Asking | None:
         if not self._rows:

@@ -66,7 +66,7 @@ class FollowedRow:
 
     Attributes:
         slot: its slot in the shared memory.
-        output: all chosen ids, after `num_begun` ids that were there before the first choice.
+        output: all sampled ids, after `num_begun` ids that were there before the first of them.
         worker: the worker that follows it, under the name `key`.
         drafts: proposed next tokens that its last request names.
         error: the reason why the row can't go on, or None. cause: `request` is the grammar, `engine` all else.

@@ -53,17 +53,17 @@ class MaskMemory:
         answered: int64 [slots], the number of the last answer, written last by the worker.
         states: int32 [slots], GOES_ON, ENDED or STUCK, with the last answer.
         num_tokens, num_drafts: int32 [slots], of the last request.
-        tokens: int32 [slots, MOST_TOKENS], ids chosen since the request before.
+        tokens: int32 [slots, MOST_TOKENS], ids sampled since the request before.
         drafts: int32 [slots, most_drafts], proposed next tokens.
         forced: int64 [slots, MOST_TOKENS], tokens from an answer on that are certain, as the grammar allows no others;
             see `entries_of`. The worker finds more of them meanwhile, and may write them when the slot is another
             row's.
         known: int64 [slots], the line of the row's state after the last answer, as an entry like those of `forced`.
-        masks: uint32 [slots + lines, words], of each slot the mask of the next choice, empty if the row is stuck; then
+        masks: uint32 [slots + lines, words], of each slot the mask of the next token, empty if the row is stuck; then
             of each line that of a known state.
         after: int16 [lines, 32 * words], of a line of a known state the state after each token, by its place among the
             MOST_STATES lines of its grammar; below 0 where that is not known.
-        places: intp [slots], this process's own: where in `masks` the mask of each slot's next choice is.
+        places: intp [slots], this process's own: where in `masks` the mask of each slot's next token is.
         masks_after_drafts: uint32 [slots, most_drafts, words].
     """
 

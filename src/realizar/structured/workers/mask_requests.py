@@ -32,8 +32,8 @@ class MaskRequests:
     """The rows that follow grammars, and what is asked of each, in columns by slot. Not thread-safe.
 
     A step's requests are a few writes to the shared memory, its answers two numbers to compare. What is known
-    beforehand costs no request (`PrefetchedMasks`): where the grammar leaves no choice its worker goes ahead of what is
-    chosen, and of small expressions it knows all states.
+    beforehand costs no request (`PrefetchedMasks`): where the grammar allows one token its worker goes ahead of what is
+    sampled, and of small expressions it knows all states.
 
     When a worker ends, all its rows are followed anew in others. What it worked on says which grammar may have ended
     it: that one gets a worker of its own, and a row that ends this one too, at the same token, is in error; then
@@ -136,10 +136,10 @@ class MaskRequests:
             return ()
         return self._prefetched.certain_ids(slot, self._num_new[slot], most)
 
-    def advance(self, slots: Slots, choices: NDArray[np.int32], counts: NDArray[np.intp]) -> None:
-        """Take in the choices of rows, int32 [rows, most choices], so many of each; earlier masks are used up."""
+    def advance(self, slots: Slots, sampled: NDArray[np.int32], counts: NDArray[np.intp]) -> None:
+        """Take in the sampled tokens of rows, int32 [rows, most], so many of each; earlier masks are used up."""
         self.wanted[slots] = False
-        for slot, token_ids, count in zip(slots.tolist(), choices.tolist(), counts.tolist(), strict=True):
+        for slot, token_ids, count in zip(slots.tolist(), sampled.tolist(), counts.tolist(), strict=True):
             self._outputs[slot] += token_ids[:count]
             new = self._num_new[slot]
             is_first = not new and self._is_answered(slot)

@@ -165,8 +165,8 @@ class GrammarService:
         return [np.zeros_like(each) if fails else each.copy() for each, fails in zip(found, failed, strict=True)]
 
     def advance(self, row: FollowedRow, token_ids: Sequence[int]) -> None:
-        choices = np.array(token_ids, np.int32)[None]
-        self.rows.advance(np.array([row.slot]), choices, np.array([len(token_ids)]))
+        sampled = np.array(token_ids, np.int32)[None]
+        self.rows.advance(np.array([row.slot]), sampled, np.array([len(token_ids)]))
 
     def close(self) -> None:
         """End all processes; waiting requests get an error. Idempotent."""

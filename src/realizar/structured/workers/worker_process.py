@@ -134,8 +134,8 @@ class _Row:
     """A row that is followed.
 
     Attributes:
-        ahead: certain tokens that the matcher has taken in and that were not chosen yet.
-        mask: of the choice after those; None where it has not been computed.
+        ahead: certain tokens that the matcher has taken in and that were not sampled yet.
+        mask: of the token after those; None where it has not been computed.
         next_id: the only token of that mask, or None.
         number: of the last request.
         last_s: seconds of the last answer.
@@ -154,7 +154,7 @@ class _Row:
     is_certain: bool = False
 
     def take_in(self, token_ids: Sequence[int]) -> None:
-        """Take in chosen ids, of which the first may be ahead."""
+        """Take in sampled ids, of which the first may be ahead."""
         while self.ahead and token_ids:
             if token_ids[0] != self.ahead.popleft():
                 self.matcher.error = "a token is not the one that the grammar allows"
@@ -313,7 +313,7 @@ class WorkerProcess:
         memory.answered[slot] = number
 
     def _write_mask(self, row: _Row) -> None:
-        """Write the mask of a row's next choice, and the tokens that are certain from there on."""
+        """Write the mask of a row's next token, and the tokens that are certain from there on."""
         memory, slot = self._memory, row.slot
         if row.ahead:
             memory.masks[slot] = 0
@@ -333,7 +333,7 @@ class WorkerProcess:
         return only_id(mask)
 
     def _go_ahead(self) -> int:
-        """Take in one more token of a row that has no choice, up to the end of its output; returns how many rows."""
+        """Take in one more token of a row that can have no other, to the end of its output; returns how many rows."""
         if self._memory.most_drafts:
             return self._look_ahead()
         for row in self._rows.values():
@@ -390,7 +390,7 @@ class WorkerProcess:
 
 
 def _advance(matcher: GrammarMatcher, token_ids: Sequence[int]) -> None:
-    """Take in chosen ids up to the end of the output; others may have been chosen before that was known."""
+    """Take in sampled ids up to the end of the output; others may have been sampled before that was known."""
     for token_id in token_ids:
         if not matcher.ended:
             matcher.advance((token_id,))

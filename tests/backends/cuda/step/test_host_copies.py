@@ -76,8 +76,8 @@ def test_results_stay_what_they_were_while_other_steps_run() -> None:
         waiting = following
     assert len(sampler._free) == 1  # with that of the step in flight two, and a third that is lost
     for number, output in enumerate(outputs, start=2):
-        assert output.choices.tolist() == [[number]] * ROWS
+        assert output.sampled.tolist() == [[number]] * ROWS
         for row in output.rows:
             (entry,) = row.logprobs
             assert (entry.token_id, entry.logprob, entry.top) == (number, -number, ((number, -number),))
-    assert lost.result().choices.tolist() == [[1]] * ROWS
+    assert lost.result().sampled.tolist() == [[1]] * ROWS

@@ -56,7 +56,7 @@ def test_steps_of_decodes_alone_give_what_others_give(errors: dict[int, RowError
     assert not mixed.only_decodes
     found, wanted = (result_of(columns, errors) for columns in (decodes, mixed))
     failed = -1 if errors else 23
-    assert found.choices.tolist() == wanted.choices.tolist() == [[20], [-1], [-1], [failed], [24], [25]]
+    assert found.sampled.tolist() == wanted.sampled.tolist() == [[20], [-1], [-1], [failed], [24], [25]]
     assert dict(found.others) == dict(wanted.others)
     assert sorted(found.logprobs) == sorted(wanted.logprobs) == sorted({0, 3, 5} - errors.keys())
     assert found.rows == wanted.rows

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from realizar.backends.cpu.kernels.sampling import record
 from realizar.backends.cpu.kernels.sampling.record import RUN
 from realizar.backends.cpu.records import address
-from realizar.batch import NO_CHOICE
+from realizar.batch import NOT_SAMPLED
 
 ALL = -1  # in place of a query's number: the run has a row's choices
 
@@ -72,7 +72,7 @@ class DecodeRuns:
 
     Attributes:
         at: address of the runs.
-        choices: int32 [rows, 1], those of the step; NO_CHOICE where a row has made none.
+        choices: int32 [rows, 1], those of the step; NOT_SAMPLED where a row has made none.
         tokens: int64 [rows], indices in the step of the tokens whose logits are wanted.
     """
 
@@ -110,7 +110,7 @@ class DecodeRuns:
     def begin(self, positions: NDArray[np.int32]) -> None:
         """Begin a step, of which nothing is found yet, with the positions of its choices, [rows]."""
         self._found.fill(0)
-        self.choices.fill(NO_CHOICE)
+        self.choices.fill(NOT_SAMPLED)
         self.step.runs[:, record.RUN_POSITION] = positions
 
     def place_masks(self, masks: Mapping[int, int]) -> None:

@@ -15,7 +15,7 @@ from realizar.backends.cpu.sampling.kernel import SamplingKernel
 from realizar.backends.cpu.sampling.rows import SamplingRows
 from realizar.backends.cpu.sampling.runs import ALL, DecodeRuns, StepRuns
 from realizar.backends.row_faults import nothing_allowed, unusable_logit, unusable_logits
-from realizar.batch import NO_CHOICE, RowOutput, StepOutput, StepRows
+from realizar.batch import NOT_SAMPLED, RowOutput, StepOutput, StepRows
 from realizar.errors import RealizarError
 from realizar.logprob_columns import LogprobColumns, StepEntry
 from realizar.outputs import RowError
@@ -37,7 +37,7 @@ class StepSampler:
 
     Attributes:
         tokens: int64, indices in the step of the tokens whose logits are wanted: those of choices, then of queries.
-        choices: int32 [rows, 1 + drafts], the choices that each row made; NO_CHOICE beyond them.
+        choices: int32 [rows, 1 + drafts], the choices that each row made; NOT_SAMPLED beyond them.
         made: int64 [rows], how many they are.
     """
 
@@ -87,7 +87,7 @@ class StepSampler:
         runs[: len(choosing), record.RUN_COUNT], runs[len(choosing) :, record.RUN_COUNT] = 1 + drafts, 1
         made, faults = np.zeros(len(columns), np.int64), np.zeros(len(runs), np.int64)
         self._step = StepRuns.of(owners, numbers, runs, made, faults)
-        self.choices = np.full((len(columns), 1 + int(drafts.max(initial=0))), NO_CHOICE, np.int32)
+        self.choices = np.full((len(columns), 1 + int(drafts.max(initial=0))), NOT_SAMPLED, np.int32)
         self.made = self._step.made
         ends = columns.starts[1:][choosing].astype(np.int64)
         self._describe_choices(runs[: len(choosing)], choosing, drafts, ends)
@@ -151,7 +151,7 @@ class StepSampler:
         for index in sorted(by_themselves):
             others[index] = self._row_alone(index, pool)
             if others[index].error is not None:
-                self.choices[index] = NO_CHOICE
+                self.choices[index] = NOT_SAMPLED
         return StepOutput(columns.numbers, self.choices, others, logprobs)
 
     @property

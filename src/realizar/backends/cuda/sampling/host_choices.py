@@ -54,7 +54,7 @@ class HostChoiceMaker:
         if step.held:
             kept = np.ones(len(wanted.tokens), np.bool_)
             kept[: wanted.num_choices] = ~step.are_held(columns.numbers[wanted.rows[: wanted.num_choices]])
-            columns = columns.without_choices(step.held)
+            columns = columns.without_sampling(step.held)
         sampler, first = self._sampler.begin(columns, step.masks), 0
         for part in parts:
             logits = self._space.logits[: len(part)].cpu().numpy()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from realizar.backends.cuda.sampling.step_sampler import RowLogprobs
 from realizar.backends.cuda.step import CUDAStep, WantedTokens
 from realizar.backends.row_faults import finite_vector, nothing_allowed, unusable_logit, unusable_logits
-from realizar.batch import NO_CHOICE, RowOutput, StepOutput
+from realizar.batch import NOT_SAMPLED, RowOutput, StepOutput
 from realizar.errors import RealizarError
 from realizar.logprob_columns import StepEntry
 from realizar.outputs import RowError, TokenLogprobs
@@ -63,7 +63,7 @@ class PendingResult:
         for index in sorted({*self.pooled, *logprobs_of, *faults}):
             others[index] = self._row_alone(step, index, choices, faults, logprobs_of.get(index, ((), ())))
             if others[index].error is not None:
-                choices[index] = NO_CHOICE
+                choices[index] = NOT_SAMPLED
         self.release()
         return StepOutput(columns.numbers, choices, others, plain)
 
@@ -72,11 +72,11 @@ class PendingResult:
         if columns.only_decodes:
             choices = made.copy()
         else:
-            choices = np.full((len(columns), made.shape[1]), NO_CHOICE, np.int32)
+            choices = np.full((len(columns), made.shape[1]), NOT_SAMPLED, np.int32)
             choices[step.wanted.choosing] = made
         if not step.wanted.num_drafts and made.min(initial=0) >= 0:
             if step.held:
-                choices[step.are_held(columns.numbers)] = NO_CHOICE
+                choices[step.are_held(columns.numbers)] = NOT_SAMPLED
             return choices, {}
         chooses = columns.samples & (columns.num_tokens > 0) & ~step.are_held(columns.numbers)
         counts, ended = ((choices[:, 0] >= 0) & chooses).astype(np.intp), np.zeros(len(columns), np.bool_)
@@ -87,7 +87,7 @@ class PendingResult:
         after = choices[np.arange(len(columns)), np.minimum(counts, width - 1)]
         failed = chooses & ~ended & (counts < width) & (after < 0) & (after != NOT_REACHED)
         counts[failed] = 0
-        choices[np.arange(width) >= counts[:, None]] = NO_CHOICE
+        choices[np.arange(width) >= counts[:, None]] = NOT_SAMPLED
         return choices, {index: int(after[index]) for index in failed.nonzero()[0].tolist()}
 
     def _take_logprobs(
@@ -128,7 +128,7 @@ class PendingResult:
         try:
             if index in faults:
                 raise nothing_allowed(number in step.masks) if faults[index] == NONE_ALLOWED else unusable_logit()
-            token_ids = tuple([token_id for token_id in choices[index].tolist() if token_id != NO_CHOICE])
+            token_ids = tuple([token_id for token_id in choices[index].tolist() if token_id != NOT_SAMPLED])
             return _row_output(number, token_ids, *logprobs, pooled)
         except RealizarError as raised:
             return RowOutput(number, (), error=RowError.of(raised, "sampling"))
