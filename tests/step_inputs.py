@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from realizar.backends.base import ForwardInput
 from realizar.batch import OpenedRow, ScheduledRow, StepRows
-from realizar.engine.clients.prompt_embeddings import prompt_embeddings
+from realizar.engine.llm_prompts import prompt_embeddings
 from realizar.request import Request
 from realizar.sampling_params import SamplingParams
 

@@ -10,9 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from realizar.cache_kinds import attention_cache
 from realizar.kv_cache.block_keys import BlockKeys
-from realizar.kv_cache.group import GroupBlocks
-from realizar.kv_cache.manager import KVCacheManager
-from realizar.kv_cache.snapshots import GivenUp, SnapshotPool
+from realizar.kv_cache.manager import GroupBlocks, KVCacheManager
+from realizar.kv_cache.snapshot_tiers import GivenUp, SnapshotPool
 from realizar.state_moves import StateMoves
 
 TOKENS = np.arange(100, dtype=np.int32)

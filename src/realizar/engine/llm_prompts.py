@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
@@ -10,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.engine.clients.prompt_embeddings import prompt_embeddings
 from realizar.engine.llm_options import template_variables
 from realizar.errors import InvalidRequestError, RealizarError
 from realizar.models.pooling import default_pooling
@@ -172,3 +172,26 @@ def unit_vectors(pooled: Sequence[tuple[float, ...] | None], hidden_size: int) -
         length = float(np.linalg.norm(state))
         row[:] = state / length if length > 0 else state
     return vectors
+
+
+def prompt_embeddings(values: ArrayLike, start: int = 0) -> PromptEmbeddings:
+    """Record embeddings that come after `start` prompt tokens: numbers [tokens, hidden_size] that float32 can hold.
+
+    The engine checks their width. InvalidRequestError: they are no such matrix, none, or some are not finite.
+    """
+    try:
+        with np.errstate(over="ignore"):
+            rows = np.ascontiguousarray(values, np.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidRequestError(
+            f"embeddings must be numbers [tokens, hidden_size]: {error}", "prompt_embeds"
+        ) from error
+    if rows.ndim != 2 or not rows.size:
+        raise InvalidRequestError(
+            f"embeddings must be numbers [tokens, hidden_size], not of shape {rows.shape}", "prompt_embeds"
+        )
+    wrong = ~np.isfinite(rows).all(axis=1)
+    if wrong.any():
+        raise InvalidRequestError(f"embedding {int(wrong.argmax())} is not finite", "prompt_embeds")
+    digests = b"".join([hashlib.sha256(row.data).digest() for row in rows])
+    return PromptEmbeddings(start, rows.tobytes(), digests)

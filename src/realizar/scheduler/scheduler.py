@@ -195,8 +195,8 @@ class Scheduler:
         """Let rows of the oldest submitted step, whose masks are late, sample nothing in it, and try again in the next.
 
         A row that is held computes its last token once more: the same keys and values at the same place, so that
-        nothing else is undone. It keeps the blocks that this token sees (`kv_cache/group.py`), also where the next one
-        leaves some out of its window. Without it a step would wait for its slowest grammar.
+        nothing else is undone. It keeps the blocks that this token sees (`kv_cache/manager.py`), also where the next
+        one leaves some out of its window. Without it a step would wait for its slowest grammar.
 
         Rows whose sequences have ended pass. It returns `following`, the step scheduled after it and not submitted yet,
         which may have no rows: these rows compute their last token again in it, in place of one that they have not

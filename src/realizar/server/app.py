@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -19,8 +19,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from realizar import __version__
-from realizar.engine.clients.async_engine import AsyncEngine
+from realizar.engine.clients.async_engine import AsyncEngine, EngineState
 from realizar.errors import EngineDeadError
+from realizar.request import Client
 from realizar.server.anthropic.routes import ANTHROPIC
 from realizar.server.api import Api, make_api
 from realizar.server.errors import ApiError, to_api_error
@@ -38,8 +39,8 @@ from realizar.server.http.tracing import TraceMiddleware, make_tracer
 from realizar.server.http.unknown_fields import IGNORED, IgnoredFields
 from realizar.server.http.work import WorkPool
 from realizar.server.metrics import CONTENT_TYPE, Metrics, MetricSamples
-from realizar.server.models.models import ModelLease, Models, models_of
-from realizar.server.models.one import OneModel
+from realizar.server.models.models import ModelLease, Models, ModelState, ModelStatus, models_of
+from realizar.server.models.names import not_served
 from realizar.server.ollama.listing import probe
 from realizar.server.ollama.routes import OLLAMA
 from realizar.server.openai.routes import OPENAI
@@ -53,6 +54,13 @@ from realizar.server.web import web_routes
 
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 _SCHEMAS = "#/components/schemas/"
+
+_STATES: Mapping[EngineState, ModelState] = {
+    "starting": "loading",
+    "ready": "ready",
+    "draining": "finishing",
+    "dead": "failed",
+}
 
 
 async def _openapi(request: Request) -> Response:
@@ -191,7 +199,7 @@ def create_app(
         exposition: gives the metrics of the whole server, where this is a part of it.
         more_samples: gives further metrics otherwise, once the engine's figures are there.
     """
-    return create_app_of(OneModel(make_api(engine, model, settings), exposition, more_samples), settings)
+    return create_app_of(_OneModel(make_api(engine, model, settings), exposition, more_samples), settings)
 
 
 def create_app_of(models: Models, settings: ServerSettings) -> Starlette:
@@ -310,3 +318,77 @@ class _ModelLeaseMiddleware:
         finally:
             for lease in leases:
                 lease.release()
+
+
+class _OneModel:
+    """The `Models` of a server with a single model, and its own lease: nobody counts the requests that use it.
+
+    `exposition` gives the metrics of a whole server of which this is a part; None takes its own and its engine's.
+    `more_samples` gives further ones, once the engine's figures are there.
+    """
+
+    several: ClassVar[bool] = False
+    pulls: None = None
+
+    def __init__(
+        self,
+        api: Api,
+        exposition: Callable[[Metrics], Awaitable[bytes]] | None = None,
+        more_samples: Callable[[], tuple[MetricSamples, ...]] = tuple,
+    ) -> None:
+        self.api = api
+        self._exposition, self._more_samples = exposition, more_samples
+
+    @property
+    def state(self) -> EngineState:
+        return self.api.engine.state
+
+    @property
+    def fault(self) -> str | None:
+        return self.api.engine.fault
+
+    def listed(self) -> Sequence[ModelStatus]:
+        model = self.api.model
+        return (
+            ModelStatus(
+                model.names,
+                model.created_s,
+                self.api.max_model_len,
+                model.default_sampling,
+                model.facts,
+                _STATES[self.state],
+                self.fault,
+                device=self.api.engine.info.device if self.state == "ready" else None,
+                device_label=self.api.engine.info.device_label if self.state == "ready" else None,
+            ),
+        )
+
+    def find(self, name: str | None) -> ModelStatus:
+        self.take(name)
+        return self.listed()[0]
+
+    def take(self, name: str | None, keep_alive_s: float | None = None) -> _OneModel:
+        """The lease of the model, which may still be loading: its engine refuses requests until it is ready."""
+        names = self.api.model.names
+        if name is not None and name not in names:
+            raise not_served(name, names, names[:1])
+        return self
+
+    async def wait(self, name: str | None, client: Client) -> _OneModel:
+        return self.take(name)
+
+    def running(self, name: str | None = None) -> Sequence[Api]:
+        self.take(name)
+        return (self.api,) if self.state in ("ready", "draining") else ()
+
+    def end_sleep(self, name: str) -> None:
+        """The model never sleeps."""
+
+    def release(self) -> None:
+        """The model stays."""
+
+    async def exposition(self, others: Sequence[MetricSamples]) -> bytes:
+        if self._exposition is not None:
+            return await self._exposition(self.api.metrics)
+        stats = await self.api.engine.stats()
+        return self.api.metrics.exposition(stats, (*others, *self._more_samples()))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from realizar.bench.serve.client import Answer
-from realizar.bench.serve.picture import latency_svg
 from realizar.bench.serve.process import ServerSize, llama_server
+from realizar.bench.serve.report import latency_svg
 from realizar.bench.serve.workload import PlannedRequest
 from realizar.cli.main import app, run_app
 from realizar.errors import CapacityError, HubError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realizar.cli.commands.perplexity import summary, windows
+from realizar.cli.commands.score import summary, windows
 
 
 @given(st.integers(2, 700), st.integers(2, 64))

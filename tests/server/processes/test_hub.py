@@ -41,8 +41,7 @@ from realizar.outputs import PromptProgress
 from realizar.request import NO_CLIENT, Client, Request
 from realizar.sampling_params import SamplingParams
 from realizar.server.processes import hub as hub_module
-from realizar.server.processes.child import ApiProcess
-from realizar.server.processes.hub import Hub
+from realizar.server.processes.hub import ApiProcess, Hub
 from realizar.server.processes.messages import ConnectionsClosed, Start, ToProcess
 from realizar.server.settings import ServerSettings
 from realizar.step_deltas import ChoiceEnd, ChoiceStart, StepDeltas

@@ -368,7 +368,7 @@ def _unwinding_on_termination() -> Iterator[None]:
 
 
 def _write_picture(path: Path, results: Sequence[ServerRuns]) -> None:
-    from realizar.bench.serve.picture import latency_svg
+    from realizar.bench.serve.report import latency_svg
 
     curves = [
         (result.server.name if len(result.runs) == 1 else f"{result.server.name}, {label}", answers)

@@ -61,7 +61,7 @@ def rm_command(
 
     Models from Hugging Face lie in its cache, which other programs read too: there it asks first.
     """
-    from realizar.hub.remove import plan_removal, remove
+    from realizar.hub.pull import plan_removal, remove
 
     removal = plan_removal(model)
     size, name = format_bytes(removal.size_bytes), printable(removal.name)

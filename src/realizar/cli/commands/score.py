@@ -1,18 +1,25 @@
-"""`realizar score` gives the log-probabilities of tokens, for scripts that measure fidelity."""
+"""`realizar score` gives the log-probabilities of tokens, for scripts that measure fidelity.
+
+`realizar perplexity` measures how well a model predicts a text, and `realizar tokenize` gives a text's tokens.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from realizar.cli.json_lines import json_lines_writer, read_json_lines, text_of, tokens_of
-from realizar.cli.options.arguments import InputLines, Integer, Model, OutputLines, Verbose
+from realizar.cli.options.arguments import InputLines, Integer, Json, MaybeInteger, Model, OutputLines, Verbose
 from realizar.cli.options.engine import EngineOptions
 from realizar.cli.options.loading import load_model
 from realizar.cli.terminal.log_lines import show_log
+from realizar.cli.terminal.progress import download_progress
 from realizar.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -54,3 +61,101 @@ def _record(tokens: list[int], scored: list[TokenLogprobs | None]) -> dict[str, 
         "logprobs": [None if entry is None else entry.logprob for entry in scored],
         "top_logprobs": [None if entry is None else [list(pair) for pair in entry.top] for entry in scored],
     }
+
+
+def perplexity_command(
+    model: Model,
+    text_file: Annotated[Path, Parameter(allow_leading_hyphen=True, help="UTF-8 text; - is stdin.")],
+    /,
+    *,
+    window: Annotated[Integer, Parameter(help="Tokens in one window.")] = 512,
+    max_tokens: Annotated[MaybeInteger, Parameter(help="Score only this many first tokens of the text.")] = None,
+    verbose: Verbose = False,
+    as_json: Json = False,
+    engine: EngineOptions | None = None,
+) -> None:
+    """Perplexity of a text: exp of the mean negative log-probability of its tokens.
+
+    Windows overlap by half, so that every token but those of the first window is scored after at least half a window.
+    """
+    show_log(verbose)
+    if window < 2:
+        raise InvalidRequestError(f"--window must be at least 2, not {window}", "window")
+    if max_tokens is not None and max_tokens < 2:
+        raise InvalidRequestError(f"--max-tokens must be at least 2, not {max_tokens}", "max_tokens")
+    with load_model(model, engine or EngineOptions()) as llm:
+        tokens = llm.tokenizer.encode(_read(text_file), parse_special=False)[:max_tokens]
+        if len(tokens) < 2:
+            raise InvalidRequestError(f"{text_file} has fewer than two tokens", "text_file")
+        losses: list[float] = []
+        for start, first in windows(len(tokens), window):
+            scored = llm.score(tokens[start : start + window])
+            losses += [-entry.logprob for entry in scored[first - start :] if entry is not None]
+            if sys.stderr.isatty():
+                print(f"\r{len(losses)} of {len(tokens) - 1} tokens", end="", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    perplexity, error = summary(losses)
+    if as_json:
+        print(json.dumps({"perplexity": perplexity, "standard_error": error, "tokens": len(losses), "window": window}))
+    else:
+        print(f"perplexity {perplexity:.4f} +- {error:.4f} over {len(losses)} tokens, window {window}")
+
+
+def windows(num_tokens: int, size: int) -> Iterator[tuple[int, int]]:
+    """Starts of windows that overlap by half, each with its first scored position. Positions but 0 are scored once."""
+    start, first = 0, 1
+    while True:
+        yield start, first
+        first = start + size
+        if first >= num_tokens:
+            return
+        start += size - size // 2
+
+
+def summary(losses: Sequence[float]) -> tuple[float, float]:
+    """Perplexity and its standard error (delta method on the mean loss)."""
+    mean = sum(losses) / len(losses)
+    variance = sum((loss - mean) ** 2 for loss in losses) / max(len(losses) - 1, 1)
+    return math.exp(mean), math.exp(mean) * math.sqrt(variance / len(losses))
+
+
+def _read(path: Path) -> str:
+    data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{path} is not UTF-8 at byte {error.start}", "text_file") from error
+
+
+def tokenize_command(
+    model: Model,
+    text: Annotated[str | None, Parameter(help="Text to tokenize, unless --input is given.")] = None,
+    /,
+    *,
+    lines_in: InputLines | None = None,
+    lines_out: OutputLines = Path("-"),
+    add_special: Annotated[bool, Parameter(help="Add the model's BOS and EOS tokens.")] = True,
+    parse_special: Annotated[bool, Parameter(help="Parse texts like <|im_start|> as special tokens.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Tokenize a text, or JSON lines: {"text": ...} gives {"tokens": [...]}."""
+    from realizar.checkpoint.open import open_checkpoint
+    from realizar.hub.pull import resolve
+    from realizar.tokenizer.load import load_tokenizer
+
+    if (text is None) == (lines_in is None):
+        raise InvalidRequestError("tokenize needs either a text or --input")
+    if lines_in is None and lines_out != Path("-"):
+        raise InvalidRequestError("--output needs --input; the tokens of a text go to stdout")
+    with download_progress() as progress:
+        path = resolve(model, progress)
+    tokenizer = load_tokenizer(open_checkpoint(path))
+    if lines_in is None:
+        tokens = tokenizer.encode(text or "", add_special=add_special, parse_special=parse_special)
+        print(json.dumps({"tokens": tokens}) if as_json else " ".join(map(str, tokens)))
+        return
+    with json_lines_writer(lines_out) as output:
+        for place, line in read_json_lines(lines_in):
+            tokens = tokenizer.encode(text_of(place, line), add_special=add_special, parse_special=parse_special)
+            output.write(json.dumps({"tokens": tokens}) + "\n")

@@ -1,8 +1,7 @@
 """The callers' side of an engine takes requests and gives text.
 
-Two clients share `prepare.py` (a checked `Request` from a prompt), `prompt_embeddings.py` (the embeddings that it
-brings) and `output_processor.py` (tokens to text, each choice in a `GrowingChoice` of `growing_choice.py`; failed
-outputs to errors). Read these first, then one client:
+Two clients share `prepare.py` (a checked `Request` from a prompt) and `output_processor.py` (tokens to text, each
+choice in a `GrowingChoice` of `growing_choice.py`; failed outputs to errors). Read these first, then one client:
 
 1. `engine_client.py`: `EngineClient`, for `LLM` and scripts. The caller's thread runs the steps; `interrupts.py` moves
    Ctrl-C to the end of a step, and `prompt_progress.py` reports progress.

@@ -1,4 +1,7 @@
-"""`plan_chat` prepares a conversation: its prompt, its sampling, and the parser of its answers. It runs nothing."""
+"""`plan_chat` prepares a conversation: its prompt, its sampling, and the parser of its answers. It runs nothing.
+
+`plan_text` prepares a text to go on with, without a chat template; `after_ids` puts ids before a prepared prompt.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from realizar.sampling_params import SamplingParams, StructuredOutput
 from realizar.server.api import Api
 from realizar.server.errors import about, refused, renaming, unsupported
 from realizar.server.generation.conversation import Conversation, text_of
-from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last
-from realizar.server.generation.sampling import build_sampling, check_listed_ids, check_priority
+from realizar.server.generation.prompts import MAX_TOKENS, check_fits, keep_last, read_hole, tokenize_prompts
+from realizar.server.generation.sampling import SamplingWishes, build_sampling, check_listed_ids, check_priority
 from realizar.server.generation.tools import ToolPlan
 from realizar.server.http.work import Stop
 from realizar.server.models.needs import no_template
 from realizar.server.request_templates import RequestCompiler
 from realizar.tokenizer.parsers.base import OutputParser
-from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, format_of
+from realizar.tokenizer.parsers.choose import AnswerFormat, choose_parser, find_format, format_of
 from realizar.tokenizer.parsers.grammar import call_grammar
 from realizar.tokenizer.parsers.parser import AnswerParser
 from realizar.tokenizer.templates.chat_template import ChatTemplate
@@ -309,3 +312,56 @@ def _turns(messages: _Messages, first: int) -> list[int]:
         for call in each.get("tool_calls", ()):
             last_output = max(last_output, outputs.get(call["id"], -1))
     return turns
+
+
+def plan_text(
+    api: Api, text: str, suffix: str, wishes: SamplingWishes, names: Mapping[str, str], stop: Stop
+) -> ChatPlan:
+    """Prepare a text. This may take a second, so it must not run on the event loop.
+
+    An empty `suffix` goes on with the text; another is what follows the answer, for models that fill in a hole. `stop`
+    is checked between the parts of the work. Raises ApiError or RealizarError where the request is refused.
+    """
+    tokenizer, most = api.model.tokenizer, api.max_tokens
+    with renaming(names):
+        sampling = build_sampling(wishes, api.model)
+        hole = read_hole(suffix, tokenizer, most, add_special=True) if suffix else None
+        (prompt,) = tokenize_prompts(
+            text,
+            tokenizer,
+            stop,
+            param="prompt",
+            max_prompts=1,
+            max_tokens=most,
+            add_special=True,
+            hole=hole,
+        )
+    sampling, cut = _fitting(sampling, most - len(prompt.token_ids))
+    return ChatPlan(
+        token_ids=prompt.token_ids,
+        sampling=sampling,
+        tools=ToolPlan(),
+        answer_format=find_format(None),
+        prompt_end="",
+        priority=0,
+        cache_salt=None,
+        names={"prompt": "prompt", "structured": names.get("structured", "structured")},
+        cut_by_context=cut,
+    )
+
+
+def after_ids(api: Api, plan: ChatPlan, earlier: Sequence[int]) -> ChatPlan:
+    """A plan whose prompt comes after the ids, at least one, of an earlier exchange, which have the only BOS."""
+    own = plan.token_ids
+    if own[:1] == (api.model.tokenizer.bos_id,):
+        own = own[1:]
+    token_ids = (*earlier, *own)
+    sampling, cut = _fitting(plan.sampling, api.max_tokens - len(token_ids))
+    return replace(plan, token_ids=token_ids, sampling=sampling, cut_by_context=cut or plan.cut_by_context)
+
+
+def _fitting(sampling: SamplingParams, room: int) -> tuple[SamplingParams, bool]:
+    """Sampling of at most the tokens that the context leaves, and True if these are fewer than were asked for."""
+    if sampling.max_tokens is None or not 0 < room < sampling.max_tokens:
+        return sampling, False
+    return replace(sampling, max_tokens=room), True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -17,15 +18,14 @@ from realizar.hub.pull import network_name
 from realizar.request import Client
 from realizar.server.api import Api, new_id
 from realizar.server.errors import ApiError, cleaned, refused, unsupported
-from realizar.server.generation.answer import AnswerDelta, FinishReason
+from realizar.server.generation.answer import AnswerDelta, FinishReason, WholeCall, arguments_object
 from realizar.server.generation.answer_events import AnswerEvents, Encoder
-from realizar.server.generation.chat_plan import ChatPlan, plan_chat
+from realizar.server.generation.chat_plan import ChatPlan, after_ids, plan_chat, plan_text
 from realizar.server.generation.chat_run import ChatRun
 from realizar.server.generation.embedding import UnitVector, embed_all, pooling_of
 from realizar.server.generation.logprob_rows import RowsOfKinds, chat_rows
 from realizar.server.generation.prompts import check_num_prompts, tokenize_prompts
 from realizar.server.generation.state_snapshots import note_snapshots
-from realizar.server.generation.text_plan import after_ids, plan_text
 from realizar.server.http.body import read_record
 from realizar.server.http.dialects import ApiRoute, Dialect, StreamForm
 from realizar.server.http.disconnects import unless_disconnected
@@ -47,7 +47,6 @@ from realizar.server.ollama.conversation import (
 from realizar.server.ollama.listing import running, show, tags, version
 from realizar.server.ollama.messages import check_images
 from realizar.server.ollama.names import find_model, model_for, network_part, unloads
-from realizar.server.ollama.parts import Part, Parts, joined
 from realizar.server.ollama.records import (
     ChatRequest,
     EmbeddingsRequest,
@@ -58,6 +57,7 @@ from realizar.server.ollama.records import (
     ShowRequest,
 )
 from realizar.server.ollama.times import Clock, now
+from realizar.tokenizer.parsers.base import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallDelta
 from realizar.tokenizer.tokenizer import Tokenizer
 
 # `Answering` makes an answer of Ollama's API: a line of JSON for each part and one for the end, or all in one object.
@@ -68,7 +68,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Form(Protocol):
-    def show(self, part: Part) -> dict[str, Any]:
+    def show(self, part: _Part) -> dict[str, Any]:
         """The fields of a part; those of an empty one are in every answer."""
 
     def last(self, token_ids: list[int]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Answering(Encoder[AnswerDelta]):
         self, api: Api, plan: ChatPlan, run: ChatRun, form: Form, clock: Clock, name: str, *, with_thinking: bool
     ) -> None:
         self._api, self._plan, self._run, self._form, self._clock, self._name = api, plan, run, form, clock, name
-        self._parts = Parts(with_thinking=with_thinking)
+        self._parts = _Parts(with_thinking=with_thinking)
         self._token_ids: list[int] = []
         self._reason: FinishReason = "stop"
         top = plan.sampling.logprobs
@@ -93,12 +93,12 @@ class Answering(Encoder[AnswerDelta]):
         return b"".join(map(self._line, self.take_in(delta)))
 
     def last(self) -> bytes:
-        return self._line(Part(), self._end())
+        return self._line(_Part(), self._end())
 
-    def whole(self, parts: list[Part]) -> bytes:
-        return self._line(joined(parts), self._end())
+    def whole(self, parts: list[_Part]) -> bytes:
+        return self._line(_joined(parts), self._end())
 
-    def take_in(self, delta: AnswerDelta) -> list[Part]:
+    def take_in(self, delta: AnswerDelta) -> list[_Part]:
         self._clock.came()
         self._token_ids += delta.source.token_ids
         made = list(self._parts.take_in(delta.parsed))
@@ -106,7 +106,7 @@ class Answering(Encoder[AnswerDelta]):
             self._reason = delta.finish_reason
             made += self._parts.finish()
         if self._rows is not None and (listed := self._rows.take_in(delta)):
-            made = made or [Part()]
+            made = made or [_Part()]
             made[0].logprobs = listed
         return made
 
@@ -118,7 +118,7 @@ class Answering(Encoder[AnswerDelta]):
         used = {} if snapshots is UNSET else {"state_snapshots": snapshots}
         return {"done_reason": reason, **self._form.last(self._token_ids), **figures, **used}
 
-    def _line(self, part: Part, end: dict[str, Any] | None = None) -> bytes:
+    def _line(self, part: _Part, end: dict[str, Any] | None = None) -> bytes:
         head = {"model": self._name, "created_at": now(), **self._form.show(part)}
         if part.logprobs:
             head["logprobs"] = msgspec.Raw(b"[%b]" % b",".join(part.logprobs))
@@ -140,7 +140,7 @@ async def answer(
     note(request, model=api.model.name, prompt=len(plan.token_ids))
     run = ChatRun(api, plan, new_id("ollama-"), lease_of(request))
     answering = Answering(api, plan, run, form, clock, name, with_thinking=with_thinking)
-    events, parts = AnswerEvents(request, run, api.settings), list[Part]()
+    events, parts = AnswerEvents(request, run, api.settings), list[_Part]()
     clock.submitted()
     if stream:
         return events.stream(answering)
@@ -151,7 +151,7 @@ async def answer(
 def loaded(form: Form, name: str, *, unload: bool) -> Response:
     """The answer to a request that only asks for its model to be loaded or unloaded: it is."""
     reason = "unload" if unload else "load"
-    body = {"model": name, "created_at": now(), **form.show(Part()), "done": True, "done_reason": reason}
+    body = {"model": name, "created_at": now(), **form.show(_Part()), "done": True, "done_reason": reason}
     return Response(_encode(body), media_type="application/json")
 
 
@@ -340,7 +340,7 @@ class _GenerateForm:
     def __init__(self, prompt_ids: Sequence[int] | None = None) -> None:
         self._prompt_ids = prompt_ids
 
-    def show(self, part: Part) -> dict[str, Any]:
+    def show(self, part: _Part) -> dict[str, Any]:
         return {"response": part.content, **({"thinking": part.thinking} if part.thinking else {})}
 
     def last(self, token_ids: list[int]) -> dict[str, Any]:
@@ -408,7 +408,7 @@ def _check_context(api: Api, given: Sequence[int]) -> None:
 
 
 class _ChatForm:
-    def show(self, part: Part) -> dict[str, Any]:
+    def show(self, part: _Part) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": part.content}
         if part.thinking:
             message["thinking"] = part.thinking
@@ -479,3 +479,62 @@ OLLAMA = Dialect(
     # Space between the lines of JSON is no part of any: clients, who know no pings, read on.
     stream=StreamForm(ping=b" ", end=b"", error=_error_line, media_type="application/x-ndjson"),
 )
+
+
+@dataclass(slots=True)
+class _Part:
+    """The addition of one line of a stream to an answer, or the whole answer; `logprobs` are JSON of tokens."""
+
+    content: str = ""
+    thinking: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
+
+
+class _Parts:
+    """Takes in what an answer gains, reasoning only with `with_thinking`, and gives the parts that are complete."""
+
+    def __init__(self, *, with_thinking: bool) -> None:
+        self._with_thinking = with_thinking
+        self._call: WholeCall | None = None
+        self._num_calls = 0
+
+    def take_in(self, parsed: Iterable[ParsedDelta]) -> Iterator[_Part]:
+        """The parts that some output completes. A call is complete when something follows it."""
+        for delta in parsed:
+            match delta:
+                case ContentDelta(text):
+                    yield from self.finish()
+                    yield _Part(content=text)
+                case ReasoningDelta(text):
+                    yield from self.finish()
+                    if self._with_thinking:
+                        yield _Part(thinking=text)
+                case ToolCallDelta():
+                    if delta.index >= self._num_calls:
+                        yield from self.finish()
+                        self._call = WholeCall(delta.id or "", delta.name or "")
+                        self._num_calls += 1
+                    if self._call is not None:
+                        self._call.arguments += delta.arguments
+
+    def finish(self) -> Iterator[_Part]:
+        """The call that is open, if one is."""
+        if self._call is not None:
+            call, self._call = self._call, None
+            function = {
+                "index": self._num_calls - 1,
+                "name": call.name,
+                "arguments": arguments_object(call.arguments),
+            }
+            yield _Part(calls=[{"id": call.id, "function": function}])
+
+
+def _joined(parts: Iterable[_Part]) -> _Part:
+    found = list(parts)
+    return _Part(
+        "".join(part.content for part in found),
+        "".join(part.thinking for part in found),
+        [call for part in found for call in part.calls],
+        [token for part in found for token in part.logprobs],
+    )

@@ -2,6 +2,6 @@
 
 Begin with `completions.py`, the simplest that generates. In `chat.py` `ChatStreamer` makes the chunks of conversations,
 which `conversation.py` reads and `server/generation` plans, runs and parses. `fields.py` has what both share,
-`records.py` the records of the wire, `logprobs.py` log-probabilities; `ranking.py` has `/v1/rerank` and `/v1/score`.
-`routes.py` has the dialect's routes and its form of errors, with the smaller handlers.
+`records.py` the records of the wire, `logprobs.py` log-probabilities. `routes.py` has the dialect's routes and its form
+of errors, with the smaller handlers and vLLM's for rerankers, `/v1/rerank` and `/v1/score`.
 """

@@ -21,7 +21,7 @@ from realizar.backends.step_values import StageValues, describe_values, distance
 from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
 from realizar.bench.profile import StepWork, one_step  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
-from realizar.cli.commands.trace import report  # noqa: E402
+from realizar.cli.commands.profile import trace_lines  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import InvalidRequestError  # noqa: E402
@@ -70,7 +70,7 @@ def test_both_backends_see_the_same(values_on_cpu: list[StageValues]) -> None:
     spec, checkpoint = random_model(RECIPE)
     logits = ReferenceModel(spec, load_tensors(spec, checkpoint), np.float64).logits(IDS)[-1:]
     assert distance(found[-1], describe_values("logits", logits.astype(np.float32))) <= 0.05
-    assert report(found, values_on_cpu, 0.1)[-1] == "the two runs agree within 10%"
+    assert trace_lines(found, values_on_cpu, 0.1)[-1] == "the two runs agree within 10%"
 
 
 def test_stages_of_layers_that_lack_a_mixer_or_a_feed_forward() -> None:
@@ -91,7 +91,7 @@ def test_the_stage_at_which_two_runs_part(values_on_cpu: list[StageValues], monk
         return BlockSource(GGMLType[source.layout.name], np.zeros_like(source.raw)) if name == lost else source
 
     monkeypatch.setattr(WeightTensors, "matrix", without)
-    lines = report(values_on_gpu(), values_on_cpu, 0.1)
+    lines = trace_lines(values_on_gpu(), values_on_cpu, 0.1)
     assert lines[-1] == "the two runs diverge at layer 1 feed-forward input"
 
 
@@ -104,9 +104,9 @@ def test_values_that_are_not_finite() -> None:
     assert good.norm == pytest.approx(np.sqrt(40))
     assert distance(bad, good) == float("inf")
     assert distance(bad, bad) == 0.0
-    assert report([good, bad], None, 0.1)[-1] == "values are not finite from layer 0 feed-forward input on"
+    assert trace_lines([good, bad], None, 0.1)[-1] == "values are not finite from layer 0 feed-forward input on"
     with pytest.raises(InvalidRequestError, match="other layers"):
-        report([good, bad], [good], 0.1)
+        trace_lines([good, bad], [good], 0.1)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
