@@ -338,7 +338,7 @@ def parts_of(backend: Backend) -> list[tuple[type, str, str]]:
     if not isinstance(backend, ImaginedDevice):
         from realizar.backends.cuda.step import CUDAStep
 
-        step, sample = CUDAStep, "start_choices"  # type: ignore[assignment]
+        step, sample = CUDAStep, "start_sampling"  # type: ignore[assignment]
     return [
         (EngineCore, "step", "the rest of a step"),
         (Scheduler, "schedule", "schedule"),

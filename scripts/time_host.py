@@ -48,7 +48,7 @@ from realizar.scheduler.sequence import Sequence
 from realizar.stop_rule import StopRule
 
 PROMPT, STEPS, TILE = 128, 128, 64
-RIGHT, WRONG = 7, 8  # a draft that is chosen, and the choice where it is not
+RIGHT, WRONG = 7, 8  # a draft that is sampled, and the token where it is not
 
 
 class Drafts:
@@ -105,7 +105,7 @@ class AtOnce:
 
     def submit(self, step: ForwardInput) -> CUDAStep:
         if self._pending is not None:
-            self._pending.start_choices()
+            self._pending.start_sampling()
         wanted, tiles = wanted_tokens(step), len(tiles_of(step, TILE))
         decodes = padded_rows(count_decodes(step), self._sizes.rows)
         kind = StepKind(len(step.token_ids) if tiles else decodes, decodes, tiles)
@@ -118,22 +118,22 @@ class AtOnce:
         return self._pending
 
     def _take_in(
-        self, numbers: NDArray[np.intp], choices: NDArray[np.int32]
+        self, numbers: NDArray[np.intp], sampled: NDArray[np.int32]
     ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        return self._stop_rule.kept(numbers, choices, np.zeros_like(choices) + np.arange(choices.shape[1]))
+        return self._stop_rule.kept(numbers, sampled, np.zeros_like(sampled) + np.arange(sampled.shape[1]))
 
 
 def _answer(step: CUDAStep, logprobs: int | None, take_in: TakeIn) -> PendingResult:
-    """The same choice for each row, and as many ids in its list; of a row's drafts the first half is right."""
+    """The same token for each row, and as many ids in its list; of a row's drafts the first half is right."""
     wanted = step.wanted
     found: list[RowLogprobs] = []
     if logprobs is not None:
-        lines = torch.arange(wanted.num_choices * (3 + 2 * logprobs), dtype=torch.float64)
-        pending = PendingLogprobs([logprobs] * wanted.num_choices, lines.reshape(wanted.num_choices, -1))
-        found.append((np.arange(wanted.num_choices), pending))
+        lines = torch.arange(wanted.num_sampled * (3 + 2 * logprobs), dtype=torch.float64)
+        pending = PendingLogprobs([logprobs] * wanted.num_sampled, lines.reshape(wanted.num_sampled, -1))
+        found.append((np.arange(wanted.num_sampled), pending))
     if not wanted.num_drafts:
-        return PendingResult(torch.full((wanted.num_choices, 1), RIGHT, dtype=torch.int32), found, {}, take_in)
-    right = (step.forward_input.columns.num_drafts[wanted.choosing] // 2)[:, None]
+        return PendingResult(torch.full((wanted.num_sampled, 1), RIGHT, dtype=torch.int32), found, {}, take_in)
+    right = (step.forward_input.columns.num_drafts[wanted.sampled_rows] // 2)[:, None]
     places = np.arange(1 + wanted.num_drafts)
     made = np.where(places < right, RIGHT, np.where(places == right, WRONG, NOT_REACHED))
     return PendingResult(torch.from_numpy(made.astype(np.int32)), found, {}, take_in)
@@ -143,7 +143,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Times the host's share of a step of decodes; needs no GPU.")
     parser.add_argument("rows", type=int, nargs="*", default=[256], help="sequences that decode together (default 256)")
     parser.add_argument("--drafts", type=int, default=0, help="drafts of each, half of which are right (default 0)")
-    parser.add_argument("--logprobs", type=int, help="most probable ids that each choice lists; without it none")
+    parser.add_argument("--logprobs", type=int, help="most probable ids that each token lists; without it none")
     given = parser.parse_args()
     for rows in given.rows:
         found = [

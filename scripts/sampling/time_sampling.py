@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from realizar.backends.cuda.device import open_device
-from realizar.backends.cuda.sampling.native_choices import RESULT_BYTES, HostCopies, NativeChoiceMaker
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
+from realizar.backends.cuda.sampling.native_step_sampler import RESULT_BYTES, HostCopies, NativeStepSampler
 from realizar.backends.cuda.step import WantedTokens
 from realizar.backends.cuda.workspace import LOGIT_BLOCK
 from realizar.batch import OpenedRow, StepRows
@@ -64,7 +64,7 @@ def make_space(rows: int, vocab: int, spread: float) -> Any:
         logits=logits,
         block_tops=tops.values.contiguous(),
         block_ids=ids.int().contiguous(),
-        choices=logits.argmax(dim=1).int(),
+        sampled=logits.argmax(dim=1).int(),
         last=torch.zeros(rows, dtype=torch.int32, device="cuda"),
     )
 
@@ -77,13 +77,13 @@ def make_step(rows: int) -> Any:
     return SimpleNamespace(wanted=wanted, masks={}, held=frozenset(), forward_input=SimpleNamespace(columns=columns))
 
 
-def open_rows(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> None:
+def open_rows(maker: NativeStepSampler, options: dict[str, Any], rows: int) -> None:
     history = tuple(np.random.default_rng(1).integers(0, 1000, HISTORY).tolist())
     for row in range(rows):
         maker.open(OpenedRow(row, row, SamplingParams(seed=row, **options), history, HISTORY, 0))
 
 
-def time_kind(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> tuple[float, float]:
+def time_kind(maker: NativeStepSampler, options: dict[str, Any], rows: int) -> tuple[float, float]:
     """Microseconds of the device and of the host."""
     open_rows(maker, options, rows)
     step, part, copies = make_step(rows), range(rows), HostCopies(RESULT_BYTES * rows, torch.device("cuda"))
@@ -107,7 +107,7 @@ def time_kind(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> t
     return 1e6 * device, 1e6 * host
 
 
-def time_device(maker: NativeChoiceMaker, step: Any, options: dict[str, Any]) -> float:
+def time_device(maker: NativeStepSampler, step: Any, options: dict[str, Any]) -> float:
     """Seconds of the step's kernels, by replaying graphs of them."""
     columns, logprobs = step.forward_input.columns, options.get("logprobs")
     numbers, positions = columns.numbers, columns.num_context_tokens
@@ -132,7 +132,7 @@ def time_device(maker: NativeChoiceMaker, step: Any, options: dict[str, Any]) ->
     return float(start.elapsed_time(end)) / 1e3 / REPLAYS if graphs else 0.0
 
 
-def profile_kind(maker: NativeChoiceMaker, options: dict[str, Any], rows: int) -> str:
+def profile_kind(maker: NativeStepSampler, options: dict[str, Any], rows: int) -> str:
     """Microseconds of each kernel, from the end of all before it to its own: a kernel starts while another ends."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
@@ -176,7 +176,7 @@ def main() -> None:
         for vocab in map(int, given.vocab.split(",")):
             kernels = SamplingKernels(card.torch_device, vocab, dependent=card.has_dependent_launch)
             for rows in map(int, given.rows.split(",")):
-                maker = NativeChoiceMaker(make_space(rows, vocab, spread), CONTEXT, kernels)
+                maker = NativeStepSampler(make_space(rows, vocab, spread), CONTEXT, kernels)
                 maker.capture()
                 for kind in kinds:
                     device, host = time_kind(maker, KINDS[kind], rows)

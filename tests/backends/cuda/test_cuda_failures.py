@@ -24,7 +24,7 @@ from realizar.backends.base import ForwardInput  # noqa: E402
 from realizar.backends.cuda import load as load_module  # noqa: E402
 from realizar.backends.cuda.device import interpreter_device  # noqa: E402
 from realizar.backends.cuda.runner import CUDABackend  # noqa: E402
-from realizar.backends.cuda.sampling.host_choices import FinishedStep  # noqa: E402
+from realizar.backends.cuda.sampling.host_step_sampler import FinishedStep  # noqa: E402
 from realizar.backends.cuda.sampling.results import PendingResult  # noqa: E402
 from realizar.backends.cuda.weights import load as weights_module  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402

@@ -129,12 +129,12 @@ def test_a_mask_that_allows_nothing(runner: GPURunner, alone: tuple[RowOutput, .
 def test_logits_that_are_not_finite(
     runner: GPURunner, alone: tuple[RowOutput, ...], monkeypatch: pytest.MonkeyPatch, wants: str, value: float
 ) -> None:
-    """Written over those of row 1's last token once the body has run, and the choice made again from them."""
+    """Written over those of row 1's last token once the body has run, and the token sampled again from them."""
     backend, sampling = runner.backend, SAMPLINGS[1] if wants == "drawn" else SAMPLINGS[2]
     middle: dict[str, Any] = {}
     if wants == "query":
         middle = {"sample": False, "logprob_queries": (LogprobQuery(1, 5, 3),)}
-    place = 2 if wants == "query" else 1  # choices of all rows come before queries
+    place = 2 if wants == "query" else 1  # sampled tokens of all rows come before queries
     with monkeypatch.context() as patched:
         patched.setattr(backend, "_run", lambda shape, selected: (honest(shape, selected), spoil()))
         honest = type(backend)._run.__get__(backend)
@@ -142,7 +142,7 @@ def test_logits_that_are_not_finite(
         def spoil() -> None:
             backend.model.space.logits[place] = value
             if wants == "greedy":
-                backend.model.space.choices[place] = -1  # as `choose` has it, see the test of the kernel
+                backend.model.space.sampled[place] = -1  # as `choose` has it, see the test of the kernel
 
         first, failed, last = run(runner, {**SAMPLINGS, 1: sampling}, **middle)
     reason = "no token can be sampled: the model gave a logit that is not finite"

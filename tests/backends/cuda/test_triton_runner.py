@@ -111,7 +111,7 @@ def best(runner: GPURunner) -> list[int]:
 
 
 def test_two_steps_in_flight(runner: GPURunner) -> None:
-    """The second step takes the first one's choice on the device; results come late and more than once."""
+    """The second step takes the first one's token on the device; results come late and more than once."""
     ids = random_tokens(RECIPES["q4_0-sinks"][0], 4, 5)
     runner.backend.open(opened_row(0, GREEDY, ids))
     first = runner.backend.submit(one_row(ids, 0, sample=True))
@@ -126,7 +126,7 @@ def test_two_steps_in_flight(runner: GPURunner) -> None:
 
 
 def test_drafts_give_what_steps_give(runner: GPURunner) -> None:
-    """Two of three drafts are right: the step gives three choices, and the next step continues from the last."""
+    """Two of three drafts are right: the step gives three tokens, and the next step continues from the last."""
     ids = random_tokens(RECIPES["q4_0-sinks"][0], 4, 6)
     runner.backend.open(opened_row(0, GREEDY, ids))
     plain = list(runner.backend.submit(one_row(ids, 0, sample=True)).result().rows[0].token_ids)

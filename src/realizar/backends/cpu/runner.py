@@ -248,8 +248,8 @@ class CPUBackend:
         most = self.model.workspace.max_selected
         for first in range(0, len(sampler.tokens), most):
             sampler.read(first, self._logits(sampler.tokens[first : first + most]))
-        numbers, choices = sampler.last_choices()
-        self._last[numbers] = choices
+        numbers, sampled = sampler.last_sampled()
+        self._last[numbers] = sampled
         output = sampler.output(lambda index: self._pooled(columns, index))
         return output if self._drafter is None else self._drafter.with_drafts(forward_input, output)
 

@@ -68,7 +68,7 @@ class Binder:
         return [*launches, *self._kept(program, len(program.blocks))]
 
     def bind_tail(self, tail: Tail) -> list[Launch]:
-        """The launches of final norm, logits and choices, over the selected tokens; `kind.tokens` counts them."""
+        """Launches of final norm, logits and the largest ones, over the selected tokens; `kind.tokens` counts them."""
         head = self._merger.merge((tail.head,))
         selected = partial(self._space.activations.get, tokens=self._space.arrays.sizes.selected)
         return [
@@ -154,7 +154,7 @@ class Binder:
                 SOFT_CAP=spec.logit_soft_cap is not None, BLOCK=LOGIT_BLOCK, **space.launching(kind),
             )  # fmt: skip
             choose[(kind.tokens,)](
-                space.block_tops, space.block_ids, blocks, space.choices, space.arrays["selected_rows"], space.last,
+                space.block_tops, space.block_ids, blocks, space.sampled, space.arrays["selected_rows"], space.last,
                 BLOCKS=padded_blocks, **space.launching(kind),
             )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The end of a step: choices, log-probabilities and pooled vectors, made on the device, copied to the host."""
+"""The end of a step: sampled tokens, log-probabilities and pooled vectors, made on the device, copied to the host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StepFinisher:
         self._means.pop(row, None)
 
     def finish(self, step: CUDAStep) -> Finished:
-        """Start everything that the step's rows want: choices, log-probabilities, means."""
+        """Start everything that the step's rows want: sampled tokens, log-probabilities, means."""
         return self._sampler.finish(step, self._parts(step.wanted.tokens), self._pool_rows)
 
     def _parts(self, tokens: Sequence[int]) -> Iterator[range]:
@@ -54,7 +54,7 @@ class StepFinisher:
         self._sampler.capture()
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        """float32 [tokens, vocab] of some of the last step's tokens, at most `sizes.selected`; its choices are lost."""
+        """float32 [tokens, vocab] of some of the last step's tokens, at most `sizes.selected`; its samples are lost."""
         self._select(tokens)
         self._graphs.run_eagerly(StepKind(0), padded_rows(len(tokens), self._space.arrays.sizes.selected))
         return self._space.logits[: len(tokens)]

@@ -21,9 +21,9 @@ _NOTHING = StepKind(0)
 class GraphRunner:
     """Owns the graphs of a loaded model.
 
-    A graph of decodes holds body and tail for n rows of one token each, all of which may be chosen for. A graph of a
-    step with chunks holds the body alone: how many rows are chosen for varies, and the host starts the tail's few
-    launches while the body runs. Both read positions, lengths, block tables, tiles and the last choices on the device,
+    A graph of decodes holds body and tail for n rows of one token each, all of which may be sampled. A graph of a
+    step with chunks holds the body alone: how many rows are sampled varies, and the host starts the tail's few
+    launches while the body runs. Both read positions, lengths, block tables, tiles and the last tokens on the device,
     so that replaying one needs only the step's arrays.
     """
 

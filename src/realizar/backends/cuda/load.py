@@ -34,9 +34,9 @@ from realizar.backends.cuda.recurrences.bind import RecurrenceBinder, scan_scrat
 from realizar.backends.cuda.recurrences.memory import StateMemory, slot_bytes
 from realizar.backends.cuda.recurrences.rows import RecurringRows
 from realizar.backends.cuda.sampling import native_buffers
-from realizar.backends.cuda.sampling.host_choices import HostChoiceMaker
-from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker
+from realizar.backends.cuda.sampling.host_step_sampler import HostStepSampler
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
+from realizar.backends.cuda.sampling.native_step_sampler import NativeStepSampler
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.shapes import chunk_kinds, mixed_kinds, row_counts, step_sizes, token_counts
 from realizar.backends.cuda.sleep.load_memory import LoadMemory
@@ -66,7 +66,7 @@ class LoadedModel:
         sampler: the rows' parameters and states.
         attention: chooses the launches of attention by the kind of a step.
         graphs: launches of a step, captured or one by one.
-        finisher: choices, log-probabilities and pooled vectors at the end of a step.
+        finisher: sampled tokens, log-probabilities and pooled vectors at the end of a step.
         experts_read: counts of the experts that steps read.
     """
 
@@ -242,9 +242,9 @@ def _make_sampler(
     if device.runs("sampling"):
         kernels = SamplingKernels(device.torch_device, vocab, dependent=device.has_dependent_launch)
         reserved = native_buffers.reserved_bytes(space.arrays.sizes.selected, rows, vocab, context)
-        return NativeChoiceMaker(space, context, kernels), reserved
+        return NativeStepSampler(space, context, kernels), reserved
     on_host = HostSampler(rows, vocab, context, config.threads, lambda name: progress(f"compiling {name}", 1.0))
-    return HostChoiceMaker(space, on_host), 0
+    return HostStepSampler(space, on_host), 0
 
 
 def _token_counts(sizes: StepSizes) -> tuple[set[int], set[int]]:

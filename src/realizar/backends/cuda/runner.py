@@ -173,7 +173,7 @@ class CUDABackend:
 
     def _submit(self, forward_input: ForwardInput) -> CUDAStep:
         if self._pending is not None:
-            self._pending.start_choices()
+            self._pending.start_sampling()
         wanted = wanted_tokens(forward_input)
         kind = self._kind(forward_input)
         self.model.states.begin(forward_input.state_moves)
@@ -184,7 +184,7 @@ class CUDABackend:
         finish, device = self.model.finisher.finish, self.device.torch_device
         self._pending = CUDAStep(forward_input, wanted, finish, device, with_drafts)
         if not self.model.sampler.awaits_masks(forward_input.columns.numbers):
-            self._pending.start_choices()  # the device goes on to it by itself
+            self._pending.start_sampling()  # the device goes on to it by itself
         return self._pending
 
     def _kind(self, step: ForwardInput) -> StepKind:
@@ -198,15 +198,15 @@ class CUDABackend:
         return replace(kind, embeds=True) if embeds else kind
 
     def _send(self, step: ForwardInput, kind: StepKind, wanted: WantedTokens) -> None:
-        """Send a step's arrays; a choice becomes its row's next token at once where no drafts must be verified."""
+        """Send a step's arrays; a sampled token becomes its row's next one at once where no drafts must be verified."""
         arrays, columns = self.model.space.arrays, step.columns
         if columns.only_decodes:
             arrays.send(step, kind, columns.starts[:-1], columns.numbers)
             return
         most = arrays.sizes.selected
         numbers = np.full(len(wanted.tokens), -1, np.int32)
-        choosing = wanted.rows[: wanted.num_choices]
-        numbers[: wanted.num_choices] = np.where(columns.num_drafts > 0, -1, columns.numbers)[choosing]
+        owners = wanted.rows[: wanted.num_sampled]
+        numbers[: wanted.num_sampled] = np.where(columns.num_drafts > 0, -1, columns.numbers)[owners]
         arrays.send(step, kind, wanted.tokens[:most], numbers[:most])
 
     def _run(self, kind: StepKind, selected: int) -> None:

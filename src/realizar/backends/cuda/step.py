@@ -19,22 +19,22 @@ from realizar.errors import CapacityError
 
 @dataclass(frozen=True, slots=True)
 class WantedTokens:
-    """The tokens of a step whose logits are wanted: those before choices, in the order of their rows, then queries.
+    """The tokens of a step whose logits are wanted: those to sample after, in the order of their rows, then queries.
 
     Attributes:
         tokens: index in the step of each.
         rows: index in the step of each one's row.
-        places: before a choice, how many of the row's drafts stand before it; of a query, its number among the row's.
-        num_choices: how many of `tokens` stand before choices.
-        choosing: index in the step of each row that chooses.
+        places: of a token to sample, how many of the row's drafts stand before; of a query, its number among the row's.
+        num_sampled: how many of `tokens` are to be sampled after.
+        sampled_rows: index in the step of each row that samples.
         num_drafts: most drafts of a row.
     """
 
     tokens: list[int]
     rows: list[int]
     places: list[int]
-    num_choices: int
-    choosing: list[int]
+    num_sampled: int
+    sampled_rows: list[int]
     num_drafts: int
 
 
@@ -43,23 +43,23 @@ def wanted_tokens(step: ForwardInput) -> WantedTokens:
     if columns.only_decodes:
         return _wanted_of_decodes(len(columns))
     starts = step.query_starts
-    choosing = (columns.samples & (columns.num_tokens > 0)).nonzero()[0].tolist()
+    sampled_rows = (columns.samples & (columns.num_tokens > 0)).nonzero()[0].tolist()
     drafts = columns.num_drafts.tolist()
-    num_drafts = max([drafts[index] for index in choosing], default=0)
+    num_drafts = max([drafts[index] for index in sampled_rows], default=0)
     if num_drafts:
-        choices = [(index, place) for index in choosing for place in range(drafts[index] + 1)]
-        rows, places = [index for index, _ in choices], [place for _, place in choices]
-        tokens = [starts[index + 1] - 1 - drafts[index] + place for index, place in choices]
+        sampled = [(index, place) for index in sampled_rows for place in range(drafts[index] + 1)]
+        rows, places = [index for index, _ in sampled], [place for _, place in sampled]
+        tokens = [starts[index + 1] - 1 - drafts[index] + place for index, place in sampled]
     else:
-        rows, places = list(choosing), [0] * len(choosing)
-        tokens = [starts[index + 1] - 1 for index in choosing]
-    num_choices = len(tokens)
+        rows, places = list(sampled_rows), [0] * len(sampled_rows)
+        tokens = [starts[index + 1] - 1 for index in sampled_rows]
+    num_sampled = len(tokens)
     for index, queries in columns.logprob_queries.items():
         for number, query in enumerate(queries):
             tokens.append(starts[index] + query.index)
             rows.append(index)
             places.append(number)
-    return WantedTokens(tokens, rows, places, num_choices, choosing, num_drafts)
+    return WantedTokens(tokens, rows, places, num_sampled, sampled_rows, num_drafts)
 
 
 @lru_cache(maxsize=1024)
@@ -69,7 +69,7 @@ def _wanted_of_decodes(count: int) -> WantedTokens:
 
 
 class Finished(Protocol):
-    """A step whose choices, log-probabilities and pooled vectors are on their way to the host."""
+    """A step whose sampled tokens, log-probabilities and pooled vectors are on their way to the host."""
 
     def read(self, step: CUDAStep) -> StepOutput:
         """Wait for them; what the step's rows get."""
@@ -104,14 +104,14 @@ class CUDAStep:
         self._are_held[list(self.held)] = True
 
     def are_held(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-        """bool [rows], true for each of these rows of the step that makes no choice, as its masks are late."""
+        """bool [rows], true for each of these rows of the step that samples nothing, as its masks are late."""
         return self._are_held[numbers] if self.held else np.zeros(len(numbers), np.bool_)
 
     def sample(self) -> None:
         with step_errors(self._device):
-            self.start_choices()
+            self.start_sampling()
 
-    def start_choices(self) -> None:
+    def start_sampling(self) -> None:
         """Start sampling the step's rows, once, even if that fails. Another step may start only after this."""
         if self._finished is None and not self._failed:
             self._failed = True
@@ -121,7 +121,7 @@ class CUDAStep:
     def result(self) -> StepOutput:
         if self._output is None:
             with step_errors(self._device):
-                self.start_choices()
+                self.start_sampling()
                 if self._finished is None:
                     raise CapacityError("the step's rows could not be sampled")
                 output = self._finished.read(self)

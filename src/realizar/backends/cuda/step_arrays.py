@@ -108,7 +108,7 @@ class StepArrays:
         Args:
             kind: of the padded step; its entries beyond the step's are filled with "none".
             selected: index of every selected token, at most `sizes.selected`.
-            selected_rows: the row that each one's choice is for, -1 where it is for none.
+            selected_rows: the row that each one's sampled token is for, -1 where it is for none.
         """
         copied = self._copied[self._next]
         if copied is not None:

@@ -60,7 +60,7 @@ class Workspace:
         self.block_tops = torch.zeros((sizes.selected, blocks), device=where)
         self.block_ids = torch.zeros((sizes.selected, blocks), dtype=torch.int32, device=where)
         self.final_states = torch.zeros((sizes.selected, spec.hidden_size), device=where)
-        self.choices = torch.zeros(sizes.selected, dtype=torch.int32, device=where)
+        self.sampled = torch.zeros(sizes.selected, dtype=torch.int32, device=where)
         self.last = torch.zeros(sizes.rows, dtype=torch.int32, device=where)
 
         self._token_tops, self._token_arrivals = (

@@ -229,7 +229,7 @@ def test_norms_of_sums_beside_each_other() -> None:
 
 @pytest.mark.parametrize("ggml_type", QUANTIZED_TYPES, ids=lambda ggml_type: ggml_type.name)
 def test_embedding_of_every_type(ggml_type: object) -> None:
-    """Bit for bit the reference's weights; id -1 is the row's last choice, -2 - id has an embedding, which stays."""
+    """Bit for bit the reference's weights; id -1 is the row's last token, -2 - id has an embedding, which stays."""
     cols = max(64, ggml_type.block_size)
     data = random_blocks(ggml_type, 9, cols, np.random.default_rng(6), 0.1)
     matrix = pack_plain(block_source(ggml_type, data, 9, cols), CPU)
@@ -267,11 +267,11 @@ def test_largest_logits() -> None:
         partials, 0, 300, partials, logits, 300, 2.0, 1.0, tops, ids, 5, 300, SPLITS=1, BIAS=False, SOFT_CAP=False,
         DEPENDENT=False, BLOCK=64,
     )  # fmt: skip
-    choices, last = torch.zeros(5, dtype=torch.int32), torch.full((6,), 7, dtype=torch.int32)
+    sampled, last = torch.zeros(5, dtype=torch.int32), torch.full((6,), 7, dtype=torch.int32)
     rows = torch.tensor([3, 1, 2, -1, 5], dtype=torch.int32)
-    choose[(5,)](tops, ids, 5, choices, rows, last, DEPENDENT=False, BLOCKS=8)
+    choose[(5,)](tops, ids, 5, sampled, rows, last, DEPENDENT=False, BLOCKS=8)
     assert np.array_equal(logits.numpy(), values, equal_nan=True)
-    assert choices.tolist() == [70, 299, -1, -1, int(values[4].argmax())]
+    assert sampled.tolist() == [70, 299, -1, -1, int(values[4].argmax())]
     assert last.tolist() == [7, 299, 0, 70, 7, int(values[4].argmax())]
 
 

@@ -11,9 +11,9 @@ import torch
 
 from realizar.backends.base import ForwardInput
 from realizar.backends.cuda.device import open_device
-from realizar.backends.cuda.sampling.host_choices import HostChoiceMaker
-from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker
+from realizar.backends.cuda.sampling.host_step_sampler import HostStepSampler
 from realizar.backends.cuda.sampling.native_kernels import SamplingKernels
+from realizar.backends.cuda.sampling.native_step_sampler import NativeStepSampler
 from realizar.backends.cuda.sampling.step_sampler import StepSampler
 from realizar.backends.cuda.step import CUDAStep, Finished, WantedTokens, wanted_tokens
 from realizar.backends.cuda.workspace import LOGIT_BLOCK
@@ -40,7 +40,7 @@ class SampledSteps:
 
     Args:
         on_host: the host samples, and not the CUDA kernels.
-        places: choices of a row in a step, at most.
+        places: sampled tokens of a row in a step, at most.
         graphs: steps of decodes replay graphs of the kernels.
     """
 
@@ -54,16 +54,16 @@ class SampledSteps:
             logits=torch.zeros((count, vocab), device=self.device),
             block_tops=torch.zeros((count, blocks), device=self.device),
             block_ids=torch.zeros((count, blocks), dtype=torch.int32, device=self.device),
-            choices=torch.zeros(count, dtype=torch.int32, device=self.device),
+            sampled=torch.zeros(count, dtype=torch.int32, device=self.device),
             last=torch.zeros(rows, dtype=torch.int32, device=self.device),
         )
         self.maker: StepSampler
         if on_host:
-            self.maker = HostChoiceMaker(self.space, HostSampler(rows, vocab, CONTEXT, 1, lambda _name: None))
+            self.maker = HostStepSampler(self.space, HostSampler(rows, vocab, CONTEXT, 1, lambda _name: None))
             return
         profile = open_device()
         kernels = SamplingKernels(profile.torch_device, vocab, dependent=profile.has_dependent_launch)
-        self.maker = NativeChoiceMaker(self.space, CONTEXT, kernels)
+        self.maker = NativeStepSampler(self.space, CONTEXT, kernels)
         if graphs:
             self.maker.capture()
 
@@ -101,10 +101,10 @@ class SampledSteps:
     def _send(self, given: ForwardInput, wanted: WantedTokens) -> None:
         """Write the step's arrays, as a runner does."""
         arrays, columns = self.space.arrays, given.columns
-        chosen = np.where(columns.num_drafts > 0, -1, columns.numbers)[wanted.rows[: wanted.num_choices]]
+        owners = np.where(columns.num_drafts > 0, -1, columns.numbers)[wanted.rows[: wanted.num_sampled]]
         arrays["selected_rows"].fill_(-1)
         for name, values in (
-            ("ids", given.token_ids), ("selected_rows", chosen), ("contexts", columns.num_context_tokens),
+            ("ids", given.token_ids), ("selected_rows", owners), ("contexts", columns.num_context_tokens),
         ):  # fmt: skip
             arrays[name][: len(values)] = torch.from_numpy(values.astype(np.int32)).to(self.device)
 
@@ -120,4 +120,4 @@ class SampledSteps:
             space.block_ids[:count, block] = (first + block * LOGIT_BLOCK).int()
         tops = space.block_tops[:count].max(dim=1).values
         best = (values == tops[:, None]).to(torch.uint8).argmax(dim=1).int()
-        space.choices[:count] = torch.where(torch.isfinite(tops), best, -1)
+        space.sampled[:count] = torch.where(torch.isfinite(tops), best, -1)

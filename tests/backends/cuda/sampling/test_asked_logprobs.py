@@ -16,7 +16,7 @@ from backends.reference_sampler.logprobs import token_logprobs  # noqa: E402
 from realizar.backends.base import ForwardInput  # noqa: E402
 from realizar.backends.cuda.sampling.logprobs import LogprobsAsked, start_logprobs  # noqa: E402
 from realizar.backends.cuda.sampling.native_buffers import MOST_IN_GRAPH  # noqa: E402
-from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker  # noqa: E402
+from realizar.backends.cuda.sampling.native_step_sampler import NativeStepSampler  # noqa: E402
 from realizar.backends.cuda.step import wanted_tokens  # noqa: E402
 from realizar.batch import LogprobQuery, StepRows  # noqa: E402
 from realizar.sampling_params import SamplingParams  # noqa: E402
@@ -45,7 +45,7 @@ class Asking:
 
     def __init__(self) -> None:
         self.kernels = Kernels()
-        self.maker = NativeChoiceMaker(space_of(ROWS, ROWS, VOCAB), 64, self.kernels)  # type: ignore[arg-type]
+        self.maker = NativeStepSampler(space_of(ROWS, ROWS, VOCAB), 64, self.kernels)  # type: ignore[arg-type]
         graphs: Any = self.maker._logprob_graphs
         graphs._graphs = {(count, 0): SimpleNamespace(replay=partial(self._replay, count)) for count in graphs._counts}
         self.replayed: list[int] = []
@@ -136,7 +136,7 @@ def test_a_long_list_is_launched() -> None:
 
 
 def test_queries_beside_choices() -> None:
-    """Prompt scoring in a step whose other rows want log-probabilities of their choices."""
+    """Prompt scoring in a step whose other rows want log-probabilities of sampled tokens."""
     asking = Asking()
     for row, logprobs in ((0, 2), (1, 1), (2, None)):
         asking.open(row, logprobs)
@@ -156,9 +156,9 @@ def test_long_lists_by_torch() -> None:
     values = np.round(rng.standard_normal((4, 300)) * 8).astype(np.float32) / np.float32(2)
     values[rng.random(values.shape) < 0.02] = -np.inf
     asked = [LogprobsAsked(None, 3), LogprobsAsked(44, 0), LogprobsAsked(0, 20), LogprobsAsked(7, 1)]
-    chosen = torch.tensor([int(values[0].argmax()), 0, 0, 0])
+    sampled = torch.tensor([int(values[0].argmax()), 0, 0, 0])
     for (found,), row, one in zip(
-        start_logprobs(torch.from_numpy(values), asked, chosen, torch.clone).read(), values, asked, strict=True
+        start_logprobs(torch.from_numpy(values), asked, sampled, torch.clone).read(), values, asked, strict=True
     ):
         expected = token_logprobs(row, one.target, one.top_n)
         assert found.token_id == expected.token_id

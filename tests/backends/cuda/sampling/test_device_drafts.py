@@ -1,4 +1,4 @@
-"""Choices with and without drafts, by the CUDA kernels and on the host, beside the reference, token after token."""
+"""Sampled tokens with and without drafts, by the CUDA kernels and on the host, beside the reference, one by one."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def logits_of(rng: np.random.Generator, rows: int) -> np.ndarray:
 
 
 def foreseen(sampler: RowSampler, logits: np.ndarray, position: int, masks: Any) -> tuple[list[int], list[RowSampler]]:
-    """Choices of the reference from one row of logits after the other, up to the end of the output.
+    """Tokens that the reference samples from one row of logits after the other, up to the end of the output.
 
-    Returns the sampler as it is after each choice, too.
+    Returns the sampler as it is after each token, too.
     """
     found: list[int] = []
     after: list[RowSampler] = []
@@ -99,7 +99,7 @@ def test_choices_with_drafts_are_those_without(on_host: bool, seed: int) -> None
         for row in rng.permutation(going).tolist():
             size = int(rng.integers(0, MOST + 1))
             logits = logits_of(rng, size + 1)
-            logits[:, :12] += 12.0  # so that ids of the history are chosen, and repeat
+            logits[:, :12] += 12.0  # so that ids of the history are sampled, and repeat
             if rng.random() < 0.3:
                 masks[row] = random_masks(rng, size + 1)
             known = len(histories[row])

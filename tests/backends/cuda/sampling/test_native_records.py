@@ -53,9 +53,9 @@ def space_of(rows: int, selected: int, vocab: int) -> Any:
     blocks = -(-vocab // LOGIT_BLOCK)
     arrays = Arrays(rows, selected, CPU)
     ids = torch.zeros((selected, blocks), dtype=torch.int32)
-    choices, last = torch.zeros(selected, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+    sampled, last = torch.zeros(selected, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
     logits, tops = torch.zeros((selected, vocab)), torch.zeros((selected, blocks))
-    return SimpleNamespace(arrays=arrays, logits=logits, block_tops=tops, block_ids=ids, choices=choices, last=last)
+    return SimpleNamespace(arrays=arrays, logits=logits, block_tops=tops, block_ids=ids, sampled=sampled, last=last)
 
 
 def test_buffers_are_as_large_as_planned() -> None:
@@ -176,9 +176,9 @@ def test_the_end_of_an_output_with_drafts() -> None:
     assert kept(rows, [3, -2]) == (1, True)
 
 
-def kept(rows: NativeRows, choices: list[int]) -> tuple[int, bool]:
-    """How many choices row 0 keeps, and whether they end its output."""
-    counts, ended = rows.take_in(np.array([0]), np.array([choices], np.int32))
+def kept(rows: NativeRows, sampled: list[int]) -> tuple[int, bool]:
+    """How many sampled tokens row 0 keeps, and whether they end its output."""
+    counts, ended = rows.take_in(np.array([0]), np.array([sampled], np.int32))
     return int(counts[0]), bool(ended[0])
 
 
@@ -189,8 +189,8 @@ def test_choices_are_compared_with_the_stop_ids_of_their_own_row() -> None:
         rows.open(opened_row(row, SamplingParams(stop_token_ids=stops), [1]), lambda *_: None)
     rows.close(3)
     rows.open(opened_row(3, SamplingParams(stop_token_ids=(6,)), [1]), lambda *_: None)
-    choices = np.array([[5, 3, 6], [3, 6, -2], [3, 5, -1], [3, 5, 6]], np.int32)
-    counts, ended = rows.take_in(np.arange(4), choices)
+    sampled = np.array([[5, 3, 6], [3, 6, -2], [3, 5, -1], [3, 5, 6]], np.int32)
+    counts, ended = rows.take_in(np.arange(4), sampled)
     assert counts.tolist() == [2, 2, 2, 3]
     assert ended.tolist() == [True, False, False, True]
     assert rows.outputs.tolist() == [2, 2, 2, 3]

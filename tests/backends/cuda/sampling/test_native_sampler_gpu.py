@@ -101,8 +101,8 @@ def test_choices_are_the_hosts(kind: str, vocab: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["temperature", "top_p", "min_p", "top_k", "xtc_top_k"])
-def test_numbers_at_which_choices_change(kind: str) -> None:
-    """Each choice's number lies where the exact shares say, to 1e-6: 4,000 numbers, in 16 rows of 128,256 logits."""
+def test_numbers_at_which_tokens_change(kind: str) -> None:
+    """Each token's number lies where the exact shares say, to 1e-6: 4,000 numbers, in 16 rows of 128,256 logits."""
     vocab, rows = 128_256, 16
     sampling = SamplingParams(seed=4, **KINDS[kind])
     native = SampledSteps(rows, vocab)

@@ -1,4 +1,4 @@
-"""Masks on their way to the device: one copy of those that a step's choices have."""
+"""Masks on their way to the device: one copy of those that a step's sampled tokens have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 
 from backends.cuda.sampling.sampled_steps import SampledSteps  # noqa: E402
 from realizar.backends.cuda.sampling.native_buffers import HELD, NO_MASK, SHARED  # noqa: E402
-from realizar.backends.cuda.sampling.native_choices import NativeChoiceMaker  # noqa: E402
+from realizar.backends.cuda.sampling.native_step_sampler import NativeStepSampler  # noqa: E402
 from realizar.backends.row_masks import RowMasks  # noqa: E402
 from realizar.sampling_params import SamplingParams, StructuredOutput  # noqa: E402
 from realizar.structured.workers.mask_memory import MaskMemory  # noqa: E402
@@ -33,14 +33,14 @@ def test_each_choice_gets_its_mask() -> None:
     step: Any = SimpleNamespace(masks={4: drafted, 9: single})
     numbers, places = np.array([2, 4, 4, 4, 9]), np.array([0, 0, 1, 2, 0])
     masks = np.full(5, -1)
-    NativeChoiceMaker._send_masks(maker, step, numbers, places, np.array([0, 0, 1, 0, 0], np.bool_), masks)
+    NativeStepSampler._send_masks(maker, step, numbers, places, np.array([0, 0, 1, 0, 0], np.bool_), masks)
     assert masks.tolist() == [-1, 0, 1, 2, 3]
     expected = np.stack([drafted[0], drafted[1] & ~np.uint32(4), drafted[2], single])
     assert np.array_equal(room[:4].numpy().view(np.uint32), expected)
     assert not room[4:].any()
     step.masks = {1: single}
     masks[:] = -1
-    NativeChoiceMaker._send_masks(maker, step, numbers, places, np.zeros(5, np.bool_), masks)
+    NativeStepSampler._send_masks(maker, step, numbers, places, np.zeros(5, np.bool_), masks)
     assert masks.tolist() == [-1] * 5
 
 
@@ -57,11 +57,11 @@ def test_masks_of_a_table_are_read_where_they_lie_or_sent(address: int | None, p
         _rows=SimpleNamespace(kinds=np.zeros(12)),
         _shared=SimpleNamespace(address=lambda of: address if of is table else None),
     )
-    maker._place_masks = lambda *args: NativeChoiceMaker._place_masks(maker, *args)
+    maker._place_masks = lambda *args: NativeStepSampler._place_masks(maker, *args)
     masks = np.full(4, -1)
     step: Any = SimpleNamespace(masks=given)
     none = np.zeros(4, np.int64)
-    NativeChoiceMaker._send_masks(maker, step, np.array([2, 4, 9, 1]), none, none.astype(np.bool_), masks)
+    NativeStepSampler._send_masks(maker, step, np.array([2, 4, 9, 1]), none, none.astype(np.bool_), masks)
     assert masks[0] == -1
     lines = [places[2], places[0], places[1]]
     if address is None:
@@ -72,7 +72,7 @@ def test_masks_of_a_table_are_read_where_they_lie_or_sent(address: int | None, p
         assert not room.any()
     assert read == ([] if address is None else [address])
     masks[:] = -1
-    NativeChoiceMaker._send_masks(maker, step, np.array([2, 3, 5, 6]), none, none.astype(np.bool_), masks)
+    NativeStepSampler._send_masks(maker, step, np.array([2, 3, 5, 6]), none, none.astype(np.bool_), masks)
     assert masks.tolist() == [-1] * 4
 
 
@@ -88,18 +88,18 @@ def test_many_rows_that_share_masks_get_each_once() -> None:
     )
     numbers, masks = np.arange(2, 22), np.full(20, -1)
     lines = np.arange(20) % 3 + 7
-    NativeChoiceMaker._place_masks(maker, RowMasks(numbers, lines, table, {}), numbers, masks)
+    NativeStepSampler._place_masks(maker, RowMasks(numbers, lines, table, {}), numbers, masks)
     assert not read
     assert np.array_equal(room[masks].numpy().view(np.uint32), table[lines])
     assert sorted(set(masks.tolist())) == [0, 1, 2]
     lines = np.arange(20) % 11 + 7
-    NativeChoiceMaker._place_masks(maker, RowMasks(numbers, lines, table, {}), numbers, masks)
+    NativeStepSampler._place_masks(maker, RowMasks(numbers, lines, table, {}), numbers, masks)
     assert read == [4096]
     assert (masks - SHARED).tolist() == lines.tolist()
 
 
 def test_places_of_masks_for_a_graph() -> None:
-    """Each choice's mask, or that its row is held; none are left for a later step without masks."""
+    """Each sampled token's mask, or that its row is held; none are left for a later step without masks."""
     table, sent = np.zeros((32, WORDS), np.uint32), torch.full((4,), NO_MASK, dtype=torch.int32)
 
     def send(places: Any) -> None:
@@ -115,7 +115,7 @@ def test_places_of_masks_for_a_graph() -> None:
     )  # fmt: skip
 
     def places(step: Any) -> list[int] | None:
-        return sent.tolist() if NativeChoiceMaker._send_places(maker, step, np.array([2, 7, 5])) else None
+        return sent.tolist() if NativeStepSampler._send_places(maker, step, np.array([2, 7, 5])) else None
 
     given = RowMasks(np.array([7]), np.array([3]), table, {})
     are_held = np.array([False, False, True])

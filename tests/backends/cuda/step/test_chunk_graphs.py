@@ -136,13 +136,13 @@ def serve(runner: GPURunner) -> tuple[list[Request], list[list[int]]]:
     a, b, c, d = (runner.request(row, ids, first=3 * row) for row, ids in enumerate(prompts))
     for request in (a, b, c, d):
         runner.backend.open(opened_row(request.row, SamplingParams(temperature=0), request.token_ids))
-    chosen = []
+    sampled = []
     for parts in ([(a, 9)], [(a, 1), (b, 5)], [(a, 1), (b, 8), (c, 2), (d, 9)]):
         poison(runner)
-        chosen.append(runner.step(parts, sample=True))
+        sampled.append(runner.step(parts, sample=True))
     for request in (a, b, c, d):
         runner.backend.close(request.row)
-    return [a, b, c, d], chosen
+    return [a, b, c, d], sampled
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of padding, which holds what was not written

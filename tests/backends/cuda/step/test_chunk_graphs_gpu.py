@@ -26,7 +26,7 @@ RECIPES = {
     "bf16-64-gqa4": Recipe(64, 8, 2, weights="BF16", windows=(None, None), parts=("biases",)),
 }
 TOKENS = 1024  # of every request: none of the steps below asks for more than it has
-POISONED = ("hidden", "query", "attended", "partial_sums", "attention_parts", "attention_state", "logits", "choices")
+POISONED = ("hidden", "query", "attended", "partial_sums", "attention_parts", "attention_state", "logits", "sampled")
 
 
 def worst_error(found: np.ndarray, expected: np.ndarray) -> float:
@@ -46,7 +46,7 @@ def mixed_step(requests: list[Request], tokens: int, decodes: int, chunks: int) 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_graphs_of_steps_with_chunks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bits of their launches one by one, whatever lay in the buffers, and the choices that the logits give."""
+    """The bits of their launches one by one, whatever lay in the buffers, and the tokens that the logits give."""
     recipe, rows = RECIPES[name], 24
     config = EngineConfig(max_running=rows, max_step_tokens=640, kv_cache_bytes=256 << 20)
     runner = GPURunner(*random_model(recipe), config)
@@ -71,19 +71,19 @@ def test_graphs_of_steps_with_chunks(name: str, monkeypatch: pytest.MonkeyPatch)
                 monkeypatch.setattr(graphs, "replay", run)
                 for buffer in POISONED:
                     getattr(space, buffer).fill_(float("nan") if getattr(space, buffer).is_floating_point() else 7)
-                chosen = runner.step(parts, sample=True)
-                found.append((chosen, [request.logits.pop() for request, _ in parts]))
+                sampled = runner.step(parts, sample=True)
+                found.append((sampled, [request.logits.pop() for request, _ in parts]))
                 for request, count in parts:
                     request.computed -= count
             for request, count in parts:
                 request.computed += count
-            (chosen, logits), (chosen_eagerly, logits_eagerly) = found
+            (sampled, logits), (sampled_eagerly, logits_eagerly) = found
             if recipe.weights != "BF16":  # cuBLAS may choose another algorithm in a graph
-                assert chosen == chosen_eagerly
+                assert sampled == sampled_eagerly
                 for values, values_eagerly in zip(logits, logits_eagerly, strict=True):
                     assert np.array_equal(values.view(np.uint32), values_eagerly.view(np.uint32)), (tokens, decodes)
             assert max(map(worst_error, logits, logits_eagerly)) <= 0.01, (tokens, decodes)
-            for token_id, values in zip(chosen, logits, strict=True):  # from a matmul of other rows: near ties
+            for token_id, values in zip(sampled, logits, strict=True):  # from a matmul of other rows: near ties
                 assert values[-1].max() - values[-1][token_id] <= 0.3 * values[-1].std()
     assert all(kind in graphs._graphs for kind in seen if kind.tokens <= 512)
     assert {kind.tokens for kind in seen} == {16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640}

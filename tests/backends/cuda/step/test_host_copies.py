@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch", reason="the GPU backend needs torch")
 from realizar.backends.base import ForwardInput  # noqa: E402
 from realizar.backends.cuda.finish import StepFinisher  # noqa: E402
 from realizar.backends.cuda.sampling.logprobs import PendingLogprobs  # noqa: E402
-from realizar.backends.cuda.sampling.native_choices import (  # noqa: E402
+from realizar.backends.cuda.sampling.native_step_sampler import (  # noqa: E402
     HostCopies,
-    NativeChoiceMaker,
+    NativeStepSampler,
 )
 from realizar.backends.cuda.step import CUDAStep, wanted_tokens  # noqa: E402
 from realizar.batch import StepRows  # noqa: E402
@@ -36,20 +36,20 @@ def test_copies_lie_one_after_the_other_until_the_next_step() -> None:
     assert copies.copy(given[0]).data_ptr() == found[0].data_ptr()
 
 
-class Sampler(NativeChoiceMaker):
+class Sampler(NativeStepSampler):
     """Chooses the step's number for each row, and lists it with its negative as a log-probability."""
 
     def __init__(self, space: Any) -> None:
         self._space, self._free, self.step = space, [], 0
         self._rows: Any = SimpleNamespace(take_in=None)
-        self.chosen = torch.zeros((ROWS, 1), dtype=torch.int32)
+        self.made = torch.zeros((ROWS, 1), dtype=torch.int32)
         self.lines = torch.zeros((ROWS, 5), dtype=torch.float64)
 
     def make(self, _step: CUDAStep) -> torch.Tensor:
         self.step += 1
-        self.chosen.fill_(self.step)
+        self.made.fill_(self.step)
         self.lines.copy_(torch.tensor([self.step, 1, -self.step, self.step, -self.step], dtype=torch.float64))
-        return self.chosen
+        return self.made
 
     def start_logprobs(self, _step: CUDAStep, part: range, copy: Any) -> Any:
         return [(np.arange(len(part)), PendingLogprobs([1] * len(part), copy(self.lines)))]

@@ -1,4 +1,4 @@
-"""A step takes no memory of the device: launches, graphs and a greedy row's choice use what the load has made."""
+"""A step takes no memory of the device: launches, graphs and a greedy row's token use what the load has made."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
 
 RECIPE = Recipe(32, 1, 1, 32, 64, 32, weights="Q8_0", windows=(None,), parts=("qk_norm", "biases"))
 CONFIG = EngineConfig(max_running=2, max_step_tokens=16, context_length=64, kv_cache_bytes=1 << 20)
-TO_THE_HOST = "aten._to_copy"  # of the choices; under the interpreter the host is the device
+TO_THE_HOST = "aten._to_copy"  # of the sampled tokens; under the interpreter the host is the device
 
 
 class Allocations(TorchDispatchMode):

@@ -23,7 +23,7 @@ FAILED, NOT_FINITE, PLAIN = (
     1,
     2,
     4,
-)  # rows whose choice is an error, whose logits are unusable, without log-probabilities
+)  # rows whose token is an error, whose logits are unusable, without log-probabilities
 
 
 def result_of(columns: StepRows, errors: dict[int, RowError]) -> StepOutput:
@@ -32,14 +32,14 @@ def result_of(columns: StepRows, errors: dict[int, RowError]) -> StepOutput:
     lines[NOT_FINITE, 2] = math.nan
     lines[:, 3 + LISTED - 1] = math.nan  # beyond a list of two nothing is written
     asked = [index for index in range(ROWS) if index != PLAIN]
-    choices = torch.arange(20, 20 + ROWS, dtype=torch.int32)[:, None].clone()
-    choices[FAILED] = -1
+    sampled = torch.arange(20, 20 + ROWS, dtype=torch.int32)[:, None].clone()
+    sampled[FAILED] = -1
     logprobs = PendingLogprobs([2 if index else 0 for index in asked], lines[asked])
 
     def finish(_step: CUDAStep) -> PendingResult:
-        return PendingResult(choices, [(asked, logprobs)], errors, take_in)
+        return PendingResult(sampled, [(asked, logprobs)], errors, take_in)
 
-    def take_in(_numbers: Any, _choices: Any) -> Any:
+    def take_in(_numbers: Any, _sampled: Any) -> Any:
         raise AssertionError("no row has drafts")
 
     given = ForwardInput(columns, np.full(ROWS, 7, np.int32), (), ())

@@ -122,7 +122,7 @@ class StepSampler:
         runs[:, record.RUN_COUNT] = np.minimum(step.starts[1:][part], end) - from_token
         self._kernel.run(address(runs), len(runs), stride)
 
-    def last_choices(self) -> tuple[Integers, NDArray[np.int32]]:
+    def last_sampled(self) -> tuple[Integers, NDArray[np.int32]]:
         """The numbers of the rows that made a choice, [rows], and the last one of each."""
         numbers = self._columns.numbers
         if self._all_decoded:

@@ -35,7 +35,7 @@ def finish_logits(
 
 
 @triton.jit
-def choose(block_tops, block_ids, blocks, choices, rows, last, DEPENDENT: tl.constexpr, BLOCKS: tl.constexpr):
+def choose(block_tops, block_ids, blocks, sampled, rows, last, DEPENDENT: tl.constexpr, BLOCKS: tl.constexpr):
     """The id of the largest logit, the lowest among equals; -1 where logits are not finite. Grid: selected tokens.
 
     Also `last[rows[i]]`, where rows[i] is not -1: the token with which the next step of that sequence starts.
@@ -49,6 +49,6 @@ def choose(block_tops, block_ids, blocks, choices, rows, last, DEPENDENT: tl.con
     top = tl.max(tops, axis=0)
     best = tl.min(tl.where(tops == top, ids, 2147483647), axis=0)
     best = tl.where(tl.abs(top) < float("inf"), best, -1)
-    tl.store(choices + index, best)
+    tl.store(sampled + index, best)
     row = tl.load(rows + index)
     tl.store(last + row, tl.maximum(best, 0), mask=row >= 0)

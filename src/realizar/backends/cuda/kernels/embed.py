@@ -12,7 +12,7 @@ from realizar.backends.cuda.kernels.plain_weights import load_weights
 
 @triton.jit
 def resolve_tokens(ids, token_rows, last, at, mask):
-    """Token ids, and where an embedding is given; -1 stands for the choice of the row's step before."""
+    """Token ids, and where an embedding is given; -1 stands for what the row's step before sampled."""
     token = tl.load(ids + at, mask=mask, other=0)
     is_given = token < -1
     token = tl.where(is_given, -2 - token, token)

@@ -54,7 +54,7 @@ class PendingLogprobs:
 def _columns(lines: NDArray[np.float64], count: int) -> LogprobColumns:
     most = (lines.shape[1] - 3) // 2
     ids, values = np.empty((len(lines), 1 + count), np.int32), np.empty((len(lines), 1 + count))
-    with np.errstate(invalid="ignore"):  # a row that could not choose has no number that means anything
+    with np.errstate(invalid="ignore"):  # a row that could not sample has no number that means anything
         ids[:, 0], ids[:, 1:] = lines[:, 0], lines[:, 3 : 3 + count]
         ranks = lines[:, 1].astype(np.int32)
     values[:, 0], values[:, 1:] = lines[:, 2], lines[:, 3 + most : 3 + most + count]
@@ -64,16 +64,16 @@ def _columns(lines: NDArray[np.float64], count: int) -> LogprobColumns:
 def start_logprobs(
     logits: torch.Tensor,
     asked: Sequence[LogprobsAsked],
-    chosen: torch.Tensor,
+    sampled: torch.Tensor,
     copy: Callable[[torch.Tensor], torch.Tensor],
 ) -> PendingLogprobs:
     """Begin to compute log-probabilities of logits, float32 [rows, vocab], as the model gave them.
 
-    `chosen`, int64 [rows], is the id that a row without a target reports; `copy` starts a copy to the host.
+    `sampled`, int64 [rows], is the id that a row without a target reports; `copy` starts a copy to the host.
     """
     device, vocab = logits.device, logits.shape[1]
     targets = torch.tensor([-1 if a.target is None else a.target for a in asked], device=device)
-    ids = torch.where(targets < 0, chosen, targets).clamp(0, vocab - 1)
+    ids = torch.where(targets < 0, sampled, targets).clamp(0, vocab - 1)
     top = logits.max(dim=1, keepdim=True).values
     normaliser = top[:, 0].double() + torch.exp(logits - top).sum(dim=1, dtype=torch.float64).log()
     value = logits.gather(1, ids[:, None])

@@ -25,15 +25,16 @@ _PLACE_BYTES = 44 + 8 + 4 * (_CHOICE + _DRAFTED + _QUERY + _NEAR) + 8 * (ROOM + 
 
 
 class NativeBuffers:
-    """Buffers for as many choices as a step has logits.
+    """Buffers for as many sampled tokens as a step has logits.
 
     Adjusted logits and masks are made when they are first needed; the KV cache leaves them room.
 
     Attributes:
         lines: float64 [selected, 3 + 2 * MOST_IN_GRAPH], the log-probabilities that graphs find.
-        choices, queries: int32 [selected, fields], records of a step. drafted: the same of rows, in a step with drafts.
-        mask_places: int32 [selected], the place of each choice's mask in a step that graphs sample, NO_MASK or HELD.
-        draft_table: int32 [rows, 1 + drafts], room for the choices that stand.
+        choices, queries: int32 [selected, fields], records of a step (`Choice`, `Query` of sampling/rows.cu).
+        drafted: the same of rows, in a step with drafts.
+        mask_places: int32 [selected], the place of each token's mask in a step that graphs sample, NO_MASK or HELD.
+        draft_table: int32 [rows, 1 + drafts], room for the sampled tokens that stand.
         tables: uint8, `Tables` of sampling/rows.cu.
     """
 
@@ -98,7 +99,7 @@ class NativeBuffers:
             self._write_tables()
 
     def send_places(self, places: NDArray[np.integer[Any]]) -> None:
-        """Send the mask of each of a step's choices, by its place: [choices]. The host need not wait."""
+        """Send the mask of each of a step's sampled tokens, by its place: [tokens]. The host need not wait."""
         host = self._places[self._next_places]
         self._next_places = (self._next_places + 1) % _RING
         values = host.numpy()
@@ -109,7 +110,7 @@ class NativeBuffers:
         space = self._space
         tensors = (
             space.logits, space.block_tops, space.block_ids, self._adjusted, self._adjusted_tops, self._adjusted_ids,
-            self._masks, space.arrays["ids"], space.choices, space.last, self._rows.table, self._rows.mu, self._next_mu,
+            self._masks, space.arrays["ids"], space.sampled, space.last, self._rows.table, self._rows.mu, self._next_mu,
             self._sums, self._weights, self._counts, self._moments, self._cuts, self._query_sums, self._query_ranks,
             self._query_counts, space.arrays["selected_rows"], space.arrays["contexts"],
             self._listed, self._near, self.mask_places,

@@ -21,7 +21,7 @@ _LAUNCHED = ADJUST | CUT | DRAW | DRY  # flags on which it depends which kernels
 
 
 def num_graphs(max_rows: int) -> int:
-    """The number of graphs of a sampler: of choices by padded rows and set of kernels, and of log-probabilities."""
+    """The number of graphs of a sampler: of sampling by padded rows and set of kernels, and of log-probabilities."""
     return len(row_counts(max_rows)) * (len(VARIANTS) + 1)
 
 
@@ -29,7 +29,7 @@ class SamplerGraphs:
     """Captured at load, replayed with one call. What has no graph is launched kernel by kernel.
 
     `counts` are padded numbers of rows, ascending; `variants` sets of kernels, the cheapest first, by default of
-    choices.
+    sampling.
     """
 
     def __init__(self, counts: Sequence[int], variants: Sequence[int] = VARIANTS) -> None:
@@ -39,7 +39,7 @@ class SamplerGraphs:
     def capture(self, launch: Callable[[int, int], None], device: torch.device) -> None:
         """Run and capture every graph, while the step's arrays name no row; a warning says where that fails.
 
-        `launch` starts the sampler of so many choices with the kernels that flags need. Raises DeviceLostError where
+        `launch` starts the sampler of so many tokens with the kernels that flags need. Raises DeviceLostError where
         the device failed, not the capture.
         """
         recorder = GraphRecorder(device)
@@ -60,7 +60,7 @@ class SamplerGraphs:
         return self._counts[at] if self._graphs and at < len(self._counts) else 0
 
     def find(self, count: int, flags: int = 0) -> torch.cuda.CUDAGraph | None:
-        """The graph of so many rows whose choices have these flags together; None where there is none."""
+        """The graph of so many rows whose sampled tokens have these flags together; None where there is none."""
         padded = self.padded(count)
         if not padded:
             return None

@@ -31,11 +31,11 @@ class SamplingKernels:
         self._kernels = {name: Kernel(cubin, name, size, source.name) for name, size in shared.items()}
 
     def list_choices(self, buffers: NativeBuffers, count: int) -> None:
-        """Write the records of a step all of whose rows choose, one for each of so many tokens with logits."""
+        """Write the records of a step all of whose rows sample, one for each of so many tokens with logits."""
         self._run("list_choices", (-(-count // 128), 1), 128, buffers.tables, buffers.choices, count)
 
     def adjust(self, buffers: NativeBuffers, count: int, *, repetitions: bool) -> None:
-        """Write adjusted logits of the choices that need them; `repetitions` if DRY acts on any."""
+        """Write adjusted logits of the records that need them; `repetitions` if DRY acts on any."""
         tables, choices = buffers.tables, buffers.choices
         self._run("adjust_logits", (buffers.tiles, count), 256, tables, choices)
         if repetitions:
@@ -46,24 +46,24 @@ class SamplingKernels:
         self._run("weigh_ids", (buffers.spans, count), 512, buffers.tables, buffers.choices, _ALL)
 
     def cut(self, buffers: NativeBuffers, count: int, place: int | None) -> None:
-        """Truncate, and sum what is left; only choices after `place` drafts, if given."""
+        """Truncate, and sum what is left; only records after `place` drafts, if given."""
         at = _ALL if place is None else place
         self._run("gather_ids", (buffers.spans, count), 512, buffers.tables, buffers.choices, at)
         self._run("cut_ids", (count, 1), 1024, buffers.tables, buffers.choices, at)
         self._run("weigh_left", (buffers.spans, count), 512, buffers.tables, buffers.choices, at)
 
     def pick(self, buffers: NativeBuffers, count: int, place: int | None, *, drafted: bool) -> None:
-        """Choose. Rows take their choices in unless `settle` follows, as it must if `drafted`."""
+        """Sample. Rows take their tokens in unless `settle` follows, as it must if `drafted`."""
         at = _ALL if place is None else place
         self._run("pick_ids", (count, 1), 256, buffers.tables, buffers.choices, at, int(drafted))
 
     def settle(self, buffers: NativeBuffers, rows: int, most: int) -> None:
-        """Compare choices with drafts; rows take in those that stand."""
+        """Compare sampled tokens with drafts; rows take in those that stand."""
         grid = -(-rows // 128), 1
         self._run("settle_rows", grid, 128, buffers.tables, buffers.drafted, rows, buffers.draft_table, most)
 
     def extend(self, buffers: NativeBuffers, count: int) -> None:
-        """Take the choices that stand into DRY's tables."""
+        """Take the sampled tokens that stand into DRY's tables."""
         self._run("extend_repetitions", (count, 1), 1024, buffers.tables, buffers.choices, count)
 
     def count_history(self, counts: torch.Tensor, tokens: torch.Tensor, num_prompt_tokens: int) -> None:

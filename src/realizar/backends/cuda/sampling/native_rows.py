@@ -20,7 +20,7 @@ from realizar.batch import OpenedRow
 from realizar.sampling_params import SamplingParams
 from realizar.stop_rule import StopRule
 
-ADJUST, DRAW, CUT, HISTOGRAM, DEVIATION, DRY = 1, 2, 4, 8, 16, 32  # flags of a choice, as in sampling/rows.cu
+ADJUST, DRAW, CUT, HISTOGRAM, DEVIATION, DRY = 1, 2, 4, 8, 16, 32  # flags of a sampled token, as in sampling/rows.cu
 MIROSTAT = 64  # of rows alone: the kernels read the row
 _LARGEST_INT = (1 << 31) - 1
 
@@ -47,11 +47,11 @@ class NativeRows:
 
     Attributes:
         table: uint8 [max_rows, bytes of a record], on the device. mu: float64 [max_rows], of mirostat.
-        kinds: int64 [max_rows], flags that the row's parameters give each of its choices; 0 for a plain greedy row.
-        outputs: int64 [max_rows], tokens chosen so far, those not read back yet included, but for a row with drafts.
+        kinds: int64 [max_rows], flags that the row's parameters give each of its tokens; 0 for a plain greedy row.
+        outputs: int64 [max_rows], tokens sampled so far, those not read back yet included, but for a row with drafts.
         min_tokens: int64 [max_rows], 0 where no id would end the output.
         follow_grammars: bool [max_rows].
-        logprobs: int64 [max_rows], most probable ids wanted with a choice; -1 for none and no log-probability.
+        logprobs: int64 [max_rows], most probable ids wanted with a sampled one; -1 for none and no log-probability.
         num_changes: how often a row was opened or closed.
     """
 
@@ -108,7 +108,7 @@ class NativeRows:
         self.follow_grammars[row] = False
 
     def flags_of(self, numbers: NDArray[np.integer[Any]], positions: NDArray[np.integer[Any]]) -> int:
-        """Flags of rows' next choices at these positions, all together, as `list_choices` finds them without masks."""
+        """Flags of rows' next tokens at these positions, all together, as `list_choices` finds them without masks."""
         flags = int(np.bitwise_or.reduce(self.kinds[numbers]))
         if self.forbids_ends and np.count_nonzero(positions - self._num_prompts[numbers] < self.min_tokens[numbers]):
             flags |= ADJUST
@@ -123,11 +123,11 @@ class NativeRows:
         return bool((self.logprobs >= 0).any())
 
     def take_in(
-        self, numbers: NDArray[np.intp], choices: NDArray[np.int32]
+        self, numbers: NDArray[np.intp], sampled: NDArray[np.int32]
     ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """Count the choices of rows with drafts once the host has read them; see `TakeIn`."""
-        places = self.outputs[numbers][:, None] + np.arange(choices.shape[1])
-        counts, ended = self._stop_rule.kept(numbers, choices, places)
+        """Count the sampled tokens of rows with drafts once the host has read them; see `TakeIn`."""
+        places = self.outputs[numbers][:, None] + np.arange(sampled.shape[1])
+        counts, ended = self._stop_rule.kept(numbers, sampled, places)
         self.outputs[numbers] += counts
         return counts, ended
 
@@ -164,7 +164,7 @@ class NativeRows:
                 record[name], record[count] = held[-1].data_ptr(), len(values)
 
     def _write_dry(self, record: NDArray[np.void], opened: OpenedRow, held: list[torch.Tensor]) -> None:
-        """Make DRY's tables, whose size is `dry_start` and the number of tokens chosen."""
+        """Make DRY's tables, whose size is `dry_start` and the number of tokens sampled."""
         sampling, history = opened.sampling, opened.history
         window = sampling.dry_penalty_last_n
         tail = list(history if window < 0 else history[max(0, len(history) - window) :])
@@ -184,7 +184,7 @@ class NativeRows:
 
 
 def kinds_of(sampling: SamplingParams) -> int:
-    """Flags of a row's choices, those of `min_tokens` and of a grammar apart."""
+    """Flags of a row's sampled tokens, those of `min_tokens` and of a grammar apart."""
     kinds = 0
     if sampling.logit_bias or _penalises(sampling):
         kinds |= ADJUST
@@ -212,7 +212,7 @@ def _has_dry(sampling: SamplingParams) -> bool:
 
 
 def table_places(context_length: int) -> int:
-    """Tokens that a row's table has room for: a whole request, and what steps on their way choose after its end."""
+    """Tokens that a row's table has room for: a whole request, and what steps on their way sample after its end."""
     return context_length + 16
 
 

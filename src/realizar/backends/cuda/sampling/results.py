@@ -19,11 +19,11 @@ from realizar.errors import RealizarError
 from realizar.logprob_columns import StepEntry
 from realizar.outputs import RowError, TokenLogprobs
 
-NOT_REACHED = -2  # in place of a choice after a draft that was not chosen
-NONE_ALLOWED = -3  # in place of the choice of a row all of whose ids are forbidden; any other below 0: unusable logits
+NOT_REACHED = -2  # in place of a token after a draft that was not sampled
+NONE_ALLOWED = -3  # in place of the token of a row all of whose ids are forbidden; any other below 0: unusable logits
 
 TakeIn: TypeAlias = Callable[[NDArray[np.intp], NDArray[np.int32]], tuple[NDArray[np.intp], NDArray[np.bool_]]]
-"""Takes in the choices of rows with drafts: called with the numbers of rows, intp [rows], and their choices, int32
+"""Takes in the sampled tokens of rows with drafts: called with the numbers of rows, intp [rows], and the tokens, int32
 [rows, 1 + drafts], some below 0 from where none stands on; returns how many each keeps up to its output's end, intp
 [rows], and whether that is reached, bool [rows]. A grammar may end an output before `min_tokens`."""
 
@@ -37,7 +37,7 @@ class PendingResult:
     """A `Finished` step.
 
     Attributes:
-        choices: int32 [rows that choose, 1 + drafts], NOT_REACHED where none stands.
+        sampled: int32 [rows that sample, 1 + drafts], NOT_REACHED where none stands.
         logprobs: of some wanted tokens, by their index.
         pooled: float32 [hidden_size] of rows, or why a row gets nothing, by their index in the step.
         take_in: called once where rows have drafts.
@@ -45,7 +45,7 @@ class PendingResult:
         release: called once the results were read; their memory is then used for another step's.
     """
 
-    choices: torch.Tensor
+    sampled: torch.Tensor
     logprobs: list[RowLogprobs]
     pooled: Mapping[int, torch.Tensor | RowError]
     take_in: TakeIn
@@ -53,53 +53,53 @@ class PendingResult:
     release: Callable[[], None] = _nothing
 
     def read(self, step: CUDAStep) -> StepOutput:
-        """The step's columns, and by themselves the rows that have more than choices, or that failed."""
+        """The step's columns, and by themselves the rows that have more than sampled tokens, or that failed."""
         self.wait()
         columns = step.forward_input.columns
-        choices, faults = self._standing(step)
+        sampled, faults = self._standing(step)
         others: dict[int, RowOutput] = {}
-        plain, found = self._take_logprobs(step, choices)
+        plain, found = self._take_logprobs(step, sampled)
         logprobs_of = _by_rows(step.wanted, found) if found else {}
         for index in sorted({*self.pooled, *logprobs_of, *faults}):
-            others[index] = self._row_alone(step, index, choices, faults, logprobs_of.get(index, ((), ())))
+            others[index] = self._row_alone(step, index, sampled, faults, logprobs_of.get(index, ((), ())))
             if others[index].error is not None:
-                choices[index] = NOT_SAMPLED
+                sampled[index] = NOT_SAMPLED
         self.release()
-        return StepOutput(columns.numbers, choices, others, plain)
+        return StepOutput(columns.numbers, sampled, others, plain)
 
     def _standing(self, step: CUDAStep) -> tuple[NDArray[np.int32], dict[int, int]]:
-        columns, made = step.forward_input.columns, self.choices.numpy()
+        columns, made = step.forward_input.columns, self.sampled.numpy()
         if columns.only_decodes:
-            choices = made.copy()
+            sampled = made.copy()
         else:
-            choices = np.full((len(columns), made.shape[1]), NOT_SAMPLED, np.int32)
-            choices[step.wanted.choosing] = made
+            sampled = np.full((len(columns), made.shape[1]), NOT_SAMPLED, np.int32)
+            sampled[step.wanted.sampled_rows] = made
         if not step.wanted.num_drafts and made.min(initial=0) >= 0:
             if step.held:
-                choices[step.are_held(columns.numbers)] = NOT_SAMPLED
-            return choices, {}
-        chooses = columns.samples & (columns.num_tokens > 0) & ~step.are_held(columns.numbers)
-        counts, ended = ((choices[:, 0] >= 0) & chooses).astype(np.intp), np.zeros(len(columns), np.bool_)
-        drafted = chooses & (columns.num_drafts > 0)
+                sampled[step.are_held(columns.numbers)] = NOT_SAMPLED
+            return sampled, {}
+        samples = columns.samples & (columns.num_tokens > 0) & ~step.are_held(columns.numbers)
+        counts, ended = ((sampled[:, 0] >= 0) & samples).astype(np.intp), np.zeros(len(columns), np.bool_)
+        drafted = samples & (columns.num_drafts > 0)
         if drafted.any():
-            counts[drafted], ended[drafted] = self.take_in(columns.numbers[drafted], choices[drafted])
-        width = choices.shape[1]
-        after = choices[np.arange(len(columns)), np.minimum(counts, width - 1)]
-        failed = chooses & ~ended & (counts < width) & (after < 0) & (after != NOT_REACHED)
+            counts[drafted], ended[drafted] = self.take_in(columns.numbers[drafted], sampled[drafted])
+        width = sampled.shape[1]
+        after = sampled[np.arange(len(columns)), np.minimum(counts, width - 1)]
+        failed = samples & ~ended & (counts < width) & (after < 0) & (after != NOT_REACHED)
         counts[failed] = 0
-        choices[np.arange(width) >= counts[:, None]] = NOT_SAMPLED
-        return choices, {index: int(after[index]) for index in failed.nonzero()[0].tolist()}
+        sampled[np.arange(width) >= counts[:, None]] = NOT_SAMPLED
+        return sampled, {index: int(after[index]) for index in failed.nonzero()[0].tolist()}
 
     def _take_logprobs(
-        self, step: CUDAStep, choices: NDArray[np.int32]
+        self, step: CUDAStep, sampled: NDArray[np.int32]
     ) -> tuple[dict[int, StepEntry], dict[int, StepEntry]]:
-        """Log-probabilities of rows with one choice and nothing else, by row; all others, by wanted token."""
+        """Log-probabilities of rows with one sampled token and nothing else, by row; all others, by wanted token."""
         plain: dict[int, StepEntry] = {}
         found: dict[int, StepEntry] = {}
         if not self.logprobs:
             return plain, found
         columns, wanted = step.forward_input.columns, step.wanted
-        alone = choices[:, 0] >= 0
+        alone = sampled[:, 0] >= 0
         if wanted.num_drafts:
             alone[:] = False
         alone[[*self.pooled, *columns.logprob_queries]] = False
@@ -118,7 +118,7 @@ class PendingResult:
         return plain, found
 
     def _row_alone(
-        self, step: CUDAStep, index: int, choices: NDArray[np.int32], faults: Mapping[int, int],
+        self, step: CUDAStep, index: int, sampled: NDArray[np.int32], faults: Mapping[int, int],
         logprobs: tuple[Sequence[TokenLogprobs], Sequence[TokenLogprobs]],
     ) -> RowOutput:  # fmt: skip
         """One row's output. A row whose numbers can't be used gets an error, and the others are unharmed."""
@@ -128,7 +128,7 @@ class PendingResult:
         try:
             if index in faults:
                 raise nothing_allowed(number in step.masks) if faults[index] == NONE_ALLOWED else unusable_logit()
-            token_ids = tuple([token_id for token_id in choices[index].tolist() if token_id != NOT_SAMPLED])
+            token_ids = tuple([token_id for token_id in sampled[index].tolist() if token_id != NOT_SAMPLED])
             return _row_output(number, token_ids, *logprobs, pooled)
         except RealizarError as raised:
             return RowOutput(number, (), error=RowError.of(raised, "sampling"))
@@ -140,7 +140,7 @@ def _by_rows(
     by_rows: dict[int, tuple[list[TokenLogprobs], list[TokenLogprobs]]] = {}
     for index in sorted(found):
         pair = by_rows.setdefault(wanted.rows[index], ([], []))
-        pair[index >= wanted.num_choices].append(found[index][0])
+        pair[index >= wanted.num_sampled].append(found[index][0])
     return by_rows
 
 
@@ -148,7 +148,7 @@ def _row_output(
     number: int, token_ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs], queried: Sequence[TokenLogprobs],
     vector: torch.Tensor | None,
 ) -> RowOutput:  # fmt: skip
-    """Without log-probabilities of choices that do not stand; RealizarError where a number is not finite."""
+    """Without log-probabilities of sampled tokens that do not stand; RealizarError where a number is not finite."""
     logprobs = logprobs[: len(token_ids)]
     if (logprobs or queried) and any(math.isnan(each.logprob) for each in (*logprobs, *queried)):
         raise unusable_logits()

@@ -25,7 +25,7 @@ PoolRows: TypeAlias = Callable[[CUDAStep], Mapping[int, torch.Tensor | RowError]
 
 
 class StepSampler(Protocol):
-    """The parameters and states of all rows, and the choices of a step."""
+    """The parameters and states of all rows, and the sampling of a step."""
 
     def capture(self) -> None:
         """Capture what graphs there are, while the step's arrays name no row; DeviceLostError: the device failed."""
@@ -43,12 +43,12 @@ class StepSampler(Protocol):
         """True if any of these rows, intp [rows], follows a grammar, whose masks come after the step has started."""
 
     def finish(self, step: CUDAStep, parts: Iterable[range], pool: PoolRows) -> Finished:
-        """Make the choices of the step that ran last, take them into its rows' state, and start all that it wants.
+        """Sample the step that ran last, take the tokens into its rows' state, and start all that it wants.
 
-        Largest logits are found already: what `Workspace.choices` holds stands where nothing else is wanted.
+        Largest logits are found already: what `Workspace.sampled` holds stands where nothing else is wanted.
 
         Args:
             parts: ranges of the step's wanted tokens; each one's logits are in the workspace once it is given. The
-                first one's are there before, and holds all choices.
+                first one's are there before, and holds all sampled tokens.
             pool: called once, after the last part.
         """

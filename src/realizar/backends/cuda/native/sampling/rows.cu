@@ -1,7 +1,7 @@
 // Rows, choices and tables of the sampler, and what its kernels share: integer weights, the order of ids, sums of a
 // block.
 // Defined by the loader: SAMPLERS, the fields of `Row` that are samplers' parameters.
-// Mirrored by ../../sampling: native_rows.py (Row), native_choices.py (Tables, Choice).
+// Mirrored by ../../sampling: native_rows.py (Row), native_step_sampler.py (Tables, Choice).
 //
 // A weight is exp((logit - top) / temperature) * 2^40 as an integer of 64 bits, so that sums do not depend on their
 // order: every split into blocks gives the same bits. Ids are ordered by (key, id): key grows as the logit falls.
@@ -34,7 +34,7 @@ typedef unsigned long long u64;
 
 #define NO_MASK -1
 #define SHARED (1 << 24) // from this number of a mask on: a line of `shared_masks`
-#define HELD -2         // in place of a mask: the row makes no choice
+#define HELD -2         // in place of a mask: the row samples nothing
 #define NOT_REACHED -2
 #define NONE_ALLOWED -3
 

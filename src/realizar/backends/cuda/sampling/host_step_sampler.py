@@ -1,4 +1,4 @@
-"""`HostChoiceMaker`: the `StepSampler` of a device without the CUDA kernels: logits are copied to the host. torch."""
+"""`HostStepSampler`: the `StepSampler` of a device without the CUDA kernels: logits are copied to the host. torch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class FinishedStep:
         return self.output
 
 
-class HostChoiceMaker:
-    """A `StepSampler` on any device. A step's choices are there when it is finished, for which the host waits."""
+class HostStepSampler:
+    """A `StepSampler` on any device. A step is sampled when it is finished, for which the host waits."""
 
     def __init__(self, workspace: Workspace, sampler: HostSampler) -> None:
         self._space, self._sampler = workspace, sampler
@@ -53,7 +53,7 @@ class HostChoiceMaker:
         kept: NDArray[np.bool_] | None = None
         if step.held:
             kept = np.ones(len(wanted.tokens), np.bool_)
-            kept[: wanted.num_choices] = ~step.are_held(columns.numbers[wanted.rows[: wanted.num_choices]])
+            kept[: wanted.num_sampled] = ~step.are_held(columns.numbers[wanted.rows[: wanted.num_sampled]])
             columns = columns.without_sampling(step.held)
         sampler, first = self._sampler.begin(columns, step.masks), 0
         for part in parts:
@@ -63,9 +63,9 @@ class HostChoiceMaker:
             if len(logits):
                 sampler.read(first, logits)
             first += len(logits)
-        numbers, choices = sampler.last_choices()
+        numbers, sampled = sampler.last_sampled()
         last = self._space.last
-        last[torch.tensor(numbers, device=last.device)] = torch.tensor(choices, device=last.device)
+        last[torch.tensor(numbers, device=last.device)] = torch.tensor(sampled, device=last.device)
         vectors = pool(step)
         if vectors and last.is_cuda:
             torch.cuda.current_stream(last.device).synchronize()

@@ -1,4 +1,4 @@
-"""`NativeChoiceMaker`: the choices of a step by CUDA kernels, a few launches for all its rows. torch."""
+"""`NativeStepSampler`: the sampled tokens of a step by CUDA kernels, a few launches for all its rows. torch."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from realizar.backends.cuda.workspace import Workspace
 from realizar.backends.row_masks import RowMasks
 from realizar.batch import OpenedRow
 
-RESULT_BYTES = 384  # of a token: its choice, and its log-probability with a list of 20 ids
-_NO_ROW = -1  # in place of a row's number: it chose nothing, and keeps its state
+RESULT_BYTES = 384  # of a token: its id, and its log-probability with a list of 20 ids
+_NO_ROW = -1  # in place of a row's number: it sampled nothing, and keeps its state
 _NO_SLOT = -1  # of a query: it wants nothing
-_AS_CHOSEN = -1  # in place of a query's target
+_AS_SAMPLED = -1  # in place of a query's target
 _MANY = 16  # rows with masks from which on it is looked at how many lines they share
 
 Integers: TypeAlias = NDArray[np.integer[Any]]
 Asked: TypeAlias = tuple[Integers, Integers, Integers]
-"""Log-probabilities wanted: index of each token in the step, target or -1 for what is chosen, length of the list."""
+"""Log-probabilities wanted: index of each token in the step, target or -1 for what is sampled, length of the list."""
 _NOTHING_ASKED: Asked = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 
@@ -59,12 +59,12 @@ class _Replayed:
         return num_changes == self.num_changes and self.numbers is not None and np.array_equal(numbers, self.numbers)
 
 
-class NativeChoiceMaker:
+class NativeStepSampler:
     """A `StepSampler` on an NVIDIA card.
 
-    A step of plain greedy rows launches nothing: the head's kernel has chosen. Any other step without drafts, all of
-    whose rows choose, replays a graph, for which everything is on the device but the places of grammars' masks. Where
-    there are drafts, or chunks of prompts that go on, it sends records of its choices, and launches what their kinds
+    A step of plain greedy rows launches nothing: the head's kernel has sampled. Any other step without drafts, all of
+    whose rows sample, replays a graph, for which everything is on the device but the places of grammars' masks. Where
+    there are drafts, or chunks of prompts that go on, it sends records of its tokens, and launches what their kinds
     need, each kernel over all of them. Log-probabilities are a graph too, in steps of any rows, whose records are sent
     where they are not those of the step before. No row can fail on the host.
     """
@@ -103,12 +103,12 @@ class NativeChoiceMaker:
 
     def finish(self, step: CUDAStep, parts: Iterable[range], pool: PoolRows) -> PendingResult:
         """Copies to the host are started and not awaited."""
-        chosen, space = self.make(step), self._space
+        sampled, space = self.make(step), self._space
         copies = self._free.pop() if self._free else None
         if copies is None:
             copies = HostCopies(space.arrays.sizes.selected * RESULT_BYTES, space.logits.device)
         copies.begin()
-        result = copies.copy(chosen)  # before anything else is chosen among
+        result = copies.copy(sampled)  # before anything else is sampled
         logprobs = [each for part in parts for each in self.start_logprobs(step, part, copies.copy)]
         pooled = pool(step)
         copies.done()
@@ -116,20 +116,20 @@ class NativeChoiceMaker:
         return PendingResult(result, logprobs, pooled, self._rows.take_in, copies.wait, free)
 
     def make(self, step: CUDAStep) -> torch.Tensor:
-        """Make the choices of the step that ran last: int32 [rows that choose, 1 + drafts].
+        """Sample the step that ran last: int32 [rows that sample, 1 + drafts].
 
-        NOT_REACHED comes after a draft that was not chosen; below 0 is an error.
+        NOT_REACHED comes after a draft that was not sampled; below 0 is an error.
         """
         wanted, columns = step.wanted, step.forward_input.columns
-        made = self._space.choices[: wanted.num_choices]
-        if not wanted.num_choices:
+        made = self._space.sampled[: wanted.num_sampled]
+        if not wanted.num_sampled:
             return made[:, None]
         if wanted.num_drafts:
             return self._make_with_drafts(step)
         if columns.only_decodes:
             numbers, positions = columns.numbers, columns.num_context_tokens
         else:
-            numbers, positions = columns.numbers[wanted.choosing], columns.num_context_tokens[wanted.choosing]
+            numbers, positions = columns.numbers[wanted.sampled_rows], columns.num_context_tokens[wanted.sampled_rows]
         if len(numbers) < len(columns) or not self._replay(step, numbers, positions):
             none = np.zeros_like(numbers)
             count, flags = self._send_choices(step, numbers, none, positions, none)
@@ -139,7 +139,7 @@ class NativeChoiceMaker:
         return made[:, None]
 
     def _replay(self, step: CUDAStep, numbers: Integers, positions: Integers) -> bool:
-        """Sample a step all of whose rows choose by a graph; False where there is none."""
+        """Sample a step all of whose rows sample by a graph; False where there is none."""
         flags = self._rows.flags_of(numbers, positions)
         if step.masks:
             flags |= ADJUST
@@ -154,7 +154,7 @@ class NativeChoiceMaker:
         return True
 
     def _send_places(self, step: CUDAStep, numbers: Integers) -> bool:
-        """Send the place of each choice's mask for a graph; False where a mask must be changed."""
+        """Send the place of each token's mask for a graph; False where a mask must be changed."""
         rows, given = self._rows, step.masks
         if not given and not step.held:
             if self._has_places:
@@ -175,7 +175,7 @@ class NativeChoiceMaker:
         return True
 
     def _launch(self, count: int, flags: int) -> None:
-        """Start the kernels of a step all of whose rows choose; what is captured."""
+        """Start the kernels of a step all of whose rows sample; what is captured."""
         self._kernels.list_choices(self._buffers, count)
         self._sample(count, flags)
 
@@ -185,7 +185,7 @@ class NativeChoiceMaker:
         self._finish(count, flags)
 
     def start_logprobs(self, step: CUDAStep, part: range, copy: CopyToHost) -> list[RowLogprobs]:
-        """Start log-probabilities of the wanted tokens in `part`, whose logits and choices are there now."""
+        """Start log-probabilities of the wanted tokens in `part`, whose logits and sampled ids are there now."""
         columns, replayed = step.forward_input.columns, self._replayed
         whole = columns.only_decodes and not part.start
         if whole and replayed is not None and replayed.suits(self._rows.num_changes, columns.numbers[: part.stop]):
@@ -198,8 +198,8 @@ class NativeChoiceMaker:
 
     def _start_logprobs(self, step: CUDAStep, part: range, copy: CopyToHost) -> list[RowLogprobs]:
         self._replayed = None
-        indices, targets, top_n = self._asked_of_choices(step, part)
-        if part.stop > step.wanted.num_choices:
+        indices, targets, top_n = self._asked_of_sampled(step, part)
+        if part.stop > step.wanted.num_sampled:
             of_queries = self._asked_of_queries(step, part)
             indices, targets, top_n = (
                 np.concatenate(both) for both in zip((indices, targets, top_n), of_queries, strict=True)
@@ -213,34 +213,34 @@ class NativeChoiceMaker:
         long = zip(indices[~listed].tolist(), targets[~listed].tolist(), top_n[~listed].tolist(), strict=True)
         return found + [self._long_logprobs(part.start, *each, copy) for each in long]
 
-    def _asked_of_choices(self, step: CUDAStep, part: range) -> Asked:
+    def _asked_of_sampled(self, step: CUDAStep, part: range) -> Asked:
         wanted, numbers = step.wanted, step.forward_input.columns.numbers
-        if not self._rows.wants_logprobs or part.start >= wanted.num_choices:
+        if not self._rows.wants_logprobs or part.start >= wanted.num_sampled:
             return _NOTHING_ASKED
         if not step.forward_input.columns.only_decodes:
-            numbers = numbers[wanted.rows[: wanted.num_choices]]
+            numbers = numbers[wanted.rows[: wanted.num_sampled]]
         top_n = self._rows.logprobs[numbers[part.start : part.stop]]
         places = (top_n >= 0).nonzero()[0]
-        return part.start + places, np.full(len(places), _AS_CHOSEN), top_n[places]
+        return part.start + places, np.full(len(places), _AS_SAMPLED), top_n[places]
 
     def _asked_of_queries(self, step: CUDAStep, part: range) -> Asked:
         wanted, asked = step.wanted, []
-        for index in range(max(part.start, wanted.num_choices), part.stop):
+        for index in range(max(part.start, wanted.num_sampled), part.stop):
             query = step.forward_input.columns.logprob_queries[wanted.rows[index]][wanted.places[index]]
-            asked.append((index, _AS_CHOSEN if query.target is None else query.target, query.top_n))
+            asked.append((index, _AS_SAMPLED if query.target is None else query.target, query.top_n))
         indices, targets, top_n = np.array(asked, np.int64).T
         return indices, targets, top_n
 
     def _make_with_drafts(self, step: CUDAStep) -> torch.Tensor:
         wanted, columns, most = step.wanted, step.forward_input.columns, step.wanted.num_drafts
-        rows, drafts = columns.numbers[wanted.choosing], columns.num_drafts[wanted.choosing].astype(np.int64)
-        places = np.array(wanted.places[: wanted.num_choices])
-        tokens = np.array(wanted.tokens[: wanted.num_choices])
+        rows, drafts = columns.numbers[wanted.sampled_rows], columns.num_drafts[wanted.sampled_rows].astype(np.int64)
+        places = np.array(wanted.places[: wanted.num_sampled])
+        tokens = np.array(wanted.tokens[: wanted.num_sampled])
         positions = step.forward_input.positions[tokens] + 1
         count, flags = self._send_choices(step, np.repeat(rows, drafts + 1), places, positions, tokens - places + 1)
         if count:
             self._prepare(count, flags)
-            one_by_one = flags & MIROSTAT  # a choice needs the number that the one before left
+            one_by_one = flags & MIROSTAT  # a sampled token needs the number that the one before left
             for place in range(most + 1) if one_by_one else (None,):
                 self._pick(count, flags, place, drafted=True)
         firsts = np.cumsum(drafts + 1) - (drafts + 1)
@@ -255,11 +255,11 @@ class NativeChoiceMaker:
     def _send_choices(
         self, step: CUDAStep, numbers: Integers, places: Integers, positions: Integers, drafts: Integers
     ) -> tuple[int, int]:
-        """Send the records of choices that are not the model's largest logit: their number, and all flags together.
+        """Send the records of sampled tokens that are not the largest logit: their number, and all flags together.
 
         Args:
-            numbers, places: of every choice of the step, its row and how many drafts stand before it.
-            positions: in its sequence of the token being chosen. drafts: index in the step of its row's first draft.
+            numbers, places: of every token that the step samples, its row and how many drafts stand before it.
+            positions: in its sequence of the token being sampled. drafts: index in the step of its row's first draft.
         """
         rows = self._rows
         flags, outputs = rows.kinds[numbers], rows.outputs[numbers]
@@ -283,7 +283,7 @@ class NativeChoiceMaker:
     def _send_masks(
         self, step: CUDAStep, numbers: Integers, places: Integers, ends_early: NDArray[np.bool_], masks: Integers
     ) -> None:
-        """Send the masks of choices under a grammar, and write their numbers to `masks`."""
+        """Send the masks of tokens under a grammar, and write their numbers to `masks`."""
         if isinstance(step.masks, RowMasks) and not step.masks.drafted and not ends_early.any():
             self._place_masks(step.masks, numbers, masks)
             return
@@ -292,8 +292,8 @@ class NativeChoiceMaker:
             return
         pinned = self._pinned((len(masked), self._buffers.words))
         words = pinned.numpy().view(np.uint32)
-        chosen = zip(numbers[masked].tolist(), places[masked].tolist(), strict=True)
-        np.stack([np.atleast_2d(step.masks[row])[place] for row, place in chosen], out=words)
+        pairs = zip(numbers[masked].tolist(), places[masked].tolist(), strict=True)
+        np.stack([np.atleast_2d(step.masks[row])[place] for row, place in pairs], out=words)
         for number in ends_early[masked].nonzero()[0].tolist():
             words[number] = self._rows.without_ends(int(numbers[masked[number]]), words[number])
         masks[masked] = range(len(masked))
@@ -367,7 +367,7 @@ class NativeChoiceMaker:
     def _long_logprobs(self, first: int, index: int, target: int, top_n: int, copy: CopyToHost) -> RowLogprobs:
         at = slice(index - first, index - first + 1)
         asked = [LogprobsAsked(None if target < 0 else target, top_n)]
-        return [index], start_logprobs(self._space.logits[at], asked, self._space.choices[at].long(), copy)
+        return [index], start_logprobs(self._space.logits[at], asked, self._space.sampled[at].long(), copy)
 
     def _send(self, columns: Sequence[Integers] | Integers, where: torch.Tensor) -> None:
         """Send records, a column for each field, to the first lines of a buffer; the host need not wait."""

@@ -1,4 +1,4 @@
-"""Rows that are held make no choice, and their samplers stay as they are: on the host, and on a GPU by CUDA kernels."""
+"""Rows that are held sample nothing, and their samplers stay as they are: on the host, and on a GPU by CUDA kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def texts(on_host: bool, *, hold: bool, drafts: int = 0) -> list[list[tuple[int, ...]]]:
-    """The choices of rows in some steps with masks, each of them held once before it chooses if `hold`.
+    """The sampled tokens of rows in some steps with masks, each row held once before it samples if `hold`.
 
     Args:
         drafts: of one more row, which stands beside held rows and is not held itself.
