@@ -11,8 +11,7 @@ import pytest
 
 from realizar.cli.main import app, run_app
 from realizar.errors import HubError
-from realizar.hub.builtin import BUILTIN_MODELS
-from realizar.hub.pull import plan_removal, remove
+from realizar.hub.pull import BUILTIN_MODELS, plan_removal, remove
 
 FILES = {"Q4_K_M": {"m-Q4_K_M.gguf": b"four bits"}, "Q8_0": {"m-Q8_0.gguf": b"eight bits", "shared.json": b"{}"}}
 

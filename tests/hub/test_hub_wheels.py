@@ -15,9 +15,8 @@ import pytest
 
 from realizar.errors import HubError
 from realizar.hub import pull as pull_module
-from realizar.hub.builtin import BUILTIN_MODELS, BuiltinModel, WheelPart
 from realizar.hub.cache import folder_bytes
-from realizar.hub.pull import list_models, pull, resolve
+from realizar.hub.pull import BUILTIN_MODELS, BuiltinModel, WheelPart, list_models, pull, resolve
 
 CONTENTS = (b"GGUF" + bytes(range(256)) * 400, b"the rest" * 1000)
 

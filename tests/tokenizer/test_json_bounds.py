@@ -180,7 +180,7 @@ def test_lists_without_end_are_counted_before_they_are_parsed(
     key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = {"added_tokens": 4, "model.vocab": 2}[key]
-    monkeypatch.setattr("realizar.tokenizer.json_bounds.MAX_TOKENS", most)
+    monkeypatch.setattr("realizar.tokenizer.json_tokenizer.MAX_TOKENS", most)
     with pytest.raises(CheckpointError, match=rf"key '{key}': has some \d+ tokens, above {most}"):
         load(tmp_path, {"added_tokens": [token(0, "a")] * 9})
 

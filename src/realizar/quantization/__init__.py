@@ -4,10 +4,10 @@ Read in this order:
 
 1. `layout.py`, `source.py`: `WeightLayout` and `MatrixSource`, on which backends depend.
 2. `planes.py`: `Planes`, the numbers of any layout in one form.
-3. `block_source.py`, `planes_source.py`: the sources of ggml blocks and plain numbers, and of matrices made in memory.
-4. `matrix_formats.py`, `mxfp4_tensors.py`, `tensors.py`: a checkpoint's tensors as sources, stored as several too.
+3. `block_source.py`: the sources of ggml blocks and plain numbers.
+4. `tensors.py`, `mxfp4_tensors.py`: a checkpoint's tensors as sources, stored as several too.
 5. `ggml_layouts.py`, `convert.py`: the layout of each ggml type, and the function that reads its blocks; with
-   `iq_linear.py`, `iq_vector.py`, `iq_grids.py`, `microscaling.py` and `fields.py` for one family or all.
+   `iq_linear.py`, `iq_grids.py`, `microscaling.py` and `fields.py` for one family or all.
 6. `finite.py`, `quantize.py`, `random_blocks.py`: the search for NaN, float32 to blocks, and blocks for tests.
 """
 
@@ -15,17 +15,18 @@ from realizar.quantization.block_source import FLOAT32_LAYOUT, BlockSource, bloc
 from realizar.quantization.convert import FLOAT_TYPES, QUANTIZED_TYPES, dequantize, to_planes
 from realizar.quantization.finite import find_not_finite
 from realizar.quantization.layout import Codebook, WeightLayout
-from realizar.quantization.matrix_formats import MATRIX_FORMATS, MatrixFormat, matrix_format
 from realizar.quantization.mxfp4_tensors import Mxfp4Tensors
 from realizar.quantization.planes import Planes
-from realizar.quantization.planes_source import PlanesSource, random_source
 from realizar.quantization.quantize import QUANTIZABLE_TYPES, quantize
 from realizar.quantization.random_blocks import random_blocks
-from realizar.quantization.source import MatrixSource
+from realizar.quantization.source import MatrixSource, PlanesSource, random_source
 from realizar.quantization.tensors import (
+    MATRIX_FORMATS,
+    MatrixFormat,
     expert_source,
     is_packed,
     is_stored,
+    matrix_format,
     stack_layout,
     stored_names,
     tensor_layout,

@@ -22,9 +22,9 @@ from realizar.checkpoint.naming import shown
 from realizar.errors import CheckpointError, UnsupportedModelError
 from realizar.quantization.block_source import BlockSource, ggml_layout
 from realizar.quantization.finite import LEAST_INFINITE_E8M0
-from realizar.quantization.matrix_formats import MATRIX_FORMATS, MatrixFormat
 from realizar.quantization.planes import Planes
 from realizar.quantization.source import MatrixSource, check_run
+from realizar.quantization.tensors import MATRIX_FORMATS, MatrixFormat
 
 _LAYOUT = ggml_layout(GGMLType.MXFP4)
 _HALF = _LAYOUT.block_size // 2

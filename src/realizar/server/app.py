@@ -26,16 +26,20 @@ from realizar.server.anthropic.routes import ANTHROPIC
 from realizar.server.api import Api, make_api
 from realizar.server.errors import ApiError, to_api_error
 from realizar.server.figures import ServerFigures, own_samples
-from realizar.server.http.auth import AuthMiddleware, KeyRing
-from realizar.server.http.browser_guard import BrowserGuardMiddleware
 from realizar.server.http.clients import Clients
 from realizar.server.http.dialects import ApiRoute, Dialect, error_response
 from realizar.server.http.disconnects import ClientDisconnectedError
 from realizar.server.http.forwarded import ClientAddressMiddleware, TrustedProxies
+from realizar.server.http.middleware import (
+    AuthMiddleware,
+    BrowserGuardMiddleware,
+    KeyRing,
+    RequestLogMiddleware,
+    TraceMiddleware,
+    make_tracer,
+)
 from realizar.server.http.request import settings_of
-from realizar.server.http.request_log import RequestLogMiddleware
 from realizar.server.http.request_memory import RequestMemoryMiddleware
-from realizar.server.http.tracing import TraceMiddleware, make_tracer
 from realizar.server.http.unknown_fields import IGNORED, IgnoredFields
 from realizar.server.http.work import WorkPool
 from realizar.server.metrics import CONTENT_TYPE, Metrics, MetricSamples

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from realizar.checkpoint.open import open_checkpoint
-from realizar.hub.builtin import BUILTIN_MODELS
+from realizar.hub.pull import BUILTIN_MODELS
 from realizar.tokenizer.templates.stored_templates import stored_templates
 
 BASE_MODEL = "gemma3:270m"

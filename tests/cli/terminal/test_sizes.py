@@ -11,7 +11,7 @@ import pytest
 
 import realizar as realizar_package
 from realizar.cli.terminal.progress import download_progress
-from realizar.hub.builtin import BUILTIN_MODELS
+from realizar.hub.pull import BUILTIN_MODELS
 from realizar.sizes import format_bytes
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from realizar.checkpoint.open import open_checkpoint
-from realizar.models.generated.generate import generate_gguf
-from realizar.models.generated.routers import router_weights, shares
+from realizar.models.generated.generate import generate_gguf, router_weights, shares
 
 
 def chosen(experts: int, per_token: int, skew: float, tokens: int = 4000, hidden: int = 512) -> np.ndarray:

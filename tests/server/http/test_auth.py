@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from realizar.errors import InvalidRequestError
 from realizar.server.app import OPEN_PATHS, create_app
-from realizar.server.http.auth import KeyRing
+from realizar.server.http.middleware import KeyRing
 from realizar.server.settings import ServerSettings
 from realizar.server.web import web_routes
 from server.scripted_engine import ScriptedEngine, scripted_model

@@ -11,7 +11,7 @@ from starlette.middleware import Middleware
 
 from realizar.errors import QueueFullError, RealizarError
 from realizar.server.app import create_app
-from realizar.server.http import tracing
+from realizar.server.http import middleware
 from realizar.server.settings import ServerSettings
 from server.scripted_engine import ScriptedEngine, scripted_model
 
@@ -64,11 +64,11 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> Any:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(tracing.importlib, "import_module", absent)
+    monkeypatch.setattr(middleware.importlib, "import_module", absent)
     with pytest.raises(RealizarError, match=r"pip install .*\[otel\]"):
-        tracing.make_tracer("http://nowhere")
+        middleware.make_tracer("http://nowhere")
 
 
 def test_no_traces_unless_asked_for() -> None:
     app = create_app(cast("Any", ScriptedEngine()), scripted_model(), ServerSettings())
-    assert tracing.TraceMiddleware not in [cast("Middleware", layer).cls for layer in app.user_middleware]
+    assert middleware.TraceMiddleware not in [cast("Middleware", layer).cls for layer in app.user_middleware]

@@ -1,1 +1,1 @@
-"""One module for each command."""
+"""The commands: a module for each, or for a few that are alike."""

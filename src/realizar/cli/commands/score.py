@@ -1,6 +1,7 @@
 """`realizar score` gives the log-probabilities of tokens, for scripts that measure fidelity.
 
 `realizar perplexity` measures how well a model predicts a text, and `realizar tokenize` gives a text's tokens.
+The first and the last read and write JSON lines.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from cyclopts import Parameter
 
-from realizar.cli.json_lines import json_lines_writer, read_json_lines, text_of, tokens_of
 from realizar.cli.options.arguments import InputLines, Integer, Json, MaybeInteger, Model, OutputLines, Verbose
 from realizar.cli.options.engine import EngineOptions
 from realizar.cli.options.loading import load_model
@@ -43,11 +44,11 @@ def score_command(
     show_log(verbose)
     if top_logprobs < 0:
         raise InvalidRequestError(f"--top-logprobs must be at least 0, not {top_logprobs}", "top_logprobs")
-    with load_model(model, engine or EngineOptions()) as llm, json_lines_writer(lines_out) as output:
-        for place, line in read_json_lines(lines_in):
-            tokens = tokens_of(place, line)
+    with load_model(model, engine or EngineOptions()) as llm, _json_lines_writer(lines_out) as output:
+        for place, line in _read_json_lines(lines_in):
+            tokens = _tokens_of(place, line)
             if tokens is None:
-                tokens = llm.tokenizer.encode(text_of(place, line))
+                tokens = llm.tokenizer.encode(_text_of(place, line))
             try:
                 scored = llm.score(tokens, top_logprobs)
             except InvalidRequestError as error:
@@ -155,7 +156,60 @@ def tokenize_command(
         tokens = tokenizer.encode(text or "", add_special=add_special, parse_special=parse_special)
         print(json.dumps({"tokens": tokens}) if as_json else " ".join(map(str, tokens)))
         return
-    with json_lines_writer(lines_out) as output:
-        for place, line in read_json_lines(lines_in):
-            tokens = tokenizer.encode(text_of(place, line), add_special=add_special, parse_special=parse_special)
+    with _json_lines_writer(lines_out) as output:
+        for place, line in _read_json_lines(lines_in):
+            tokens = tokenizer.encode(_text_of(place, line), add_special=add_special, parse_special=parse_special)
             output.write(json.dumps({"tokens": tokens}) + "\n")
+
+
+def _read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Iterate the objects of a JSON lines file without blank lines, each with its place (`in.jsonl:3`) for messages.
+
+    It raises InvalidRequestError if a line is not a JSON object, or not UTF-8.
+    """
+    name = "stdin" if str(path) == "-" else str(path)
+    source = nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb")
+    with source as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            place = f"{name}:{number}"
+            try:
+                value = json.loads(line.decode("utf-8"))
+            except (ValueError, RecursionError) as error:
+                raise InvalidRequestError(f"{place}: the line is not JSON: {error}") from error
+            if not isinstance(value, dict):
+                raise InvalidRequestError(f"{place}: the line is not a JSON object")
+            yield place, value
+
+
+def _text_of(place: str, line: dict[str, Any]) -> str:
+    """The line's `text`. It raises InvalidRequestError if that is missing, no string, or holds a lone surrogate."""
+    text = line.get("text")
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{place}: the line has no string `text`", "text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{place}: `text` has a lone surrogate at {error.start}", "text") from error
+    return text
+
+
+def _tokens_of(place: str, line: dict[str, Any]) -> list[int] | None:
+    """The line's `tokens`, or None if it has none. It raises InvalidRequestError if they are not a list of integers."""
+    tokens = line.get("tokens")
+    if tokens is None:
+        return None
+    if not isinstance(tokens, list) or any(type(token) is not int for token in tokens):
+        raise InvalidRequestError(f"{place}: `tokens` is not a list of integers", "tokens")
+    return tokens
+
+
+@contextmanager
+def _json_lines_writer(path: Path) -> Iterator[TextIO]:
+    """A text stream to write lines to; stdout for `-`."""
+    if str(path) == "-":
+        yield sys.stdout
+        return
+    with path.open("w", encoding="utf-8", newline="\n") as stream:
+        yield stream

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.hub.folders import user_cache
 from realizar.models.generated.gemma4 import EMBEDDING_STD, gemma4_keys, gemma4_layer, gemma4_rope_divisors
 from realizar.models.generated.hybrids import CONVOLUTIONS, QWEN, hybrid_keys, hybrid_layer
-from realizar.models.generated.routers import router_weights
 from realizar.models.generated.shapes import SHAPES, FileType, Shape
 from realizar.quantization import random_blocks
 
@@ -44,6 +44,10 @@ _KEYS: dict[str, dict[str, Any]] = {
     "gemma3": {"attention.sliding_window": 40},
 }
 
+_MOST = 0.45
+"""A router without a bias has as many logits below zero as above, so that fewer than half of all tokens can choose an
+expert by its weights alone."""
+
 
 def generate_gguf(
     shape_name: str, path: Path, file_type: FileType | GGMLType, seed: int = 0, skew: float = 0.0
@@ -56,7 +60,7 @@ def generate_gguf(
             blocks, and `mxfp4` has experts of MXFP4 and Q8_0 beside them, as gpt-oss is published; otherwise all
             matrices are of one type. Norms, biases and routers are float32.
         seed: equal seeds give equal files.
-        skew: exponent of the Zipf law by which tokens prefer some experts; 0 prefers none. See `routers`.
+        skew: exponent of the Zipf law by which tokens prefer some experts; 0 prefers none. See `shares`.
 
     Raises:
         ValueError: no such shape, or its out_features are not whole blocks of the type.
@@ -276,3 +280,34 @@ def _random_matrix(
 def _random_vector(size: int, mean: float, state: list[int]) -> NDArray[np.float32]:
     values = np.random.default_rng(state).standard_normal(size, dtype=np.float32)
     return np.float32(mean) + np.float32(0.02) * values
+
+
+def shares(experts: int, per_token: int, skew: float) -> NDArray[np.float64]:
+    """The share of tokens that each expert is for, the first the most: float64 [experts], whose sum is `per_token`.
+
+    Proportional to `(1 + index) ** -skew`, but no share is above 0.45, and what is cut is for the others.
+    """
+    law = np.arange(1, experts + 1, dtype=np.float64) ** -skew
+    cut = np.zeros(experts, bool)
+    while True:
+        wanted = np.where(cut, _MOST, 0.0)
+        wanted[~cut] = (per_token - wanted.sum()) * law[~cut] / law[~cut].sum()
+        if not (wanted[~cut] > _MOST).any():
+            return wanted
+        cut |= wanted > _MOST
+
+
+def router_weights(experts: int, per_token: int, hidden: int, skew: float, state: list[int]) -> NDArray[np.float32]:
+    """float32 [experts, hidden]. With a skew, an expert's logits spread as far as its share of tokens asks for.
+
+    A token chooses the experts whose logits are above some threshold. Logits of normed tokens are normal, so an expert
+    is above a threshold of 1 in a share p of tokens if their standard deviation is 1 / (quantile of 1 - p). Where more
+    than 0.45 of all experts are for a token, there is no room to prefer any, and none is preferred.
+    """
+    rng = np.random.default_rng(state)
+    weights = rng.standard_normal((experts, hidden), dtype=np.float32) * np.float32(hidden**-0.5)
+    if skew and per_token < _MOST * experts:
+        normal = NormalDist()
+        scales = [1 / normal.inv_cdf(1 - share) for share in shares(experts, per_token, skew)]
+        weights *= rng.permutation(np.array(scales, np.float32))[:, None]
+    return weights

@@ -30,14 +30,6 @@ from realizar.server.http.work import Stop
 from realizar.server.models.models import model_of
 from realizar.server.models.needs import chats
 from realizar.server.responses.conversation import ENCRYPTED, includes, read_conversation, shows_summary
-from realizar.server.responses.kept import (
-    cancel_response,
-    delete_response,
-    list_input_items,
-    owner_of,
-    show_response,
-    store_of,
-)
 from realizar.server.responses.output_items import Item, ItemForm, OutputItems, reasoning_part, summary_part
 from realizar.server.responses.records import (
     InputDetails,
@@ -46,7 +38,18 @@ from realizar.server.responses.records import (
     ResponsesRequest,
     ResponseUsage,
 )
-from realizar.server.responses.store import ResponseStore, StoredResponse, items_of, kept_input
+from realizar.server.responses.store import (
+    ResponseStore,
+    StoredResponse,
+    cancel_response,
+    delete_response,
+    items_of,
+    kept_input,
+    list_input_items,
+    owner_of,
+    show_response,
+    store_of,
+)
 from realizar.server.responses.tools import ResponseTools, read_tools
 from realizar.tokenizer.parsers.base import ParsedDelta
 
