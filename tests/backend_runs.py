@@ -84,7 +84,7 @@ class BackendRunner(ABC, Generic[B]):
     def step(self, parts: Sequence[tuple[Request, int]], sample: bool = False) -> list[int]:
         """Take the next so many tokens of every request in one step, and keep their logits.
 
-        Returns what is chosen after each request's last token, if `sample`: its row is open, and it need not be used.
+        Returns what is sampled after each request's last token, if `sample`: its row is open, and it need not be used.
         """
         size, rows = self.config.block_size, []
         tables = [np.zeros((len(parts), max(len(r.blocks[g]) for r, _ in parts)), np.int32) for g in range(self.groups)]

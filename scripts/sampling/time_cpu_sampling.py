@@ -106,8 +106,8 @@ class Steps:
         self._core = EngineCore(backend, self._spec, resolved, policy=Policy("prefill"))
         self._rows, self._tokens, self._number = rows, tokens, 0
         team, sampling = backend.model.team, backend.model.sampling
-        self._walks, self._choices = Timed(team.run), Timed(sampling.run)
-        team.run, sampling.run = self._walks, self._choices  # type: ignore[assignment, method-assign]
+        self._walks, self._samplings = Timed(team.run), Timed(sampling.run)
+        team.run, sampling.run = self._walks, self._samplings  # type: ignore[assignment, method-assign]
 
     def run(self, kind: str) -> list[tuple[float, float, float, float]]:
         """Seconds of each step in which all rows decode: of the whole, the sampling kernel, Python, and the thread."""
@@ -118,12 +118,12 @@ class Steps:
         self._number += 1
         found = []
         while self._core.has_work:
-            self._walks.thread_s = self._choices.wall_s = 0.0
+            self._walks.thread_s = self._samplings.wall_s = 0.0
             wall_s, thread_s = time.perf_counter(), time.thread_time()
             outputs = self._core.step()
             wall_s, thread_s = time.perf_counter() - wall_s, time.thread_time() - thread_s
             if len(outputs) == self._rows:
-                found.append((wall_s, self._choices.wall_s, thread_s - self._walks.thread_s, thread_s))
+                found.append((wall_s, self._samplings.wall_s, thread_s - self._walks.thread_s, thread_s))
         return found[1:]  # the first may have read prompts
 
     def close(self) -> None:
@@ -131,12 +131,12 @@ class Steps:
 
 
 def time_alone(vocab: int, kinds: list[str], rounds: int) -> None:
-    """Print the microseconds of a row by the kernel and by the reference, and how many of their choices differ."""
+    """Print the microseconds of a row by the kernel and by the reference, and how many of their tokens differ."""
     team = ThreadTeam(1)
     kernel = SamplingKernel(KernelLibrary(select(), lambda _name: None).sampling, vocab, team)
     rng = np.random.default_rng(1)
     history = tuple(rng.integers(0, vocab, HISTORY).tolist())
-    print("| deviation | kind | kernel us | numpy us | choices | of which differ |\n|---|---|---|---|---|---|")
+    print("| deviation | kind | kernel us | numpy us | tokens | of which differ |\n|---|---|---|---|---|---|")
     for spread in (1.0, 3.0):
         logits = (rng.standard_normal((ALONE, vocab)) * spread).astype(np.float32)
         for kind in kinds:
@@ -151,31 +151,31 @@ def time_alone(vocab: int, kinds: list[str], rounds: int) -> None:
 def time_kernel(
     kernel: SamplingKernel, opened: list[OpenedRow], logits: NDArray[np.float32], rounds: int
 ) -> tuple[float, list[int]]:
-    """Microseconds of a row, in the median, and all choices."""
+    """Microseconds of a row, in the median, and all sampled tokens."""
     rows = SamplingRows(ALONE, kernel.vocab_size, HISTORY + rounds + 1)
     for each in opened:
         rows.open(each)
-    numbers, times, choices = np.arange(ALONE), [], list[int]()
+    numbers, times, sampled = np.arange(ALONE), [], list[int]()
     for number in range(rounds):
         computed = np.full(ALONE, HISTORY - 1 + number, np.int32)
         step = StepSampler(kernel, rows, StepRows.of_decodes(numbers, numbers, computed, np.zeros(ALONE, np.int32)), {})
         start_s = time.thread_time()
         step.read(0, logits)
         times.append((time.thread_time() - start_s) / ALONE)
-        choices += step.choices[:, 0].tolist()
-    return 1e6 * statistics.median(times), choices
+        sampled += step.sampled[:, 0].tolist()
+    return 1e6 * statistics.median(times), sampled
 
 
 def time_reference(opened: list[OpenedRow], logits: NDArray[np.float32], rounds: int) -> tuple[float, list[int]]:
     """The same by numpy, a row at a time."""
-    samplers, times, choices = [RowSampler(each, logits.shape[1]) for each in opened], [], list[int]()
+    samplers, times, sampled = [RowSampler(each, logits.shape[1]) for each in opened], [], list[int]()
     for number in range(rounds):
         start_s = time.thread_time()
         for sampler, row in zip(samplers, logits, strict=True):
-            choices.append(sampler.sample(row, HISTORY + number).token_id)
-            sampler.accept(choices[-1])
+            sampled.append(sampler.sample(row, HISTORY + number).token_id)
+            sampler.accept(sampled[-1])
         times.append((time.thread_time() - start_s) / ALONE)
-    return 1e6 * statistics.median(times), choices
+    return 1e6 * statistics.median(times), sampled
 
 
 def low(values: Sequence[float]) -> float:

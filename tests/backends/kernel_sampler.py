@@ -53,13 +53,13 @@ def kernel_logprobs(logits: NDArray[np.float32], token_id: int | None, top_n: in
 
 
 class KernelSampler:
-    """A row whose choices are made one at a time, and are taken back unless they are accepted."""
+    """A row whose tokens are sampled one at a time, and are taken back unless they are accepted."""
 
     def __init__(self, opened: OpenedRow, vocab_size: int) -> None:
         self._rows = SamplingRows(opened.row + 1, vocab_size, CONTEXT)
         self._rows.open(opened)
         self._row, self._kernel = opened.row, sampling_kernel(vocab_size)
-        self._chosen: tuple[int, int, NDArray[np.float32], NDArray[np.uint32] | None] | None = None
+        self._last: tuple[int, int, NDArray[np.float32], NDArray[np.uint32] | None] | None = None
 
     @property
     def seed(self) -> int:
@@ -84,15 +84,15 @@ class KernelSampler:
             array[:] = values
         if (error := step.error(0)) is not None:
             raise raised(error)
-        token_id = int(step.choices[0, 0])
-        self._chosen = token_id, position, logits, mask
+        token_id = int(step.sampled[0, 0])
+        self._last = token_id, position, logits, mask
         return SampledToken(token_id, next(iter(step.logprobs(0)), None))
 
     def accept(self, token_id: int) -> None:
-        """Take in a token: the choice made last, else one that a mask forces."""
-        chosen, self._chosen = self._chosen, None
-        if chosen is not None and chosen[0] == token_id:
-            self._run(chosen[2], chosen[1], chosen[3])
+        """Take in a token: the one sampled last, else one that a mask forces."""
+        last, self._last = self._last, None
+        if last is not None and last[0] == token_id:
+            self._run(last[2], last[1], last[3])
             return
         size = self._kernel.vocab_size
         words = np.zeros(-(-size // 32), np.uint32)
@@ -100,7 +100,7 @@ class KernelSampler:
         greedy, logprobs = self._state[[ROW["greedy"], ROW["logprobs"]]]
         self._state[[ROW["greedy"], ROW["logprobs"]]] = 1, -1
         step = self._run(np.zeros(size, np.float32), 0, words)
-        assert step.choices[0, 0] == token_id
+        assert step.sampled[0, 0] == token_id
         self._state[[ROW["greedy"], ROW["logprobs"]]] = greedy, logprobs
 
     def adjusted(self, logits: NDArray[np.float32], mask: NDArray[np.uint32] | None = None) -> NDArray[np.float32]:

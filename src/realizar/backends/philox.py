@@ -39,7 +39,7 @@ def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
 def uniform(seed: int, choice: int, position: int, draw: int) -> float:
     """A number in [0, 1) with 24 bits, k / 2^24, hence exact in float32 and in float64.
 
-    `position` is the index in the sequence of the token being chosen, `draw` the number of the draw at that position.
+    `position` is the index in the sequence of the token being sampled, `draw` the number of the draw at that position.
     """
     counter = (position & _WORD, choice & _WORD, draw >> 2, 0)
     words = philox4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))

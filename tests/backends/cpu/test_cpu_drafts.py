@@ -1,4 +1,4 @@
-"""Drafts change how many steps a text takes, and nothing else: same choices, same log-probabilities, bit by bit."""
+"""Drafts change how many steps a text takes, and nothing else: same tokens, same log-probabilities, bit by bit."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_same_text_with_any_drafts(runner: Runner, name: str, data: st.DataObject) -> None:
-    """Some drafts are what will be chosen, some are wrong at some place; another row runs beside."""
+    """Some drafts are what will be sampled, some are wrong at some place; another row runs beside."""
     sampling = SAMPLINGS[name]
     expected, logprobs = plain_decode(runner, 0, PROMPT, sampling, COUNT)
     other, _ = plain_decode(runner, 0, PROMPT[::-1], SAMPLINGS["greedy"], COUNT)
@@ -89,8 +89,8 @@ def test_same_text_with_any_drafts(runner: Runner, name: str, data: st.DataObjec
     assert beside == other[:steps]
 
 
-def test_nothing_is_chosen_after_the_end(runner: Runner) -> None:
-    """A draft that ends the output is the last choice, though drafts after it would be right."""
+def test_nothing_is_sampled_after_the_end(runner: Runner) -> None:
+    """A draft that ends the output is the last token, though drafts after it would be right."""
     expected, _ = plain_decode(runner, 0, PROMPT, SAMPLINGS["greedy"], 8)
     place, end = next((i, t) for i, t in enumerate(expected[1:6], 1) if t not in expected[:i])
     for min_tokens, count in ((0, place + 1), (place, place + 1)):
@@ -115,7 +115,7 @@ def test_queries_come_with_drafts(runner: Runner) -> None:
 
 
 def test_all_rows_of_logits_are_used(runner: Runner) -> None:
-    """More choices in a step than rows of logits that exist at once."""
+    """More sampled tokens in a step than rows of logits that exist at once."""
     prompts = {row: random_tokens(RECIPE, 4, row) for row in range(4)}
     texts = {row: plain_decode(runner, 0, prompt, SAMPLINGS["sampled"], 10)[0] for row, prompt in prompts.items()}
     for row, prompt in prompts.items():

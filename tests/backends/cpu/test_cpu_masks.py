@@ -82,8 +82,8 @@ def test_a_mask_acts_before_the_truncations(runner: Runner, sampling: SamplingPa
     assert [token_id for token_id, _ in found.top] == np.argsort(-logits, kind="stable").tolist()
 
 
-def test_each_choice_of_a_row_with_drafts_has_its_own_mask(runner: Runner) -> None:
-    """The second mask forbids the second draft, so it is the last choice, and the third mask is not read."""
+def test_each_token_of_a_row_with_drafts_has_its_own_mask(runner: Runner) -> None:
+    """The second mask forbids the second draft, so it is the last token, and the third mask is not read."""
     expected, _ = plain_decode(runner, 0, PROMPT, GREEDY, 3)
     other = (expected[1] + 1) % 90
     masks = np.stack([mask_of(range(90), 90), mask_of([other], 90), mask_of([], 90), mask_of([], 90)])
@@ -157,7 +157,7 @@ def decoded(steps_in_flight: int) -> dict[str, list[int]]:
 
 
 def test_masks_reach_their_step_with_two_in_flight() -> None:
-    """The second step is submitted before the first one's choices are known."""
+    """The second step is submitted before the first one's tokens are known."""
     found = decoded(2)
     assert found == decoded(1)
     assert found["a"][-1] == 89

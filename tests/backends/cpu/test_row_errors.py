@@ -83,20 +83,20 @@ def test_pooling(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("wants", ["choice", "query"])
+@pytest.mark.parametrize("wants", ["sampled", "query"])
 def test_logits_that_are_not_finite(runner: Runner, monkeypatch: pytest.MonkeyPatch, wants: str, value: float) -> None:
-    """One row's: of the three whose logits are read, those of choices before those of queries."""
+    """One row's: of the three whose logits are read, those of sampled tokens before those of queries."""
     honest = runner.backend._logits
     query = LogprobQuery(3, 5, 2)
 
     def broken(tokens: list[int]) -> np.ndarray:
         logits = honest(tokens)
         if len(tokens) > 2:
-            logits[1 if wants == "choice" else 2] = value
+            logits[1 if wants == "sampled" else 2] = value
         return logits
 
     monkeypatch.setattr(runner.backend, "_logits", broken)
-    if wants == "choice":
+    if wants == "sampled":
         expect(runner, RowError("no token can be sampled: the model gave a logit that is not finite"))
     else:
         error = RowError("the model's logits are not usable: their maximum is not finite")
@@ -111,7 +111,7 @@ def test_a_hidden_state_that_is_not_finite(runner: Runner, monkeypatch: pytest.M
     expect(runner, error, SamplingParams(), sample=False, pooling=pooling)
 
 
-def test_a_step_that_follows_a_row_without_a_choice(runner: Runner) -> None:
+def test_a_step_that_follows_a_row_without_a_token(runner: Runner) -> None:
     """With two steps in flight, the next is submitted before the fault is known; its other rows are unharmed."""
     from backends.cpu.cpu_rows import forward_input
     from realizar.batch import FROM_PREVIOUS_STEP

@@ -1,4 +1,4 @@
-"""The kernel's choices for the rows of a step are the reference's, row by row."""
+"""The kernel's tokens for the rows of a step are the reference's, row by row."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_same_as_row_by_row(seed: int, threads: int) -> None:
         wanted = alone.output()
         assert step.error(index) == wanted.error
         if wanted.error is None:
-            assert tuple(step.choices[index, : step.made[index]].tolist()) == wanted.token_ids
+            assert tuple(step.sampled[index, : step.made[index]].tolist()) == wanted.token_ids
             assert_alike(step.logprobs(index), wanted.logprobs)
             assert_alike(step.queried(index), wanted.queried)
             assert ours.table[row.row, record.OUTPUTS] == theirs[row.row].num_output_tokens
@@ -116,7 +116,7 @@ def test_decodes_are_as_any_rows(seed: int, threads: int) -> None:
         for each in (ours, theirs):
             for first in range(0, len(chosen), 4):
                 each.read(first, logits[first : first + 4])
-        assert ours.choices.tolist() == theirs.choices.tolist()
+        assert ours.sampled.tolist() == theirs.sampled.tolist()
         listed = [index for index, row in enumerate(chosen) if alike[0].logprobs[row] >= 0 and ours.made[index]]
         singly = ours.single_logprobs(np.array(listed, np.intp))
         for index in range(len(chosen)):
@@ -141,7 +141,7 @@ def test_rows_that_are_opened_again_are_described_again() -> None:
                 step.read(first, logits[first : first + 1])
             again = StepSampler(kernel_of(1), rows, StepRows.of_decodes(numbers, numbers, ones, ones), {})
             again.read(0, logits)
-            assert step.choices.tolist() == again.choices.tolist() == [[5], [6]]
+            assert step.sampled.tolist() == again.sampled.tolist() == [[5], [6]]
             assert step.wants_logprobs == (wanted is not None)
             if wanted is not None:
                 assert [len(entry.top) for entry in again.logprobs(1)] == [wanted]
@@ -171,7 +171,7 @@ def test_a_row_that_closed_before_its_step_was_read_is_plain() -> None:
     rows.close(1)
     step = StepSampler(kernel_of(1), rows, columns, {})
     step.read(0, np.eye(2, VOCAB, 5, np.float32))
-    assert step.choices.tolist() == [[7], [6]]
+    assert step.sampled.tolist() == [[7], [6]]
 
 
 def test_a_mask_that_is_too_small_is_refused() -> None:
@@ -182,5 +182,5 @@ def test_a_mask_that_is_too_small_is_refused() -> None:
         with pytest.raises(ValueError, match="a mask of shape"):
             StepSampler(kernel_of(1), rows, columns, {0: np.ones(shape, np.uint32)})
     number, one = np.arange(1), np.ones(1, np.int32)
-    with pytest.raises(ValueError, match=r"a mask of shape \(1, 1\) for 1 choices and 2 words"):
+    with pytest.raises(ValueError, match=r"a mask of shape \(1, 1\) for 1 tokens and 2 words"):
         StepSampler(kernel_of(1), rows, StepRows.of_decodes(number, number, one, one), {0: np.ones(1, np.uint32)})

@@ -1,8 +1,9 @@
-"""One row's use of a step's logits: log-probabilities of its prompt, and its choices. numpy only.
+"""One row's use of a step's logits: log-probabilities of its prompt, and its sampled tokens. numpy only.
 
-With drafts a row has logits before each draft and after the last. The sampler chooses at each with the numbers of that
-position, and goes on only while what it chose is the draft: the very choices that it would make step by step, so drafts
-change neither the text of a seed nor any distribution, and a state (penalties, DRY, mirostat) sees accepted ids alone.
+With drafts a row has logits before each draft and after the last. The sampler samples at each with the numbers of that
+position, and goes on only while what it sampled is the draft: the very tokens that it would sample one by one. So
+drafts change neither the text of a seed nor any distribution, and a state (penalties, DRY, mirostat) sees accepted ids
+alone.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class LogitReader:
     Args:
         row: its part of the step.
         query_start: index in the step of its first token.
-        sampler: of the row; None where no choice is wanted.
-        mask: uint32 [words] or [drafts + 1, words], the ids allowed for each choice; None allows all.
+        sampler: of the row; None where nothing is to be sampled.
+        mask: uint32 [words] or [drafts + 1, words], the ids allowed for each token; None allows all.
 
     Attributes:
         tokens: indices in the step of the tokens whose logits are wanted, queries first.
-        token_ids: choices so far.
+        token_ids: sampled so far.
         error: why the row gets nothing; whatever one row raises is its own.
     """
 
@@ -42,7 +43,7 @@ class LogitReader:
         self.row, self.query_start, self._sampler = row, query_start, sampler
         self._masks = None if mask is None else np.atleast_2d(mask)
         self._drafts = row.draft_ids
-        self._first = row.num_tokens - 1 - len(self._drafts)  # token, within the row, before the first choice
+        self._first = row.num_tokens - 1 - len(self._drafts)  # token, within the row, before the first sampled one
         last = range(self._first, row.num_tokens) if sampler is not None else ()
         self.tokens = [query_start + index for index in (*(query.index for query in row.logprob_queries), *last)]
         self._queries = list(row.logprob_queries)
@@ -80,7 +81,7 @@ class LogitReader:
         return RowOutput(self.row.row, tuple(self.token_ids), tuple(self._logprobs), tuple(self._queried), pooled)
 
     def _goes_on(self) -> bool:
-        """True if every draft so far was chosen, and none ended the row's output."""
+        """True if every draft so far was sampled, and none ended the row's output."""
         count = len(self.token_ids)
         if not count:
             return True
@@ -93,8 +94,8 @@ class LogitReader:
         count = len(self.token_ids)
         mask = None if self._masks is None else self._masks[count]
         position = self.row.num_computed_tokens + self._first + 1 + count
-        chosen = self._sampler.sample(logits, position, mask)
-        self._sampler.accept(chosen.token_id)
-        self.token_ids.append(chosen.token_id)
-        if chosen.logprobs is not None:
-            self._logprobs.append(chosen.logprobs)
+        sampled = self._sampler.sample(logits, position, mask)
+        self._sampler.accept(sampled.token_id)
+        self.token_ids.append(sampled.token_id)
+        if sampled.logprobs is not None:
+            self._logprobs.append(sampled.logprobs)

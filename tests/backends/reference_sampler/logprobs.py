@@ -1,4 +1,4 @@
-"""Log-probabilities of the model's own distribution, for chosen tokens and for prompt scoring. numpy only."""
+"""Log-probabilities of the model's own distribution, for sampled tokens and for prompt scoring. numpy only."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def token_logprobs(logits: NDArray[np.float32], token_id: int | None, top_n: int
         RealizarError: a logit is NaN or +inf, or all are -inf.
     """
     normaliser = log_normaliser(logits)
-    chosen = int(logits.argmax()) if token_id is None else token_id
-    value = logits[chosen]
-    rank = 1 + int(np.count_nonzero(logits > value)) + int(np.count_nonzero(logits[:chosen] == value))
+    found = int(logits.argmax()) if token_id is None else token_id
+    value = logits[found]
+    rank = 1 + int(np.count_nonzero(logits > value)) + int(np.count_nonzero(logits[:found] == value))
     ids = largest_ordered(logits, top_n) if top_n > 0 else ()
     top = tuple((int(i), float(logits[i]) - normaliser) for i in ids)
-    return TokenLogprobs(chosen, float(value) - normaliser, rank, top)
+    return TokenLogprobs(found, float(value) - normaliser, rank, top)

@@ -1,4 +1,4 @@
-"""`RowSampler`: the choice of one row's next token, with all state that lives from token to token. numpy only.
+"""`RowSampler`: sampling of one row's next token, with all state that lives from token to token. numpy only.
 
 The reference of the CPU's sampling kernel and of the GPU's samplers, in float64. It applies `penalties.py` and `dry.py`
 (changes of single logits), then `truncation.py` (temperature, top-k, top-p, min-p and others, with `select.py` for
@@ -27,7 +27,7 @@ from realizar.outputs import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A choice, and its log-probabilities where `SamplingParams.logprobs` asks for them."""
+    """A sampled token, and its log-probabilities where `SamplingParams.logprobs` asks for them."""
 
     token_id: int
     logprobs: TokenLogprobs | None
@@ -45,7 +45,7 @@ class RowSampler:
     exist. So a preempted row stays open, and keeps them.
 
     Args:
-        opened: the row; `stop_token_ids` of its parameters may not be chosen before `min_tokens` tokens of output.
+        opened: the row; `stop_token_ids` of its parameters may not be sampled before `min_tokens` tokens of output.
         vocab_size: logits per row.
 
     Raises:
@@ -63,7 +63,7 @@ class RowSampler:
         self._bias = LogitBias(sampling, vocab_size)
         self._penalties = Penalties(sampling, history, num_prompt_tokens, vocab_size)
         self._dry = Dry(sampling, history)
-        self._observed: tuple[int, float] | None = None  # mirostat: the id last chosen, and its surprise in bits
+        self._observed: tuple[int, float] | None = None  # mirostat: the id last sampled, and its surprise in bits
         changes = self._bias.active or self._penalties.active or self._dry.active
         self._is_plain = sampling.greedy and sampling.logprobs is None and not changes
 
@@ -74,7 +74,7 @@ class RowSampler:
 
         Args:
             logits: float32 [vocab], left as they are.
-            position: index in the sequence of the token being chosen.
+            position: index in the sequence of the token being sampled.
             mask: uint32 [ceil(vocab / 32)], bit i of word j allows id 32 j + i.
 
         Raises:
@@ -92,7 +92,7 @@ class RowSampler:
 
     @property
     def takes_largest(self) -> bool:
-        """True if the next choice, without a mask, is the largest logit, and its log-probability is not wanted."""
+        """True if the next token, without a mask, is the largest logit, and its log-probability is not wanted."""
         return self._is_plain and not self._forbids_end
 
     @property
@@ -112,7 +112,7 @@ class RowSampler:
     def ends(self, token_id: int) -> bool:
         """True if the output ends with this token, the last one accepted.
 
-        Before `min_tokens` a stop token is chosen only where a grammar leaves nothing else: it ends the output too.
+        Before `min_tokens` a stop token is sampled only where a grammar leaves nothing else: it ends the output too.
         """
         late = self.num_output_tokens > self.sampling.min_tokens or self.sampling.structured is not None
         return late and token_id in self.sampling.stop_token_ids

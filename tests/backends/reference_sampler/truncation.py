@@ -27,7 +27,7 @@ FloatRow = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Ids that may still be chosen.
+    """Ids that may still be sampled.
 
     Attributes:
         ids: intp [n], ascending.

@@ -64,8 +64,8 @@ def test_samples_report_the_models_own_distribution(new_sampler: Any) -> None:
     sampled = new_sampler(opened_row(0, sampling, [7], 1), 100).sample(logits, 1)
     assert sampled.token_id == 7
     assert_alike(sampled.logprobs, token_logprobs(logits, 7, 4))
-    chosen_alone = new_sampler(opened_row(0, SamplingParams(temperature=0, logprobs=0), [], 0), 100).sample(logits, 0)
-    assert_alike(chosen_alone.logprobs, token_logprobs(logits, int(logits.argmax()), 0))
+    its_own = new_sampler(opened_row(0, SamplingParams(temperature=0, logprobs=0), [], 0), 100).sample(logits, 0)
+    assert_alike(its_own.logprobs, token_logprobs(logits, int(logits.argmax()), 0))
     assert new_sampler(opened_row(0, SamplingParams(temperature=0), [], 0), 100).sample(logits, 0).logprobs is None
 
 

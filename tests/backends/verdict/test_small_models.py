@@ -62,7 +62,7 @@ def test_differences_are_named(seen: tuple[Checkpoint, Seen]) -> None:
     wrong[3, 32] = np.nan
     assert said(logprobs=wrong) == f"values that are not finite {step}"
     assert said(greedy=np.column_stack([whole.greedy[:, 0], whole.greedy[:, 1] ^ 1])) == (
-        "choices that are not the most probable in tiny-window of q4_k_m"
+        "sampled tokens that are not the most probable in tiny-window of q4_k_m"
     )
     assert said(drawn=whole.drawn[::-1]) == "0% of draws are the same in tiny-window of q4_k_m"
 

@@ -10,7 +10,7 @@ interpreter's lock. Read in this order:
 4. `kernels/`: the C functions of that table; `codegen/`: their inner loops as LLVM code; `activation_layout.py`: the
    quantised activations that they read. `kernel_library.py` makes the kernels, `kernel_cache.py` keeps them on disk,
    `memory.py` reads and writes memory by address there.
-5. `weights/`: matrices packed into tiles. `kv/`: the KV cache. `state/`: states of rows. `sampling/`: the choice of
+5. `weights/`: matrices packed into tiles. `kv/`: the KV cache. `state/`: states of rows. `sampling/`: sampling of
    tokens, by the kernel in `kernels/sampling/`.
 
 Besides: `instruction_set.py`, `plan.py`, `supported.py`, `compile_events.py` and `inspection/` (profiles and traces).

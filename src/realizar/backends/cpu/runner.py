@@ -83,7 +83,7 @@ class CPUBackend:
     def __init__(self, progress: LoadProgress | None = None, team: ThreadTeam | None = None) -> None:
         self._progress, self._team = progress or no_progress, team
         self._pools: dict[int, MeanPool] = {}
-        self._last: NDArray[np.int32] = np.zeros(0, np.int32)  # by row: its last choice, 0 where it has none
+        self._last: NDArray[np.int32] = np.zeros(0, np.int32)  # by row: its last sampled token, 0 where it has none
         self._pending: CPUStep | None = None
         self._model: LoadedModel | None = None
         self._drafter: DraftModel | None = None
@@ -210,7 +210,7 @@ class CPUBackend:
         if len(follows):
             ids = ids.copy()
             owners = columns.numbers[np.searchsorted(columns.starts, follows, side="right") - 1]
-            ids[follows] = self._last[owners]  # 0: the row failed and chose nothing
+            ids[follows] = self._last[owners]  # 0: the row failed and sampled nothing
         hidden = space.buffers["hidden"].values[:tokens, : self.model.spec.hidden_size]
         self.model.weights.embed(ids, hidden)
         for first, given in columns.given:

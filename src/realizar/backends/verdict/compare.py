@@ -55,9 +55,9 @@ def difference(model: SmallModel, checkpoint: Checkpoint, seen: Seen) -> str | N
             return f"values that are not finite {place}"
         if of_step.max() > TOKEN_NATS or of_step.mean() > max(STEP_NATS, TOKEN_NATS / len(of_step)):
             return f"{of_step.mean():.2g} nats apart {place}"
-    places, choices = seen.greedy.T
-    if (seen.logprobs[places, choices] < seen.logprobs[places].max(axis=1)).any():
-        return f"choices that are not the most probable in {model}"
+    places, sampled = seen.greedy.T
+    if (seen.logprobs[places, sampled] < seen.logprobs[places].max(axis=1)).any():
+        return f"sampled tokens that are not the most probable in {model}"
     if (equal := float((seen.drawn == expected["drawn"]).mean())) < EQUAL_DRAWS:
         return f"{equal:.0%} of draws are the same in {model}"
     return None

@@ -36,8 +36,8 @@ class Seen:
 
     Attributes:
         logprobs: float64 [tokens, vocab], after each token of each step.
-        greedy: of rows that take the most probable id, index in `logprobs` and choice: int64 [choices, 2].
-        drawn: choices of the other rows: int64 [choices].
+        greedy: of rows that take the most probable id, index in `logprobs` and sampled token: int64 [tokens, 2].
+        drawn: sampled tokens of the other rows: int64 [tokens].
     """
 
     logprobs: NDArray[np.float64]
@@ -46,7 +46,7 @@ class Seen:
 
 
 def run_small_steps(backend: Backend, vocab: int) -> Seen:
-    """Take a backend that a small model is loaded in through `STEPS`. Tokens are given, whatever is chosen.
+    """Take a backend that a small model is loaded in through `STEPS`. Tokens are given, whatever is sampled.
 
     Raises RequestFailedError where a row failed, and as `Backend.submit` does.
     """

@@ -30,7 +30,7 @@ class SamplingRows:
 
     Attributes:
         table: int64 [max_rows, fields of a row].
-        logprobs: int64 [max_rows], most probable ids wanted with a choice; -1 for none and no log-probability.
+        logprobs: int64 [max_rows], most probable ids wanted with a token; -1 for none and no log-probability.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, context_length: int) -> None:
@@ -73,9 +73,9 @@ class SamplingRows:
             self._write_dry(row, opened, held)
 
     def begin_decodes(self, numbers: NDArray[np.intp], positions: NDArray[np.int32]) -> DecodeRuns:
-        """The runs of a step in which rows make a choice each, good until the next step of as many rows.
+        """The runs of a step in which rows sample a token each, good until the next step of as many rows.
 
-        `numbers` are intp [rows], never written; `positions` [rows], of the choices.
+        `numbers` are intp [rows], never written; `positions` [rows], of the tokens.
         """
         runs = self._decodes.get(len(numbers))
         if runs is None:

@@ -13,18 +13,18 @@ from realizar.backends.cpu.kernels.sampling.record import RUN
 from realizar.backends.cpu.records import address
 from realizar.batch import NOT_SAMPLED
 
-ALL = -1  # in place of a query's number: the run has a row's choices
+ALL = -1  # in place of a query's number: the run has a row's sampled tokens
 
 
 @dataclass(slots=True, eq=False)
 class StepRuns:
-    """Runs of a step's choices, then of its queries, and what the kernel finds for each.
+    """Runs of a step's sampled tokens, then of its queries, and what the kernel finds for each.
 
     Attributes:
         owners: [runs], index in the step of each one's row.
         queries: int64 [runs], the number of the row's query, or ALL.
         runs: int64 [runs, fields of a run]. faults: int64 [runs].
-        made: int64 [rows], choices that each row has made.
+        made: int64 [rows], tokens that each row has sampled.
         starts: int64 [runs + 1], the number of wanted tokens before each run.
         ids_at, values_at: int64 [runs + 1], where the log-probabilities of each run begin.
         ids, values: int32 and float64, the log-probabilities of all runs.
@@ -72,7 +72,7 @@ class DecodeRuns:
 
     Attributes:
         at: address of the runs.
-        choices: int32 [rows, 1], those of the step; NOT_SAMPLED where a row has made none.
+        sampled: int32 [rows, 1], those of the step; NOT_SAMPLED where a row has none.
         tokens: int64 [rows], indices in the step of the tokens whose logits are wanted.
     """
 
@@ -84,9 +84,9 @@ class DecodeRuns:
         made, faults = self._found[:count], self._found[count:]
         self.step = StepRuns.of(self.tokens, np.full(count, ALL, np.int64), runs, made, faults)
         self.at = address(runs)
-        self.choices = np.empty((count, 1), np.int32)
+        self.sampled = np.empty((count, 1), np.int32)
         runs[:, RUN["made"]] = address(made) + 8 * self.tokens
-        runs[:, RUN["choices"]] = address(self.choices) + 4 * self.tokens
+        runs[:, RUN["sampled"]] = address(self.sampled) + 4 * self.tokens
         self._numbers: NDArray[np.intp] | None = None
         self._version = -1
         self._logprobs = np.full(count, -1, np.int64)  # for which the runs have room for lines
@@ -108,13 +108,13 @@ class DecodeRuns:
             self._logprobs = logprobs
 
     def begin(self, positions: NDArray[np.int32]) -> None:
-        """Begin a step, of which nothing is found yet, with the positions of its choices, [rows]."""
+        """Begin a step, of which nothing is found yet, with the positions of its tokens, [rows]."""
         self._found.fill(0)
-        self.choices.fill(NOT_SAMPLED)
+        self.sampled.fill(NOT_SAMPLED)
         self.step.runs[:, record.RUN_POSITION] = positions
 
     def place_masks(self, masks: Mapping[int, int]) -> None:
-        """Let runs read masks of their choices, by the run's index at these addresses, and others none."""
+        """Let runs read masks of their tokens, by the run's index at these addresses, and others none."""
         if self._has_masks:
             self.step.runs[:, RUN["mask"]] = 0
         for index, at in masks.items():

@@ -28,16 +28,16 @@ Pooled: TypeAlias = NDArray[np.float32] | RowError | None
 class StepSampler:
     """Reads the wanted logits of one step, in the order of `tokens`.
 
-    With drafts a row has logits before each draft and after the last. The kernel chooses at each with the numbers of
-    that position, and goes on only while what it chose is the draft: the very choices that it would make step by step,
+    With drafts a row has logits before each draft and after the last. The kernel samples at each with the numbers of
+    that position, and goes on only while what it sampled is the draft: the very tokens that it would sample one by one,
     so drafts change neither the text of a seed nor any distribution, and a state (penalties, DRY, mirostat) sees
     accepted ids alone.
 
-    `masks` are by row uint32 [words] or [drafts + 1, words], the ids allowed for each choice.
+    `masks` are by row uint32 [words] or [drafts + 1, words], the ids allowed for each token.
 
     Attributes:
-        tokens: int64, indices in the step of the tokens whose logits are wanted: those of choices, then of queries.
-        choices: int32 [rows, 1 + drafts], the choices that each row made; NOT_SAMPLED beyond them.
+        tokens: int64, indices in the step of the tokens whose logits are wanted: those to sample after, then queries.
+        sampled: int32 [rows, 1 + drafts], the tokens that each row sampled; NOT_SAMPLED beyond them.
         made: int64 [rows], how many they are.
     """
 
@@ -55,13 +55,13 @@ class StepSampler:
             return
         self._decodes = rows.begin_decodes(columns.numbers, columns.num_context_tokens)
         self._decodes.place_masks({at: address(mask) for at, mask in self._masks_of(columns.numbers, None)})
-        self._step, self.tokens, self.choices = self._decodes.step, self._decodes.tokens, self._decodes.choices
+        self._step, self.tokens, self.sampled = self._decodes.step, self._decodes.tokens, self._decodes.sampled
         self.made = self._step.made
 
     def _masks_of(self, numbers: Integers, drafts: Integers | None) -> list[tuple[int, NDArray[np.uint32]]]:
         """Places among some rows, [rows], of those with masks, and those masks, uint32 [1 + drafts, words].
 
-        `drafts` is None if no row has any; ValueError where a mask has too few choices or words.
+        `drafts` is None if no row has any; ValueError where a mask is for too few tokens or words.
         """
         if not self._masks:
             return []
@@ -69,31 +69,31 @@ class StepSampler:
         for at, row in enumerate(numbers.tolist()):
             if (mask := self._masks.get(row)) is None:
                 continue
-            choices = 1 if drafts is None else 1 + int(drafts[at])
+            tokens = 1 if drafts is None else 1 + int(drafts[at])
             mask = mask if mask.ndim > 1 else mask[None]
-            if mask.shape[0] < choices or mask.shape[1] < words:
-                raise ValueError(f"a mask of shape {mask.shape} for {choices} choices and {words} words of ids")
+            if mask.shape[0] < tokens or mask.shape[1] < words:
+                raise ValueError(f"a mask of shape {mask.shape} for {tokens} tokens and {words} words of ids")
             found.append((at, mask))
         return found
 
     def _describe(self) -> None:
         columns = self._columns
-        choosing = (columns.samples & (columns.num_tokens > 0)).nonzero()[0]
-        drafts = columns.num_drafts[choosing].astype(np.int64)
+        sampled_rows = (columns.samples & (columns.num_tokens > 0)).nonzero()[0]
+        drafts = columns.num_drafts[sampled_rows].astype(np.int64)
         queries = [(row, at) for row, asked in columns.logprob_queries.items() for at in range(len(asked))]
-        owners = np.concatenate((choosing, np.array([row for row, _ in queries], choosing.dtype)))
-        numbers = np.array([*[ALL] * len(choosing), *[at for _, at in queries]], np.int64)
+        owners = np.concatenate((sampled_rows, np.array([row for row, _ in queries], sampled_rows.dtype)))
+        numbers = np.array([*[ALL] * len(sampled_rows), *[at for _, at in queries]], np.int64)
         runs = np.zeros((len(owners), len(RUN.names)), np.int64)
-        runs[: len(choosing), record.RUN_COUNT], runs[len(choosing) :, record.RUN_COUNT] = 1 + drafts, 1
+        runs[: len(sampled_rows), record.RUN_COUNT], runs[len(sampled_rows) :, record.RUN_COUNT] = 1 + drafts, 1
         made, faults = np.zeros(len(columns), np.int64), np.zeros(len(runs), np.int64)
         self._step = StepRuns.of(owners, numbers, runs, made, faults)
-        self.choices = np.full((len(columns), 1 + int(drafts.max(initial=0))), NOT_SAMPLED, np.int32)
+        self.sampled = np.full((len(columns), 1 + int(drafts.max(initial=0))), NOT_SAMPLED, np.int32)
         self.made = self._step.made
-        ends = columns.starts[1:][choosing].astype(np.int64)
-        self._describe_choices(runs[: len(choosing)], choosing, drafts, ends)
-        self._describe_queries(runs[len(choosing) :], queries)
+        ends = columns.starts[1:][sampled_rows].astype(np.int64)
+        self._describe_sampled(runs[: len(sampled_rows)], sampled_rows, drafts, ends)
+        self._describe_queries(runs[len(sampled_rows) :], queries)
         wanted = self._rows.logprobs[columns.numbers[owners]]
-        wanted[len(choosing) :] = runs[len(choosing) :, record.RUN_TOP_N]
+        wanted[len(sampled_rows) :] = runs[len(sampled_rows) :, record.RUN_TOP_N]
         self._step.give_lines(wanted >= 0, np.maximum(wanted, 0))
         counts, starts = runs[:, record.RUN_COUNT], self._step.starts
         places = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
@@ -111,7 +111,7 @@ class StepSampler:
             decodes.place_logits(first, len(logits), at, stride)
             self._kernel.run(decodes.at + first * record.RUN_BYTES, len(logits), stride)
             if end == len(self.tokens):
-                self.choices = decodes.choices.copy()  # the next step writes its own there
+                self.sampled = decodes.sampled.copy()  # the next step writes its own there
             return
         begin = int(np.searchsorted(step.starts, first, side="right")) - 1
         part = slice(begin, int(np.searchsorted(step.starts, end)))
@@ -123,21 +123,21 @@ class StepSampler:
         self._kernel.run(address(runs), len(runs), stride)
 
     def last_sampled(self) -> tuple[Integers, NDArray[np.int32]]:
-        """The numbers of the rows that made a choice, [rows], and the last one of each."""
+        """The numbers of the rows that sampled, [rows], and the last one of each."""
         numbers = self._columns.numbers
         if self._all_decoded:
-            return numbers, self.choices[:, 0]
-        chosen = self.made.nonzero()[0]
-        return numbers[chosen], self.choices[chosen, self.made[chosen] - 1]
+            return numbers, self.sampled[:, 0]
+        found = self.made.nonzero()[0]
+        return numbers[found], self.sampled[found, self.made[found] - 1]
 
     def output(self, pool: Callable[[int], Pooled]) -> StepOutput:
         """Once all logits were read; `pool` is called for the index of each row that wants a state and has no error."""
         columns = self._columns
         if self._all_decoded:
             if not self.wants_logprobs:
-                return StepOutput(columns.numbers, self.choices)
+                return StepOutput(columns.numbers, self.sampled)
             listed = (self._rows.logprobs[columns.numbers] >= 0).nonzero()[0]
-            return StepOutput(columns.numbers, self.choices, {}, self.single_logprobs(listed))
+            return StepOutput(columns.numbers, self.sampled, {}, self.single_logprobs(listed))
         faulty = self._step.owners[self._step.faults != record.NO_FAULT]
         by_themselves = {*faulty.tolist(), *columns.logprob_queries, *columns.pooling}
         logprobs: dict[int, StepEntry] = {}
@@ -151,8 +151,8 @@ class StepSampler:
         for index in sorted(by_themselves):
             others[index] = self._row_alone(index, pool)
             if others[index].error is not None:
-                self.choices[index] = NOT_SAMPLED
-        return StepOutput(columns.numbers, self.choices, others, logprobs)
+                self.sampled[index] = NOT_SAMPLED
+        return StepOutput(columns.numbers, self.sampled, others, logprobs)
 
     @property
     def wants_logprobs(self) -> bool:
@@ -160,7 +160,7 @@ class StepSampler:
 
     @property
     def _all_decoded(self) -> bool:
-        """True if each row decodes and made its choice, so that none has an error."""
+        """True if each row decodes and sampled its token, so that none has an error."""
         return self._decodes is not None and int(np.count_nonzero(self.made)) == len(self.made)
 
     def _row_alone(self, index: int, pool: Callable[[int], Pooled]) -> RowOutput:
@@ -170,7 +170,7 @@ class StepSampler:
             error, vector = (pooled, None) if isinstance(pooled, RowError) else (None, pooled)
         if error is not None:
             return RowOutput(number, (), error=error)
-        token_ids = tuple(self.choices[index, : self.made[index]].tolist())
+        token_ids = tuple(self.sampled[index, : self.made[index]].tolist())
         return RowOutput(number, token_ids, self.logprobs(index), self.queried(index), vector)
 
     def error(self, index: int) -> RowError | None:
@@ -189,7 +189,7 @@ class StepSampler:
         return RowError.of(reason, "sampling")
 
     def logprobs(self, index: int) -> LogprobColumns:
-        """Log-probabilities of a row's choices, where its parameters ask for them."""
+        """Log-probabilities of a row's sampled tokens, where its parameters ask for them."""
         row = int(self._columns.numbers[index])
         if self._rows.logprobs[row] < 0 or not self.made[index]:
             return LogprobColumns()
@@ -197,7 +197,7 @@ class StepSampler:
         return self._lines(np.array([run]), int(self.made[index]))
 
     def single_logprobs(self, indices: Integers) -> dict[int, StepEntry]:
-        """Log-probabilities of rows that have made one choice and ask for them, in columns by the length of lists."""
+        """Log-probabilities of rows that have sampled one token and ask for them, in columns by the length of lists."""
         step, entries = self._step, dict[int, StepEntry]()
         runs = indices
         if self._decodes is None:  # of decodes each row's run has its index
@@ -216,17 +216,19 @@ class StepSampler:
         runs = ((self._step.owners == index) & (self._step.queries != ALL)).nonzero()[0]
         return LogprobColumns.joined([self._lines(runs[at : at + 1], 1) for at in range(len(runs))])
 
-    def _describe_choices(self, runs: NDArray[np.int64], choosing: Integers, drafts: Integers, ends: Integers) -> None:
-        columns, numbers = self._columns, self._columns.numbers[choosing]
+    def _describe_sampled(
+        self, runs: NDArray[np.int64], sampled_rows: Integers, drafts: Integers, ends: Integers
+    ) -> None:
+        columns, numbers = self._columns, self._columns.numbers[sampled_rows]
         token_ids = np.ascontiguousarray(columns.token_ids, np.int32)
         self._token_ids = token_ids  # stays for the kernel
         values = {
             "row": self._rows.addresses(numbers),
             "count": 1 + drafts,
-            "position": columns.num_context_tokens[choosing] - drafts,
+            "position": columns.num_context_tokens[sampled_rows] - drafts,
             "drafts": address(token_ids) + 4 * (ends - drafts),
-            "choices": address(self.choices) + choosing * self.choices.strides[0],
-            "made": address(self.made) + choosing * 8,
+            "sampled": address(self.sampled) + sampled_rows * self.sampled.strides[0],
+            "made": address(self.made) + sampled_rows * 8,
         }
         for name, column in values.items():
             runs[:, RUN[name]] = column

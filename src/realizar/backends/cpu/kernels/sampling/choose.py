@@ -1,6 +1,6 @@
 """The kernel of sampling: threads take the runs of a step one after another, each run by one thread from end to end.
 
-So a row's choice depends on its own logits and state alone, whatever the threads and the other rows.
+So a row's token depends on its own logits and state alone, whatever the threads and the other rows.
 
 The order in a row: the grammar's mask and forbidden end ids, logit bias, repetition, presence and frequency penalties,
 DRY; at temperature 0 the largest logit, lowest id first; else temperature, top-n-sigma, top-k, typical, top-p, min-p,
@@ -60,7 +60,7 @@ def _score(arguments: int, run: int, at: int, index: int, token: int, scratch: S
 
 @inner
 def _choose(arguments: int, run: int, row: int, at: int, index: int, scratch: Scratch) -> int:
-    """Make the row's choice number `index` and take it into its state; -1, with the fault noted, if none can be."""
+    """Sample the row's token number `index` and take it into its state; -1, with the fault noted, if none can be."""
     call, vocab, mask = scratch.call, load_i64(arguments, record.VOCAB), load_i64(run, record.RUN_MASK)
     if mask != 0:
         mask += index * load_i64(run, record.RUN_MASK_STRIDE)
@@ -91,10 +91,10 @@ def _choose(arguments: int, run: int, row: int, at: int, index: int, scratch: Sc
 
 @inner
 def _goes_on(run: int, row: int, made: int) -> bool:
-    """True if every draft so far was chosen, and none ended the row's output."""
+    """True if every draft so far was sampled, and none ended the row's output."""
     if made == 0:
         return True
-    last = read_i32(load_i64(run, record.RUN_CHOICES), made - 1)
+    last = read_i32(load_i64(run, record.RUN_SAMPLED), made - 1)
     return last == read_i32(load_i64(run, record.RUN_DRAFTS), made - 1) and not ends(row, last)
 
 
@@ -122,7 +122,7 @@ def make_choose() -> Any:
                 token = _choose(arguments, run, row, at, index, scratch)
                 if token < 0:
                     break
-                write_i32(load_i64(run, record.RUN_CHOICES), index, token)
+                write_i32(load_i64(run, record.RUN_SAMPLED), index, token)
                 index += 1
                 write_i64(made, 0, index)
                 at += load_i64(arguments, record.STRIDE)

@@ -18,7 +18,7 @@ _MOST_INVERSE = 1e300
 
 
 class Logits(NamedTuple):
-    """Logits that a choice is made among: float32 [vocab] at `at`, and keys of blocks, int32 [blocks], at `tops`.
+    """Logits that a token is sampled from: float32 [vocab] at `at`, and keys of blocks, int32 [blocks], at `tops`.
 
     `best` is the id of the largest, the lowest of several; `top` is NaN where any is NaN.
     """
@@ -130,15 +130,15 @@ def draw_of_all(logits: Logits, inverse: float, uniform: float, total: float, sc
     while block < last and before + read_f64(scratch.sums, block) <= target:
         before += read_f64(scratch.sums, block)
         block += 1
-    chosen = -1
+    found = -1
     for i in range(block * BLOCK, min(block * BLOCK + BLOCK, logits.vocab)):
         weight = weigh(scaled_at(logits, i, inverse))
         if weight > 0.0:
-            chosen = i  # the block's two sums may differ in their last bits: then its last id of any weight
+            found = i  # the block's two sums may differ in their last bits: then its last id of any weight
             before += weight
             if before > target:
                 break
-    return chosen
+    return found
 
 
 @inner

@@ -1,4 +1,4 @@
-"""Log-probabilities of the model's own distribution, for chosen tokens and for prompt scoring."""
+"""Log-probabilities of the model's own distribution, for sampled tokens and for prompt scoring."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def make_score() -> Any:
         values = load_i64(call, record.CALL_VALUES)
         total, _ = weigh_all(logits, 1.0, scratch)
         normaliser = logits.top + math.log(total)
-        chosen = logits.best if token < 0 else token
-        write_i32(ids, 0, chosen)
-        write_i32(ids, 1, 1 + _count_before(logits, chosen))
-        write_f64(values, 0, np.float64(read_f32(logits.at, chosen)) - normaliser)
+        token_id = logits.best if token < 0 else token
+        write_i32(ids, 0, token_id)
+        write_i32(ids, 1, 1 + _count_before(logits, token_id))
+        write_f64(values, 0, np.float64(read_f32(logits.at, token_id)) - normaliser)
         count = largest(logits, top_n, scratch) if top_n > 0 else 0
         for i in range(count):
             write_i32(scratch.order, i, i)

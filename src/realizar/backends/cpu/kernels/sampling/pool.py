@@ -1,4 +1,4 @@
-"""The pool: ids that may still be chosen, ascending, gathered into a thread's scratch; and selections among them.
+"""The pool: ids that may still be sampled, ascending, gathered into a thread's scratch; and selections among them.
 
 `keys` are (top - logit) / temperature, and `weights` the exponentials of their negatives, all above 0.
 """

@@ -1,4 +1,4 @@
-"""What the sampling kernel reads: a row's parameters and state, and a run of its choices in a step. All int64 fields.
+"""What the sampling kernel reads: a row's parameters and state, and a run of its tokens in a step. All int64 fields.
 
 Fields that are float64 say so; their bits lie in the integer.
 """
@@ -33,13 +33,13 @@ ROW = Record(" ".join([_FIELDS, *(each.name for each in SAMPLERS)]))
 MIROSTAT = ROW["mirostat"]
 
 # A run: consecutive tokens of a step whose logits one row wants, read one after another. `row` 0 asks for the
-# log-probability of `target` alone, -1 for the most probable id's. `place`: choices of the row before the run.
-# `position`: in the sequence, of the run's first choice. `choices`: int32, of the row from its first choice on, and
+# log-probability of `target` alone, -1 for the most probable id's. `place`: sampled tokens of the row before the run.
+# `position`: in the sequence, of the run's first sampled token. `sampled`: int32, the row's from its first one on, and
 # `made`: int64, how many there are. `ids` int32 [count, 2 + top_n] and `values` float64 [count, 1 + top_n]:
 # log-probabilities. `fault` (int64) becomes one of the faults below.
-RUN = Record("row logits count place position drafts mask mask_stride choices made target top_n ids values fault")
+RUN = Record("row logits count place position drafts mask mask_stride sampled made target top_n ids values fault")
 (
-    RUN_ROW, RUN_LOGITS, RUN_COUNT, RUN_PLACE, RUN_POSITION, RUN_DRAFTS, RUN_MASK, RUN_MASK_STRIDE, RUN_CHOICES,
+    RUN_ROW, RUN_LOGITS, RUN_COUNT, RUN_PLACE, RUN_POSITION, RUN_DRAFTS, RUN_MASK, RUN_MASK_STRIDE, RUN_SAMPLED,
     RUN_MADE, RUN_TARGET, RUN_TOP_N, RUN_IDS, RUN_VALUES, RUN_FAULT,
 ) = range(len(RUN.names))  # fmt: skip
 ROW_FIELDS, RUN_BYTES = len(ROW.names), 8 * len(RUN.names)

@@ -1,4 +1,4 @@
-"""What a row's state says of its next choice, and the state after a choice."""
+"""What a row's state says of its next token, and the state after it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def accept(row: int, token: int) -> None:
 def ends(row: int, token: int) -> bool:
     """True if the output ends with this token, the last one accepted.
 
-    Before `min_tokens` a stop token is chosen only where a grammar leaves nothing else: it ends the output too.
+    Before `min_tokens` a stop token is sampled only where a grammar leaves nothing else: it ends the output too.
     """
     early = load_i64(row, record.OUTPUTS) <= load_i64(row, record.MIN_TOKENS)
     if early and load_i64(row, record.ENDS_EARLY) == 0:
