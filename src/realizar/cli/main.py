@@ -15,19 +15,17 @@ from typing import Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from realizar import __version__
-from realizar.cli.commands.bench import bench_command
+from realizar.cli.commands.bench import bench_command, profile_command, trace_command, tune_command
 from realizar.cli.commands.bench_serve import bench_serve_command
 from realizar.cli.commands.chat import chat_command
 from realizar.cli.commands.doctor import doctor_command
 from realizar.cli.commands.inspect import inspect_model, show_command
 from realizar.cli.commands.plan import plan_command
-from realizar.cli.commands.profile import profile_command, trace_command
 from realizar.cli.commands.ps import ps_command
 from realizar.cli.commands.pulled import list_command, pull_command, rm_command
 from realizar.cli.commands.run import run_command
 from realizar.cli.commands.score import perplexity_command, score_command, tokenize_command
 from realizar.cli.commands.serve import SOURCES, serve_command
-from realizar.cli.commands.tune import tune_command
 from realizar.cli.terminal.printable import PrintableFormatter, error_line
 from realizar.errors import RealizarError
 

@@ -1,8 +1,15 @@
-"""The deployments of one model's application, and their configuration."""
+"""The deployments of one model's application, and their configuration.
+
+`Front` takes HTTP requests: it is the server's application, over the replicas' engines. `EngineReplica` is one replica
+of a model's deployment; its engine runs in a process of its own, beside the actor.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,23 +18,161 @@ import msgspec
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realizar.backends.machine import default_threads
 from realizar.checkpoint.checkpoint import Checkpoint
-from realizar.config import DEFAULT_ROWS
+from realizar.checkpoint.model_files import ModelFiles
+from realizar.config import DEFAULT_ROWS, EngineConfig
+from realizar.engine.core.metrics import EngineStats
 from realizar.engine.loading import find_checkpoint
 from realizar.engine.planned_load import PlannedLoad
+from realizar.engine.process.messages import EngineInfo, Load
 from realizar.engine.process.planning import plan_loads
+from realizar.engine.process.supervisor import ProcessLink
 from realizar.models.pooling import default_pooling
-from realizar.ray.front import Front
+from realizar.ray.calls import EngineCalls
 from realizar.ray.options import Placement, RayOptions, placement_of
-from realizar.ray.replica import EngineReplica
+from realizar.ray.reported_keys import RouteWish
+from realizar.ray.serve_link import ServeLink
+from realizar.request import Request
+from realizar.server.app import create_app
 from realizar.server.models.names import default_name
 from realizar.server.processes.messages import Start
+from realizar.server.replica_figures import engine_samples
+from realizar.server.served_model import ServedModel, make_served_model
 from realizar.tokenizer.generation_defaults import default_sampling
 
 _HEALTH_PERIOD_S, _HEALTH_TIMEOUT_S = 5.0, 30.0
 _FRONT_REQUESTS = 1024  # open at once in one front: its memory bounds them further
+_STATS_PATIENCE_S = 0.8
+_REQUESTS = msgspec.msgpack.Decoder(Request)
+
+
+class EngineReplica:
+    """The class of the engines' deployment. Ray Serve calls the constructor, and `run` and the others for fronts.
+
+    `model` is a path, or a name that this host finds it by. RealizarError: it can't be found or loaded.
+    """
+
+    async def __init__(  # type: ignore[misc] # Ray Serve awaits it
+        self, model: str, config: EngineConfig, *, max_queued: int | None, log_level: str
+    ) -> None:
+        logging.getLogger("realizar").setLevel(log_level.upper())
+        checkpoint = await asyncio.to_thread(find_checkpoint, model)
+        load = Load(str(checkpoint.path), config, log_level=log_level.upper())
+        self._calls = EngineCalls(_replica_name(), ProcessLink(load, files=ModelFiles(checkpoint)), max_queued)
+        await self._calls.engine.start()
+        try:
+            await self._calls.engine.wait_ready()
+        except BaseException:
+            await self._calls.engine.close()
+            raise
+
+    async def run(self, request: bytes, wish: RouteWish) -> AsyncGenerator[bytes]:
+        """See `Engines.run`. The wish was for the router."""
+        async for reports in self._calls.run(_REQUESTS.decode(request)):
+            yield reports
+
+    async def info(self) -> EngineInfo:
+        return self._calls.engine.info
+
+    async def stats(self) -> tuple[str, EngineStats]:
+        return self._calls.name, await self._calls.engine.stats()
+
+    async def clear_cache(self) -> None:
+        await self._calls.engine.clear_cache()
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Keys of the prefix cache, for routers. Ray Serve calls this again and again."""
+        return self._calls.report()
+
+    async def check_health(self) -> None:
+        """Raise the reason why the engine is gone for good, so that Ray Serve replaces the replica."""
+        if self._calls.engine.state == "dead":
+            raise await self._calls.engine.wait_dead()
+
+    async def __del__(self) -> None:
+        """End the engine. Ray Serve awaits it when the last requests have ended."""
+        calls = getattr(self, "_calls", None)
+        if calls is not None:
+            await calls.engine.close()
+
+
+def _replica_name() -> str:
+    return str(serve.get_replica_context().replica_id.unique_id)
+
+
+class _Replicas:
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._runs = handle.options(method_name="run", stream=True)
+
+    async def run(self, request: bytes, wish: RouteWish) -> AsyncGenerator[bytes]:
+        parts = self._runs.remote(request, wish)
+        try:
+            async for part in parts:
+                yield part
+        finally:
+            parts.cancel()
+
+    async def info(self) -> EngineInfo:
+        info: EngineInfo = await self._handle.info.remote()
+        return info
+
+    async def stats(self) -> Mapping[str, EngineStats]:
+        """Replicas that don't answer in time are left out."""
+        answers = await self._handle.broadcast("stats").results_async(timeout_s=_STATS_PATIENCE_S)
+        return dict(answer for answer in answers if isinstance(answer, tuple))
+
+    async def clear_caches(self) -> None:
+        await self._handle.broadcast("clear_cache").results_async()
+
+
+class Front:
+    """The class of the fronts' deployment. `max_replicas` is of its engine, `handle` of the engine's deployment."""
+
+    def __init__(self, start: Start, max_replicas: int, handle: Any) -> None:
+        logging.getLogger("realizar").setLevel(start.log_level.upper())
+        self._start, self._max_replicas, self._replicas = start, max_replicas, _Replicas(handle)
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Make the application. Ray Serve calls this once, on the loop on which requests are answered."""
+        start = self._start
+        model = await asyncio.to_thread(_served, start)
+        link = ServeLink(self._replicas, self._max_replicas)
+        engine = model.engine(link, start.max_queued, start.pooling)
+        await engine.start()
+        app = create_app(
+            engine, model, start.settings, more_samples=lambda: engine_samples(link.figures.engines, start.names[0])
+        )
+        return _PlainBodies(app)
+
+
+class _PlainBodies:
+    """An application whose messages can be pickled: Ray Serve sends them to its proxy, and views of bytes can't be."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_plain(message: Message) -> None:
+            if "body" in message:
+                message = {**message, "body": bytes(message["body"])}
+            await send(message)
+
+        await self._app(scope, receive, send_plain)
+
+
+def _served(start: Start) -> ServedModel:
+    return make_served_model(
+        find_checkpoint(start.model),
+        start.names,
+        start.context_length,
+        start.sampling,
+        start.chat_template,
+        start.created_s,
+    )
 
 
 @dataclass(frozen=True, slots=True)

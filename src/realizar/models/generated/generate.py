@@ -1,7 +1,7 @@
 """`generate_gguf`: random-weight models in the shapes of real ones, for benchmarks and tests. numpy.
 
 Speed does not depend on the weights' values, so such a file stands in for a model that is too large to fetch. It has
-no vocabulary (`tokenizer.ggml.model` is `no_vocab`).
+no vocabulary (`tokenizer.ggml.model` is `no_vocab`). Keys and tensors are as llama.cpp's converters write them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from realizar.checkpoint.checkpoint import Checkpoint, StoredTensor
 from realizar.checkpoint.ggml_types import GGMLType
 from realizar.checkpoint.gguf_writer import NewTensor, write_gguf
 from realizar.hub.folders import user_cache
-from realizar.models.generated.gemma4 import EMBEDDING_STD, gemma4_keys, gemma4_layer, gemma4_rope_divisors
-from realizar.models.generated.hybrids import CONVOLUTIONS, QWEN, hybrid_keys, hybrid_layer
 from realizar.models.generated.shapes import SHAPES, FileType, Shape
 from realizar.quantization import random_blocks
 
@@ -33,7 +31,6 @@ _FILE_TYPE_IDS: dict[FileType, int] = {"f16": 1, "q8_0": 7, "q4_k_m": 15, "bf16"
 _OF_SMALL_BLOCKS = {GGMLType.Q4_K: GGMLType.Q5_0, GGMLType.Q5_K: GGMLType.Q5_1, GGMLType.Q6_K: GGMLType.Q8_0}
 _WHOLE_FILE: dict[FileType, GGMLType] = {"q8_0": GGMLType.Q8_0, "f16": GGMLType.F16, "bf16": GGMLType.BF16}
 
-_HYBRIDS = (*QWEN, *CONVOLUTIONS)
 _KEYS: dict[str, dict[str, Any]] = {
     "gpt-oss": {
         "attention.sliding_window": 128,
@@ -43,10 +40,24 @@ _KEYS: dict[str, dict[str, Any]] = {
     },
     "gemma3": {"attention.sliding_window": 40},
 }
-
 _MOST = 0.45
 """A router without a bias has as many logits below zero as above, so that fewer than half of all tokens can choose an
 expert by its weights alone."""
+_QWEN = ("qwen35", "qwen35moe")
+_CONVOLUTIONS = ("lfm2", "lfm2moe")
+_HYBRIDS = (*_QWEN, *_CONVOLUTIONS)
+_DELTA_HEAD = 128
+_HYBRID_PERIOD = 4  # layers, of which the last is attention
+_HYBRID_ROTATING = 64  # of an attention head
+_DELTA_LENGTH, _CONVOLUTION_LENGTH = 4, 3
+_DECAY = -0.15  # a state keeps about nine tenths at each token
+_GEMMA4_EMBEDDING_STD = 1.0
+"""Embeddings are multiplied by the root of their size, and each branch adds one unit: tokens stay unlike each other."""
+_GEMMA4_PERIOD = 6  # the last layer of each six is full
+_GEMMA4_WINDOW, _GEMMA4_LOCAL_BASE, _GEMMA4_LOGIT_CAP, _GEMMA4_ROTATING_SHARE = 1024, 1e4, 30.0, 0.25
+_GEMMA4_QUERY_NORM = 0.25  # stands for the scale of attention
+_UNROTATED = 1e30
+_Make = Callable[..., NewTensor]
 
 
 def generate_gguf(
@@ -148,9 +159,9 @@ def _metadata(shape: Shape, name: str, file_type: FileType | GGMLType) -> dict[s
 
 def _own_keys(shape: Shape) -> Mapping[str, Any]:
     if shape.architecture in _HYBRIDS:
-        return hybrid_keys(shape)
+        return _hybrid_keys(shape)
     if shape.architecture == "gemma4":
-        return gemma4_keys(shape)
+        return _gemma4_keys(shape)
     return _KEYS.get(shape.architecture, {})
 
 
@@ -182,20 +193,20 @@ def _tensors(
 
     hidden = shape.hidden_size
     if embedding_std is None and shape.num_experts:
-        embedding_std = EMBEDDING_STD if shape.architecture == "gemma4" else _MIXTURE_EMBEDDING_STD
+        embedding_std = _GEMMA4_EMBEDDING_STD if shape.architecture == "gemma4" else _MIXTURE_EMBEDDING_STD
     if shape.architecture == "gemma4":
-        yield gemma4_rope_divisors(shape)
+        yield _gemma4_rope_divisors(shape)
     yield matrix("token_embd.weight", shape.vocab_size, hidden, six_bits=shape.tied, std=embedding_std)
     for index in range(shape.num_layers):
         if shape.architecture == "gemma4":
             better = _gets_more_bits(index, shape.num_layers)
-            yield from gemma4_layer(shape, index, matrix, vector, router, better)
+            yield from _gemma4_layer(shape, index, matrix, vector, router, better)
         elif shape.architecture in _HYBRIDS:
             better = _gets_more_bits(index, shape.num_layers)
-            yield from hybrid_layer(shape, index, matrix, vector, router, better)
+            yield from _hybrid_layer(shape, index, matrix, vector, router, better)
         else:
             yield from _layer(shape, index, matrix, vector, router)
-    yield vector("token_embd_norm.weight" if shape.architecture in CONVOLUTIONS else "output_norm.weight", hidden, 1.0)
+    yield vector("token_embd_norm.weight" if shape.architecture in _CONVOLUTIONS else "output_norm.weight", hidden, 1.0)
     if not shape.tied:
         yield matrix("output.weight", shape.vocab_size, hidden, six_bits=True)
 
@@ -311,3 +322,175 @@ def router_weights(experts: int, per_token: int, hidden: int, skew: float, state
         scales = [1 / normal.inv_cdf(1 - share) for share in shares(experts, per_token, skew)]
         weights *= rng.permutation(np.array(scales, np.float32))[:, None]
     return weights
+
+
+def _hybrid_keys(shape: Shape) -> dict[str, Any]:
+    """Keys beside those of every shape, without the architecture's name."""
+    if shape.architecture in _CONVOLUTIONS:
+        is_attention = _hybrid_attention_layers(shape)
+        keys = {
+            "attention.head_count_kv": [shape.num_kv_heads * flag for flag in is_attention],
+            "shortconv.l_cache": _CONVOLUTION_LENGTH,
+        }
+        if shape.num_experts:
+            keys |= {"leading_dense_block_count": shape.dense_layers, "expert_gating_func": 2}
+        return keys
+    keys = {
+        "full_attention_interval": _HYBRID_PERIOD,
+        "rope.dimension_count": _HYBRID_ROTATING,
+        "rope.dimension_sections": [11, 11, 10, 0],
+        "ssm.conv_kernel": _DELTA_LENGTH,
+        "ssm.state_size": _DELTA_HEAD,
+        "ssm.group_count": shape.key_heads,
+        "ssm.time_step_rank": shape.value_heads,
+        "ssm.inner_size": shape.value_heads * _DELTA_HEAD,
+    }
+    return keys | ({"expert_shared_feed_forward_length": shape.expert_size} if shape.num_experts else {})
+
+
+def _hybrid_layer(
+    shape: Shape, index: int, matrix: _Make, vector: _Make, router: Callable[[str], NewTensor], better: bool
+) -> Iterator[NewTensor]:
+    """The tensors of a layer; `better` gives V and down projections more bits. See `generate` for the rest."""
+    prefix, hidden, is_qwen = f"blk.{index}.", shape.hidden_size, shape.architecture in _QWEN
+    yield vector(prefix + "attn_norm.weight", hidden, 1.0)
+    if _hybrid_attention_layers(shape)[index]:
+        yield from _hybrid_attention(shape, prefix, matrix, vector, better)
+    elif is_qwen:
+        yield from _hybrid_delta_net(shape, prefix, matrix, vector)
+    else:
+        yield matrix(prefix + "shortconv.in_proj.weight", 3 * hidden, hidden)
+        yield vector(prefix + "shortconv.conv.weight", _CONVOLUTION_LENGTH, 0.5, hidden)
+        yield matrix(prefix + "shortconv.out_proj.weight", hidden, hidden)
+    yield vector(prefix + ("post_attention_norm.weight" if is_qwen else "ffn_norm.weight"), hidden, 1.0)
+    if shape.num_experts and index >= shape.dense_layers:
+        yield from _hybrid_experts(shape, prefix, matrix, vector, router, better)
+        return
+    yield matrix(prefix + "ffn_gate.weight", shape.feed_forward_size, hidden)
+    yield matrix(prefix + "ffn_up.weight", shape.feed_forward_size, hidden)
+    yield matrix(prefix + "ffn_down.weight", hidden, shape.feed_forward_size, six_bits=better)
+
+
+def _hybrid_attention(shape: Shape, prefix: str, matrix: _Make, vector: _Make, better: bool) -> Iterator[NewTensor]:
+    """Queries of Qwen have the output gate beside them."""
+    hidden, queries, keys = shape.hidden_size, shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
+    yield matrix(prefix + "attn_q.weight", queries * (2 if shape.architecture in _QWEN else 1), hidden)
+    yield matrix(prefix + "attn_k.weight", keys, hidden)
+    yield matrix(prefix + "attn_v.weight", keys, hidden, six_bits=better)
+    yield vector(prefix + "attn_q_norm.weight", shape.head_size, 1.0)
+    yield vector(prefix + "attn_k_norm.weight", shape.head_size, 1.0)
+    yield matrix(prefix + "attn_output.weight", hidden, queries)
+
+
+def _hybrid_delta_net(shape: Shape, prefix: str, matrix: _Make, vector: _Make) -> Iterator[NewTensor]:
+    hidden, keys, values = shape.hidden_size, shape.key_heads * _DELTA_HEAD, shape.value_heads * _DELTA_HEAD
+    yield matrix(prefix + "attn_qkv.weight", 2 * keys + values, hidden, five_bits=True)
+    yield matrix(prefix + "attn_gate.weight", values, hidden)
+    yield vector(prefix + "ssm_conv1d.weight", _DELTA_LENGTH, 0.5, 2 * keys + values)
+    yield vector(prefix + "ssm_dt.bias", shape.value_heads, 0.0)
+    yield vector(prefix + "ssm_a", shape.value_heads, _DECAY)
+    yield matrix(prefix + "ssm_beta.weight", shape.value_heads, hidden)
+    yield matrix(prefix + "ssm_alpha.weight", shape.value_heads, hidden)
+    yield vector(prefix + "ssm_norm.weight", _DELTA_HEAD, 1.0)
+    yield matrix(prefix + "ssm_out.weight", hidden, values)
+
+
+def _hybrid_experts(
+    shape: Shape, prefix: str, matrix: _Make, vector: _Make, router: Callable[[str], NewTensor], better: bool
+) -> Iterator[NewTensor]:
+    """Qwen has an expert that all tokens share, LFM2 a bias of the choice."""
+    count, wide, hidden = shape.num_experts, shape.expert_size, shape.hidden_size
+    yield router(prefix + "ffn_gate_inp.weight")
+    yield matrix(prefix + "ffn_gate_exps.weight", count, wide, hidden, of_experts=True)
+    yield matrix(prefix + "ffn_up_exps.weight", count, wide, hidden, of_experts=True)
+    yield matrix(prefix + "ffn_down_exps.weight", count, hidden, wide, six_bits=better, of_experts=True)
+    if shape.architecture not in _QWEN:
+        yield vector(prefix + "exp_probs_b.bias", count, 0.0)
+        return
+    yield vector(prefix + "ffn_gate_inp_shexp.weight", hidden, 0.0)
+    yield matrix(prefix + "ffn_gate_shexp.weight", wide, hidden)
+    yield matrix(prefix + "ffn_up_shexp.weight", wide, hidden)
+    yield matrix(prefix + "ffn_down_shexp.weight", hidden, wide, six_bits=better)
+
+
+def _hybrid_attention_layers(shape: Shape) -> list[bool]:
+    if shape.architecture in _QWEN:
+        return [(index + 1) % _HYBRID_PERIOD == 0 for index in range(shape.num_layers)]
+    return [index in shape.attention_layers for index in range(shape.num_layers)]
+
+
+def _gemma4_keys(shape: Shape) -> dict[str, Any]:
+    """Keys beside those of every shape, without the architecture's name. Full layers have KV heads of their own."""
+    is_local = _gemma4_windowed_layers(shape)
+    return {
+        "attention.head_count_kv": [shape.num_kv_heads if flag else shape.full_kv_heads for flag in is_local],
+        "attention.key_length": shape.full_head_size,
+        "attention.value_length": shape.full_head_size,
+        "attention.key_length_swa": shape.head_size,
+        "attention.value_length_swa": shape.head_size,
+        "attention.shared_kv_layers": 0,
+        "attention.sliding_window": _GEMMA4_WINDOW,
+        "attention.sliding_window_pattern": is_local,
+        "embedding_length_per_layer_input": 0,
+        "expert_feed_forward_length": shape.expert_size,
+        "final_logit_softcapping": _GEMMA4_LOGIT_CAP,
+        "rope.dimension_count": shape.full_head_size,
+        "rope.dimension_count_swa": shape.head_size,
+        "rope.freq_base_swa": _GEMMA4_LOCAL_BASE,
+    }
+
+
+def _gemma4_rope_divisors(shape: Shape) -> NewTensor:
+    """The tensor that keeps most of a full layer's head from rotating."""
+    divisors = np.full(shape.full_head_size // 2, _UNROTATED, np.float32)
+    divisors[: int(shape.full_head_size * _GEMMA4_ROTATING_SHARE / 2)] = 1
+    return NewTensor("rope_freqs.weight", GGMLType.F32, divisors.shape, divisors)
+
+
+def _gemma4_layer(
+    shape: Shape,
+    index: int,
+    matrix: Callable[..., NewTensor],
+    vector: Callable[..., NewTensor],
+    router: Callable[[str], NewTensor],
+    better: bool,
+) -> Iterator[NewTensor]:
+    """The tensors of a layer; `better` gives V and down projections more bits. See `generate` for the rest."""
+    prefix, hidden = f"blk.{index}.", shape.hidden_size
+    yield vector(prefix + "attn_norm.weight", hidden, 1.0)
+    yield from _gemma4_attention(shape, index, matrix, vector, better)
+    yield vector(prefix + "post_attention_norm.weight", hidden, 1.0)
+    yield vector(prefix + "ffn_norm.weight", hidden, 1.0)
+    yield matrix(prefix + "ffn_gate.weight", shape.feed_forward_size, hidden)
+    yield matrix(prefix + "ffn_up.weight", shape.feed_forward_size, hidden)
+    yield matrix(prefix + "ffn_down.weight", hidden, shape.feed_forward_size, six_bits=better)
+    for name in ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2", "post_ffw_norm"):
+        yield vector(f"{prefix}{name}.weight", hidden, 1.0)
+    count, wide = shape.num_experts, shape.expert_size
+    yield router(prefix + "ffn_gate_inp.weight")
+    # Takes back the root of the width, by which the router's norm is divided.
+    yield vector(prefix + "ffn_gate_inp.scale", hidden, hidden**0.5)
+    yield matrix(prefix + "ffn_gate_up_exps.weight", count, 2 * wide, hidden, of_experts=True)
+    yield matrix(prefix + "ffn_down_exps.weight", count, hidden, wide, six_bits=better, of_experts=True)
+    yield vector(prefix + "ffn_down_exps.scale", count, 1.0)
+    yield vector(prefix + "layer_output_scale.weight", 1, 1.0)
+
+
+def _gemma4_attention(
+    shape: Shape, index: int, matrix: Callable[..., NewTensor], vector: Callable[..., NewTensor], better: bool
+) -> Iterator[NewTensor]:
+    """K makes V in full layers."""
+    prefix, hidden, is_local = f"blk.{index}.", shape.hidden_size, _gemma4_windowed_layers(shape)[index]
+    size = shape.head_size if is_local else shape.full_head_size
+    keys = size * (shape.num_kv_heads if is_local else shape.full_kv_heads)
+    yield matrix(prefix + "attn_q.weight", shape.num_heads * size, hidden)
+    yield matrix(prefix + "attn_k.weight", keys, hidden)
+    if is_local:
+        yield matrix(prefix + "attn_v.weight", keys, hidden, six_bits=better)
+    yield vector(prefix + "attn_q_norm.weight", size, _GEMMA4_QUERY_NORM)
+    yield vector(prefix + "attn_k_norm.weight", size, 1.0)
+    yield matrix(prefix + "attn_output.weight", hidden, shape.num_heads * size)
+
+
+def _gemma4_windowed_layers(shape: Shape) -> list[bool]:
+    return [(index + 1) % _GEMMA4_PERIOD != 0 and index + 1 != shape.num_layers for index in range(shape.num_layers)]

@@ -21,7 +21,7 @@ from realizar.backends.step_values import StageValues, describe_values, distance
 from realizar.backends.weight_tensors import WeightTensors  # noqa: E402
 from realizar.bench.profile import StepWork, one_step  # noqa: E402
 from realizar.checkpoint.ggml_types import GGMLType  # noqa: E402
-from realizar.cli.commands.profile import trace_lines  # noqa: E402
+from realizar.cli.commands.bench import trace_lines  # noqa: E402
 from realizar.cli.main import app, run_app  # noqa: E402
 from realizar.config import EngineConfig  # noqa: E402
 from realizar.errors import InvalidRequestError  # noqa: E402
