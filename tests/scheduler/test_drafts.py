@@ -118,7 +118,7 @@ def test_nothing_is_drafted_after_a_token_that_is_not_known() -> None:
     assert [(row.token_ids, row.draft_ids) for row in ahead.rows] == [((FROM_PREVIOUS_STEP,), ())]
 
 
-def test_rows_that_choose_have_blocks_for_the_backends_drafts_if_any_are_free() -> None:
+def test_rows_that_sample_have_blocks_for_the_backends_drafts_if_any_are_free() -> None:
     """Blocks of 2 tokens, 5 of them: rows of 3 and of 1 token have 3, and two more for drafts of the first alone."""
     scheduler = make_scheduler(drafts=4, proposed=4, num_blocks=5)
     scheduler.add(request("a", (1, 2, 3), max_tokens=7))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class HostSampler:
-    """Parameters and states of open rows, and the threads that choose; `on_compile` gets a kernel's name."""
+    """Parameters and states of open rows, and the threads that sample; `on_compile` gets a kernel's name."""
 
     def __init__(
         self, max_rows: int, vocab_size: int, context_length: int, threads: int, on_compile: Callable[[str], None]

@@ -197,7 +197,7 @@ def coverage(profile: StepProfile) -> str:
 
 
 def open_rows(backend: Backend, step: ForwardInput) -> None:
-    """Start the step's rows anew: none has chosen anything."""
+    """Start the step's rows anew: none has sampled anything."""
     for row in step.rows:
         backend.close(row.row)
         history = (0,) * row.num_context_tokens

@@ -203,7 +203,7 @@ def test_a_waiting_caller_gets_the_cause_of_the_error(error: RowError, raised: t
     client.close()
 
 
-def test_min_tokens_without_an_id_to_choose_is_refused() -> None:
+def test_min_tokens_without_an_id_to_sample_is_refused() -> None:
     """The model's own end ids count; a grammar may still leave its end."""
     sampling = SamplingParams(min_tokens=1, stop_token_ids=tuple(range(96)))
     prepare_request("a", [1], sampling, vocab_size=97, max_request_tokens=10)

@@ -25,8 +25,8 @@ from realizar.backends.cpu.kernels.quantize import ACTIVATIONS
 from realizar.backends.cpu.kernels.rotate import make_rotate
 from realizar.backends.cpu.kernels.routing import choose, gather, sort_by_expert, sum_experts
 from realizar.backends.cpu.kernels.sampling.adjust import make_adjust
-from realizar.backends.cpu.kernels.sampling.choose import make_choose
 from realizar.backends.cpu.kernels.sampling.logprobs import make_score
+from realizar.backends.cpu.kernels.sampling.sample import make_sample
 from realizar.backends.cpu.kernels.sampling.truncate import make_draw
 from realizar.backends.cpu.kernels.select import select
 from realizar.backends.cpu.kernels.short_convolution import short_convolution
@@ -77,8 +77,8 @@ class KernelLibrary:
 
     @property
     def sampling(self) -> dict[str, int]:
-        """The kernel that chooses, and those that it calls."""
-        makes = {"choose": make_choose, "adjust": make_adjust, "draw": make_draw, "score": make_score}
+        """The kernel that samples, and those that it calls."""
+        makes = {"sample": make_sample, "adjust": make_adjust, "draw": make_draw, "score": make_score}
         return {name: self._address(f"sampling: {name}", make) for name, make in makes.items()}
 
     @property

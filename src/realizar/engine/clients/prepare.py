@@ -38,7 +38,7 @@ def prepare_request(
         has_snapshots: the engine keeps snapshots of states, and wants to know where the prompt's messages end.
 
     Raises:
-        InvalidRequestError: an empty prompt, an id beyond the vocabulary, or parameters that leave no id to choose.
+        InvalidRequestError: an empty prompt, an id beyond the vocabulary, or parameters that leave no id to sample.
     """
     if not prompt_token_ids:
         raise InvalidRequestError("the prompt is empty", "prompt")
@@ -75,7 +75,7 @@ def prepare_request(
 
 
 def _stop_ids(sampling: SamplingParams, end_ids: Collection[int], vocab_size: int) -> set[int]:
-    """All ids that end an output. It raises InvalidRequestError if they leave no id to choose at first."""
+    """All ids that end an output. It raises InvalidRequestError if they leave no id to sample at first."""
     endless = sampling.ignore_eos and sampling.structured is None  # nothing but an end follows a complete grammar
     stops = {*sampling.stop_token_ids, *(() if endless else end_ids)}
     if sampling.min_tokens and sampling.structured is None and len(stops) >= vocab_size:

@@ -271,7 +271,7 @@ def test_graphs_choose_what_launches_do() -> None:
 
 
 def test_graphs_choose_in_steps_that_read_prompts_what_launches_do() -> None:
-    """Where all rows choose, whether they read a prompt or decode; launches where a prompt goes on."""
+    """Where all rows sample, whether they read a prompt or decode; launches where a prompt goes on."""
     vocab, rows = 5003, 20
     graphs, launches = SampledSteps(rows, vocab, graphs=True), SampledSteps(rows, vocab)
     replayed: list[int] = []

@@ -56,7 +56,7 @@ def _nothing(arguments: int, thread: int, threads: int) -> None:
 def time_operations(backend: CPUBackend, spec: ModelSpec, step: ForwardInput, repeats: int) -> list[PartTime]:
     """Run a step, then each of its operations alone, `repeats` times over: the best of each, calling it left out.
 
-    The step's rows are open. Raises InvalidRequestError where more rows are chosen for than there is room for logits.
+    The step's rows are open. Raises InvalidRequestError where more rows are sampled than there is room for logits.
     """
     most = backend.model.workspace.max_selected
     if sum(row.sample for row in step.rows) > most:

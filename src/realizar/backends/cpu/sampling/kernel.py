@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from realizar.backends.cpu.kernels.sampling.record import CHOOSE, COUNT, RUNS, STRIDE, scratch_bytes
+from realizar.backends.cpu.kernels.sampling.record import COUNT, RUNS, SAMPLE, STRIDE, scratch_bytes
 from realizar.backends.cpu.operations import BoundOperation, walkable
 from realizar.backends.cpu.records import address, aligned_zeros
 from realizar.backends.cpu.threads import ThreadTeam
 
 
 class SamplingKernel:
-    """The kernel, and its scratch for each thread; `kernels` are addresses of `choose` and those that it calls."""
+    """The kernel, and its scratch for each thread; `kernels` are addresses of `sample` and those that it calls."""
 
     def __init__(self, kernels: Mapping[str, int], vocab_size: int, team: ThreadTeam) -> None:
         self.vocab_size, self.team = vocab_size, team
@@ -25,8 +25,8 @@ class SamplingKernel:
             "scratch": address(self._scratch), "scratch_bytes": each,
             **{name: kernels[name] for name in ("adjust", "draw", "score")},
         }  # fmt: skip
-        self._arguments = CHOOSE.pack(values)
-        self._program = walkable([BoundOperation("sampling", kernels["choose"], self._arguments)])
+        self._arguments = SAMPLE.pack(values)
+        self._program = walkable([BoundOperation("sampling", kernels["sample"], self._arguments)])
 
     def run(self, runs_at: int, count: int, stride: int) -> None:
         """Read runs, int64 [count, fields of a run], of logits `stride` bytes apart; StepError: the kernel failed."""

@@ -47,8 +47,8 @@ NO_FAULT, UNUSABLE, NOTHING_ALLOWED, NO_LOGPROBS = range(4)
 
 # `next`: address of the number of the next run that a thread takes. `stride`: bytes of a row of logits. The last are
 # addresses of the other kernels.
-CHOOSE = Record("runs count next vocab stride scratch scratch_bytes adjust draw score")
-RUNS, COUNT, NEXT, VOCAB, STRIDE, SCRATCH, SCRATCH_BYTES, ADJUST, DRAW, SCORE = range(len(CHOOSE.names))
+SAMPLE = Record("runs count next vocab stride scratch scratch_bytes adjust draw score")
+RUNS, COUNT, NEXT, VOCAB, STRIDE, SCRATCH, SCRATCH_BYTES, ADJUST, DRAW, SCORE = range(len(SAMPLE.names))
 
 # What the other kernels read, and the `token` and `new_mu` (float64) that `draw` writes. `logits`, `best` and `top`
 # (float64) are those of `Logits`; `scratch` is a thread's.

@@ -59,7 +59,7 @@ def _score(arguments: int, run: int, at: int, index: int, token: int, scratch: S
 
 
 @inner
-def _choose(arguments: int, run: int, row: int, at: int, index: int, scratch: Scratch) -> int:
+def _sample(arguments: int, run: int, row: int, at: int, index: int, scratch: Scratch) -> int:
     """Sample the row's token number `index` and take it into its state; -1, with the fault noted, if none can be."""
     call, vocab, mask = scratch.call, load_i64(arguments, record.VOCAB), load_i64(run, record.RUN_MASK)
     if mask != 0:
@@ -98,9 +98,9 @@ def _goes_on(run: int, row: int, made: int) -> bool:
     return last == read_i32(load_i64(run, record.RUN_DRAFTS), made - 1) and not ends(row, last)
 
 
-def make_choose() -> Any:
+def make_sample() -> Any:
     @cfunc(types.void(types.int64, types.int64, types.int64), cache=is_kept())
-    def choose(arguments: int, thread: int, threads: int) -> None:
+    def sample(arguments: int, thread: int, threads: int) -> None:
         vocab = load_i64(arguments, record.VOCAB)
         base = load_i64(arguments, record.SCRATCH) + thread * load_i64(arguments, record.SCRATCH_BYTES)
         scratch = place_scratch(base, vocab)
@@ -119,7 +119,7 @@ def make_choose() -> Any:
             for _ in range(load_i64(run, record.RUN_COUNT)):
                 if read_i64(made, 0) != index or not _goes_on(run, row, index):
                     break
-                token = _choose(arguments, run, row, at, index, scratch)
+                token = _sample(arguments, run, row, at, index, scratch)
                 if token < 0:
                     break
                 write_i32(load_i64(run, record.RUN_SAMPLED), index, token)
@@ -127,4 +127,4 @@ def make_choose() -> Any:
                 write_i64(made, 0, index)
                 at += load_i64(arguments, record.STRIDE)
 
-    return choose
+    return sample
