@@ -88,6 +88,19 @@ def drafter_bytes(plan: MemoryPlan, block_bytes: Sequence[int], drafter: ModelSp
     return Beside(plan.needed_bytes + plan.reserved_bytes, tuple(added))
 
 
+def load_drafter(
+    main: Backend, backend: Backend, drafter: ModelFiles, spec: ModelSpec, config: ResolvedConfig,
+    num_blocks: Sequence[int],
+) -> DraftModel:  # fmt: skip
+    """Load a drafter beside `main`, as `DraftModel` takes it. Where that fails, both backends are shut down."""
+    try:
+        return DraftModel(backend, drafter, spec, config, num_blocks)
+    except BaseException:
+        backend.shutdown()
+        main.shutdown()
+        raise
+
+
 class DraftModel:
     """A loaded drafter. One that raises is not asked again, unless the device is lost.
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from realizar.backends.base import NO_OTHERS, Capacity, ForwardInput, ModelFiles, OtherModels
+from realizar.backends.base import NO_OTHERS, Capacity, ForwardInput, OtherModels
 from realizar.backends.cpu.instruction_set import select
 from realizar.backends.cpu.kernels.attention import (
     SEGMENT,
@@ -28,7 +28,7 @@ from realizar.backends.cpu.sampling.step_sampler import Pooled, StepSampler
 from realizar.backends.cpu.supported import SUPPORTED
 from realizar.backends.cpu.threads import ThreadTeam
 from realizar.backends.cpu.workspace import kept_stream
-from realizar.backends.draft_model import DraftModel, find_drafter
+from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.resolved_config import ResolvedConfig
 from realizar.backends.row_faults import finite_vector
@@ -101,22 +101,14 @@ class CPUBackend:
             config = replace(config, beside=beside_drafter(drafter, spec, config))
         self._model = load_model(spec, checkpoint, config, self._progress, self._team)
         if drafter is not None:
-            self._load_drafter(drafter)
+            model, backend = self.model, CPUBackend(self._progress, self.model.team)
+            self._drafter = load_drafter(self, backend, drafter, model.spec, model.config, model.kv.num_blocks)
         self._last = np.zeros(config.max_running, np.int32)
         attentions = [attention for _, attention in spec.all_attentions()]
         self._kv_heads = frozenset((each.num_kv_heads, each.num_heads // each.num_kv_heads) for each in attentions)
         self._segment_floats = max(each.num_heads * (-(-each.head_size // 32) * 32 + 2) for each in attentions)
         name = select(config.instruction_set).name
         _LOG.info("loaded %s on %s with %d threads", spec.architecture, name, config.threads)
-
-    def _load_drafter(self, drafter: ModelFiles) -> None:
-        model, backend = self.model, CPUBackend(self._progress, self.model.team)
-        try:
-            self._drafter = DraftModel(backend, drafter, model.spec, model.config, model.kv.num_blocks)
-        except BaseException:
-            backend.shutdown()
-            self.shutdown()
-            raise
 
     @property
     def model(self) -> LoadedModel:

@@ -17,7 +17,6 @@ from realizar.backends.base import (
     Capacity,
     DeviceMemory,
     ForwardInput,
-    ModelFiles,
     OtherModels,
     Transfer,
 )
@@ -31,7 +30,7 @@ from realizar.backends.cuda.sleep.load_memory import LoadMemory, SleepingMemory
 from realizar.backends.cuda.step import CUDAStep, WantedTokens, wanted_tokens
 from realizar.backends.cuda.step_arrays import count_decodes, tiles_of
 from realizar.backends.cuda.supported import SUPPORTED
-from realizar.backends.draft_model import DraftModel, find_drafter
+from realizar.backends.draft_model import DraftModel, find_drafter, load_drafter
 from realizar.backends.load_progress import LoadProgress, no_progress
 from realizar.backends.parts import cached_tokens_read
 from realizar.backends.resolved_config import ResolvedConfig
@@ -80,17 +79,9 @@ class CUDABackend:
         while (refused := self._try_load(spec, checkpoint, config, self._device)) is not None:
             self._device = replace(self._device, without=self._device.without | {refused})
         if drafter is not None:
-            self._load_drafter(drafter)
+            model, backend = self.model, CUDABackend(self._progress, self.device)
+            self._drafter = load_drafter(self, backend, drafter, model.spec, model.config, model.kv.num_blocks)
         _LOG.info("loaded %s on %s", spec.architecture, self._device.name)
-
-    def _load_drafter(self, drafter: ModelFiles) -> None:
-        model, backend = self.model, CUDABackend(self._progress, self.device)
-        try:
-            self._drafter = DraftModel(backend, drafter, model.spec, model.config, model.kv.num_blocks)
-        except BaseException:
-            backend.shutdown()
-            self.shutdown()
-            raise
 
     def _try_load(
         self, spec: ModelSpec, checkpoint: Checkpoint, config: ResolvedConfig, device: DeviceProfile
