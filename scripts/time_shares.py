@@ -3,7 +3,7 @@
     python scripts/time_shares.py --model smollm2:135m --device cpu --streams 4
     python scripts/time_shares.py --shape llama-8b --seconds 8 --rounds 3
 
-A server of several keys is loaded by a process for each key. Honest keys keep some streams of short chats open; the
+A server of several keys is loaded by a process for each key. Honest keys keep some streams of short answers open; the
 fifth is one more of them, or sends what should cost the others most: 128 choices a request, 60 streams of long answers,
 prompts as long as the context allows, many stop strings. All fifth keys come in turns, several rounds; the table has
 medians. Aimed for are 0.6 of the tokens/s, and first texts within three times.
@@ -12,134 +12,76 @@ medians. Aimed for are 0.6 of the tokens/s, and first texts within three times.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import multiprocessing
-import random
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import httpx
 from cuda_serve import served, write_model
 
+from realizar.bench.serve.client import Server
+from realizar.bench.serve.dialects import REALIZAR
+from realizar.bench.serve.figures import Percentiles, output_rate
+from realizar.bench.serve.load import Generators, LoadRun
+from realizar.bench.serve.workload import Lengths, Workload
 from realizar.hub.pull import resolve
 
-_WORDS = ("river", "stone", "letter", "garden", "winter", "candle", "harbour", "engine", "silver", "meadow")
 _KEYS = ("a", "b", "c", "d", "fifth")
-_SETTLE_S = 1.0  # of each load that is not counted
+_TIMEOUT_S = 600.0
 
 
-@dataclass(frozen=True)
-class Client:
-    """What one key sends: `streams` requests at a time, each of `words` and with these fields."""
-
-    streams: int
-    words: int
-    fields: dict[str, Any]
-
-
-def fifth_clients(streams: int, context: int) -> dict[str, Client]:
+def fifth_loads(honest: Workload, context: int) -> dict[str, Workload]:
     """The fifth key's loads by name; the first one is honest."""
-    stops = [f"{word} {number}" for number in range(8) for word in _WORDS[:2]]
+    words, tokens = context * 2 // 3, Lengths(16, 16)
     return {
-        "one more honest": honest(streams),
-        "n=128": Client(streams, 64, {"max_tokens": 64, "n": 128}),
-        "60 streams": Client(60, 64, {"max_tokens": 512}),
-        "long prompts": Client(streams, context * 2 // 3, {"max_tokens": 16}),
-        "many stop strings": Client(streams, 64, {"max_tokens": 64, "stop": stops}),
+        "one more honest": honest,
+        "n=128": replace(honest, fields={"n": 128}),
+        "60 streams": replace(honest, concurrency=60, output_tokens=Lengths(512, 512)),
+        "long prompts": replace(honest, prompt_length=Lengths(words, words), output_tokens=tokens),
+        "many stop strings": replace(honest, fields={"stop": [f"stop {number}" for number in range(16)]}),
     }
 
 
-def honest(streams: int) -> Client:
-    return Client(streams, 64, {"max_tokens": 64})
-
-
-@dataclass
-class Served:
-    """Tokens that a key was sent after the load had settled, and seconds to the first text of each request."""
-
-    tokens: int
-    firsts: list[float]
-    failed: int
-
-
-async def _stream(http: httpx.AsyncClient, client: Client, ends: float, seed: int, found: Served) -> None:
-    chosen, begins = random.Random(seed), time.monotonic() + _SETTLE_S
-    while (sent := time.monotonic()) < ends:
-        text = " ".join(chosen.choices(_WORDS, k=client.words))
-        body = {"model": "m", "prompt": text, "stream": True, "temperature": 0, "ignore_eos": True, **client.fields}
-        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-        before = 0
-        async with http.stream("POST", "/v1/completions", json=body) as answer:
-            if answer.status_code != 200:
-                found.failed += 1
-                await asyncio.sleep(0.1)
-                continue
-            async for line in answer.aiter_lines():
-                now = time.monotonic()
-                if now > ends:
-                    return
-                if line.startswith("data: {"):
-                    written = json.loads(line[6:])["usage"]["completion_tokens"]
-                    found.tokens += (written - before) * (now > begins)
-                    if not before and written and now > begins:
-                        found.firsts.append(now - sent)
-                    before = written
-
-
-def _load(port: int, key: str, client: Client, seconds: float, seed: int) -> Served:
-    async def run() -> Served:
-        found = Served(0, [], 0)
-        ends = time.monotonic() + _SETTLE_S + seconds
-        headers, limits = {"Authorization": f"Bearer {key}"}, httpx.Limits(max_connections=None)
-        url = f"http://127.0.0.1:{port}"
-        async with httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=600) as http:
-            await asyncio.gather(
-                *(_stream(http, client, ends, seed * 1000 + number, found) for number in range(client.streams))
-            )
-        return found
-
-    return asyncio.run(run())
+def _load(port: int, key: str, work: Workload) -> LoadRun:
+    server = Server(key, f"http://127.0.0.1:{port}", "m", api_key=key, dialect=REALIZAR)
+    with Generators(1) as generators:
+        return generators.run(server, work, _TIMEOUT_S)
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[str]:
     """Lines of the table."""
-    fifths = fifth_clients(arguments.streams, arguments.context)
+    short = Lengths(64, 64)
+    honest = Workload(
+        {"greedy": 1.0}, seconds=arguments.seconds, concurrency=arguments.streams, prompt_length=short,
+        output_tokens=short,
+    )  # fmt: skip
+    loads = fifth_loads(honest, arguments.context)
     rates, firsts, failed = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list), 0
     with multiprocessing.get_context("spawn").Pool(len(_KEYS)) as pool:
         for number in range(arguments.rounds):
-            for name, fifth in fifths.items():
-                clients = [honest(arguments.streams)] * 4 + [fifth]
-                found = pool.starmap(
-                    _load,
-                    [(arguments.port, key, client, arguments.seconds, number * 10 + place)
-                     for place, (key, client) in enumerate(zip(_KEYS, clients, strict=True))],
-                    chunksize=1,
-                )  # fmt: skip
-                others = found[:4]
-                rates[name].append(sum(each.tokens for each in others) / arguments.seconds)
-                firsts[name] += [first for each in others for first in each.firsts]
-                failed += sum(each.failed for each in others)
-    base = next(iter(fifths))
+            for name, fifth in loads.items():
+                works = [
+                    (arguments.port, key, replace(work, seed=number, salt=key))
+                    for key, work in zip(_KEYS, (*[honest] * 4, fifth), strict=True)
+                ]
+                others = pool.starmap(_load, works, chunksize=1)[:4]
+                rates[name].append(sum(map(output_rate, others)))
+                answers = [answer for run in others for answer in run.answers]
+                firsts[name] += [answer.ttft_s for answer in answers if len(answer.deltas_s)]
+                failed += sum(answer.error is not None for answer in answers)
     yield "| fifth key | tokens/s of the four | of those beside an honest one | first text, ms: p50 / p99 | times p50 |"
     yield "| --- | ---: | ---: | ---: | ---: |"
+    base_rate, base = statistics.median(rates[next(iter(loads))]), Percentiles.of_seconds(firsts[next(iter(loads))])
     for name, values in rates.items():
-        middle, (half, most) = statistics.median(values), _percentiles(firsts[name])
-        share, times = middle / statistics.median(rates[base]), half / _percentiles(firsts[base])[0]
-        yield f"| {name} | {middle:,.0f} | {share:.2f} | {half * 1e3:.0f} / {most * 1e3:.0f} | {times:.2f} |"
-    yield f"refused requests of the four: {failed}"
-
-
-def _percentiles(values: list[float]) -> tuple[float, float]:
-    ordered = sorted(values)
-    return statistics.median(ordered), ordered[int(0.99 * (len(ordered) - 1))]
+        rate, first = statistics.median(values), Percentiles.of_seconds(firsts[name])
+        texts = f"{first.median:.0f} / {first.p99:.0f} | {first.median / base.median:.2f}" if first and base else "| "
+        yield f"| {name} | {rate:,.0f} | {rate / base_rate:.2f} | {texts} |"
+    yield f"failed requests of the four: {failed}"
 
 
 def main() -> int:
