@@ -275,9 +275,8 @@ def time_kinds(given: argparse.Namespace, checkpoint: Checkpoint) -> None:
     """Time each kind and print its line."""
     tokenizer = load_tokenizer(checkpoint)
     words = tokenizer.vocabulary_bytes()
-    encode = partial(tokenizer.encode, add_special=False, parse_special=False)
     source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path))
-    tokens = GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), encode, source)
+    tokens = GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), source)
     plain = 0.0
     services: list[GrammarService] = []
     more: int | None = None

@@ -17,7 +17,6 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from itertools import groupby
 
 from realizar import LLM, SamplingParams
@@ -26,8 +25,8 @@ from realizar.engine.core.row_grammars import RowGrammars
 from realizar.engine.loading import find_checkpoint
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import GrammarFactory, only_id
-from realizar.structured.grammar_tokens import GrammarTokens
-from realizar.tokenizer.load import load_tokenizer
+from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
+from realizar.tokenizer.load import load_tokenizer, plain_encoder
 
 PROMPT = "Write a record as JSON:\n"
 TOKENS = 200
@@ -55,10 +54,11 @@ def answers(llm: LLM, rows: int) -> tuple[list[tuple[int, ...]], float]:
 
 def print_forced(model: str, texts: Sequence[Sequence[int]]) -> None:
     """Print the share of tokens that a schema forces, and the mean number of them that follow one another."""
-    tokenizer = load_tokenizer(find_checkpoint(model))
+    checkpoint = find_checkpoint(model)
+    tokenizer = load_tokenizer(checkpoint)
     words = tokenizer.vocabulary_bytes()
-    encode = partial(tokenizer.encode, add_special=False, parse_special=False)
-    factory = GrammarFactory(GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), encode))
+    source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path))
+    factory = GrammarFactory(GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), source))
     forced: list[bool] = []
     for sampling, text in zip(requests(), texts, strict=True):
         assert sampling.structured is not None

@@ -13,7 +13,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,9 @@ from numpy.typing import NDArray
 from realizar.engine.loading import find_checkpoint
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import GrammarFactory
-from realizar.structured.grammar_tokens import GrammarTokens
+from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.structured.workers.service import GrammarService
-from realizar.tokenizer.load import load_tokenizer
+from realizar.tokenizer.load import load_tokenizer, plain_encoder
 
 Masks = Callable[[], list[NDArray[np.uint32]]]
 Advance = Callable[[int, int], None]
@@ -76,10 +75,11 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,64")
     parser.add_argument("--steps", type=int, default=40)
     given = parser.parse_args()
-    tokenizer = load_tokenizer(find_checkpoint(given.model))
+    checkpoint = find_checkpoint(given.model)
+    tokenizer = load_tokenizer(checkpoint)
     words = tokenizer.vocabulary_bytes()
-    encode = partial(tokenizer.encode, add_special=False, parse_special=False)
-    tokens = GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), encode)
+    source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path))
+    tokens = GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), source)
     started_s = time.perf_counter()
     service = GrammarService(tokens)
     service.prepare(grammar(0))

@@ -36,7 +36,7 @@ class DeadlyWorker(WorkerProcess):
         self._last: dict[int, int] = {}
 
     def _load(self, command: Load) -> None:
-        self._does[command.grammar] = does = command.value.rpartition("|")[2]
+        self._does[command.grammar] = does = command.structured.value.rpartition("|")[2]
         if does == "load-crash" and self._is_shared:
             self._work_on(-command.grammar)
             os.kill(os.getpid(), signal.SIGSEGV)

@@ -162,64 +162,32 @@ def test_a_service_that_closes_does_not_wait_for_the_vocabulary(monkeypatch: pyt
     assert server._process.returncode == -signal.SIGKILL
 
 
-def _pairs(text: str) -> list[int]:
-    """Ids of a text that no greedy walk would choose."""
-    return [BYTES[bytes((byte,))] for byte in text.encode()]
-
-
-def test_forced_text_is_cut_as_the_tokenizer_does() -> None:
-    """The engine's process has the tokenizer, and is asked; where that fails, the longest tokens are taken."""
-    asked: list[str] = []
-
-    def encode(text: str) -> list[int]:
-        asked.append(text)
-        return _pairs(text)
-
-    def fails(_text: str) -> list[int]:
-        raise ValueError("no such text")
-
-    forced = StructuredOutput("choice", '["name value"]')
-    whole = TOKENS.index(b"name")
-    for encoder, first in ((encode, BYTES[b"n"]), (fails, whole), (None, whole)):
-        service = GrammarService(GrammarTokens(TOKENS, (CONTROL,), (END,), VOCAB_SIZE, encoder))
-        service.prepare(forced)
-        rows = [service.open_row(forced, ()) for _ in range(6)]
-        for mask in service.masks([(row, ()) for row in rows]):
-            assert allowed_ids(mask[0]).tolist() == [first]
-        service.close()
-    assert "name value" in asked
-
-
 _CUTTING = """
 import json
 
 def cut(argument):
     table = json.loads(argument)
     return lambda text: [table[character] for character in text]
+
+def fail(argument):
+    return {}.__getitem__
 """
 
 
-def test_a_process_that_can_encode_by_itself_does_not_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks where that can't be: of a module or a function that is not there."""
+def test_forced_text_is_cut_as_the_tokenizer_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that fails, or there is none, the longest tokens are taken."""
     (tmp_path / "cutting.py").write_text(_CUTTING, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
-    asked: list[str] = []
-
-    def encode(text: str) -> list[int]:
-        asked.append(text)
-        return _pairs(text)
-
     forced = StructuredOutput("choice", '["name value"]')
     table = json.dumps({chr(token[0]): index for token, index in BYTES.items() if token[0] < 128})
-    here = EncodeSource("cutting", "cut", table)
-    for source, asks in ((here, False), (replace(here, module="nowhere"), True), (replace(here, function="no"), True)):
-        asked.clear()
-        service = GrammarService(GrammarTokens(TOKENS, (CONTROL,), (END,), VOCAB_SIZE, encode, source))
+    cuts, whole = EncodeSource("cutting", "cut", table), TOKENS.index(b"name")
+    fails = [replace(cuts, function="fail"), replace(cuts, function="no"), replace(cuts, module="nowhere"), None]
+    for source, first in ((cuts, BYTES[b"n"]), *((each, whole) for each in fails)):
+        service = GrammarService(GrammarTokens(TOKENS, (CONTROL,), (END,), VOCAB_SIZE, source))
         service.prepare(forced)
-        row = service.open_row(forced, ())
-        (mask,) = service.masks([(row, ())])
-        assert allowed_ids(mask[0]).tolist() == [BYTES[b"n"]]
-        assert bool(asked) == asks
+        rows = [service.open_row(forced, ()) for _ in range(6)]
+        for mask in service.masks([(row, ()) for row in rows]):
+            assert allowed_ids(mask[0]).tolist() == [first]
         service.close()
 
 

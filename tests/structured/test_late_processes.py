@@ -14,7 +14,7 @@ from realizar.structured.grammar import only_id
 from realizar.structured.workers import worker_process
 from realizar.structured.workers.mask_memory import MaskMemory
 from realizar.structured.workers.messages import Leave, ToWorker
-from realizar.structured.workers.worker_process import TextEncoder, WorkerProcess
+from realizar.structured.workers.worker_process import WorkerProcess
 from structured.grammar_followers import FACTORY
 
 _FORCED = "abracadabra name value name value"
@@ -27,7 +27,7 @@ class _Process(WorkerProcess):
     def __init__(self, memory: MaskMemory, pattern: str, key: int) -> None:
         ours, self._theirs = socket.socketpair()
         channel: Channel[ToWorker] = Channel(ours, ToWorker)
-        super().__init__(channel, FACTORY, TextEncoder(None), memory, 0, 1 << 30)
+        super().__init__(channel, FACTORY, memory, 0, 1 << 30)
         grammar = FACTORY.compile(StructuredOutput("regex", pattern))
         loaded = worker_process._Loaded(1, grammar)
         self._rows[_SLOT] = worker_process._Row(key, _SLOT, loaded, grammar.start())

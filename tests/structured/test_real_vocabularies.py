@@ -12,8 +12,8 @@ from realizar.checkpoint.open import open_checkpoint
 from realizar.sampling_params import StructuredOutput
 from realizar.structured import grammar as grammars
 from realizar.structured.grammar import GrammarFactory
-from realizar.structured.grammar_tokens import GrammarTokens
-from realizar.tokenizer.load import load_tokenizer
+from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
+from realizar.tokenizer.load import load_tokenizer, plain_encoder
 from realizar.tokenizer.tokenizer import Tokenizer
 from structured.grammar_walks import allowed_ids
 
@@ -29,7 +29,7 @@ def model(request: pytest.FixtureRequest) -> tuple[Tokenizer, GrammarFactory]:
         tokenizer.special_ids(),
         tokenizer.eos_ids,
         tokenizer.vocab_size,
-        lambda text: tokenizer.encode(text, add_special=False, parse_special=False),
+        EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(path)),
     )
     return tokenizer, GrammarFactory(tokens)
 

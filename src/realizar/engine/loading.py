@@ -106,10 +106,9 @@ def _new_grammars(
     checkpoint: Checkpoint, vocab_size: int, tokenizer: Tokenizer | None, resolved: ResolvedConfig
 ) -> GrammarService:
     tokenizer = tokenizer or load_tokenizer(checkpoint)
-    encode = partial(tokenizer.encode, add_special=False, parse_special=False)
     source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path.absolute()))
     words, special_ids = tokenizer.vocabulary_bytes(), tokenizer.special_ids().union(tokenizer.answer_marks.values())
-    tokens = GrammarTokens(words, special_ids, tokenizer.eos_ids, vocab_size, encode, source)
+    tokens = GrammarTokens(words, special_ids, tokenizer.eos_ids, vocab_size, source)
     limits = WorkerLimits(slots=2 * resolved.max_running, drafts=resolved.speculative_tokens)
     return GrammarService(tokens, limits=limits)
 

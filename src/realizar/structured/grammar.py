@@ -5,6 +5,7 @@ A row whose grammar can't go on is in error and gives no mask. No token is gener
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
@@ -252,6 +253,7 @@ _STRING = r'[^"\\\x00-\x1F\x7F]'
 _SLICES = [*(f"{_STRING}{{1,{most}}}" for most in (1, 2, 3, 5, 8, 12, 20, 30)), f"{_STRING}+"]
 
 _LONGEST_ENCODED = 256  # characters of a forced text that the tokenizer encodes; the rest is encoded greedily
+_ENCODED_TEXTS = 1024  # that are kept
 
 
 class GrammarVocabulary:
@@ -269,12 +271,13 @@ class GrammarVocabulary:
         self.tokens = known + [b""] * (vocab_size - len(known))
         self.special_token_ids = [index for index in {*given.special_ids, *ends} if index < vocab_size]
         self.eos_token_id = ends[0]
-        self._encode = given.encode
+        encode = None if given.encode_source is None else given.encode_source.load()
+        self._encode = None if encode is None else functools.lru_cache(_ENCODED_TEXTS)(encode)
         wrapper: Any = self
         self.lltokenizer = LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=list(ends), slices=_SLICES)
 
     def __call__(self, text: str) -> list[int]:
-        """Encode a text to ids with exactly its bytes."""
+        """Encode a text to ids with exactly its bytes. llguidance may call this from any thread."""
         head = text[:_LONGEST_ENCODED]
         ids = self._encoded(head)
         if ids is None:
@@ -286,7 +289,10 @@ class GrammarVocabulary:
         """The tokenizer's ids of a text, without an added space before it; None if they don't spell the text."""
         if self._encode is None:
             return None
-        encoded = self._encode(text)
+        try:
+            encoded = self._encode(text)
+        except BaseException:  # noqa: BLE001 - a panic of the tokenizers library is not an Exception
+            return None
         if encoded is None:
             return None
         ids, wanted = list(encoded), text.encode()

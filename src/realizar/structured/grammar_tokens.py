@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 
+_LOG = logging.getLogger(__name__)
+
 Encode = Callable[[str], Sequence[int] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeSource:
-    """How another process makes `GrammarTokens.encode` for itself: a function of a module, and its argument."""
+    """How a process makes the model's encoder for itself: by a function of a module, and its argument.
+
+    It encodes text to ids without special ones, or to None where it can't.
+    """
 
     module: str
     function: str
     argument: str
 
-    def load(self) -> Encode:
-        encode: Encode = getattr(importlib.import_module(self.module), self.function)(self.argument)
+    def load(self) -> Encode | None:
+        """The encoder; None, and a warning, where it can't be made, as of a file that is gone."""
+        try:
+            encode: Encode = getattr(importlib.import_module(self.module), self.function)(self.argument)
+        except Exception as error:  # noqa: BLE001 - whatever it is, grammars can be followed without
+            _LOG.warning("text that grammars force is cut into the longest tokens: %s", error)
+            return None
         return encode
 
 
@@ -34,9 +45,8 @@ class GrammarTokens:
         special_ids: control tokens; they are no text, whatever their bytes are.
         end_ids: ids that end an answer; those beyond the logits do not count.
         vocab_size: logits per row; ids from `len(token_bytes)` on are never allowed.
-        encode: text to ids without special ones, or None for a text that it can't encode. Text that a grammar leaves no
-            choice about is cut into tokens by it; without it the longest token at each place is taken.
-        encode_source: of the same `encode`; without it a grammar's process asks for each text.
+        encode_source: makes what cuts text into tokens about which a grammar leaves no choice; without it the longest
+            token at each place is taken.
 
     Raises:
         InvalidRequestError: there are no end ids, so that no output could be complete.
@@ -46,7 +56,6 @@ class GrammarTokens:
     special_ids: Collection[int]
     end_ids: Collection[int]
     vocab_size: int
-    encode: Encode | None = None
     encode_source: EncodeSource | None = None
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ from realizar.structured.workers.messages import (
     ToWorker,
     Vocabulary,
 )
-from realizar.structured.workers.worker_process import TextEncoder, WorkerProcess
+from realizar.structured.workers.worker_process import WorkerProcess
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -49,9 +49,8 @@ class ForkServer:
         vocabulary = self._channel.receive()
         if not isinstance(vocabulary, Vocabulary):
             raise ChannelError("the vocabulary must come first")
-        encoder = TextEncoder(vocabulary.encode_source)
         try:
-            factory = GrammarFactory(vocabulary.tokens(encoder))
+            factory = GrammarFactory(vocabulary.tokens)
         except (RealizarError, ValueError) as error:
             self._channel.send(Refused(" ".join(str(error).split())))
             return
@@ -69,15 +68,13 @@ class ForkServer:
             elif isinstance(command, Fork):
                 descriptor = self._channel.receive_descriptor()
                 try:
-                    self._channel.send(Forked(self._fork(command, descriptor, factory, encoder, memory)))
+                    self._channel.send(Forked(self._fork(command, descriptor, factory, memory)))
                 except OSError as error:
                     self._channel.send(Refused(str(error.strerror)))
                 finally:
                     os.close(descriptor)
 
-    def _fork(
-        self, command: Fork, descriptor: int, factory: GrammarFactory, encoder: TextEncoder, memory: MaskMemory
-    ) -> int:
+    def _fork(self, command: Fork, descriptor: int, factory: GrammarFactory, memory: MaskMemory) -> int:
         server = os.getpid()
         pid = os.fork()
         if pid:
@@ -91,7 +88,7 @@ class ForkServer:
             self._channel.close()
             channel: Channel[ToWorker] = Channel(socket.socket(fileno=os.dup(descriptor)), ToWorker)
             os.close(descriptor)
-            self.new_worker(channel, factory, encoder, memory, command.place, command.memory_bytes).run()
+            self.new_worker(channel, factory, memory, command.place, command.memory_bytes).run()
         finally:
             os._exit(1)
 

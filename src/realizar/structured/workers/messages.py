@@ -6,51 +6,21 @@ their answers are in the shared memory (`mask_memory`), and each side sends the 
 
 from __future__ import annotations
 
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
-from realizar.structured.grammar_tokens import Encode as Encoder
-from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
+from realizar.sampling_params import StructuredOutput
+from realizar.structured.grammar_tokens import GrammarTokens
 
 
 class Vocabulary(msgspec.Struct, frozen=True, tag="vocabulary"):
-    """The first record to the fork server; the answer is `Done` or `Refused`. See `GrammarTokens` and `MaskMemory`.
+    """The first record to the fork server, with sizes of `MaskMemory`; the answer is `Done` or `Refused`."""
 
-    Attributes:
-        can_encode: `Encode` is answered.
-        encode_source: makes what `Encode` asks for, in the fork server; None where it can't be made there.
-    """
-
-    token_bytes: tuple[bytes, ...]
-    special_ids: tuple[int, ...]
-    end_ids: tuple[int, ...]
-    vocab_size: int
-    can_encode: bool
-    encode_source: EncodeSource | None
+    tokens: GrammarTokens
     num_slots: int
     most_drafts: int
     num_lines: int
-
-    @classmethod
-    def of(cls, tokens: GrammarTokens, num_slots: int, most_drafts: int, num_lines: int) -> Self:
-        """The record of some tokens; ids without a logit are left out."""
-        return cls(
-            tuple(tokens.token_bytes[: tokens.vocab_size]),
-            tuple(tokens.special_ids),
-            tokens.ends,
-            tokens.vocab_size,
-            tokens.encode is not None,
-            tokens.encode_source,
-            num_slots,
-            most_drafts,
-            num_lines,
-        )
-
-    def tokens(self, encode: Encoder) -> GrammarTokens:
-        """The tokens again, with `encode` where the sender answers `Encode`; raises as `GrammarTokens` does."""
-        encoder = encode if self.can_encode else None
-        return GrammarTokens(self.token_bytes, self.special_ids, self.end_ids, self.vocab_size, encoder)
 
 
 class Fork(msgspec.Struct, frozen=True, tag="fork"):
@@ -94,14 +64,13 @@ class Reaped(msgspec.Struct, frozen=True, tag="reaped"):
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """Compile a grammar, named by a number above 0, of a kind and value. The answer: `Loaded` or `Refused`.
+    """Compile a grammar, named by a number above 0. The answer: `Loaded` or `Refused`.
 
     `cpu_s`: seconds of processor time for it, after which the kernel ends the worker.
     """
 
     grammar: int
-    kind: str
-    value: str
+    structured: StructuredOutput
     cpu_s: int
 
 
@@ -176,19 +145,7 @@ class WantLines(msgspec.Struct, frozen=True, tag="want_lines"):
     grammar: int
 
 
-class Encode(msgspec.Struct, frozen=True, tag="encode"):
-    """Encode a text with the model's tokenizer; the answer is `Encoded`."""
-
-    text: str
-
-
-class Encoded(msgspec.Struct, frozen=True, tag="encoded"):
-    """The text's ids; None if the tokenizer failed."""
-
-    token_ids: tuple[int, ...] | None
-
-
 ToServer: TypeAlias = Vocabulary | Fork | Reap
 FromServer: TypeAlias = Done | Refused | Forked | Reaped
-ToWorker: TypeAlias = Load | Drop | Explore | Follow | Leave | Look | Encoded
-FromWorker: TypeAlias = Loaded | Refused | Dropped | Stuck | Heavy | WantLines | Encode
+ToWorker: TypeAlias = Load | Drop | Explore | Follow | Leave | Look
+FromWorker: TypeAlias = Loaded | Refused | Dropped | Stuck | Heavy | WantLines

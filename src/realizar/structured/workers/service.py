@@ -62,11 +62,11 @@ class GrammarService:
         self._limits = limits or WorkerLimits()
         slots, drafts = self._limits.slots, self._limits.drafts
         num_lines = 0 if drafts else _KNOWN_GRAMMARS * MOST_STATES  # a row with drafts is asked about each time
-        vocabulary = Vocabulary.of(tokens, slots, drafts, num_lines)
+        vocabulary = Vocabulary(tokens, slots, drafts, num_lines)
         self.num_words = tokens.num_words
         self._memory = MaskMemory(tokens.num_words, slots, drafts, num_lines=num_lines)
         self._servers = Servers(lambda: ServerHandle(self._memory.descriptor, server_command), vocabulary)
-        self._factory = WorkerFactory(self._servers, self._memory, tokens.encode)
+        self._factory = WorkerFactory(self._servers, self._memory)
         self._pool = WorkerPool(self._factory, self._limits)
         self.rows = MaskRequests(self._memory, self._pool, self._condemn)
         self._closed = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -19,11 +18,8 @@ from typing import Any
 from realizar.frames import Channel, ChannelError, ChannelTimeoutError
 from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
-from realizar.structured.grammar_tokens import Encode as Encoder
 from realizar.structured.workers.messages import (
     Done,
-    Encode,
-    Encoded,
     Fork,
     Forked,
     FromServer,
@@ -282,7 +278,6 @@ def _pair() -> tuple[socket.socket, socket.socket]:
         raise ServerError(f"there are no sockets for its process: {error.strerror}") from error
 
 
-_LOG = logging.getLogger(__name__)
 _MOST_WORKERS = 8  # that grammars share
 _END_S = 10.0  # for a process that was killed
 
@@ -354,8 +349,8 @@ class Worker:
             though there was something to do.
     """
 
-    def __init__(self, server: ServerHandle, place: int, memory_bytes: int, encode: Encoder | None) -> None:
-        self._server, self._encode, self.place = server, encode, place
+    def __init__(self, server: ServerHandle, place: int, memory_bytes: int) -> None:
+        self._server, self.place = server, place
         self._child, self._channel = server.fork(place, memory_bytes)
         self.owner = 0
         self.grammars: set[int] = set()
@@ -389,20 +384,14 @@ class Worker:
         self._server.take_answers()
 
     def receive_now(self) -> FromWorker | None:
-        """What it has sent, or None; texts to encode are answered. Raises ChannelError if it has ended."""
-        while isinstance(record := self._channel.receive_now(), Encode):
-            self.stalled_s = 0.0
-            self.post(Encoded(self._encoded(record.text)))
-        return record
+        """What it has sent, or None. Raises ChannelError if it has ended."""
+        return self._channel.receive_now()
 
     def compile(self, number: int, structured: StructuredOutput, cpu_s: int, limit_s: float) -> FromWorker:
         """Have it compile a grammar, and wait for the answer. Raises WorkerDiedError."""
-        end_s = time.monotonic() + limit_s
         try:
-            self._channel.send(Load(number, structured.kind, structured.value, cpu_s), limit_s)
-            while isinstance(record := self._channel.receive(max(end_s - time.monotonic(), 1e-3)), Encode):
-                self._channel.send(Encoded(self._encoded(record.text)), limit_s)
-            return record
+            self._channel.send(Load(number, structured, cpu_s), limit_s)
+            return self._channel.receive(limit_s)
         except ChannelTimeoutError:
             self.end_late(limit_s)
         except ChannelError:
@@ -450,16 +439,6 @@ class Worker:
                 return WorkerDiedError("ended its process", out_of_time=False)
             time.sleep(1e-4)
         return death
-
-    def _encoded(self, text: str) -> tuple[int, ...] | None:
-        if self._encode is None:
-            return None
-        try:
-            ids = self._encode(text)
-            return None if ids is None else tuple(ids)
-        except BaseException:  # noqa: BLE001 - a panic of the tokenizers library is not an Exception
-            _LOG.warning("the tokenizer failed on a text that a grammar asks for")
-            return None
 
 
 def _signal_name(number: int) -> str:

@@ -8,14 +8,12 @@ from collections import deque
 from collections.abc import Callable
 
 from realizar.frames import ChannelError
-from realizar.structured.grammar_tokens import Encode as Encoder
 from realizar.structured.regex_masks import MOST_STATES
 from realizar.structured.workers.followed_rows import NO_LINES, FollowedGrammar, FollowedRow
 from realizar.structured.workers.mask_memory import MOST_WORKERS, MaskMemory
 from realizar.structured.workers.messages import (
     Drop,
     Dropped,
-    Encode,
     Explore,
     FromWorker,
     Heavy,
@@ -37,8 +35,8 @@ Event = tuple[Worker, "Stuck | Refused | Heavy | WorkerDiedError"]
 class WorkerFactory:
     """Makes workers with the fork server of `servers`. Thread-safe."""
 
-    def __init__(self, servers: Servers, memory: MaskMemory, encode: Encoder | None) -> None:
-        self.servers, self.memory, self._encode = servers, memory, encode
+    def __init__(self, servers: Servers, memory: MaskMemory) -> None:
+        self.servers, self.memory = servers, memory
         self._free = deque(range(MOST_WORKERS))  # a place is used again as late as can be
 
     def new(self, memory_bytes: int, *, may_wait: bool) -> Worker | None:
@@ -64,7 +62,7 @@ class WorkerFactory:
         memory = self.memory
         memory.working[place] = memory.progress[place] = memory.sleeping[place] = 0
         try:
-            return Worker(server, place, memory_bytes, self._encode)
+            return Worker(server, place, memory_bytes)
         except ServerError:
             self._free.append(place)
             raise
@@ -122,8 +120,7 @@ class WorkerPool:
             best.grammars.add(grammar.number)
             grammar.copies += 1
             best.num_loading += 1
-            structured = grammar.structured
-            best.post(Load(grammar.number, structured.kind, structured.value, self._limits.compile_cpu_s))
+            best.post(Load(grammar.number, grammar.structured, self._limits.compile_cpu_s))
         return best
 
     def wake(self, workers: set[Worker]) -> None:
@@ -194,7 +191,7 @@ class WorkerPool:
     def _note(self, worker: Worker, record: FromWorker) -> list[Event]:
         if isinstance(record, Stuck):
             return [(worker, record)]
-        grammar = None if isinstance(record, Encode) else self.grammars.get(record.grammar)
+        grammar = self.grammars.get(record.grammar)
         if grammar is None:
             return []
         if isinstance(record, Heavy):

@@ -6,9 +6,8 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,10 +16,7 @@ from numpy.typing import NDArray
 
 from realizar.errors import RealizarError
 from realizar.frames import Channel, ChannelError
-from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher, only_id
-from realizar.structured.grammar_tokens import Encode as TokenizerEncode
-from realizar.structured.grammar_tokens import EncodeSource
 from realizar.structured.known_states import UNKNOWN, KnownStates
 from realizar.structured.regex_masks import MOST_STATES, RegexMasks
 from realizar.structured.workers.mask_memory import (
@@ -35,8 +31,6 @@ from realizar.structured.workers.mask_memory import (
 from realizar.structured.workers.messages import (
     Drop,
     Dropped,
-    Encode,
-    Encoded,
     Explore,
     Follow,
     Heavy,
@@ -50,59 +44,9 @@ from realizar.structured.workers.messages import (
 )
 from realizar.structured.workers.process_limits import limit_process, within
 
-_ENCODED_TEXTS = 1024
 _FEW_ANSWERS = 200  # before all states of a grammar are looked for, which takes as long as some hundred answers
 _HEAVY_S, _HEAVY_ANSWERS = 5e-3, 16  # so many answers of a grammar that take longer than that delay other grammars
 _HEAVY_BYTES = 64 << 20  # of a grammar, beyond what compiling it took
-
-
-class TextEncoder:
-    """Encodes text, by itself or with the tokenizer in the engine's process. llguidance may call it from any thread.
-
-    `source` makes the tokenizer's function here; where that fails, the engine's process is asked.
-    """
-
-    def __init__(self, source: EncodeSource | None) -> None:
-        self._encode = None if source is None else _loaded(source)
-        self._channel: Channel[ToWorker] | None = None
-        self._lock = threading.Lock()
-        self._known: OrderedDict[str, Sequence[int] | None] = OrderedDict()
-        self._others: deque[ToWorker] = deque()
-
-    def connect(self, channel: Channel[ToWorker], others: deque[ToWorker]) -> None:
-        """Use this channel from now on; messages that come before an answer are appended to `others`."""
-        self._channel, self._others = channel, others
-        self._known.clear()
-
-    def __call__(self, text: str) -> Sequence[int] | None:
-        """The ids of a text; None if the tokenizer is not available."""
-        with self._lock:
-            if text not in self._known:
-                self._known[text] = self._ask(text) if self._encode is None else self._own(self._encode, text)
-                if len(self._known) > _ENCODED_TEXTS:
-                    self._known.popitem(last=False)
-            return self._known[text]
-
-    def _own(self, encode: TokenizerEncode, text: str) -> Sequence[int] | None:
-        try:
-            return encode(text)
-        except BaseException:  # noqa: BLE001 - a panic of the tokenizers library is not an Exception
-            return None
-
-    def _ask(self, text: str) -> Sequence[int] | None:
-        if self._channel is None:
-            return None
-        self._channel.send(Encode(text))
-        while not isinstance(answer := self._channel.receive(), Encoded):
-            self._others.append(answer)
-        return answer.token_ids
-
-
-def _loaded(source: EncodeSource) -> TokenizerEncode | None:
-    try:
-        return source.load()
-    except Exception:  # noqa: BLE001 - a file that is gone, or anything else: the engine's process has it
-        return None
 
 
 @dataclass(eq=False, slots=True)
@@ -173,12 +117,9 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, channel: Channel[ToWorker], factory: GrammarFactory, encoder: TextEncoder, memory: MaskMemory, place: int,
-        memory_bytes: int,
-    ) -> None:  # fmt: skip
+        self, channel: Channel[ToWorker], factory: GrammarFactory, memory: MaskMemory, place: int, memory_bytes: int
+    ) -> None:
         self._channel, self._factory, self._memory, self._place = channel, factory, memory, place
-        self._inbox: deque[ToWorker] = deque()
-        encoder.connect(channel, self._inbox)
         self._grammars: dict[int, _Loaded] = {}
         self._rows: dict[int, _Row] = {}  # by slot
         limit_process(memory_bytes)
@@ -207,9 +148,6 @@ class WorkerProcess:
 
     def _take_in(self) -> None:
         while (record := self._channel.receive_now()) is not None:
-            self._inbox.append(record)
-        while self._inbox:
-            record = self._inbox.popleft()
             if isinstance(record, Load):
                 self._load(record)
             elif isinstance(record, Drop):
@@ -227,7 +165,7 @@ class WorkerProcess:
         before_s, before_bytes = time.process_time(), _most_resident_bytes()
         limit_cpu(command.cpu_s)
         try:
-            grammar = self._factory.compile(StructuredOutput(command.kind, command.value))  # type: ignore[arg-type]
+            grammar = self._factory.compile(command.structured)
         except RealizarError as error:
             self._channel.send(Refused(str(error), command.grammar))
         else:
