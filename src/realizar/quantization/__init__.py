@@ -1,4 +1,4 @@
-"""Quantised weights: every ggml type to `Planes`, to float32, and, for some, back. numpy only.
+"""Quantised weights: every ggml type to `Planes` and to float32. numpy only.
 
 Read in this order:
 
@@ -8,7 +8,7 @@ Read in this order:
 4. `tensors.py`, `mxfp4_tensors.py`: a checkpoint's tensors as sources, stored as several too.
 5. `ggml_layouts.py`, `convert.py`: the layout of each ggml type, and the function that reads its blocks; with
    `iq_linear.py`, `iq_grids.py`, `microscaling.py` and `fields.py` for one family or all.
-6. `finite.py`, `quantize.py`, `random_blocks.py`: the search for NaN, float32 to blocks, and blocks for tests.
+6. `finite.py`, `random_blocks.py`: the search for NaN, and random blocks for generated models.
 """
 
 from realizar.quantization.block_source import FLOAT32_LAYOUT, BlockSource, block_source, float32_source
@@ -17,7 +17,6 @@ from realizar.quantization.finite import find_not_finite
 from realizar.quantization.layout import Codebook, WeightLayout
 from realizar.quantization.mxfp4_tensors import Mxfp4Tensors
 from realizar.quantization.planes import Planes
-from realizar.quantization.quantize import QUANTIZABLE_TYPES, quantize
 from realizar.quantization.random_blocks import random_blocks
 from realizar.quantization.source import MatrixSource, PlanesSource, random_source
 from realizar.quantization.tensors import (
@@ -38,7 +37,6 @@ __all__ = [
     "FLOAT32_LAYOUT",
     "FLOAT_TYPES",
     "MATRIX_FORMATS",
-    "QUANTIZABLE_TYPES",
     "QUANTIZED_TYPES",
     "BlockSource",
     "Codebook",
@@ -56,7 +54,6 @@ __all__ = [
     "is_packed",
     "is_stored",
     "matrix_format",
-    "quantize",
     "random_blocks",
     "random_source",
     "stack_layout",

@@ -58,12 +58,3 @@ def _field_table(width: int) -> NDArray[np.unsignedinteger[Any]]:
     shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(width)
     fields = (np.arange(256, dtype=np.uint8)[:, None] >> shifts) & np.uint8((1 << width) - 1)
     return np.ascontiguousarray(fields).view(np.dtype(f"u{per_byte}"))[:, 0]
-
-
-def pack_fields(values: Bytes, width: int, run: int) -> Bytes:
-    """The inverse of `bit_fields`: uint8 [..., n], each below 2 ** width -> uint8 [..., n * width / 8]."""
-    per_byte = 8 // width
-    fields = values.reshape(*values.shape[:-1], -1, per_byte, run)
-    shifted = fields << (np.arange(per_byte, dtype=np.uint8) * np.uint8(width))[:, None]
-    packed: Bytes = np.bitwise_or.reduce(shifted, axis=-2).reshape(*values.shape[:-1], -1)
-    return packed
