@@ -8,7 +8,7 @@ from models.hybrids.gguf_hybrids import HYBRIDS
 from models.parity_rows import digest, recorded
 from realizar.models import registry
 
-FORMS_OF_FAMILIES = [(registry._MODEL_TYPE_BY_CLASS[case.model_class], case.forms) for case in CASES.values()]
+FORMS_OF_FAMILIES = [(registry.model_type_of(case.model_class), case.forms) for case in CASES.values()]
 IN_GGUF = {"mistral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "olmo3": "olmo2"} | {
     "ministral3": "mistral3",
     "qwen2_vl": "qwen2vl",

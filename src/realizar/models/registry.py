@@ -40,114 +40,44 @@ from realizar.quantization import matrix_format
 
 BuildSpec = Callable[[HyperParameters], ModelSpec]
 
-_BY_EITHER_NAME: Mapping[str, BuildSpec] = {
-    "llama": llama.build,
-    "arcee": arcee.build,
-    "qwen2": qwen.build_qwen2,
-    "qwen3": qwen.build_qwen3,
-    "lfm2": lfm2.build,
-    "gemma2": gemma.build_gemma2,
-    "gemma3": gemma.build_gemma3,
-    "gemma4": gemma4.build,
-    "phi3": phi3.build,
-    "granite": granite.build,
-    "olmo2": olmo2.build_olmo2,
-    "olmoe": olmoe.build,
-    "starcoder2": starcoder2.build,
-    "smollm3": smollm3.build,
-    "seed_oss": seed_oss.build,
-    "exaone4": exaone4.build,
-    "ernie4_5": ernie.build,
-    "mistral3": mistral3.build,
-}
-_BY_GGUF_ARCHITECTURE: Mapping[str, BuildSpec] = {
-    **_BY_EITHER_NAME,
-    "ernie4_5-moe": ernie.build_mixture,
-    "glm4moe": glm_moe.build,
-    "gpt-oss": gpt_oss.build,
-    "granitemoe": granite.build_mixture,
-    "lfm2moe": lfm2.build_mixture,
-    "minimax-m2": minimax.build_m2,
-    "qwen2moe": qwen_moe.build_qwen2,
-    "qwen3vlmoe": qwen_moe.build_qwen3vl,
-    "qwen3moe": qwen_moe.build_qwen3,
-    "qwen2vl": qwen.build_qwen2vl,
-    "qwen3vl": qwen.build_qwen3vl,
-    "qwen35": qwen_hybrid.build_qwen35,
-    "qwen35moe": qwen_hybrid.build_qwen35_mixture,
-    "qwen3next": qwen_hybrid.build_qwen3_next,
-}
-_BY_MODEL_TYPE: Mapping[str, BuildSpec] = {
-    **_BY_EITHER_NAME,
-    "ernie4_5_moe": ernie.build_mixture,
-    "glm4_moe": glm_moe.build,
-    "gpt_oss": gpt_oss.build,
-    "granitemoe": granite.build_mixture,
-    "granitemoeshared": granite.build_mixture,
-    "lfm2_moe": lfm2.build_mixture,
-    "minimax_m2": minimax.build_m2,
-    "mixtral": llama.build,
-    "qwen2_moe": qwen_moe.build_qwen2,
-    "qwen3_vl_moe": qwen_moe.build_qwen3vl,
-    "qwen3_moe": qwen_moe.build_qwen3,
-    "mistral": llama.build,
-    "gemma3_text": gemma.build_gemma3,
-    "gemma4_text": gemma4.build,
-    "olmo3": olmo2.build_olmo3,
-    "ministral3": mistral3.build,
-    "qwen2_vl": qwen.build_qwen2vl,
-    "qwen2_5_vl": qwen.build_qwen2vl,
-    "qwen3_vl": qwen.build_qwen3vl,
-    "qwen3_5": qwen_hybrid.build_qwen35,
-    "qwen3_5_text": qwen_hybrid.build_qwen35,
-    "qwen3_5_moe": qwen_hybrid.build_qwen35_mixture,
-    "qwen3_5_moe_text": qwen_hybrid.build_qwen35_mixture,
-    "qwen3_next": qwen_hybrid.build_qwen3_next,
-}
-_MODEL_TYPE_BY_CLASS: Mapping[str, str] = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "ArceeForCausalLM": "arcee",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "Lfm2ForCausalLM": "lfm2",
-    "Lfm2MoeForCausalLM": "lfm2_moe",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "Gemma3ForConditionalGeneration": "gemma3",
-    "Gemma4ForCausalLM": "gemma4_text",
-    "Gemma4ForConditionalGeneration": "gemma4",
-    "Phi3ForCausalLM": "phi3",
-    "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
-    "Glm4MoeForCausalLM": "glm4_moe",
-    "GptOssForCausalLM": "gpt_oss",
-    "GraniteMoeForCausalLM": "granitemoe",
-    "GraniteMoeSharedForCausalLM": "granitemoeshared",
-    "MiniMaxM2ForCausalLM": "minimax_m2",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe",
-    "GraniteForCausalLM": "granite",
-    "Olmo2ForCausalLM": "olmo2",
-    "Olmo3ForCausalLM": "olmo3",
-    "OlmoeForCausalLM": "olmoe",
-    "Starcoder2ForCausalLM": "starcoder2",
-    "SmolLM3ForCausalLM": "smollm3",
-    "SeedOssForCausalLM": "seed_oss",
-    "Exaone4ForCausalLM": "exaone4",
-    "Ernie4_5ForCausalLM": "ernie4_5",
-    "Mistral3ForConditionalGeneration": "mistral3",
-    "Ministral3ForCausalLM": "ministral3",
-    "Qwen2VLForConditionalGeneration": "qwen2_vl",
-    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
-    "Qwen3VLForConditionalGeneration": "qwen3_vl",
-    "Qwen3_5ForCausalLM": "qwen3_5_text",
-    "Qwen3_5ForConditionalGeneration": "qwen3_5",
-    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
-    "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
-    "Qwen3NextForCausalLM": "qwen3_next",
-}
+_ARCHITECTURES: tuple[tuple[BuildSpec, str | None, tuple[str, ...]], ...] = (
+    (llama.build, "llama", ("llama", "mistral", "mixtral")),
+    (arcee.build, "arcee", ("arcee",)),
+    (qwen.build_qwen2, "qwen2", ("qwen2",)),
+    (qwen.build_qwen3, "qwen3", ("qwen3",)),
+    (qwen.build_qwen2vl, "qwen2vl", ("qwen2_vl", "qwen2_5_vl")),
+    (qwen.build_qwen3vl, "qwen3vl", ("qwen3_vl",)),
+    (qwen_moe.build_qwen2, "qwen2moe", ("qwen2_moe",)),
+    (qwen_moe.build_qwen3, "qwen3moe", ("qwen3_moe",)),
+    (qwen_moe.build_qwen3vl, "qwen3vlmoe", ("qwen3_vl_moe",)),
+    (qwen_hybrid.build_qwen35, "qwen35", ("qwen3_5", "qwen3_5_text")),
+    (qwen_hybrid.build_qwen35_mixture, "qwen35moe", ("qwen3_5_moe", "qwen3_5_moe_text")),
+    (qwen_hybrid.build_qwen3_next, "qwen3next", ("qwen3_next",)),
+    (lfm2.build, "lfm2", ("lfm2",)),
+    (lfm2.build_mixture, "lfm2moe", ("lfm2_moe",)),
+    (gemma.build_gemma2, "gemma2", ("gemma2",)),
+    (gemma.build_gemma3, "gemma3", ("gemma3", "gemma3_text")),
+    (gemma4.build, "gemma4", ("gemma4", "gemma4_text")),
+    (phi3.build, "phi3", ("phi3",)),
+    (granite.build, "granite", ("granite",)),
+    (granite.build_mixture, "granitemoe", ("granitemoe", "granitemoeshared")),
+    (olmo2.build_olmo2, "olmo2", ("olmo2",)),
+    (olmo2.build_olmo3, None, ("olmo3",)),
+    (olmoe.build, "olmoe", ("olmoe",)),
+    (starcoder2.build, "starcoder2", ("starcoder2",)),
+    (smollm3.build, "smollm3", ("smollm3",)),
+    (seed_oss.build, "seed_oss", ("seed_oss",)),
+    (exaone4.build, "exaone4", ("exaone4",)),
+    (ernie.build, "ernie4_5", ("ernie4_5",)),
+    (ernie.build_mixture, "ernie4_5-moe", ("ernie4_5_moe",)),
+    (mistral3.build, "mistral3", ("mistral3", "ministral3")),
+    (glm_moe.build, "glm4moe", ("glm4_moe",)),
+    (gpt_oss.build, "gpt-oss", ("gpt_oss",)),
+    (minimax.build_m2, "minimax-m2", ("minimax_m2",)),
+)
+"""What builds a model, its name in GGUF files, and the values of `model_type` in `config.json`."""
+_BY_GGUF_ARCHITECTURE = {name: build for build, name, _ in _ARCHITECTURES if name is not None}
+_BY_MODEL_TYPE = {name: build for build, _, names in _ARCHITECTURES for name in names}
 _TIED = "tie_word_embeddings"
 
 
@@ -204,10 +134,23 @@ def _find_config_build(checkpoint: Checkpoint, config: Mapping[str, Any]) -> tup
     if name is None:
         classes = config.get("architectures")
         first = classes[0] if isinstance(classes, list) and classes else None
-        name = _MODEL_TYPE_BY_CLASS.get(first, first) if isinstance(first, str) else None
+        name = model_type_of(first) if isinstance(first, str) else None
     if not isinstance(name, str):
         raise CheckpointError(config_path(checkpoint), "key 'model_type'", "missing, or not a text")
     return name, _choose(checkpoint, name, _BY_MODEL_TYPE)
+
+
+def model_type_of(class_name: str) -> str:
+    """The `model_type` that a class of transformers is named after; its own name where that is unknown.
+
+    `ForCausalLM` is of the text model alone where a multi-modal one has a class too.
+    """
+    stem, _, kind = class_name.lower().partition("for")
+    known = {name.replace("_", ""): name for name in _BY_MODEL_TYPE}
+    stem = stem.replace("_", "")
+    if kind == "causallm":
+        return known.get(f"{stem}text") or known.get(stem, class_name)
+    return known.get(stem, class_name) if kind == "conditionalgeneration" else class_name
 
 
 def _choose(checkpoint: Checkpoint, name: str, builds: Mapping[str, BuildSpec]) -> BuildSpec:
