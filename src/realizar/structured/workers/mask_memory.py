@@ -6,11 +6,12 @@ worker that follows the row writes the masks and then the same number as answere
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
 import threading
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ MOST_TOKENS = 32  # of a request; a row with more is followed anew
 _ID_BITS, _NUMBERS, _WRITTEN = 32, (1 << 30) - 1, 1 << 30  # memory that nobody has written is 0
 _VALUES = (1 << _ID_BITS) - 1
 _LOCK = threading.Lock()
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 def fence() -> None:
@@ -71,48 +73,30 @@ class MaskMemory:
         self, num_words: int, num_slots: int, most_drafts: int, descriptor: int | None = None, *, num_lines: int = 0
     ) -> None:
         self.descriptor = _unnamed_file() if descriptor is None else descriptor
-        columns: list[tuple[str, type[np.generic], tuple[int, ...]]] = [
-            *((name, np.int64, (MOST_WORKERS,)) for name in ("working", "progress", "sleeping")),
-            *((name, np.int64, (num_slots,)) for name in ("keys", "asked", "answered", "known")),
-            *((name, np.int32, (num_slots,)) for name in ("states", "num_tokens", "num_drafts")),
-            ("tokens", np.int32, (num_slots, MOST_TOKENS)),
-            ("forced", np.int64, (num_slots, MOST_TOKENS)),
-            ("drafts", np.int32, (num_slots, most_drafts)),
-            ("after", np.int16, (num_lines, 32 * num_words)),
-            ("masks", np.uint32, (num_slots + num_lines, num_words)),
-            ("masks_after_drafts", np.uint32, (num_slots, most_drafts, num_words)),
-        ]
-        ends, end = [], 0
-        for _, dtype, shape in columns:
-            end += -(-np.dtype(dtype).itemsize * int(np.prod(shape)) // mmap.PAGESIZE) * mmap.PAGESIZE
-            ends.append(end)
-        if descriptor is None:
-            os.ftruncate(self.descriptor, end)
-        self._map: mmap.mmap | None = mmap.mmap(self.descriptor, end)
-        views: dict[str, Any] = {}
-        for (name, dtype, shape), start in zip(columns, [0, *ends], strict=False):
-            count = int(np.prod(shape))
-            views[name] = np.frombuffer(self._map, dtype, count, start if count else 0).reshape(shape)
-        self.working: NDArray[np.int64] = views["working"]
-        self.progress: NDArray[np.int64] = views["progress"]
-        self.sleeping: NDArray[np.int64] = views["sleeping"]
-        self.keys: NDArray[np.int64] = views["keys"]
-        self.asked: NDArray[np.int64] = views["asked"]
-        self.answered: NDArray[np.int64] = views["answered"]
-        self.states: NDArray[np.int32] = views["states"]
-        self.num_tokens: NDArray[np.int32] = views["num_tokens"]
-        self.num_drafts: NDArray[np.int32] = views["num_drafts"]
-        self.forced: NDArray[np.int64] = views["forced"]
-        self.tokens: NDArray[np.int32] = views["tokens"]
-        self.drafts: NDArray[np.int32] = views["drafts"]
-        self.known: NDArray[np.int64] = views["known"]
-        self.after: NDArray[np.int16] = views["after"]
+        self._is_new, self._end = descriptor is None, 0
+        self.working, self.progress, self.sleeping = (self._column(np.int64, MOST_WORKERS) for _ in range(3))
+        self.keys, self.asked, self.answered, self.known = (self._column(np.int64, num_slots) for _ in range(4))
+        self.states, self.num_tokens, self.num_drafts = (self._column(np.int32, num_slots) for _ in range(3))
+        self.tokens = self._column(np.int32, num_slots, MOST_TOKENS)
+        self.forced = self._column(np.int64, num_slots, MOST_TOKENS)
+        self.drafts = self._column(np.int32, num_slots, most_drafts)
+        self.after = self._column(np.int16, num_lines, 32 * num_words)
+        self.masks = self._column(np.uint32, num_slots + num_lines, num_words)
+        self.masks_after_drafts = self._column(np.uint32, num_slots, most_drafts, num_words)
+        self.places = np.arange(num_slots)
         self._forced: memoryview[int] = self.forced.data  # single cells of arrays take several times as long
         self._known: memoryview[int] = self.known.data
         self._answered: memoryview[int] = self.answered.data
-        self.places = np.arange(num_slots)
-        self.masks: NDArray[np.uint32] = views["masks"]
-        self.masks_after_drafts: NDArray[np.uint32] = views["masks_after_drafts"]
+
+    def _column(self, dtype: type[_Scalar], *shape: int) -> NDArray[_Scalar]:
+        """Map the next part of the file, which begins with a page."""
+        size_bytes, start = np.dtype(dtype).itemsize * math.prod(shape), self._end
+        if not size_bytes:
+            return np.empty(shape, dtype)
+        self._end += -(-size_bytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        if self._is_new:
+            os.ftruncate(self.descriptor, self._end)
+        return np.frombuffer(mmap.mmap(self.descriptor, size_bytes, offset=start), dtype).reshape(shape)
 
     @property
     def num_slots(self) -> int:
@@ -145,10 +129,10 @@ class MaskMemory:
         return entry >> _ID_BITS == self._answered[slot] & _NUMBERS | _WRITTEN
 
     def close(self) -> None:
-        """Close the file; the mapping lasts until its last view is freed. Idempotent."""
+        """Close the file; its parts are mapped until their last views are freed. Idempotent."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
-        self.descriptor, self._map = -1, None
+        self.descriptor = -1
 
 
 def _unnamed_file() -> int:
