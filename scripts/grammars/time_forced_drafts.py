@@ -19,6 +19,8 @@ import time
 from collections.abc import Sequence
 from itertools import groupby
 
+import numpy as np
+
 from realizar import LLM, SamplingParams
 from realizar.bench.serve.kinds import any_schema
 from realizar.engine.core.row_grammars import RowGrammars
@@ -59,12 +61,13 @@ def print_forced(model: str, texts: Sequence[Sequence[int]]) -> None:
     words = tokenizer.vocabulary_bytes()
     source = EncodeSource(plain_encoder.__module__, plain_encoder.__name__, str(checkpoint.path))
     factory = GrammarFactory(GrammarTokens(words, tokenizer.special_ids(), tokenizer.eos_ids, len(words), source))
-    forced: list[bool] = []
+    forced, mask = list[bool](), np.empty((1, factory.num_words), np.uint32)
     for sampling, text in zip(requests(), texts, strict=True):
         assert sampling.structured is not None
         row = factory.compile(sampling.structured).start()
         for token_id in text:
-            forced.append(only_id(factory.masks([(row, ())])[0][0]) is not None)
+            factory.fill(row, (), mask)
+            forced.append(only_id(mask[0]) is not None)
             row.advance((token_id,))
         forced.append(False)
     runs = [len(list(run)) for is_forced, run in groupby(forced) if is_forced]

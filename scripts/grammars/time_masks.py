@@ -13,6 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,14 +37,31 @@ def grammar(number: int) -> StructuredOutput:
 def inside(factory: GrammarFactory, grammars: Sequence[StructuredOutput]) -> tuple[Masks, Advance]:
     compiled = {structured: factory.compile(structured) for structured in set(grammars)}
     rows = [compiled[structured].start() for structured in grammars]
-    return lambda: factory.masks([(row, ()) for row in rows]), lambda place, id_: rows[place].advance([id_])
+    found = np.empty((len(rows), 1, factory.num_words), np.uint32)
+
+    def masks() -> Any:
+        for row, mask in zip(rows, found, strict=True):
+            factory.fill(row, (), mask)
+        return found
+
+    return masks, lambda place, id_: rows[place].advance([id_])
 
 
 def outside(service: GrammarService, grammars: Sequence[StructuredOutput]) -> tuple[Masks, Advance]:
     for structured in grammars:
         service.prepare(structured)
-    rows = [service.open_row(structured, ()) for structured in grammars]
-    return lambda: service.masks([(row, ()) for row in rows]), lambda place, id_: service.advance(rows[place], [id_])
+    slots = np.array([service.open_row(structured, ()).slot for structured in grammars])
+
+    def masks() -> Any:
+        service.rows.ask(slots, {})
+        while not service.rows.are_done(slots).all():
+            service.rows.wait(10.0)
+        return service.rows.memory.masks[service.rows.memory.places[slots]][:, None]
+
+    def advance(place: int, token_id: int) -> None:
+        service.rows.advance(slots[place : place + 1], np.array([[token_id]], np.int32), np.ones(1, np.intp))
+
+    return masks, advance
 
 
 def step_ms(masks: Masks, advance: Advance, steps: int) -> float:

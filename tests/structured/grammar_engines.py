@@ -23,7 +23,7 @@ from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.workers.service import GrammarService
 from resolving import new_core
 from scripted_backend import VOCAB_SIZE, ScriptedBackend, choose, expected_tokens, history_states, make_spec
-from structured.grammar_walks import allowed_ids
+from structured.grammar_walks import allowed_ids, masks_of
 
 END = 94
 TOKENS = [bytes((0x20 + index,)) for index in range(END)] + [b"<end>", b"<control>"]
@@ -65,7 +65,7 @@ def alone(
     tokens = list(request.prompt_token_ids)
     while not matcher.ended and len(tokens) < request.num_prompt_tokens + request.max_tokens:
         allowed = np.zeros(VOCAB_SIZE, np.bool_)
-        allowed[allowed_ids(FACTORY.masks([(matcher, ())])[0][0])] = True
+        allowed[allowed_ids(masks_of(FACTORY, [(matcher, ())])[0][0])] = True
         if len(tokens) - request.num_prompt_tokens < request.sampling.min_tokens and allowed.sum() > 1:
             allowed[END] = False
         state = history_states(tokens, windows, has_state=has_state)[-1]

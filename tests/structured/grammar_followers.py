@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import GrammarFactory
 from realizar.structured.grammar_tokens import GrammarTokens
+from realizar.structured.workers.followed_rows import FollowedRow
 from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import WorkerLimits
-from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids
+from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids, masks_of
 from waits import HANG_S, is_alive, stop, wait_until
 
 VOCAB_SIZE = len(TOKENS) + 7
@@ -70,6 +72,24 @@ def _is_suspect(service: GrammarService, working: int) -> bool:
     return working < 0 or any(row.key == working and row.died_at == len(row.output) for row in rows)
 
 
+def served_masks(
+    service: GrammarService, rows: Sequence[tuple[FollowedRow, Sequence[int]]]
+) -> list[NDArray[np.uint32]]:
+    """As `masks_of` gives them; those of a row that can't go on are empty."""
+    slots = np.array([row.slot for row, _ in rows], np.intp)
+    service.rows.ask(slots, {row.slot: tuple(drafts) for row, drafts in rows if drafts})
+    finish(service, slots)
+    found = [service.rows.memory.of(row.slot, len(drafts)) for row, drafts in rows]
+    failed = service.rows.are_failed(slots).tolist()
+    return [np.zeros_like(each) if fails else each.copy() for each, fails in zip(found, failed, strict=True)]
+
+
+def advance(service: GrammarService, row: FollowedRow, token_ids: Sequence[int]) -> None:
+    """Have a row take in sampled tokens."""
+    sampled = np.array(token_ids, np.int32)[None]
+    service.rows.advance(np.array([row.slot]), sampled, np.array([len(token_ids)]))
+
+
 class Follower:
     """A row in a service, beside one in this process that says what its masks must be."""
 
@@ -82,7 +102,7 @@ class Follower:
 
     def expected(self, drafts: Sequence[int] = ()) -> Any:
         """Its next masks, uint32 [drafts + 1, words]."""
-        return FACTORY.masks([(self._matcher, drafts)])[0]
+        return masks_of(FACTORY, [(self._matcher, drafts)])[0]
 
     def check(self, mask: Any) -> None:
         """Compare a mask, and choose one of its ids."""
@@ -95,7 +115,7 @@ class Follower:
 
     def choose_again(self, token_id: int) -> None:
         """Choose an id after the end, as a row does that goes on."""
-        self._service.advance(self.row, (token_id,))
+        advance(self._service, self.row, (token_id,))
 
     @property
     def ended(self) -> bool:
@@ -105,7 +125,7 @@ class Follower:
     def choose(self, *token_ids: int) -> None:
         """Choose ids that are allowed."""
         self._matcher.advance(token_ids)
-        self._service.advance(self.row, token_ids)
+        advance(self._service, self.row, token_ids)
 
 
 def slots_of(*followers: Follower) -> Any:
@@ -127,6 +147,6 @@ def finish(service: GrammarService, slots: Any) -> None:
 
 
 def step(service: GrammarService, *followers: Follower) -> None:
-    masks = service.masks([(each.row, ()) for each in followers])
+    masks = served_masks(service, [(each.row, ()) for each in followers])
     for follower, mask in zip(followers, masks, strict=True):
         follower.check(mask)

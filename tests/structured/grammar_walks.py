@@ -41,9 +41,17 @@ def allowed_ids(mask: NDArray[np.uint32]) -> NDArray[np.intp]:
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
 
 
+def masks_of(factory: GrammarFactory, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[NDArray[np.uint32]]:
+    """The allowed ids of rows and of their drafts: uint32 [drafts + 1, words] for each row."""
+    found = [np.empty((len(drafts) + 1, factory.num_words), np.uint32) for _, drafts in rows]
+    for (row, drafts), out in zip(rows, found, strict=True):
+        factory.fill(row, drafts, out)
+    return found
+
+
 def next_ids(factory: GrammarFactory, matcher: GrammarMatcher) -> list[int]:
     """Ids that may come next."""
-    (mask,) = factory.masks([(matcher, ())])
+    (mask,) = masks_of(factory, [(matcher, ())])
     assert mask.shape == (1, factory.num_words)
     return [int(index) for index in allowed_ids(mask[0])]
 

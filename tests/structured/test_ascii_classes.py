@@ -10,7 +10,7 @@ import pytest
 from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar
-from structured.grammar_walks import TOKENS, small_factory
+from structured.grammar_walks import TOKENS, masks_of, small_factory
 
 FACTORY = small_factory()
 BYTES = {token: index for index, token in enumerate(TOKENS) if len(token) == 1 and index > 1}
@@ -29,7 +29,7 @@ def accepts(grammar: Grammar, text: str) -> bool:
     matcher.advance([BYTES[bytes((byte,))] for byte in text.encode()])
     if matcher.error is not None:
         return False
-    (mask,) = FACTORY.masks([(matcher, ())])
+    (mask,) = masks_of(FACTORY, [(matcher, ())])
     return bool(mask[0][0] & 1)  # the end
 
 

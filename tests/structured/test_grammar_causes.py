@@ -19,6 +19,7 @@ from realizar.structured.workers.service import GrammarService
 from realizar.structured.workers.worker import ServerError, Worker, WorkerLimits
 from realizar.structured.workers.worker_pool import WorkerFactory
 from structured.deadly_server import COMMAND, DEADLY
+from structured.grammar_followers import advance, served_masks
 from structured.grammar_walks import CONTROL, END, TOKENS
 from waits import wait_until
 
@@ -53,7 +54,7 @@ def start(service: GrammarService, structured: StructuredOutput = LETTERS) -> Fo
     """A row after its first mask."""
     service.prepare(structured)
     row = service.open_row(structured, ())
-    assert service.masks([(row, ())])[0].any()
+    assert served_masks(service, [(row, ())])[0].any()
     assert row.error is None
     return row
 
@@ -117,8 +118,8 @@ def _stopped(worker: Worker, number: int, structured: StructuredOutput, cpu_s: i
 def test_a_row_that_the_clock_ends_is_not_the_requests_fault(service: GrammarService, clock: Clock) -> None:
     hangs = StructuredOutput("regex", "[a-f]{3,40}x|hang")
     row = start(service, hangs)
-    service.advance(row, (DEADLY,))
-    service.masks([(row, ())])
+    advance(service, row, (DEADLY,))
+    served_masks(service, [(row, ())])
     assert (row.error, row.cause) == ("following it took longer than 0.5 s", "engine")
     with pytest.raises(RequestFailedError, match="following it took longer"):
         service.prepare(hangs)
@@ -129,8 +130,8 @@ def test_a_row_that_the_clock_ends_is_not_the_requests_fault(service: GrammarSer
 def test_a_row_that_crashes_its_worker_twice_is_the_requests_fault(service: GrammarService, clock: Clock) -> None:
     crashes = StructuredOutput("regex", "[a-f]{3,40}x|crash")
     row = start(service, crashes)
-    service.advance(row, (DEADLY,))
-    service.masks([(row, ())])
+    advance(service, row, (DEADLY,))
+    served_masks(service, [(row, ())])
     assert (row.error, row.cause) == ("following it crashed (SIGSEGV)", "request")
     clock.now_s += 1e9
     with pytest.raises(InvalidRequestError, match="following it crashed"):
@@ -141,9 +142,9 @@ def test_one_crash_is_no_proof_against_a_grammar(service: GrammarService, clock:
     """One of the two deaths had another cause: what is short of time or memory ends any process."""
     crashes = StructuredOutput("regex", "[a-f]{3,40}x|crash")
     row = start(service, crashes)
-    service.advance(row, (DEADLY,))
+    advance(service, row, (DEADLY,))
     row.died_at, row.died_of = len(row.output), "engine"
-    service.masks([(row, ())])
+    served_masks(service, [(row, ())])
     assert (row.error, row.cause) == ("following it crashed (SIGSEGV)", "engine")
     clock.now_s += MINUTES_S
     start(service, crashes)
@@ -164,7 +165,7 @@ def test_a_fork_that_is_refused_is_not_the_requests_fault(
 
     with monkeypatch.context() as patch:
         patch.setattr(WorkerFactory, "new", refuses)
-        service.masks([(row, ())])
+        served_masks(service, [(row, ())])
     assert (row.error, row.cause) == ("it can't be compiled again: no more processes", "engine")
     service.close_row(row)
     service.forget(LETTERS)  # as the engine does
@@ -186,7 +187,7 @@ def test_without_descriptors_there_is_no_process_for_now(
         with pytest.raises(QueueFullError, match="Too many open files"):
             service.prepare(other)
     service.prepare(other)
-    assert service.masks([(beside, ())])[0].any()
+    assert served_masks(service, [(beside, ())])[0].any()
 
 
 def test_a_fault_of_the_program_is_not_the_requests(service: GrammarService, monkeypatch: pytest.MonkeyPatch) -> None:

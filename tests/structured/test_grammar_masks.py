@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import Grammar, GrammarFactory
 from realizar.structured.grammar_tokens import GrammarTokens
-from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids, next_ids, small_factory, walk
+from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids, masks_of, next_ids, small_factory, walk
 
 FACTORY = small_factory()
 LANGUAGES = {
@@ -79,7 +79,7 @@ def test_control_tokens_and_padding_are_never_text() -> None:
             assert max(allowed) < len(TOKENS)
             assert END in allowed
             matcher.advance([TOKENS.index(b'"', CONTROL + 1)])
-    (mask,) = FACTORY.masks([(compiled("regex", "a").start(), ())])
+    (mask,) = masks_of(FACTORY, [(compiled("regex", "a").start(), ())])
     assert END not in allowed_ids(mask[0])
 
 
@@ -194,11 +194,11 @@ def test_drafts_are_taken_back(number: int, seed: int, data: st.DataObject) -> N
     if data.draw(st.booleans()) and drafts:
         drafts[data.draw(st.integers(0, len(drafts) - 1))] = data.draw(st.integers(0, len(TOKENS) - 1))
     row = grammar.start(ids[:place])
-    (mask,) = FACTORY.masks([(row, drafts)])
+    (mask,) = masks_of(FACTORY, [(row, drafts)])
     assert mask.shape == (len(drafts) + 1, FACTORY.num_words)
     other = grammar.start(ids[:place])
     for index in range(len(drafts) + 1):
-        (expected,) = FACTORY.masks([(other, ())])
+        (expected,) = masks_of(FACTORY, [(other, ())])
         np.testing.assert_array_equal(mask[index], expected[0])
         if index < len(drafts):
             if drafts[index] == END:
@@ -211,7 +211,7 @@ def test_drafts_are_taken_back(number: int, seed: int, data: st.DataObject) -> N
     accepted = ids[place : place + 1]
     row.advance(accepted)
     np.testing.assert_array_equal(
-        FACTORY.masks([(row, ())])[0], FACTORY.masks([(grammar.start(ids[: place + 1]), ())])[0]
+        masks_of(FACTORY, [(row, ())])[0], masks_of(FACTORY, [(grammar.start(ids[: place + 1]), ())])[0]
     )
 
 
@@ -227,7 +227,9 @@ def test_certain_tokens_are_the_only_ones(number: int, seed: int, most: int, dat
         expected += only
         other.advance(only)
     assert FACTORY.certain_ids(row, most) == expected
-    np.testing.assert_array_equal(FACTORY.masks([(row, ())])[0], FACTORY.masks([(grammar.start(ids[:place]), ())])[0])
+    np.testing.assert_array_equal(
+        masks_of(FACTORY, [(row, ())])[0], masks_of(FACTORY, [(grammar.start(ids[:place]), ())])[0]
+    )
 
 
 @settings(max_examples=30)
@@ -237,8 +239,8 @@ def test_rows_together_are_as_alone(seeds: list[int]) -> None:
     walks = [walk(FACTORY, GRAMMARS[seed % len(GRAMMARS)], np.random.default_rng(seed))[0] for seed in seeds]
     rows = [GRAMMARS[seed % len(GRAMMARS)].start() for seed in seeds]
     for step in range(max(map(len, walks))):
-        together = FACTORY.masks([(row, ()) for row in rows])
+        together = masks_of(FACTORY, [(row, ()) for row in rows])
         for row, ids, seed, mask in zip(rows, walks, seeds, together, strict=True):
-            alone = FACTORY.masks([(GRAMMARS[seed % len(GRAMMARS)].start(ids[:step]), ())])[0]
+            alone = masks_of(FACTORY, [(GRAMMARS[seed % len(GRAMMARS)].start(ids[:step]), ())])[0]
             np.testing.assert_array_equal(mask, alone)
             row.advance(ids[step : step + 1])

@@ -13,7 +13,7 @@ from realizar.errors import InvalidRequestError
 from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar_tokens import GrammarTokens
 from realizar.structured.json_schema import read_schema
-from structured.grammar_walks import TOKENS, small_factory
+from structured.grammar_walks import TOKENS, masks_of, small_factory
 
 FACTORY = small_factory()
 
@@ -269,7 +269,7 @@ def test_heavy_grammars_take_bounded_time(name: str) -> None:
     start_s = time.monotonic()
     matcher = FACTORY.compile(StructuredOutput(kind, value)).start()  # type: ignore[arg-type]
     for _ in range(5):
-        (mask,) = FACTORY.masks([(matcher, ())])
+        (mask,) = masks_of(FACTORY, [(matcher, ())])
         if matcher.error is not None or matcher.ended:
             break
         matcher.advance([int(index) for index in _allowed(mask)][:1])
@@ -285,20 +285,20 @@ def test_stuck_rows_have_no_mask() -> None:
     """A grammar that wears out its bounds is an error of the row, never a row without a grammar."""
     matcher = FACTORY.compile(StructuredOutput("lark", 'start: x{1000000}\nx: "a"')).start()
     for _ in range(2000):
-        (mask,) = FACTORY.masks([(matcher, ())])
+        (mask,) = masks_of(FACTORY, [(matcher, ())])
         if matcher.error is not None:
             break
         matcher.advance([int(index) for index in _allowed(mask)])
     assert matcher.error
     assert not mask.any()
-    assert not FACTORY.masks([(matcher, ())])[0].any()
+    assert not masks_of(FACTORY, [(matcher, ())])[0].any()
 
 
 def test_a_wrong_token_is_an_error_of_the_row() -> None:
     matcher = FACTORY.compile(StructuredOutput("choice", '["ab"]')).start()
     matcher.advance([TOKENS.index(b"x")])
     assert matcher.error
-    assert not FACTORY.masks([(matcher, ())])[0].any()
+    assert not masks_of(FACTORY, [(matcher, ())])[0].any()
 
 
 @pytest.mark.parametrize("above", [0, 6])

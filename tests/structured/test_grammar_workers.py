@@ -31,6 +31,7 @@ from structured.grammar_followers import (
     VOCAB_SIZE,
     Follower,
     make_service,
+    served_masks,
     step,
 )
 from structured.grammar_walks import CONTROL, END, TOKENS, allowed_ids
@@ -186,7 +187,7 @@ def test_forced_text_is_cut_as_the_tokenizer_does(tmp_path: Path, monkeypatch: p
         service = GrammarService(GrammarTokens(TOKENS, (CONTROL,), (END,), VOCAB_SIZE, source))
         service.prepare(forced)
         rows = [service.open_row(forced, ()) for _ in range(6)]
-        for mask in service.masks([(row, ()) for row in rows]):
+        for mask in served_masks(service, [(row, ()) for row in rows]):
             assert allowed_ids(mask[0]).tolist() == [first]
         service.close()
 
@@ -196,7 +197,7 @@ def test_a_row_that_opens_late_finds_its_grammar_compiled_anew(service: GrammarS
     service.prepare(LETTERS)
     service.forget(LETTERS)
     row: FollowedRow = service.open_row(LETTERS, [TOKENS.index(b"a")] * 40)
-    (mask,) = service.masks([(row, ())])
+    (mask,) = served_masks(service, [(row, ())])
     assert allowed_ids(mask[0]).tolist() == [TOKENS.index(b"x")]
     service.close_row(row)
 

@@ -24,9 +24,10 @@ from structured.grammar_followers import (
     Follower,
     end_workers,
     make_service,
+    served_masks,
     step,
 )
-from structured.grammar_walks import END, TOKENS, allowed_ids
+from structured.grammar_walks import END, TOKENS, allowed_ids, masks_of
 from waits import is_alive, wait_until
 
 NO_DRAFTS = replace(PATIENT, drafts=0)
@@ -62,7 +63,7 @@ def test_masks_of_known_states_are_those_of_rows(pattern: str) -> None:
         matcher, state = grammar.start(), states.find(grammar.start())
         assert state != UNKNOWN
         for _ in range(100):
-            (expected,) = FACTORY.masks([(matcher, ())])[0]
+            (expected,) = masks_of(FACTORY, [(matcher, ())])[0]
             assert np.array_equal(masks[state], expected)
             allowed = allowed_ids(expected)
             assert (np.delete(after[state], allowed) == UNKNOWN).all()
@@ -87,7 +88,7 @@ def test_processes_of_a_grammar_number_its_states_alike(pattern: str) -> None:
     for _ in range(10):
         matcher = grammar.start()
         while matcher.error is None and not matcher.ended:
-            matcher.advance([int(rng.choice(allowed_ids(FACTORY.masks([(matcher, ())])[0][0])))])
+            matcher.advance([int(rng.choice(allowed_ids(masks_of(FACTORY, [(matcher, ())])[0][0])))])
     for each in (masks, after):
         each.flags.writeable = False
     states = KnownStates(grammar, FACTORY, masks, after)
@@ -158,7 +159,7 @@ def test_a_row_begins_in_the_first_state_unasked() -> None:
     row = Follower(service, structured, 5)
     assert known(service, row)
     for _ in range(2):
-        assert np.array_equal(service.masks([(row.row, ())])[0], row.expected())
+        assert np.array_equal(served_masks(service, [(row.row, ())])[0], row.expected())
         row.choose(BYTES[b"a"])
     assert row.row.worker is None
     assert service.rows.memory.asked.sum() == asked

@@ -15,7 +15,7 @@ from realizar.structured.grammar import GrammarFactory
 from realizar.structured.grammar_tokens import EncodeSource, GrammarTokens
 from realizar.tokenizer.load import load_tokenizer, plain_encoder
 from realizar.tokenizer.tokenizer import Tokenizer
-from structured.grammar_walks import allowed_ids
+from structured.grammar_walks import allowed_ids, masks_of
 
 TEXTS = ["Grüße aus 日本 😀!", "caf\u00e9\n\ttab", "ﷺ and \U0001f9d1\u200d\U0001f680", "the answer is 42"]
 
@@ -42,7 +42,7 @@ def test_any_cut_of_a_choice(model: tuple[Tokenizer, GrammarFactory]) -> None:
     for seed in range(6):
         rng, matcher, ids = np.random.default_rng(seed), grammar.start(), []
         while not matcher.ended:
-            allowed = allowed_ids(factory.masks([(matcher, ())])[0][0])
+            allowed = allowed_ids(masks_of(factory, [(matcher, ())])[0][0])
             assert allowed.size
             ids.append(int(rng.choice(allowed)))
             matcher.advance(ids[-1:])
@@ -65,16 +65,16 @@ def test_forced_text_is_cut_as_the_tokenizer_does(model: tuple[Tokenizer, Gramma
     if tokenizer.decode(expected[1:]) != text:
         expected = [-1, *tokenizer.encode(text, add_special=False)]
     for token_id in expected[1:]:
-        assert token_id in allowed_ids(factory.masks([(matcher, ())])[0][0])
+        assert token_id in allowed_ids(masks_of(factory, [(matcher, ())])[0][0])
         matcher.advance([token_id])
     assert matcher.error is None
-    assert set(allowed_ids(factory.masks([(matcher, ())])[0][0])) == set(tokenizer.eos_ids)
+    assert set(allowed_ids(masks_of(factory, [(matcher, ())])[0][0])) == set(tokenizer.eos_ids)
 
 
 def test_control_tokens_are_no_text(model: tuple[Tokenizer, GrammarFactory]) -> None:
     tokenizer, factory = model
     matcher = factory.compile(StructuredOutput("regex", "(.|\n)*")).start()
-    allowed = set(allowed_ids(factory.masks([(matcher, ())])[0][0]).tolist())
+    allowed = set(allowed_ids(masks_of(factory, [(matcher, ())])[0][0]).tolist())
     assert allowed & tokenizer.special_ids() == tokenizer.eos_ids
     assert len(allowed) > 0.95 * (tokenizer.vocab_size - len(tokenizer.special_ids())) - 300
 
@@ -101,9 +101,9 @@ def test_lengths_of_strings_change_no_mask(smollm2_path: Path, monkeypatch: pyte
     for seed in range(5):
         row, other, rng = grammar.start(), plain.start(), np.random.default_rng(seed)
         while not row.ended:
-            mask = factory.masks([(row, ())])[0][0]
+            mask = masks_of(factory, [(row, ())])[0][0]
             assert row.error is None
-            assert np.array_equal(mask, walking.masks([(other, ())])[0][0])
+            assert np.array_equal(mask, masks_of(walking, [(other, ())])[0][0])
             chosen = int(rng.choice(allowed_ids(mask)))
             row.advance([chosen])
             other.advance([chosen])

@@ -11,7 +11,7 @@ from realizar.sampling_params import StructuredOutput
 from realizar.structured.grammar import GrammarMatcher
 from realizar.structured.regex_masks import regex_masks
 from structured.grammar_followers import FACTORY
-from structured.grammar_walks import TOKENS, allowed_ids
+from structured.grammar_walks import TOKENS, allowed_ids, masks_of
 
 READ = [
     r"([a-z]{1,12} )+\.",
@@ -46,7 +46,7 @@ NOT_READ = [
 def walk(shared: GrammarMatcher, own: GrammarMatcher, rng: np.random.Generator, steps: int) -> int:
     """Follow both with random tokens; the number of masks compared."""
     for step in range(steps):
-        (mask,), (expected,) = FACTORY.masks([(shared, ())]), FACTORY.masks([(own, ())])
+        (mask,), (expected,) = masks_of(FACTORY, [(shared, ())]), masks_of(FACTORY, [(own, ())])
         assert np.array_equal(mask, expected)
         assert (shared.error, shared.ended) == (own.error, own.ended)
         if own.ended or own.error is not None:

@@ -28,10 +28,11 @@ from structured.grammar_followers import (
     end_workers,
     finish,
     make_service,
+    served_masks,
     slots_of,
     step,
 )
-from structured.grammar_walks import TOKENS
+from structured.grammar_walks import TOKENS, masks_of
 from waits import HANG_S, is_alive, wait_until
 
 CRASHES = StructuredOutput("regex", "[a-f]{3,40}x|crash")
@@ -138,7 +139,7 @@ def test_many_tokens_at_once_are_taken_in(service: GrammarService) -> None:
     row = Follower(service, StructuredOutput("regex", "[a-f]{3,200}x"))
     for count in (1, 3, MOST_TOKENS, MOST_TOKENS + 5, 2):
         row.choose(*[TOKENS.index(b"a")] * count)
-        assert np.array_equal(service.masks([(row.row, ())])[0], row.expected())
+        assert np.array_equal(served_masks(service, [(row.row, ())])[0], row.expected())
     service.close_row(row.row)
 
 
@@ -172,7 +173,7 @@ def test_tokens_without_another_need_no_question() -> None:
     step(service, *rows)
     memory, slots = service.rows.memory, slots_of(*rows)
     walk, count = FACTORY.compile(forced).start(), 0
-    while (token_id := only_id(FACTORY.masks([(walk, ())])[0][0])) is not None:
+    while (token_id := only_id(masks_of(FACTORY, [(walk, ())])[0][0])) is not None:
         walk.advance([token_id])
         count += 1
     assert count > 10
@@ -254,7 +255,7 @@ def test_the_row_that_ends_its_worker_again_is_in_error(does: str) -> None:
     for each in good:
         each.choose(TOKENS.index(b"a"))
     bad.choose(DEADLY)
-    masks = service.masks([(each.row, ()) for each in (*rows, beside)])
+    masks = served_masks(service, [(each.row, ()) for each in (*rows, beside)])
     assert bad.row.error is not None
     assert bad.row.error.startswith("following it ")
     assert bad.row.cause == ("engine" if does == "hang" else "request")
@@ -262,7 +263,7 @@ def test_the_row_that_ends_its_worker_again_is_in_error(does: str) -> None:
     for follower, mask in zip((*good, beside), (masks[0], *masks[2:]), strict=True):
         follower.check(mask)
     assert (bad.row.grammar.is_alone, beside.row.grammar.is_alone) == (True, False)
-    (mask,) = service.masks([(bad.row, ())])
+    (mask,) = served_masks(service, [(bad.row, ())])
     assert not mask.any()
     with pytest.raises((InvalidRequestError, RequestFailedError), match="following it"):
         service.prepare(poisonous)
@@ -289,7 +290,7 @@ def test_the_same_death_of_one_worker_is_no_proof() -> None:
 def test_a_grammar_that_ends_a_worker_when_it_is_compiled_again_has_its_own() -> None:
     service = make_service(server_command=COMMAND)
     beside, bad = Follower(service, DIGITS), Follower(service, StructuredOutput("regex", "[a-f]{3,41}x|load-crash"))
-    masks = service.masks([(each.row, ()) for each in (bad, beside)])
+    masks = served_masks(service, [(each.row, ()) for each in (bad, beside)])
     beside.check(masks[1])
     bad.check(masks[0])  # its own worker compiles it, as this crashes where grammars share one
     assert (bad.row.grammar.is_alone, beside.row.grammar.is_alone) == (True, False)
@@ -300,7 +301,7 @@ def test_a_grammar_that_ends_its_own_worker_when_it_is_compiled_is_refused() -> 
     service = make_service(server_command=COMMAND)
     bad = Follower(service, StructuredOutput("regex", "[a-f]{3,41}x|load-crash"))
     bad.row.grammar.num_failed_loads = 1  # as if the next crash, where grammars share a worker, were the second
-    (mask,) = service.masks([(bad.row, ())])
+    (mask,) = served_masks(service, [(bad.row, ())])
     assert not mask.any()
     assert (bad.row.error, bad.row.cause) == ("compiling it crashed (SIGSEGV)", "request")
     with pytest.raises(InvalidRequestError, match="compiling it crashed"):
@@ -364,7 +365,7 @@ def test_workers_that_end_one_after_the_other_are_not_waited_for_forever(monkeyp
     monkeypatch.setattr(WorkerFactory, "new", lambda self, _bytes, *, may_wait: new(self, 1, may_wait=may_wait))
     end_workers(service)
     service.rows.wait(HANG_S)
-    service.masks([(row.row, ())])
+    served_masks(service, [(row.row, ())])
     assert row.row.error is not None
     assert row.row.cause == "engine" or "compiling it" in row.row.error
     service.close()

@@ -22,7 +22,7 @@ from realizar.structured.ascii_classes import ascii_classes
 from realizar.structured.grammar_tokens import GrammarTokens, refusal
 from realizar.structured.json_schema import read_schema
 from realizar.structured.lark_schemas import prepare_lark_schemas, schema_error
-from realizar.structured.regex_masks import StateMasks, regex_masks
+from realizar.structured.regex_masks import RegexMasks, regex_masks
 
 _LOG = logging.getLogger(__name__)
 _QUOTED = re.compile(r"\n *\d+ \|")  # a numbered line of the grammar in an error, which shows those near the fault
@@ -32,36 +32,35 @@ _LIMITS = LLParserLimits(max_lexer_states=100_000, step_max_items=50_000, step_l
 
 
 class GrammarMatcher:
-    """The state of one row in its grammar, also in `StateMasks` where known. Not thread-safe. With an `error`
-    it stops.
+    """The state of one row in its grammar. Not thread-safe.
+
+    Attributes:
+        state: also in `RegexMasks`; None where that is not known.
+        ended: an id that ends the output was consumed.
+        error: the reason why the row can't go on.
     """
 
-    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: StateMasks[Any] | None = None) -> None:
+    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: RegexMasks | None = None) -> None:
         self._matcher, self._end_ids, self._shared = matcher, end_ids, shared
-        self.state: Any = None if shared is None else shared.start
-        self._ended = False
+        self.state = None if shared is None else shared.start
+        self.ended = False
         self.error: str | None = None
 
     def copy(self) -> GrammarMatcher:
         """Another row in the same state, which goes on by itself."""
         made = GrammarMatcher(self._matcher.deep_copy(), self._end_ids, self._shared)
-        made.state, made._ended, made.error = self.state, self._ended, self.error
+        made.state, made.ended, made.error = self.state, self.ended, self.error
         return made
-
-    @property
-    def ended(self) -> bool:
-        """True once an id that ends the output was consumed."""
-        return self._ended
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Consume sampled ids. An id that the grammar does not allow, or one after the end, is an error of the row."""
         for token_id in token_ids:
             if self.error is not None:
                 return
-            if self._ended:
+            if self.ended:
                 self.error = "a token follows the end"
             elif token_id in self._end_ids and self._matcher.is_accepting():
-                self._ended = True
+                self.ended = True
             elif not self._matcher.consume_token(token_id):
                 self.error = _reason(self._matcher.get_error())
             elif self._shared is not None:
@@ -103,11 +102,11 @@ class GrammarMatcher:
 class Grammar:
     """A compiled grammar. Its matchers share their lexer's states, and masks (`shared`) where states can be told."""
 
-    def __init__(self, matcher: LLMatcher, end_ids: frozenset[int], shared: StateMasks[Any] | None = None) -> None:
-        self._matcher, self._end_ids, self.shared = matcher, end_ids, shared
+    def __init__(self, first: GrammarMatcher, shared: RegexMasks | None) -> None:
+        self._first, self.shared = first, shared
 
     def start(self, output: Sequence[int] = ()) -> GrammarMatcher:
-        matcher = GrammarMatcher(self._matcher.deep_copy(), self._end_ids, self.shared)
+        matcher = self._first.copy()
         matcher.advance(output)
         return matcher
 
@@ -156,12 +155,14 @@ class GrammarFactory:
             raise self._refusal(structured, text, _reason(matcher.get_error()))
         for warning in matcher.get_grammar_warnings():
             _LOG.info("a grammar's warning: %s", _reason(str(warning)))
-        first = GrammarMatcher(matcher, self.end_ids)
+        is_regex = structured.kind == "regex"
+        shared = regex_masks(structured.value, self._vocabulary.tokens) if is_regex else None
+        first = GrammarMatcher(matcher, self.end_ids, shared)
         mask = matcher.compute_bitmask()
         first.check()
         if first.error is not None or not any(mask):
             raise refusal(structured, _reason(first.error or "nothing satisfies it"))
-        return Grammar(matcher, self.end_ids, self._shared_masks(structured))
+        return Grammar(first, shared)
 
     def _refusal(self, structured: StructuredOutput, text: str, reason: str) -> InvalidRequestError:
         if structured.kind == "nested":
@@ -173,18 +174,6 @@ class GrammarFactory:
             text, structured = lark, StructuredOutput("lark", lark)
         of_schema = schema_error(text, reason) if structured.kind == "lark" else None
         return of_schema or refusal(structured, reason)
-
-    def _shared_masks(self, structured: StructuredOutput) -> StateMasks[Any] | None:
-        if structured.kind == "regex":
-            return regex_masks(structured.value, self._vocabulary.tokens)
-        return None
-
-    def masks(self, rows: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[NDArray[np.uint32]]:
-        """Compute the allowed ids of rows and of their drafts: uint32 [drafts + 1, words] for each row. See `fill`."""
-        found = [np.empty((len(drafts) + 1, self.num_words), np.uint32) for _, drafts in rows]
-        for (row, drafts), out in zip(rows, found, strict=True):
-            self.fill(row, drafts, out)
-        return found
 
     def fill(self, row: GrammarMatcher, drafts: Sequence[int], out: NDArray[np.uint32]) -> None:
         """Compute the allowed ids of a row and of its drafts into uint32 [drafts + 1, words].

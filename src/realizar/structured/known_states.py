@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher
-from realizar.structured.regex_masks import MOST_STATES, NOTHING, ExpressionTable, RegexMasks, StatesLostError
+from realizar.structured.regex_masks import MOST_STATES, NOTHING, ExpressionTable, StatesLostError
 
 UNKNOWN = -1
 """In place of a state: it can't be told, or the token is not allowed."""
@@ -46,7 +46,7 @@ class KnownStates:
     def explore(self) -> Iterator[None]:
         """Find all states; between the parts of the work it yields. If they are too many, none are known."""
         shared = self._grammar.shared
-        if not isinstance(shared, RegexMasks):
+        if shared is None:
             return
         numbers, lines = [shared.start], list[NDArray[np.int16]]()
         while len(lines) < len(numbers) < MOST_STATES:

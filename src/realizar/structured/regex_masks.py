@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,45 +160,32 @@ class ExpressionTable:
 _MOST_STEPS = 50_000  # from a state with a token to the next state
 
 
-State = TypeVar("State", bound=Hashable)
-
 _MOST_BYTES = 32 << 20  # of masks; those used longest ago are dropped first
 
 
-class StateMasks(Generic[State]):
-    """Masks by state: rows in equal states have the same. A class for each kind of grammar has its own states."""
+class RegexMasks:
+    """Masks by state, for all rows of the expression: rows in equal states have the same."""
 
-    def __init__(self, start: State) -> None:
-        self.start = start
-        self._masks: OrderedDict[State, NDArray[np.uint32]] = OrderedDict()
+    def __init__(self, table: ExpressionTable, start: int, token_bytes: Sequence[bytes]) -> None:
+        self.table, self.start, self._token_bytes = table, start, token_bytes
+        self._steps: dict[tuple[int, int], int] = {}
+        self._masks: OrderedDict[int, NDArray[np.uint32]] = OrderedDict()
 
-    def after(self, state: State | None, token_id: int) -> State | None:
-        """The state after one more token, which the grammar allows; None if it is not known."""
-        raise NotImplementedError
-
-    def find(self, state: State | None) -> NDArray[np.uint32] | None:
+    def find(self, state: int | None) -> NDArray[np.uint32] | None:
         """The mask of a state, uint32 [words]; None if it has not been computed yet."""
         if state is None or state not in self._masks:
             return None
         self._masks.move_to_end(state)
         return self._masks[state]
 
-    def keep(self, state: State | None, mask: NDArray[np.uint32]) -> None:
+    def keep(self, state: int | None, mask: NDArray[np.uint32]) -> None:
         if state is not None:
             self._masks[state] = mask.copy()
             if len(self._masks) * mask.nbytes > _MOST_BYTES:
                 self._masks.popitem(last=False)
 
-
-class RegexMasks(StateMasks[int]):
-    """Masks by state, for all rows of the expression."""
-
-    def __init__(self, table: ExpressionTable, start: int, token_bytes: Sequence[bytes]) -> None:
-        super().__init__(start)
-        self.table, self._token_bytes = table, token_bytes
-        self._steps: dict[tuple[int, int], int] = {}
-
     def after(self, state: int | None, token_id: int) -> int | None:
+        """The state after one more token, which the expression allows; None if it is not known."""
         if state is None:
             return None
         found = self._steps.get((state, token_id))

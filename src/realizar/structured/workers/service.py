@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from realizar.errors import InvalidRequestError, QueueFullError, RealizarError, RequestFailedError
 from realizar.outputs import ErrorCause
 from realizar.sampling_params import StructuredOutput
@@ -153,20 +150,6 @@ class GrammarService:
     def forget(self, structured: StructuredOutput) -> None:
         """Compile a grammar anew for the next request, as the state that its rows share may have reached its limits."""
         self._known.forget(structured)
-
-    def masks(self, rows: Sequence[tuple[FollowedRow, Sequence[int]]]) -> list[NDArray[np.uint32]]:
-        """As `GrammarFactory.masks` gives them; a row that can't go on gets an `error`, and its masks are empty."""
-        slots = np.array([row.slot for row, _ in rows], np.intp)
-        self.rows.ask(slots, {row.slot: tuple(drafts) for row, drafts in rows if drafts})
-        while not self.rows.are_done(slots).all():
-            self.rows.wait(self._limits.step_s)
-        found = [self._memory.of(row.slot, len(drafts)) for row, drafts in rows]
-        failed = self.rows.are_failed(slots).tolist()
-        return [np.zeros_like(each) if fails else each.copy() for each, fails in zip(found, failed, strict=True)]
-
-    def advance(self, row: FollowedRow, token_ids: Sequence[int]) -> None:
-        sampled = np.array(token_ids, np.int32)[None]
-        self.rows.advance(np.array([row.slot]), sampled, np.array([len(token_ids)]))
 
     def close(self) -> None:
         """End all processes; waiting requests get an error. Idempotent."""

@@ -18,7 +18,7 @@ from realizar.errors import RealizarError
 from realizar.frames import Channel, ChannelError
 from realizar.structured.grammar import Grammar, GrammarFactory, GrammarMatcher, only_id
 from realizar.structured.known_states import UNKNOWN, KnownStates
-from realizar.structured.regex_masks import MOST_STATES, RegexMasks
+from realizar.structured.regex_masks import MOST_STATES
 from realizar.structured.workers.mask_memory import (
     ENDED,
     GOES_ON,
@@ -319,7 +319,7 @@ class WorkerProcess:
                 if next(loaded.search, self) is not self:
                     self._work_on(0)
                     return True
-            elif loaded.num_answers >= loaded.next_wish and isinstance(loaded.grammar.shared, RegexMasks):
+            elif loaded.num_answers >= loaded.next_wish and loaded.grammar.shared is not None:
                 loaded.next_wish = loaded.num_answers + _FEW_ANSWERS  # all lines may be others' now, and free later
                 if len(self._memory.after):
                     self._channel.send(WantLines(loaded.number))
