@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from realizar.models import spec
 from realizar.models.dimensions import read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_parameters import read_rope
@@ -21,7 +20,6 @@ _CALL = re.compile(r"`([\w.]+)\((\w+)?(?:=)?[^`]*\)`")
 _PLACES = {"builder": SpecBuilder, "hparams": HyperParameters}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "SpecBuilder": SpecBuilder,
-    "Layer": spec.Layer,
     "read_rope": read_rope,
     "read_dimensions": read_dimensions,
 }

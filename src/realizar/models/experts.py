@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from realizar.errors import InvalidRequestError
 from realizar.models.dimensions import MAX_FEED_FORWARD
-from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.parts import Activation, Linear
-from realizar.models.spec import ExpertLinear, Experts, FeedForward, Scoring
+from realizar.models.hyper_parameters import REQUIRED, HyperParameters, Required
+from realizar.models.parts import Linear
+from realizar.models.spec import ExpertLinear, Experts, Scoring
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization import is_packed
@@ -17,23 +17,22 @@ MAX_EXPERTS = 1024
 _SCORINGS: dict[int, Scoring] = {1: "softmax", 2: "sigmoid"}
 
 
-def read_expert_count(hparams: HyperParameters, hf_key: str = "num_experts") -> int:
-    """Experts of a layer. transformers 5 may write `num_local_experts` for the key of published configurations."""
-    if hparams.raw(None, "num_local_experts") is None:
-        return hparams.integer("expert_count", hf_key, high=MAX_EXPERTS)
-    count = hparams.integer(None, "num_local_experts", high=MAX_EXPERTS)
-    if hparams.integer(None, hf_key, high=MAX_EXPERTS, default=count) != count:
-        raise hparams.malformed(None, hf_key, f"num_local_experts says {count}")
-    return count
+def read_expert_counts(
+    hparams: HyperParameters, hf_key: str = "num_experts", used_hf_key: str = "num_experts_per_tok"
+) -> tuple[int, int]:
+    """Experts of a layer, and those that a token goes through. InvalidRequestError: more are configured than there are.
 
-
-def read_experts_per_token(hparams: HyperParameters, count: int, hf_key: str = "num_experts_per_tok") -> int:
-    """Experts that a token goes through; raises InvalidRequestError where more are configured than `count`."""
-    stated = hparams.integer("expert_used_count", hf_key, high=count)
+    transformers 5 may write `num_local_experts` for the key of published configurations.
+    """
+    local = hparams.integer(None, "num_local_experts", high=MAX_EXPERTS, default=0)
+    count = hparams.integer("expert_count", hf_key, high=MAX_EXPERTS, default=local or REQUIRED)
+    if local not in (0, count):
+        raise hparams.malformed(None, hf_key, f"num_local_experts says {local}")
+    stated = hparams.integer("expert_used_count", used_hf_key, high=count)
     wanted = hparams.requested_experts_per_token
     if wanted is not None and wanted > count:
         raise _too_many(wanted, count)
-    return stated if wanted is None else wanted
+    return count, stated if wanted is None else wanted
 
 
 def _too_many(wanted: int, count: int) -> InvalidRequestError:
@@ -41,6 +40,13 @@ def _too_many(wanted: int, count: int) -> InvalidRequestError:
         f"expert_used_count {wanted} is not within 1 to the {count} experts that a token may choose from",
         "expert_used_count",
     )
+
+
+def read_expert_width(
+    hparams: HyperParameters, hf_key: str = "moe_intermediate_size", default: int | Required = REQUIRED
+) -> int:
+    """Features between an expert's up and down projection."""
+    return hparams.integer("expert_feed_forward_length", hf_key, high=MAX_FEED_FORWARD, default=default)
 
 
 def read_groups(hparams: HyperParameters, count: int, per_token: int) -> tuple[int, int]:
@@ -94,82 +100,92 @@ APART = Joined()
 """Most families': published apart, and joined as transformers 5 has them in memory."""
 
 
-def build_experts(
-    builder: SpecBuilder,
-    index: int,
-    activation: Activation,
-    *,
-    count: int,
-    per_token: int,
-    width: int,
-    normalized: bool,
-    router_bias: bool = False,
-    clamped: bool = False,
-    joined: Joined = APART,
-) -> Experts:
-    """The mixture of layer `index`.
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """What the mixtures of a model have in common; for `normalized`, `scale`, `scoring` and `clamped` see `Experts`.
 
-    A GGUF file holds three tensors, [experts, out_features, in_features] each, or two, of which the first has the
-    out_features of gate before those of up. A safetensors checkpoint holds three matrices for each expert, or `joined`.
+    Of a layer a GGUF file holds three tensors, [experts, out_features, in_features] each, or two, of which the first
+    has the out_features of gate before those of up. A safetensors checkpoint holds three matrices for each expert, or
+    `joined`.
 
-    Args:
+    Attributes:
         width: between an expert's up and down projection.
-        normalized: the weights of the chosen ones are divided by their sum.
-
-    Raises:
-        UnsupportedModelError: a GGUF file says of the weights what this family does not do.
+        groups: the number of groups, and how many of them a token chooses from.
+        selection_bias: name in safetensors, after `model.layers.0.`, of the bias added to scores where experts are
+            chosen; None where there is none. With `bias_in_row` it is a matrix of one row there.
+        shared_width: of a feed-forward that every token goes through, maybe behind a gate; 0 where there is none.
     """
-    stated = builder.hparams.boolean("expert_weights_norm", None, default=normalized)
-    if stated != normalized:
-        raise builder.hparams.unsupported("expert_weights_norm", None, stated)
-    hidden, base = builder.sizes.hidden_size, f"model.layers.{index}"
-    router = builder.linear(f"{base}.mlp.gate", count, hidden, bias=router_bias)
-    places = _Places(builder, base, joined)
 
-    def matrices(name: str, out_features: int, in_features: int) -> ExpertLinear:
-        weight = builder.note(
-            f"{base}.mlp.experts.{name}.weight", places.weight(name, (count, out_features, in_features))
-        )  # fmt: skip
+    count: int
+    per_token: int
+    width: int
+    normalized: bool = True
+    scale: float = 1.0
+    scoring: Scoring = "softmax"
+    groups: tuple[int, int] = (1, 1)
+    selection_bias: str | None = None
+    bias_in_row: bool = False
+    router_bias: bool = False
+    shared_width: int = 0
+    has_shared_gate: bool = False
+    clamped: bool = False
+    joined: Joined = APART
+
+    def build(self, builder: SpecBuilder, index: int) -> Experts:
+        """The mixture of layer `index`; UnsupportedModelError where a GGUF file says of the weights what is not so."""
+        stated = builder.hparams.boolean("expert_weights_norm", None, default=self.normalized)
+        if stated != self.normalized:
+            raise builder.hparams.unsupported("expert_weights_norm", None, stated)
+        hidden, shared = builder.sizes.hidden_size, None
+        if self.shared_width:
+            shared = builder.feed_forward(index, part="mlp.shared_experts", width=self.shared_width)
+        return Experts(
+            router=builder.linear(f"model.layers.{index}.mlp.gate", self.count, hidden, bias=self.router_bias),
+            experts_per_token=self.per_token,
+            activation=builder.activation,
+            gate=self._matrices(builder, index, "gate_proj", self.width, hidden),
+            up=self._matrices(builder, index, "up_proj", self.width, hidden),
+            down=self._matrices(builder, index, "down_proj", hidden, self.width),
+            normalized=self.normalized,
+            scale=self.scale,
+            scoring=self.scoring,
+            selection_bias=self._selection_bias(builder, index),
+            num_groups=self.groups[0],
+            groups_per_token=self.groups[1],
+            shared=shared,
+            shared_gate=_shared_gate(builder, index) if self.has_shared_gate else None,
+            clamped=self.clamped,
+        )
+
+    def _matrices(
+        self, builder: SpecBuilder, index: int, name: str, out_features: int, in_features: int
+    ) -> ExpertLinear:
+        base, shape = f"model.layers.{index}", (self.count, out_features, in_features)
+        places, canonical = _Places(builder, base, self.joined), f"{base}.mlp.experts.{name}"
+        weight = builder.note(f"{canonical}.weight", places.weight(name, shape))
         bias: TensorName | None = None
-        if joined.bias is not None:
-            bias = builder.note(f"{base}.mlp.experts.{name}.bias", places.bias(name, (count, out_features)))
-        return ExpertLinear(weight, count, out_features, in_features, bias)
+        if self.joined.bias is not None:
+            bias = builder.note(f"{canonical}.bias", places.bias(name, shape[:2]))
+        return ExpertLinear(weight, *shape, bias)
 
-    return Experts(
-        router=router,
-        experts_per_token=per_token,
-        activation=activation,
-        gate=matrices("gate_proj", width, hidden),
-        up=matrices("up_proj", width, hidden),
-        down=matrices("down_proj", hidden, width),
-        normalized=normalized,
-        clamped=clamped,
-    )
-
-
-def build_shared(builder: SpecBuilder, index: int, activation: Activation, width: int) -> FeedForward:
-    hidden, base = builder.sizes.hidden_size, f"model.layers.{index}.mlp.shared_experts"
-    gate, up = (builder.linear(f"{base}.{name}_proj", width, hidden, bias=False) for name in ("gate", "up"))
-    return FeedForward(activation, up, builder.linear(f"{base}.down_proj", hidden, width, bias=False), gate)
+    def _selection_bias(self, builder: SpecBuilder, index: int) -> TensorName | None:
+        if self.selection_bias is None:
+            return None
+        shape = (self.count,)
+        if builder.hparams.is_gguf:
+            source = TensorSource(f"blk.{index}.exp_probs_b.bias", shape)
+        else:
+            name = builder.stored_name(f"model.layers.{index}.{self.selection_bias}")
+            source = TensorSource(name, shape, stored_shape=(1, *shape) if self.bias_in_row else None)
+        return builder.note(f"model.layers.{index}.mlp.gate.e_score_correction_bias", source)
 
 
-def build_shared_gate(builder: SpecBuilder, index: int) -> Linear:
-    """The gate of what all tokens of layer `index` share: a matrix of one out_feature, a vector in a GGUF file."""
+def _shared_gate(builder: SpecBuilder, index: int) -> Linear:
+    """A matrix of one out_feature, a vector in a GGUF file."""
     name, hidden = f"model.layers.{index}.mlp.shared_expert_gate.weight", builder.sizes.hidden_size
     shape = (hidden,) if builder.hparams.is_gguf else None
     source = TensorSource(builder.stored_name(name), (1, hidden), stored_shape=shape)
     return Linear(builder.note(name, source), 1, hidden)
-
-
-def build_selection_bias(
-    builder: SpecBuilder, index: int, count: int, hf_name: str, *, in_row: bool = False
-) -> TensorName:
-    """The bias added to scores where experts are chosen; `in_row`: safetensors has it as a matrix of one row."""
-    canonical = f"model.layers.{index}.mlp.gate.e_score_correction_bias"
-    if builder.hparams.is_gguf:
-        return builder.note(canonical, TensorSource(f"blk.{index}.exp_probs_b.bias", (count,)))
-    stored = builder.stored_name(f"model.layers.{index}.{hf_name}")
-    return builder.note(canonical, TensorSource(stored, (count,), stored_shape=(1, count) if in_row else None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from realizar.checkpoint.checkpoint import Checkpoint
 from realizar.errors import CheckpointError, UnsupportedModelError
 
 
-class _Required(Enum):
+class Required(Enum):
     REQUIRED = 0
 
 
-REQUIRED: Final = _Required.REQUIRED
+REQUIRED: Final = Required.REQUIRED
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class HyperParameters:
         *,
         high: int,
         low: int = 1,
-        default: int | _Required = REQUIRED,
+        default: int | Required = REQUIRED,
         absent: int | None = None,
         varies: bool = False,
     ) -> int:
@@ -142,7 +142,7 @@ class HyperParameters:
         gguf: str | None,
         hf: str | None,
         *,
-        default: float | _Required = REQUIRED,
+        default: float | Required = REQUIRED,
         above: float = 0.0,
         high: float = MAX_NUMBER,
     ) -> float:
@@ -213,8 +213,8 @@ class HyperParameters:
             return True
         return any(value == neutral for neutral in _CONFIG_NEUTRAL.get(name, ()))
 
-    def _default(self, gguf: str | None, hf: str | None, default: T | _Required) -> T:
-        if isinstance(default, _Required):
+    def _default(self, gguf: str | None, hf: str | None, default: T | Required) -> T:
+        if isinstance(default, Required):
             raise self.malformed(gguf, hf, "missing")
         return default
 

@@ -28,12 +28,12 @@ def without_next_token_blocks(hparams: HyperParameters, sizes: Dimensions, numbe
     return replace(sizes, num_layers=sizes.num_layers - number)
 
 
-def next_token_tensors(sizes: Dimensions, number: int, is_ignored: Callable[[str], bool]) -> Callable[[str], bool]:
-    """Tells the tensors of those blocks, which lie in layers behind the model's or by themselves, and ignored ones."""
+def next_token_tensors(sizes: Dimensions, number: int) -> Callable[[str], bool]:
+    """Tells the tensors of those blocks, which lie in layers behind the model's or by themselves."""
 
-    def is_unneeded(name: str) -> bool:
+    def is_of_block(name: str) -> bool:
         layer = _LAYER.fullmatch(name)
         beyond = layer is not None and sizes.num_layers <= int(layer.group(1)) < sizes.num_layers + number
-        return beyond or name.startswith(_APART) or is_ignored(name)
+        return beyond or name.startswith(_APART)
 
-    return is_unneeded
+    return is_of_block

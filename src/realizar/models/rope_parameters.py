@@ -47,6 +47,7 @@ def read_rope(
 
     Args:
         pairing, config_pairing: in GGUF and in Hugging Face's format, where nearly all architectures have `neox`.
+            Converters to GGUF reorder whole heads of Q and K so that rotated pairs are neighbours (`interleaved`).
         layer_type: the entry of `rope_parameters`, if these differ between kinds of layers.
         has_axes: the configuration may name the rope of three axes, which for text is plain.
         default_partial: the part of a head that is rotated where a configuration does not say.
@@ -54,10 +55,13 @@ def read_rope(
 
     Raises:
         CheckpointError: a parameter is missing or out of range.
-        UnsupportedModelError: an unknown kind of scaling.
+        UnsupportedModelError: an unknown kind of scaling, or a part of a reordered head that is rotated.
     """
     if hparams.is_gguf:
-        return _read_gguf(hparams, sizes, pairing, default_base, yarn_truncate)
+        rope = _read_gguf(hparams, sizes, pairing, default_base, yarn_truncate)
+        if pairing == "interleaved" and rope.size != sizes.head_size:
+            raise hparams.unsupported("rope.dimension_count", None, rope.size)
+        return rope
     rope = _read_config(hparams, sizes, layer_type, (default_base, default_partial), has_axes)
     return replace(rope, pairing=config_pairing)
 

@@ -15,9 +15,10 @@ import numpy as np
 from realizar.models.dimensions import MAX_CONTEXT, Dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.layer_inputs import LayerInputs
+from realizar.models.multimodal import is_other_part, text_prefix
 from realizar.models.parts import Activation, Linear, Norm, QueryGrowth, Rope
-from realizar.models.spec import Attention, FeedForward, Layer, ModelSpec
-from realizar.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, gguf_name, is_unneeded, renamed
+from realizar.models.spec import AnyFeedForward, Attention, FeedForward, Layer, Mixer, ModelSpec
+from realizar.models.tensor_names import EMBEDDING, FINAL_NORM, HEAD, is_unneeded, stored_name
 from realizar.models.tensor_source import TensorName, TensorSource
 from realizar.quantization import is_stored
 
@@ -40,9 +41,14 @@ class SpecBuilder:
 
     Args:
         norm_weight_offset: see `Norm`; used only for Hugging Face checkpoints, as GGUF converters add it.
-        norm_after_attention: `post_attention_layernorm` is applied to attention's output (GGUF names differ).
-        prefix: prefixes that a safetensors checkpoint has instead of `model.`, and before `lm_head`.
-        names: names of this checkpoint that differ from the usual ones, by canonical name; see `tensor_names`.
+        activation_key: key of `config.json` for the non-linearity of feed-forwards, which a GGUF file implies by its
+            architecture; None where no configuration says it. `default_activation` is for a missing key.
+        is_part: safetensors checkpoints hold a larger model of which this is the text model.
+        names, gguf_names: names of safetensors checkpoints and of GGUF files that differ from the usual ones, by
+            canonical name; see `tensor_names`.
+
+    Attributes:
+        activation: of feed-forwards.
     """
 
     def __init__(
@@ -53,24 +59,26 @@ class SpecBuilder:
         norm_kind: Literal["rms", "layer"] = "rms",
         norm_weight_offset: float = 0.0,
         norm_bias: bool = False,
-        norm_after_attention: bool = False,
-        prefix: tuple[str, str] = ("model.", ""),
+        activation_key: str | None = "hidden_act",
+        default_activation: Activation = "silu",
+        is_part: bool = False,
         names: Mapping[str, str] | None = None,
+        gguf_names: Mapping[str, str] | None = None,
     ) -> None:
         self.hparams = hparams
         self.sizes = sizes
+        self.activation = _read_activation(hparams, activation_key, default_activation)
         self._norm_kind = norm_kind
         self._norm_weight_offset = 0.0 if hparams.is_gguf else norm_weight_offset
         self._norm_bias = norm_bias
-        self._norm_after_attention = norm_after_attention
-        self._prefix = prefix
-        self._names = names or {}
+        self._prefix = text_prefix(hparams) if is_part else ("model.", "")
+        self._is_unneeded = is_other_part if is_part else is_unneeded
+        self._names = (gguf_names if hparams.is_gguf else names) or {}
         self._tensors: dict[TensorName, TensorSource] = {}
 
     def stored_name(self, canonical: TensorName) -> str:
-        if self.hparams.is_gguf:
-            return gguf_name(canonical, norm_after_attention=self._norm_after_attention, names=self._names)
-        return self.prefixed(renamed(canonical, self._names))
+        name = stored_name(canonical, self._names, is_gguf=self.hparams.is_gguf)
+        return name if self.hparams.is_gguf else self.prefixed(name)
 
     def prefixed(self, name: str) -> str:
         """The name of a tensor of a safetensors checkpoint with the prefix that it has there."""
@@ -80,15 +88,6 @@ class SpecBuilder:
 
     def has(self, canonical: TensorName) -> bool:
         return is_stored(self.hparams.checkpoint, self.stored_name(canonical))
-
-    def activation(self, hf_key: str = "hidden_act", *, default: Activation = "silu") -> Activation:
-        """The feed-forward's non-linearity, which a GGUF file implies by its architecture."""
-        name = self.hparams.text(None, hf_key, default="")
-        if not name:
-            return default
-        if name not in _ACTIVATIONS:
-            raise self.hparams.unsupported(None, hf_key, name)
-        return _ACTIVATIONS[name]
 
     def bias(self, hf_key: str | None, projection: str, *, default: bool = False, layer: int = 0) -> bool:
         """True if a projection has a bias, by `config.json`, or by the tensors of GGUF's `layer`, which has it.
@@ -101,6 +100,10 @@ class SpecBuilder:
             base = "" if projection == "lm_head" else f"model.layers.{layer}."
             return self.has(f"{base}{projection}.bias") or default
         return default if hf_key is None else self.hparams.boolean(None, hf_key, default=default)
+
+    def attention_biases(self, hf_key: str = "attention_bias", *, layer: int = 0) -> tuple[bool, bool]:
+        """True for each of Q, K and V, and the output projection, that has a bias; see `bias`."""
+        return self.bias(hf_key, "self_attn.q_proj", layer=layer), self.bias(hf_key, "self_attn.o_proj", layer=layer)
 
     def norm(self, base: str, size: int | None = None) -> Norm:
         """The norm named `base`, over `size` elements (the hidden size where None)."""
@@ -163,17 +166,17 @@ class SpecBuilder:
         scale: float | None = None,
         window: int | None = None,
         soft_cap: float | None = None,
-        qkv_bias: bool = False,
-        output_bias: bool = False,
+        biases: tuple[bool, bool] = (False, False),
         qk_norm: Literal["head", "token"] | None = None,
         query_growth: QueryGrowth | None = None,
         output_gate: bool = False,
     ) -> Attention:
         """Attention of layer `index`; `scale` None is the inverse root of the head size.
 
+        The biases are of Q, K and V, and of the output projection.
         With an output gate, each head of queries is followed by that of the gate in the matrix of queries.
         """
-        sizes, base = self.sizes, f"model.layers.{index}.self_attn"
+        sizes, base, (qkv_bias, output_bias) = self.sizes, f"model.layers.{index}.self_attn", biases
         q_features, kv_features = sizes.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size
         parts = [(f"{base}.q_proj", q_features), (f"{base}.k_proj", kv_features), (f"{base}.v_proj", kv_features)]
         gate = None
@@ -208,27 +211,55 @@ class SpecBuilder:
             gate=gate,
         )
 
-    def feed_forward(self, index: int, activation: Activation, *, bias: bool = False) -> FeedForward:
-        hidden, width, base = self.sizes.hidden_size, self.sizes.feed_forward_size, f"model.layers.{index}.mlp"
-        if self._is_gate_fused(index):
-            parts = [(f"{base}.gate_proj", width), (f"{base}.up_proj", width)]
-            gate, up = self.fused(f"{base}.gate_up_proj", parts, hidden, bias=bias)
-        else:
-            gate = self.linear(f"{base}.gate_proj", width, hidden, bias=bias)
-            up = self.linear(f"{base}.up_proj", width, hidden, bias=bias)
-        down = self.linear(f"{base}.down_proj", hidden, width, bias=bias)
-        return FeedForward(activation, up, down, gate)
-
-    def ungated_feed_forward(
-        self, index: int, activation: Activation, *, up: str = "up_proj", down: str = "down_proj", bias: bool = False
+    def feed_forward(
+        self,
+        index: int,
+        names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
+        *,
+        bias: bool = False,
+        part: str = "mlp",
+        width: int | None = None,
     ) -> FeedForward:
-        """`up` and `down` are the last part of the matrices' names."""
-        hidden, width, base = self.sizes.hidden_size, self.sizes.feed_forward_size, f"model.layers.{index}.mlp"
-        return FeedForward(
-            activation,
-            self.linear(f"{base}.{up}", width, hidden, bias=bias),
-            self.linear(f"{base}.{down}", hidden, width, bias=bias),
-        )
+        """The dense feed-forward of layer `index`, or another `part` of it of that `width`.
+
+        `names` are of its matrices; there is no gate where they are two.
+        """
+        hidden, base = self.sizes.hidden_size, f"model.layers.{index}.{part}"
+        width = self.sizes.feed_forward_size if width is None else width
+        *inner, last = (f"{base}.{name}" for name in names)
+        if len(inner) == 2 and self._is_gate_fused(base, width):
+            matrices = self.fused(f"{base}.gate_up_proj", [(name, width) for name in inner], hidden, bias=bias)
+        else:
+            matrices = [self.linear(name, width, hidden, bias=bias) for name in inner]
+        gate = matrices[0] if len(matrices) == 2 else None
+        return FeedForward(self.activation, matrices[-1], self.linear(last, hidden, width, bias=bias), gate)
+
+    def layers(
+        self,
+        mixer: Callable[[int], Mixer],
+        feed_forward: Callable[[int], AnyFeedForward],
+        *,
+        norms: Literal["before", "after", "both"] = "before",
+        residual_scale: float = 1.0,
+    ) -> list[Layer]:
+        """All layers of parts by their index, with norms before mixers and feed-forwards, after them, or both."""
+        before, after = norms != "after", norms != "before"
+
+        def layer(index: int) -> Layer:
+            def norm(name: str, is_there: bool) -> Norm | None:
+                return self.norm(f"model.layers.{index}.{name}_layernorm") if is_there else None
+
+            return Layer(
+                mixer=mixer(index),
+                feed_forward=feed_forward(index),
+                input_norm=norm("input", before),
+                post_mixer_norm=norm("post_attention", after),
+                pre_feedforward_norm=norm("pre_feedforward" if after else "post_attention", before),
+                post_feedforward_norm=norm("post_feedforward", after),
+                residual_scale=residual_scale,
+            )
+
+        return [layer(index) for index in range(self.sizes.num_layers)]
 
     def windows(self, is_windowed: Callable[[int], bool], *, default: int | None = None) -> list[int | None]:
         """The attention window of each layer of `windowed_layers`; one as long as the context is dropped."""
@@ -267,7 +298,7 @@ class SpecBuilder:
         embedding_scale: float = 1.0,
         logit_scale: float = 1.0,
         logit_soft_cap: float | None = None,
-        is_ignored: Callable[[str], bool] = is_unneeded,
+        is_ignored: Callable[[str], bool] = lambda _: False,
         layer_inputs: LayerInputs | None = None,
     ) -> ModelSpec:
         """The whole model.
@@ -276,7 +307,7 @@ class SpecBuilder:
             tied_by_default: the head is the embedding unless `config.json` decides, or the checkpoint has a head of
                 other values. A GGUF file is tied if it has no `output.weight`.
             head_bias: logits have a bias, tied or not.
-            is_ignored: True for checkpoint names that are known and not needed.
+            is_ignored: True for further checkpoint names that are known and not needed.
         """
         sizes, hparams = self.sizes, self.hparams
         embedding = self._note(EMBEDDING, (sizes.vocab_size, sizes.hidden_size))
@@ -284,7 +315,8 @@ class SpecBuilder:
             tied = not self.has(HEAD)
         else:
             tied = hparams.boolean(None, "tie_word_embeddings", default=tied_by_default) and not self._has_own_head()
-        ignored = {name for name in hparams.checkpoint.tensors if is_ignored(name)}
+        stored = hparams.checkpoint.tensors
+        ignored = {name for name in stored if self._is_unneeded(name) or is_ignored(name)}
         if tied:
             bias = self._note("lm_head.bias", (sizes.vocab_size,)) if head_bias else None
             head = Linear(embedding, sizes.vocab_size, sizes.hidden_size, bias)
@@ -325,12 +357,11 @@ class SpecBuilder:
             for start in range(0, head.data.size, _COMPARED)
         )
 
-    def _is_gate_fused(self, index: int) -> bool:
+    def _is_gate_fused(self, base: str, width: int) -> bool:
         """True if gate and up are one matrix, which GGUF files name like the up projection, without a gate."""
-        base = f"model.layers.{index}.mlp"
         if self.hparams.is_gguf:
             stored = self.hparams.checkpoint.tensors.get(self.stored_name(f"{base}.gate_up_proj.weight"))
-            is_double = stored is not None and stored.shape[:1] == (2 * self.sizes.feed_forward_size,)
+            is_double = stored is not None and stored.shape[:1] == (2 * width,)
             return is_double and not self.has(f"{base}.gate_proj.weight")
         return self.has(f"{base}.gate_up_proj.weight")
 
@@ -348,3 +379,10 @@ class SpecBuilder:
     ) -> TensorName:
         stored = self.stored_name(fused_in or canonical)
         return self.note(canonical, TensorSource(stored, shape, first_out_feature, fused_in is not None))
+
+
+def _read_activation(hparams: HyperParameters, hf_key: str | None, default: Activation) -> Activation:
+    name = hparams.text(None, hf_key, default="")
+    if name and name not in _ACTIVATIONS:
+        raise hparams.unsupported(None, hf_key, name)
+    return _ACTIVATIONS.get(name, default)

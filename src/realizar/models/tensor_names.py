@@ -9,15 +9,14 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm"
 HEAD = "lm_head.weight"
 
-_GLOBAL = {
+_GGUF = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
     "model.embed_tokens_per_layer": "per_layer_token_embd",
     "model.per_layer_model_projection": "per_layer_model_proj",
     "model.per_layer_projection_norm": "per_layer_proj_norm",
-}
-_IN_LAYER = {
+    # In a layer:
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -33,6 +32,7 @@ _IN_LAYER = {
     "mlp.c_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_experts.gate_up_proj": "ffn_up_shexp",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
@@ -64,40 +64,25 @@ _IN_LAYER = {
     "post_per_layer_input_norm": "post_norm",
     "layer_scalar": "layer_output_scale",
 }
-# Where a norm follows attention instead of preceding the feed-forward, Hugging Face gives it the same name.
-_POST_ATTENTION_NORM = "post_attention_norm"
+GGUF_POST_ATTENTION = {"post_attention_layernorm": "post_attention_norm"}
+"""GGUF's name of a norm where that follows attention instead of preceding the feed-forward, and in some other files."""
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _UNNEEDED_GGUF = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 _UNNEEDED = re.compile(r"blk\.\d+\.attn_rot_embd(\.weight)?|(.+\.)?rotary_emb\.inv_freq|.+\.masked_bias")
 
 
-def gguf_name(canonical: str, *, norm_after_attention: bool, names: Mapping[str, str]) -> str:
-    """The GGUF name of a canonical tensor.
+def stored_name(canonical: str, names: Mapping[str, str], *, is_gguf: bool) -> str:
+    """A checkpoint's name of a canonical tensor.
 
-    Args:
-        norm_after_attention: `post_attention_layernorm` is applied to attention's output.
-        names: this architecture's other GGUF names by canonical name, without `.weight`, and in a layer without
-            `model.layers.0.` and `blk.0.` too.
+    `names` are other than the usual ones: by canonical name without `.weight`, and in a layer without
+    `model.layers.0.` and `blk.0.` too.
     """
     layer = _LAYER.fullmatch(canonical)
-    if layer is None:
-        base, _, kind = canonical.rpartition(".")
-        return f"{names.get(base) or _GLOBAL[base]}.{kind}"
-    index, base, kind = layer.groups()
-    after = norm_after_attention and base == "post_attention_layernorm"
-    name = names.get(base) or (_POST_ATTENTION_NORM if after else _IN_LAYER[base])
-    return f"blk.{index}.{name}.{kind}"
-
-
-def renamed(canonical: str, names: Mapping[str, str]) -> str:
-    """A safetensors checkpoint's name; `names` go by canonical name without `.weight` and `model.layers.0.`."""
-    layer = _LAYER.fullmatch(canonical)
-    if layer is None:
-        base, _, kind = canonical.rpartition(".")
-        return f"{names.get(base, base)}.{kind}"
-    index, base, kind = layer.groups()
-    return f"model.layers.{index}.{names.get(base, base)}.{kind}"
+    base, _, kind = canonical.rpartition(".") if layer is None else (layer[2], "", layer[3])
+    name = names.get(base) or (_GGUF[base] if is_gguf else base)
+    place = "" if layer is None else f"{'blk' if is_gguf else 'model.layers'}.{layer[1]}."
+    return f"{place}{name}.{kind}"
 
 
 def is_unneeded(name: str) -> bool:

@@ -5,29 +5,19 @@ from __future__ import annotations
 from realizar.models.dimensions import read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import Layer, ModelSpec
+from realizar.models.spec import ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
     """Converters to GGUF reorder the rows of Q and K as Llama's."""
     sizes = read_dimensions(hparams, defaults={"rms_norm_eps": 1e-5})
-    builder = SpecBuilder(hparams, sizes)
+    builder = SpecBuilder(hparams, sizes, default_activation="relu_squared")
     rope = read_rope(hparams, sizes, pairing="interleaved")
-    if hparams.is_gguf and rope.size != sizes.head_size:
-        raise hparams.unsupported("rope.dimension_count", None, rope.size)
     scale = hparams.optional_number("attention.scale", None)
-    qkv_bias = builder.bias("attention_bias", "self_attn.q_proj")
-    output_bias = builder.bias("attention_bias", "self_attn.o_proj")
-    mlp_bias = builder.bias("mlp_bias", "mlp.down_proj")
-    activation = builder.activation(default="relu_squared")
-    layers = [
-        Layer(
-            mixer=builder.attention(index, rope=rope, scale=scale, qkv_bias=qkv_bias, output_bias=output_bias),
-            feed_forward=builder.ungated_feed_forward(index, activation, bias=mlp_bias),
-            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
-            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
-        )
-        for index in range(sizes.num_layers)
-    ]
+    biases, mlp_bias = builder.attention_biases(), builder.bias("mlp_bias", "mlp.down_proj")
+    layers = builder.layers(
+        lambda index: builder.attention(index, rope=rope, scale=scale, biases=biases),
+        lambda index: builder.feed_forward(index, ("up_proj", "down_proj"), bias=mlp_bias),
+    )
     return builder.spec(layers, tied_by_default=False)

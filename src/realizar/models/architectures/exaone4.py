@@ -5,8 +5,9 @@ from __future__ import annotations
 from realizar.models.dimensions import MAX_CONTEXT, MAX_LAYERS, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import Layer, ModelSpec
+from realizar.models.spec import ModelSpec
 from realizar.models.spec_builder import SpecBuilder
+from realizar.models.tensor_names import GGUF_POST_ATTENTION
 
 _PERIOD = 4  # the last layer of each four is full
 _LAYERS_WITH_WINDOWS = 64  # of the published 32B model, of which llama.cpp knows the window without its key
@@ -15,23 +16,17 @@ _LAYERS_WITH_WINDOWS = 64  # of the published 32B model, of which llama.cpp know
 def build(hparams: HyperParameters) -> ModelSpec:
     """EXAONE 4: the 32B model has windows and rotates only there; the 1.2B model has none and rotates everywhere."""
     sizes = read_dimensions(hparams)
-    builder = SpecBuilder(hparams, sizes, norm_after_attention=True)
+    builder = SpecBuilder(hparams, sizes, gguf_names=GGUF_POST_ATTENTION)
     rope = read_rope(hparams, sizes)
     has_windows = _has_windows(hparams, sizes.num_layers)
     is_local = _read_local_layers(hparams, builder, has_windows=has_windows)
     windows = builder.windows(lambda index: is_local[index], default=4096 if has_windows else None)
-    activation = builder.activation()
-    layers = [
-        Layer(
-            mixer=builder.attention(
-                index, rope=rope if is_local[index] or not has_windows else None, window=windows[index], qk_norm="head"
-            ),
-            feed_forward=builder.feed_forward(index, activation),
-            post_mixer_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
-            post_feedforward_norm=builder.norm(f"model.layers.{index}.post_feedforward_layernorm"),
-        )
-        for index in range(sizes.num_layers)
-    ]
+    ropes = [rope if local or not has_windows else None for local in is_local]
+    layers = builder.layers(
+        lambda index: builder.attention(index, rope=ropes[index], window=windows[index], qk_norm="head"),
+        builder.feed_forward,
+        norms="after",
+    )
     return builder.spec(layers, tied_by_default=False)
 
 

@@ -7,11 +7,11 @@ from typing import Literal
 
 from realizar.models.dimensions import Dimensions, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.multimodal import is_other_part, text_prefix
 from realizar.models.parts import Rope
 from realizar.models.rope_parameters import plain_rope, read_local_rope, read_rope
 from realizar.models.spec import Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
+from realizar.models.tensor_names import GGUF_POST_ATTENTION
 
 # Gemma 3's configurations inside multi-modal ones name only what differs from these.
 _GEMMA3_DEFAULTS = {
@@ -30,7 +30,7 @@ _GEMMA3_DEFAULTS = {
 def build_gemma2(hparams: HyperParameters) -> ModelSpec:
     """Gemma 2: every other layer windowed, beginning with the first."""
     sizes = read_dimensions(hparams, defaults={"head_dim": 256})
-    builder = SpecBuilder(hparams, sizes, norm_weight_offset=1.0, norm_after_attention=True)
+    builder = _start(hparams, sizes)
     rope = read_rope(hparams, sizes)
     local_base = hparams.number("rope.freq_base_swa", None, default=0.0, above=1.0)
     local = plain_rope(local_base, rope.size) if local_base else rope
@@ -49,9 +49,7 @@ def build_gemma2(hparams: HyperParameters) -> ModelSpec:
 def build_gemma3(hparams: HyperParameters) -> ModelSpec:
     """The text model of Gemma 3: five windowed layers, with a rope base of their own, to each full one."""
     sizes = read_dimensions(hparams, defaults=_GEMMA3_DEFAULTS)
-    builder = SpecBuilder(
-        hparams, sizes, norm_weight_offset=1.0, norm_after_attention=True, prefix=text_prefix(hparams)
-    )
+    builder = _start(hparams, sizes, is_part=True)
     highest = sizes.num_layers + 1024
     period = hparams.integer(None, "_sliding_window_pattern", high=highest, default=6)  # as transformers 5 writes it
     period = hparams.integer(None, "sliding_window_pattern", high=highest, default=period)
@@ -70,7 +68,18 @@ def build_gemma3(hparams: HyperParameters) -> ModelSpec:
         tied_by_default=True,
         embedding_scale=math.sqrt(sizes.hidden_size),
         logit_soft_cap=final_soft_cap,
-        is_ignored=is_other_part,
+    )
+
+
+def _start(hparams: HyperParameters, sizes: Dimensions, *, is_part: bool = False) -> SpecBuilder:
+    return SpecBuilder(
+        hparams,
+        sizes,
+        norm_weight_offset=1.0,
+        activation_key="hidden_activation",
+        default_activation="gelu_tanh",
+        is_part=is_part,
+        gguf_names=GGUF_POST_ATTENTION,
     )
 
 
@@ -82,29 +91,20 @@ def _layers(
     soft_cap: float | None,
     qk_norm: Literal["head"] | None,
 ) -> list[Layer]:
-    activation = builder.activation("hidden_activation", default="gelu_tanh")
-    qkv_bias = builder.bias("attention_bias", "self_attn.q_proj")
-    output_bias = builder.bias("attention_bias", "self_attn.o_proj")
-    return [
-        Layer(
-            mixer=builder.attention(
-                index,
-                rope=ropes[index],
-                scale=scale,
-                window=windows[index],
-                soft_cap=soft_cap,
-                qkv_bias=qkv_bias,
-                output_bias=output_bias,
-                qk_norm=qk_norm,
-            ),
-            feed_forward=builder.feed_forward(index, activation),
-            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
-            post_mixer_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
-            pre_feedforward_norm=builder.norm(f"model.layers.{index}.pre_feedforward_layernorm"),
-            post_feedforward_norm=builder.norm(f"model.layers.{index}.post_feedforward_layernorm"),
-        )
-        for index in range(builder.sizes.num_layers)
-    ]
+    biases = builder.attention_biases()
+    return builder.layers(
+        lambda index: builder.attention(
+            index,
+            rope=ropes[index],
+            scale=scale,
+            window=windows[index],
+            soft_cap=soft_cap,
+            biases=biases,
+            qk_norm=qk_norm,
+        ),
+        builder.feed_forward,
+        norms="both",
+    )
 
 
 def _read_scale(hparams: HyperParameters, sizes: Dimensions, *, is_scaled_by_width: bool) -> float:

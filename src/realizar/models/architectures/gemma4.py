@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from realizar.models.architectures.gemma4_experts import Mixture, read_mixture, router_names
+from realizar.models.architectures.gemma4_experts import GemmaMixture, read_mixture
 from realizar.models.dimensions import (
     MAX_FEED_FORWARD,
     MAX_HEAD_SIZE,
@@ -19,12 +19,12 @@ from realizar.models.dimensions import (
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.layer_inputs import InputGate, LayerInputs
 from realizar.models.mixers import SharedAttention
-from realizar.models.multimodal import is_other_part, text_prefix
-from realizar.models.parts import Activation, Rope
+from realizar.models.parts import Rope
 from realizar.models.rope import proportional_frequencies
 from realizar.models.rope_parameters import make_rope, plain_rope, read_local_rope, read_rope
-from realizar.models.spec import Attention, FeedForward, Layer, ModelSpec
+from realizar.models.spec import Attention, Layer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
+from realizar.models.tensor_names import GGUF_POST_ATTENTION
 from realizar.models.tensor_source import TensorName, TensorSource
 
 # Configurations inside multi-modal ones name only what differs from these.
@@ -60,13 +60,18 @@ def build(hparams: HyperParameters) -> ModelSpec:
         raise hparams.unsupported(None, "use_bidirectional_attention", hparams.raw(None, "use_bidirectional_attention"))
     sizes = read_dimensions(hparams, defaults=_DEFAULTS, varies=True)
     builder = SpecBuilder(
-        hparams, sizes, norm_after_attention=True, prefix=text_prefix(hparams), names=router_names(hparams.is_gguf)
+        hparams,
+        sizes,
+        activation_key="hidden_activation",
+        default_activation="gelu_tanh",
+        is_part=True,
+        names={"mlp.gate": "router.proj"},
+        gguf_names=GGUF_POST_ATTENTION,
     )
     mixture = read_mixture(hparams)
     shapes = _read_shapes(hparams, builder)
-    activation = builder.activation("hidden_activation", default="gelu_tanh")
     inputs = _read_layer_inputs(hparams, builder)
-    layers = [_layer(builder, index, shapes, activation, inputs, mixture) for index in range(len(shapes))]
+    layers = [_layer(builder, index, shapes, inputs, mixture) for index in range(len(shapes))]
     unused = {
         builder.stored_name(f"model.layers.{index}.self_attn.{name}.weight")
         for index, shape in enumerate(shapes)
@@ -78,7 +83,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
         tied_by_default=True,
         embedding_scale=math.sqrt(sizes.hidden_size),
         logit_soft_cap=hparams.optional_number("final_logit_softcapping", "final_logit_softcapping"),
-        is_ignored=lambda name: is_other_part(name) or name in unused,
+        is_ignored=unused.__contains__,
         layer_inputs=inputs,
     )
 
@@ -87,22 +92,21 @@ def _layer(
     builder: SpecBuilder,
     index: int,
     shapes: list[_Shape],
-    activation: Activation,
     inputs: LayerInputs | None,
-    mixture: Mixture | None,
+    mixture: GemmaMixture | None,
 ) -> Layer:
     base, hidden, shape = f"model.layers.{index}", builder.sizes.hidden_size, shapes[index]
-    dense, gate = _feed_forward(builder, index, shape.feed_forward_size, activation), None
+    dense, gate = builder.feed_forward(index, width=shape.feed_forward_size), None
     if inputs is not None:
         gate = InputGate(
-            activation=activation,
+            activation=builder.activation,
             gate=builder.linear(f"{base}.per_layer_input_gate", inputs.size, hidden, bias=False),
             projection=builder.linear(f"{base}.per_layer_projection", hidden, inputs.size, bias=False),
             norm=builder.norm(f"{base}.post_per_layer_input_norm"),
         )
     return Layer(
         mixer=_mixer(builder, index, shape, shapes),
-        feed_forward=dense if mixture is None else mixture.build(builder, index, activation, dense),
+        feed_forward=dense if mixture is None else mixture.build(builder, index, dense),
         input_norm=builder.norm(f"{base}.input_layernorm"),
         post_mixer_norm=builder.norm(f"{base}.post_attention_layernorm"),
         pre_feedforward_norm=builder.norm(f"{base}.pre_feedforward_layernorm") if mixture is None else None,
@@ -116,11 +120,9 @@ def _mixer(builder: SpecBuilder, index: int, shape: _Shape, shapes: list[_Shape]
     """Attention whose scale is one: norms of Q and K stand for it."""
     base, sizes = f"model.layers.{index}.self_attn", builder.sizes
     queries, keys = sizes.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
-    bias = builder.bias("attention_bias", "self_attn.q_proj")
+    bias, output_bias = builder.attention_biases()
     q = builder.linear(f"{base}.q_proj", queries, sizes.hidden_size, bias=bias)
-    o = builder.linear(
-        f"{base}.o_proj", sizes.hidden_size, queries, bias=builder.bias("attention_bias", "self_attn.o_proj")
-    )
+    o = builder.linear(f"{base}.o_proj", sizes.hidden_size, queries, bias=output_bias)
     q_norm = builder.norm(f"{base}.q_norm", shape.head_size)
     rope = _rope(builder, shape)
     if shape.source is not None:
@@ -144,12 +146,6 @@ def _mixer(builder: SpecBuilder, index: int, shape: _Shape, shapes: list[_Shape]
         k_norm=builder.norm(f"{base}.k_norm", shape.head_size),
         v_norm_eps=sizes.norm_eps,
     )
-
-
-def _feed_forward(builder: SpecBuilder, index: int, width: int, activation: Activation) -> FeedForward:
-    hidden, base = builder.sizes.hidden_size, f"model.layers.{index}.mlp"
-    gate, up = (builder.linear(f"{base}.{name}_proj", width, hidden, bias=False) for name in ("gate", "up"))
-    return FeedForward(activation, up, builder.linear(f"{base}.down_proj", hidden, width, bias=False), gate)
 
 
 def _output_scale(builder: SpecBuilder, base: str) -> TensorName | None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from realizar.models.dimensions import MAX_FEED_FORWARD, read_dimensions
-from realizar.models.experts import Joined, build_experts, read_expert_count, read_experts_per_token
+from realizar.models.dimensions import read_dimensions
+from realizar.models.experts import Joined, Mixture, read_expert_counts, read_expert_width
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.parts import Rope
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT, Attention, Layer, ModelSpec
+from realizar.models.spec import SWIGLU_ALPHA, SWIGLU_LIMIT, Attention, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
+from realizar.models.tensor_names import GGUF_POST_ATTENTION
 from realizar.models.tensor_source import TensorSource
 
 _WINDOW = 128
-_NAMES = {"mlp.gate": "mlp.router"}
-_GGUF_NAMES = {"post_attention_layernorm": "post_attention_norm"}
+_JOINED = Joined(transposed=True, alternating=True, bias="_bias")
 
 
 def build(hparams: HyperParameters) -> ModelSpec:
@@ -24,37 +24,27 @@ def build(hparams: HyperParameters) -> ModelSpec:
     A GGUF file can't say so, and llama.cpp rounds: the model was trained without.
     """
     sizes = read_dimensions(hparams, defaults={"rms_norm_eps": 1e-5, "head_dim": 64})
-    builder = SpecBuilder(hparams, sizes, names=_GGUF_NAMES if hparams.is_gguf else _NAMES)
+    builder = SpecBuilder(hparams, sizes, names={"mlp.gate": "mlp.router"}, gguf_names=GGUF_POST_ATTENTION)
     rope = read_rope(hparams, sizes, default_base=150000.0, yarn_truncate=False)
     windows = builder.windows(lambda index: index % 2 == 0, default=None if hparams.is_gguf else _WINDOW)
-    count = read_expert_count(hparams)
-    per_token, stated = read_experts_per_token(hparams, count), hparams.raw(None, "num_experts_per_tok")
+    counts, stated = read_expert_counts(hparams), hparams.raw(None, "num_experts_per_tok")
     if hparams.raw(None, "experts_per_token") not in (None, stated):  # published configurations have both
         raise hparams.malformed(None, "experts_per_token", f"num_experts_per_tok says {stated}")
-    width = hparams.integer("expert_feed_forward_length", "intermediate_size", high=MAX_FEED_FORWARD)
+    width = read_expert_width(hparams, "intermediate_size")
     for key, value in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
         if hparams.number(None, key, default=value) != value:
             raise hparams.unsupported(None, key, hparams.raw(None, key))
-    activation = builder.activation()
     bias = hparams.boolean(None, "attention_bias", default=True)
-    joined = Joined(transposed=True, alternating=True, bias="_bias")
-    layers = [
-        Layer(
-            mixer=_attention(builder, index, rope, windows[index], bias=bias),
-            feed_forward=build_experts(
-                builder, index, activation, count=count, per_token=per_token, width=width, normalized=True,
-                router_bias=True, clamped=True, joined=joined,
-            ),
-            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
-            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
-        )
-        for index in range(sizes.num_layers)
-    ]  # fmt: skip
+    mixture = Mixture(*counts, width, router_bias=True, clamped=True, joined=_JOINED)
+    layers = builder.layers(
+        lambda index: _attention(builder, index, rope, windows[index], bias=bias),
+        lambda index: mixture.build(builder, index),
+    )
     return builder.spec(layers, tied_by_default=False)
 
 
 def _attention(builder: SpecBuilder, index: int, rope: Rope, window: int | None, *, bias: bool) -> Attention:
-    attention = builder.attention(index, rope=rope, window=window, qkv_bias=bias, output_bias=bias)
+    attention = builder.attention(index, rope=rope, window=window, biases=(bias, bias))
     name = f"model.layers.{index}.self_attn.sinks"
     stored = f"blk.{index}.attn_sinks.weight" if builder.hparams.is_gguf else builder.stored_name(name)
     return replace(attention, sinks=builder.note(name, TensorSource(stored, (attention.num_heads,))))

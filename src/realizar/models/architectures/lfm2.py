@@ -13,19 +13,12 @@ from realizar.models.dimensions import (
     Dimensions,
     read_dimensions,
 )
-from realizar.models.experts import (
-    Joined,
-    build_experts,
-    build_selection_bias,
-    read_expert_count,
-    read_experts_per_token,
-    read_scoring,
-)
+from realizar.models.experts import Joined, Mixture, read_expert_counts, read_expert_width, read_scoring
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.mixers import ShortConvolution
 from realizar.models.parts import Rope
 from realizar.models.rope_parameters import plain_rope, read_rope
-from realizar.models.spec import AnyFeedForward, Layer, ModelSpec
+from realizar.models.spec import AnyFeedForward, Mixer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
 _CONFIG_NAMES = {
@@ -49,31 +42,27 @@ _JOINED = Joined("feed_forward.experts.gate_up_proj", "feed_forward.experts.down
 
 def build(hparams: HyperParameters) -> ModelSpec:
     builder = _start(hparams)
-    return _build(builder, lambda index: builder.feed_forward(index, "silu"))
+    return _build(builder, builder.feed_forward)
 
 
 def build_mixture(hparams: HyperParameters) -> ModelSpec:
     """LFM2 with experts behind its first layers: sigmoids, whose bias does not weigh."""
     builder = _start(hparams)
-    count = read_expert_count(hparams)
-    per_token = read_experts_per_token(hparams, count)
     leading = hparams.integer("leading_dense_block_count", "num_dense_layers", low=0, high=MAX_LAYERS, default=0)
-    width = hparams.integer("expert_feed_forward_length", "moe_intermediate_size", high=MAX_FEED_FORWARD)
-    normalized = hparams.boolean(None, "norm_topk_prob", default=True)
-    scale = hparams.number(None, "routed_scaling_factor", default=1.0)  # a GGUF file can't say it
-    scoring = read_scoring(hparams, "sigmoid")
     has_bias = hparams.boolean(None, "use_expert_bias", default=True)
-
-    def feed_forward(index: int) -> AnyFeedForward:
-        if index < leading:
-            return builder.feed_forward(index, "silu")
-        experts = build_experts(
-            builder, index, "silu", count=count, per_token=per_token, width=width, normalized=normalized, joined=_JOINED
-        )
-        bias = build_selection_bias(builder, index, count, "feed_forward.expert_bias") if has_bias else None
-        return dataclasses.replace(experts, scale=scale, scoring=scoring, selection_bias=bias)
-
-    return _build(builder, feed_forward)
+    mixture = Mixture(
+        *read_expert_counts(hparams),
+        read_expert_width(hparams),
+        normalized=hparams.boolean(None, "norm_topk_prob", default=True),
+        scale=hparams.number(None, "routed_scaling_factor", default=1.0),  # a GGUF file can't say it
+        scoring=read_scoring(hparams, "sigmoid"),
+        selection_bias="feed_forward.expert_bias" if has_bias else None,
+        joined=_JOINED,
+    )
+    return _build(
+        builder,
+        lambda index: builder.feed_forward(index) if index < leading else mixture.build(builder, index),
+    )
 
 
 def _start(hparams: HyperParameters) -> SpecBuilder:
@@ -86,7 +75,7 @@ def _start(hparams: HyperParameters) -> SpecBuilder:
     if hparams.architecture == "lfm2":
         width = _read_feed_forward_size(hparams, sizes.feed_forward_size)
         sizes = dataclasses.replace(sizes, feed_forward_size=width)
-    return SpecBuilder(hparams, sizes, names=_GGUF_NAMES if hparams.is_gguf else _CONFIG_NAMES)
+    return SpecBuilder(hparams, sizes, activation_key=None, names=_CONFIG_NAMES, gguf_names=_GGUF_NAMES)
 
 
 def _build(builder: SpecBuilder, feed_forward: Callable[[int], AnyFeedForward]) -> ModelSpec:
@@ -96,17 +85,13 @@ def _build(builder: SpecBuilder, feed_forward: Callable[[int], AnyFeedForward]) 
     is_attention = _read_attention_layers(hparams, sizes)
     length = hparams.integer("shortconv.l_cache", "conv_L_cache", low=2, high=MAX_CONVOLUTION)
     bias = hparams.boolean(None, "conv_bias", default=False)
-    layers = [
-        Layer(
-            mixer=builder.attention(index, rope=rope, qk_norm="head")
-            if is_attention[index]
-            else _convolution(builder, index, length, bias=bias),
-            feed_forward=feed_forward(index),
-            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
-            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
-        )
-        for index in range(sizes.num_layers)
-    ]
+
+    def mixer(index: int) -> Mixer:
+        if is_attention[index]:
+            return builder.attention(index, rope=rope, qk_norm="head")
+        return _convolution(builder, index, length, bias=bias)
+
+    layers = builder.layers(mixer, feed_forward)
     return builder.spec(layers, tied_by_default=_read_tied(hparams))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from realizar.models.dimensions import read_dimensions
-from realizar.models.experts import MAX_EXPERTS, build_experts, read_expert_count, read_experts_per_token
+from realizar.models.experts import MAX_EXPERTS, Mixture, read_expert_counts
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import Layer, ModelSpec
+from realizar.models.spec import ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
 MIXTRAL_NAMES = {
@@ -22,40 +22,17 @@ def build(hparams: HyperParameters) -> ModelSpec:
     """A GGUF file with a sliding window is a Mistral, windowed in all layers; one with experts is a Mixtral."""
     sizes, is_mixtral = read_dimensions(hparams), hparams.architecture == "mixtral"
     builder = SpecBuilder(hparams, sizes, names=MIXTRAL_NAMES if is_mixtral else None)
-    # Converters to GGUF reorder the rows of Q and K so that rotated pairs are neighbours.
-    rope = read_rope(hparams, sizes, pairing="interleaved", default_base=1e6 if is_mixtral else 10000.0)
-    if hparams.is_gguf and rope.size != sizes.head_size:
-        raise hparams.unsupported("rope.dimension_count", None, rope.size)
+    default_base = 1e6 if is_mixtral else 10000.0
+    rope = read_rope(hparams, sizes, pairing="interleaved", default_base=default_base)
     windows: list[int | None] = [None] * sizes.num_layers
     if hparams.architecture in ("mistral", "mixtral") or hparams.is_gguf:
         windows = builder.windows(lambda _: True, default=4096 if hparams.architecture == "mistral" else None)
     scale = hparams.optional_number("attention.scale", None)
-    activation = builder.activation()
-    qkv_bias = builder.bias("attention_bias", "self_attn.q_proj")
-    output_bias = builder.bias("attention_bias", "self_attn.o_proj")
-    mlp_bias = builder.bias("mlp_bias", "mlp.down_proj")
-    experts = _read_experts(hparams) if is_mixtral or hparams.is_gguf else None
-    layers = [
-        Layer(
-            mixer=builder.attention(
-                index, rope=rope, scale=scale, window=windows[index], qkv_bias=qkv_bias, output_bias=output_bias
-            ),
-            feed_forward=builder.feed_forward(index, activation, bias=mlp_bias)
-            if experts is None
-            else build_experts(
-                builder, index, activation, count=experts[0], per_token=experts[1], width=sizes.feed_forward_size,
-                normalized=True,
-            ),
-            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
-            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
-        )
-        for index in range(sizes.num_layers)
-    ]  # fmt: skip
+    biases, mlp_bias = builder.attention_biases(), builder.bias("mlp_bias", "mlp.down_proj")
+    has_experts = hparams.integer("expert_count", None, low=0, high=MAX_EXPERTS, default=int(is_mixtral)) > 0
+    mixture = Mixture(*read_expert_counts(hparams), sizes.feed_forward_size) if has_experts else None
+    layers = builder.layers(
+        lambda index: builder.attention(index, rope=rope, scale=scale, window=windows[index], biases=biases),
+        lambda index: builder.feed_forward(index, bias=mlp_bias) if mixture is None else mixture.build(builder, index),
+    )
     return builder.spec(layers, tied_by_default=False)
-
-
-def _read_experts(hparams: HyperParameters) -> tuple[int, int] | None:
-    if hparams.is_gguf and not hparams.integer("expert_count", None, low=0, high=MAX_EXPERTS, default=0):
-        return None
-    count = read_expert_count(hparams)
-    return count, read_experts_per_token(hparams, count)

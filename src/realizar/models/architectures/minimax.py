@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from realizar.models.architectures.llama import MIXTRAL_NAMES
-from realizar.models.dimensions import MAX_FEED_FORWARD, Dimensions, read_dimensions
-from realizar.models.experts import (
-    build_experts,
-    build_selection_bias,
-    read_expert_count,
-    read_experts_per_token,
-    read_scoring,
-)
+from realizar.models.dimensions import Dimensions, read_dimensions
+from realizar.models.experts import Mixture, read_expert_counts, read_expert_width, read_scoring
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import Layer, ModelSpec
+from realizar.models.spec import ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
 # What published configurations say of other models of the family, beside what all of M2 have.
@@ -28,29 +20,21 @@ _UNUSED = ("mlp_intermediate_size", "mtp_transformer_layers", "num_mtp_modules",
 def build_m2(hparams: HyperParameters) -> ModelSpec:
     """The feed-forward length of its configurations is that of one expert."""
     sizes = read_dimensions(hparams, defaults={"head_dim": 128})
-    builder = SpecBuilder(hparams, sizes, names=None if hparams.is_gguf else MIXTRAL_NAMES)
+    builder = SpecBuilder(hparams, sizes, names=MIXTRAL_NAMES)
     _read_family(hparams, sizes)
     rotated = hparams.integer(None, "rotary_dim", low=2, high=sizes.head_size, default=sizes.head_size)
     default_base, part = 10000.0 if hparams.is_gguf else 5e6, rotated / sizes.head_size
     rope = read_rope(hparams, sizes, default_base=default_base, default_partial=part)
-    count = read_expert_count(hparams)
-    per_token = read_experts_per_token(hparams, count)
-    width = hparams.integer("expert_feed_forward_length", "intermediate_size", high=MAX_FEED_FORWARD)
-    activation, scoring = builder.activation(), read_scoring(hparams, "sigmoid")
-    layers = []
-    for index in range(sizes.num_layers):
-        experts = build_experts(
-            builder, index, activation, count=count, per_token=per_token, width=width, normalized=True
-        )  # fmt: skip
-        bias = build_selection_bias(builder, index, count, "block_sparse_moe.e_score_correction_bias")
-        layers.append(
-            Layer(
-                mixer=builder.attention(index, rope=rope, qk_norm="token"),
-                feed_forward=replace(experts, scoring=scoring, selection_bias=bias),
-                input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
-                pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
-            )
-        )
+    mixture = Mixture(
+        *read_expert_counts(hparams),
+        read_expert_width(hparams, "intermediate_size"),
+        scoring=read_scoring(hparams, "sigmoid"),
+        selection_bias="block_sparse_moe.e_score_correction_bias",
+    )
+    layers = builder.layers(
+        lambda index: builder.attention(index, rope=rope, qk_norm="token"),
+        lambda index: mixture.build(builder, index),
+    )
     return builder.spec(layers, tied_by_default=False)
 
 

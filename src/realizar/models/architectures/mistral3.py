@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from realizar.models.dimensions import read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.multimodal import is_other_part, text_prefix
 from realizar.models.rope_parameters import read_query_growth, read_rope
-from realizar.models.spec import Layer, ModelSpec
+from realizar.models.spec import ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 from realizar.models.tensor_names import HEAD
 
@@ -19,24 +18,15 @@ def build(hparams: HyperParameters) -> ModelSpec:
     if kind not in (*_WINDOWED, "ministral3"):
         raise hparams.unsupported(None, "model_type", kind)
     sizes = read_dimensions(hparams)
-    builder = SpecBuilder(hparams, sizes, prefix=text_prefix(hparams))
-    # Converters to GGUF reorder the rows of Q and K so that rotated pairs are neighbours.
+    builder = SpecBuilder(hparams, sizes, is_part=True)
     rope = read_rope(hparams, sizes, pairing="interleaved")
-    if hparams.is_gguf and rope.size != sizes.head_size:
-        raise hparams.unsupported("rope.dimension_count", None, rope.size)
     growth = read_query_growth(hparams, sizes)
     windows: list[int | None] = [None] * sizes.num_layers
     if not hparams.is_gguf:
         windows = builder.windows(lambda _: True, default=4096 if kind in _WINDOWED else None)
     scale = hparams.optional_number("attention.scale", None)
-    activation = builder.activation()
-    layers = [
-        Layer(
-            mixer=builder.attention(index, rope=rope, scale=scale, window=windows[index], query_growth=growth),
-            feed_forward=builder.feed_forward(index, activation),
-            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
-            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
-        )
-        for index in range(sizes.num_layers)
-    ]
-    return builder.spec(layers, tied_by_default=not builder.has(HEAD), is_ignored=is_other_part)
+    layers = builder.layers(
+        lambda index: builder.attention(index, rope=rope, scale=scale, window=windows[index], query_growth=growth),
+        builder.feed_forward,
+    )
+    return builder.spec(layers, tied_by_default=not builder.has(HEAD))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from realizar.models.dimensions import read_dimensions
-from realizar.models.experts import build_experts, read_expert_count, read_experts_per_token
+from realizar.models.experts import Mixture, read_expert_counts
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import Layer, ModelSpec
+from realizar.models.spec import ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
 
@@ -15,22 +15,12 @@ def build(hparams: HyperParameters) -> ModelSpec:
     sizes = read_dimensions(hparams, defaults={"rms_norm_eps": 1e-5})
     builder = SpecBuilder(hparams, sizes)
     rope = read_rope(hparams, sizes)
-    count = read_expert_count(hparams)
-    per_token = read_experts_per_token(hparams, count)
     # A GGUF file can't say that weights are divided by their sum: llama.cpp does not.
     normalized = hparams.boolean(None, "norm_topk_prob", default=False)
-    activation, width = builder.activation(), sizes.feed_forward_size
-    qkv_bias = builder.bias("attention_bias", "self_attn.q_proj")
-    output_bias = builder.bias("attention_bias", "self_attn.o_proj")
-    layers = [
-        Layer(
-            mixer=builder.attention(index, rope=rope, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm="token"),
-            feed_forward=build_experts(
-                builder, index, activation, count=count, per_token=per_token, width=width, normalized=normalized
-            ),
-            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
-            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
-        )
-        for index in range(sizes.num_layers)
-    ]
+    mixture = Mixture(*read_expert_counts(hparams), sizes.feed_forward_size, normalized)
+    biases = builder.attention_biases()
+    layers = builder.layers(
+        lambda index: builder.attention(index, rope=rope, biases=biases, qk_norm="token"),
+        lambda index: mixture.build(builder, index),
+    )
     return builder.spec(layers, tied_by_default=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from realizar.models.dimensions import read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import Layer, ModelSpec
+from realizar.models.spec import ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
 
@@ -15,14 +15,7 @@ def build(hparams: HyperParameters) -> ModelSpec:
     builder = SpecBuilder(hparams, sizes)
     rope = read_rope(hparams, sizes)
     windows = builder.windows(lambda _: True)
-    activation = builder.activation()
-    layers = [
-        Layer(
-            mixer=builder.attention(index, rope=rope, window=windows[index]),
-            feed_forward=builder.feed_forward(index, activation),
-            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
-            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
-        )
-        for index in range(sizes.num_layers)
-    ]
+    layers = builder.layers(
+        lambda index: builder.attention(index, rope=rope, window=windows[index]), builder.feed_forward
+    )
     return builder.spec(layers, tied_by_default=False, head_bias=builder.bias("lm_head_bias", "lm_head"))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from realizar.models.dimensions import MAX_LAYERS, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
-from realizar.models.multimodal import is_other_part, text_prefix
 from realizar.models.rope_parameters import config_parameters, read_rope
-from realizar.models.spec import Layer, ModelSpec
+from realizar.models.spec import ModelSpec
 from realizar.models.spec_builder import SpecBuilder
-from realizar.models.tensor_names import is_unneeded
 
 # Of configurations that hold the text model's keys beside those of vision.
 _VISION_KEYS = (
@@ -56,30 +54,23 @@ def read_vision_keys(hparams: HyperParameters) -> None:
 
 def _build(hparams: HyperParameters, *, qk_norm: bool, is_part: bool = False) -> ModelSpec:
     sizes = read_dimensions(hparams, defaults={"head_dim": 128} if qk_norm else None)
-    builder = SpecBuilder(hparams, sizes, prefix=text_prefix(hparams) if is_part else ("model.", ""))
+    builder = SpecBuilder(hparams, sizes, is_part=is_part)
     default_base = 10000.0 if hparams.is_gguf or not is_part else 5e5 if qk_norm else 1e6
     rope = read_rope(hparams, sizes, default_base=default_base, has_axes=is_part)
     windows = _read_windows(hparams, builder)
-    activation = builder.activation()
     qkv_bias = builder.bias("attention_bias" if qk_norm else None, "self_attn.q_proj", default=not qk_norm)
     output_bias = builder.bias("attention_bias" if qk_norm else None, "self_attn.o_proj")
-    layers = [
-        Layer(
-            mixer=builder.attention(
-                index,
-                rope=rope,
-                window=windows[index],
-                qkv_bias=qkv_bias,
-                output_bias=output_bias,
-                qk_norm="head" if qk_norm else None,
-            ),
-            feed_forward=builder.feed_forward(index, activation),
-            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
-            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
-        )
-        for index in range(sizes.num_layers)
-    ]
-    return builder.spec(layers, tied_by_default=False, is_ignored=is_other_part if is_part else is_unneeded)
+    layers = builder.layers(
+        lambda index: builder.attention(
+            index,
+            rope=rope,
+            window=windows[index],
+            biases=(qkv_bias, output_bias),
+            qk_norm="head" if qk_norm else None,
+        ),
+        builder.feed_forward,
+    )
+    return builder.spec(layers, tied_by_default=False)
 
 
 def _read_windows(hparams: HyperParameters, builder: SpecBuilder) -> list[int | None]:

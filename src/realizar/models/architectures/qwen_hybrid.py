@@ -19,36 +19,23 @@ from realizar.models.dimensions import (
     Dimensions,
     read_dimensions,
 )
-from realizar.models.experts import (
-    build_experts,
-    build_shared,
-    build_shared_gate,
-    read_expert_count,
-    read_experts_per_token,
-)
+from realizar.models.experts import Mixture, read_expert_counts, read_expert_width
 from realizar.models.hyper_parameters import REQUIRED, HyperParameters
 from realizar.models.mixers import GatedDeltaNet
-from realizar.models.multimodal import is_other_part, text_prefix
 from realizar.models.next_token import next_token_tensors, read_next_token_blocks, without_next_token_blocks
 from realizar.models.parts import Linear
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import AnyFeedForward, Layer, ModelSpec
+from realizar.models.spec import AnyFeedForward, Mixer, ModelSpec
 from realizar.models.spec_builder import SpecBuilder
-from realizar.models.tensor_names import is_unneeded
+from realizar.models.tensor_names import GGUF_POST_ATTENTION
 from realizar.models.tensor_source import TensorName, TensorSource
 
-_GGUF_NAMES = {"post_attention_layernorm": "post_attention_norm"}
 _PERIOD = 4  # layers, of which the last is attention
-
-BuildFeedForward = Callable[[int], AnyFeedForward]
 
 
 def build_qwen35(hparams: HyperParameters) -> ModelSpec:
     builder, blocks = _start(hparams, is_part=True)
-    activation = builder.activation()
-    layers = _layers(builder, lambda index: builder.feed_forward(index, activation), tiled=hparams.is_gguf)
-    is_ignored = next_token_tensors(builder.sizes, blocks, is_other_part)
-    return builder.spec(layers, tied_by_default=False, is_ignored=is_ignored)
+    return _build(builder, blocks, builder.feed_forward, tiled=hparams.is_gguf)
 
 
 def build_qwen35_mixture(hparams: HyperParameters) -> ModelSpec:
@@ -56,29 +43,25 @@ def build_qwen35_mixture(hparams: HyperParameters) -> ModelSpec:
     builder, blocks = _start(hparams, is_part=True)
     if not hparams.boolean(None, "norm_topk_prob", default=True):
         raise hparams.unsupported(None, "norm_topk_prob", False)
-    layers = _layers(builder, _mixtures(builder, normalized=True), tiled=hparams.is_gguf)
-    is_ignored = next_token_tensors(builder.sizes, blocks, is_other_part)
-    return builder.spec(layers, tied_by_default=False, is_ignored=is_ignored)
+    mixture = _read_mixture(builder, normalized=True)
+    return _build(builder, blocks, lambda index: mixture.build(builder, index), tiled=hparams.is_gguf)
 
 
 def build_qwen3_next(hparams: HyperParameters) -> ModelSpec:
     """Qwen3-Next with experts. One matrix of a gated delta net has q, k, v and z of each key head in turn."""
     builder, blocks = _start(hparams, is_part=False)
-    mixture, activation = (
-        _mixtures(builder, hparams.boolean(None, "norm_topk_prob", default=True)),
-        builder.activation(),
-    )
+    mixture = _read_mixture(builder, normalized=hparams.boolean(None, "norm_topk_prob", default=True))
     is_dense = read_dense_layers(hparams, builder.sizes)
-
-    def feed_forward(index: int) -> AnyFeedForward:
-        return builder.feed_forward(index, activation) if is_dense[index] else mixture(index)
-
-    layers = _layers(builder, feed_forward, alternating=True)
-    is_ignored = next_token_tensors(builder.sizes, blocks, is_unneeded)
-    return builder.spec(layers, tied_by_default=False, is_ignored=is_ignored)
+    return _build(
+        builder,
+        blocks,
+        lambda index: builder.feed_forward(index) if is_dense[index] else mixture.build(builder, index),
+        alternating=True,
+    )
 
 
 def _start(hparams: HyperParameters, *, is_part: bool) -> tuple[SpecBuilder, int]:
+    """Also gives the number of next-token blocks."""
     sizes = read_dimensions(hparams, defaults={"head_dim": 256}, some_without_feed_forward=True)
     blocks = read_next_token_blocks(hparams, "mtp_num_hidden_layers")
     sizes = without_next_token_blocks(hparams, sizes, blocks)
@@ -89,8 +72,9 @@ def _start(hparams: HyperParameters, *, is_part: bool) -> tuple[SpecBuilder, int
         hparams,
         sizes,
         norm_weight_offset=1.0,
-        prefix=text_prefix(hparams) if is_part else ("model.", ""),
-        names=_GGUF_NAMES if hparams.is_gguf else SHARED_NAMES,
+        is_part=is_part,
+        names=SHARED_NAMES,
+        gguf_names=GGUF_POST_ATTENTION,
     )
     return builder, blocks
 
@@ -106,54 +90,42 @@ def _check_fixed_keys(hparams: HyperParameters) -> None:
     hparams.boolean(None, "mtp_use_dedicated_embeddings", default=False)
 
 
-def _layers(
-    builder: SpecBuilder, feed_forward: BuildFeedForward, *, alternating: bool = False, tiled: bool = False
-) -> list[Layer]:
+def _build(
+    builder: SpecBuilder,
+    blocks: int,
+    feed_forward: Callable[[int], AnyFeedForward],
+    *,
+    alternating: bool = False,
+    tiled: bool = False,
+) -> ModelSpec:
     hparams, sizes = builder.hparams, builder.sizes
     delta_sizes = _read_delta_sizes(hparams)
     rope = read_rope(hparams, sizes, has_axes=True, default_partial=0.25)
     is_attention = _read_attention_layers(hparams, sizes)
-    first = is_attention.index(True) if True in is_attention else 0
-    qkv_bias, output_bias = (builder.bias("attention_bias", f"self_attn.{part}_proj", layer=first) for part in "qo")
-    return [
-        Layer(
-            mixer=builder.attention(
-                index, rope=rope, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm="head", output_gate=True
-            )
-            if is_attention[index]
-            else _build_delta_net(builder, index, delta_sizes, alternating=alternating, tiled=tiled),
-            feed_forward=feed_forward(index),
-            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
-            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
-        )
-        for index in range(sizes.num_layers)
-    ]
+    biases = builder.attention_biases(layer=is_attention.index(True) if True in is_attention else 0)
+
+    def mixer(index: int) -> Mixer:
+        if is_attention[index]:
+            return builder.attention(index, rope=rope, biases=biases, qk_norm="head", output_gate=True)
+        return _build_delta_net(builder, index, delta_sizes, alternating=alternating, tiled=tiled)
+
+    layers = builder.layers(mixer, feed_forward)
+    return builder.spec(layers, tied_by_default=False, is_ignored=next_token_tensors(sizes, blocks))
 
 
-def _mixtures(builder: SpecBuilder, normalized: bool) -> BuildFeedForward:
-    hparams, wide, activation = builder.hparams, builder.sizes.feed_forward_size, builder.activation()
-    count = read_expert_count(hparams)
-    per_token = read_experts_per_token(hparams, count)
-    keys, shared_keys = (
-        ("expert_feed_forward_length", "moe_intermediate_size"),
-        ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
-    )
-    # Where a GGUF file does not say, as llama.cpp has it; a configuration without the keys has the defaults of
-    # transformers.
+def _read_mixture(builder: SpecBuilder, *, normalized: bool) -> Mixture:
+    """Where widths are missing, a GGUF file has them as in llama.cpp, and a configuration as in transformers."""
+    hparams, wide = builder.hparams, builder.sizes.feed_forward_size
+    count, per_token = read_expert_counts(hparams)
     of_file = wide // hparams.integer("expert_used_count", None, high=count, default=1)
-    width = hparams.integer(*keys, high=MAX_FEED_FORWARD, default=(of_file or REQUIRED) if hparams.is_gguf else 512)
+    width = read_expert_width(hparams, default=(of_file or REQUIRED) if hparams.is_gguf else 512)
     shared = hparams.integer(
-        *shared_keys, high=MAX_FEED_FORWARD, default=(wide or REQUIRED) if hparams.is_gguf else 512
-    )  # fmt: skip
-
-    def build(index: int) -> AnyFeedForward:
-        experts = build_experts(
-            builder, index, activation, count=count, per_token=per_token, width=width, normalized=normalized
-        )
-        part = build_shared(builder, index, activation, shared)
-        return replace(experts, shared=part, shared_gate=build_shared_gate(builder, index))
-
-    return build
+        "expert_shared_feed_forward_length",
+        "shared_expert_intermediate_size",
+        high=MAX_FEED_FORWARD,
+        default=(wide or REQUIRED) if hparams.is_gguf else 512,
+    )
+    return Mixture(count, per_token, width, normalized, shared_width=shared, has_shared_gate=True)
 
 
 def _read_attention_layers(hparams: HyperParameters, sizes: Dimensions) -> list[bool]:

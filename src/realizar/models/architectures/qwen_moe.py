@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 from realizar.models.architectures.qwen import read_vision_keys
 from realizar.models.dimensions import MAX_FEED_FORWARD, MAX_LAYERS, Dimensions, read_dimensions
-from realizar.models.experts import (
-    APART,
-    Joined,
-    build_experts,
-    build_shared,
-    build_shared_gate,
-    read_expert_count,
-    read_experts_per_token,
-)
+from realizar.models.experts import APART, Joined, Mixture, read_expert_counts, read_expert_width
 from realizar.models.hyper_parameters import REQUIRED, HyperParameters
-from realizar.models.multimodal import is_other_part, text_prefix
-from realizar.models.parts import Activation, Rope
+from realizar.models.parts import Rope
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import Experts, Layer, ModelSpec
+from realizar.models.spec import ModelSpec
 from realizar.models.spec_builder import SpecBuilder
-from realizar.models.tensor_names import is_unneeded
 
 SHARED_NAMES = {
     f"mlp.shared_experts.{name}_proj": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")
@@ -33,7 +20,7 @@ SHARED_NAMES = {
 def build_qwen2(hparams: HyperParameters) -> ModelSpec:
     """Qwen2 with experts, biases on Q, K and V, and a shared expert behind a gate. Weights sum to less than one."""
     sizes = read_dimensions(hparams)
-    builder = SpecBuilder(hparams, sizes, names=None if hparams.is_gguf else SHARED_NAMES)
+    builder = SpecBuilder(hparams, sizes, names=SHARED_NAMES)
     shared = hparams.integer(
         "expert_shared_feed_forward_length",
         "shared_expert_intermediate_size",
@@ -42,12 +29,7 @@ def build_qwen2(hparams: HyperParameters) -> ModelSpec:
     )
     normalized = hparams.boolean(None, "norm_topk_prob", default=False)
     qkv_bias = builder.bias("qkv_bias", "self_attn.q_proj", default=not hparams.is_gguf)
-
-    def with_shared(experts: Experts, index: int, activation: Activation) -> Experts:
-        part = build_shared(builder, index, activation, shared)
-        return replace(experts, shared=part, shared_gate=build_shared_gate(builder, index))
-
-    return _build(builder, read_rope(hparams, sizes), normalized, qkv_bias, qk_norm=False, complete=with_shared)
+    return _build(builder, read_rope(hparams, sizes), normalized, (qkv_bias, False), shared_width=shared)
 
 
 def build_qwen3(hparams: HyperParameters) -> ModelSpec:
@@ -57,8 +39,7 @@ def build_qwen3(hparams: HyperParameters) -> ModelSpec:
         raise hparams.unsupported(None, "use_qk_norm", False)
     # A GGUF file can't say that weights are not divided by their sum, nor that some layers are dense.
     normalized = hparams.boolean(None, "norm_topk_prob", default=hparams.is_gguf)
-    qkv_bias = builder.bias("attention_bias", "self_attn.q_proj")
-    return _build(builder, read_rope(hparams, sizes), normalized, qkv_bias, qk_norm=True)
+    return _build(builder, read_rope(hparams, sizes), normalized, builder.attention_biases())
 
 
 def build_qwen3vl(hparams: HyperParameters) -> ModelSpec:
@@ -68,62 +49,47 @@ def build_qwen3vl(hparams: HyperParameters) -> ModelSpec:
     """
     read_vision_keys(hparams)
     sizes = read_dimensions(hparams)
-    builder = SpecBuilder(hparams, sizes, prefix=text_prefix(hparams))
+    builder = SpecBuilder(hparams, sizes, is_part=True)
     if not hparams.boolean(None, "norm_topk_prob", default=True):
         raise hparams.unsupported(None, "norm_topk_prob", False)
     rope = read_rope(hparams, sizes, default_base=10000.0 if hparams.is_gguf else 5e5, has_axes=True)
-    qkv_bias, joined = builder.bias("attention_bias", "self_attn.q_proj"), Joined(transposed=None)
-    return _build(builder, rope, True, qkv_bias, qk_norm=True, joined=joined, is_ignored=is_other_part)
+    return _build(builder, rope, True, builder.attention_biases(), joined=Joined(transposed=None))
 
 
 def _build(
     builder: SpecBuilder,
     rope: Rope,
     normalized: bool,
-    qkv_bias: bool,
+    biases: tuple[bool, bool],
     *,
-    qk_norm: bool,
     joined: Joined = APART,
-    complete: Callable[[Experts, int, Activation], Experts] = lambda experts, _index, _activation: experts,
-    is_ignored: Callable[[str], bool] = is_unneeded,
+    shared_width: int = 0,
 ) -> ModelSpec:
-    """A model; `complete` adds to the experts of a layer what they share."""
+    """Models with a shared expert, of `shared_width`, have no norms of Q and K."""
     hparams, sizes = builder.hparams, builder.sizes
     if hparams.boolean(None, "use_sliding_window", default=False):
         raise hparams.unsupported(None, "use_sliding_window", True)
-    count = read_expert_count(hparams)
-    per_token = read_experts_per_token(hparams, count)
-    width = hparams.integer(
-        "expert_feed_forward_length",
-        "moe_intermediate_size",
-        high=MAX_FEED_FORWARD,
-        # As llama.cpp has it.
-        default=max(sizes.feed_forward_size // hparams.integer("expert_used_count", None, high=count), 1)
-        if hparams.is_gguf
-        else REQUIRED,
+    count, per_token = read_expert_counts(hparams)
+    stated = hparams.integer("expert_used_count", None, high=count, default=1)
+    # As llama.cpp has it.
+    width = read_expert_width(
+        hparams, default=max(sizes.feed_forward_size // stated, 1) if hparams.is_gguf else REQUIRED
     )
-    is_dense, activation = read_dense_layers(hparams, sizes), builder.activation()
-    output_bias = builder.bias("attention_bias", "self_attn.o_proj") if qk_norm else False
-
-    def experts(index: int) -> Experts:
-        plain = build_experts(
-            builder, index, activation, count=count, per_token=per_token, width=width, normalized=normalized,
-            joined=joined,
-        )  # fmt: skip
-        return complete(plain, index, activation)
-
-    layers = [
-        Layer(
-            mixer=builder.attention(
-                index, rope=rope, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm="head" if qk_norm else None
-            ),
-            feed_forward=builder.feed_forward(index, activation) if is_dense[index] else experts(index),
-            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
-            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
-        )
-        for index in range(sizes.num_layers)
-    ]
-    return builder.spec(layers, tied_by_default=False, is_ignored=is_ignored)
+    mixture = Mixture(
+        count,
+        per_token,
+        width,
+        normalized,
+        shared_width=shared_width,
+        has_shared_gate=shared_width > 0,
+        joined=joined,
+    )
+    is_dense = read_dense_layers(hparams, sizes)
+    layers = builder.layers(
+        lambda index: builder.attention(index, rope=rope, biases=biases, qk_norm=None if shared_width else "head"),
+        lambda index: builder.feed_forward(index) if is_dense[index] else mixture.build(builder, index),
+    )
+    return builder.spec(layers, tied_by_default=False)
 
 
 def read_dense_layers(hparams: HyperParameters, sizes: Dimensions) -> list[bool]:

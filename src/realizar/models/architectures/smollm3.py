@@ -5,7 +5,7 @@ from __future__ import annotations
 from realizar.models.dimensions import MAX_LAYERS, read_dimensions
 from realizar.models.hyper_parameters import HyperParameters
 from realizar.models.rope_parameters import read_rope
-from realizar.models.spec import Layer, ModelSpec
+from realizar.models.spec import ModelSpec
 from realizar.models.spec_builder import SpecBuilder
 
 _DEFAULT_INTERVAL = 4
@@ -14,31 +14,15 @@ _DEFAULT_INTERVAL = 4
 def build(hparams: HyperParameters) -> ModelSpec:
     sizes = read_dimensions(hparams)
     builder = SpecBuilder(hparams, sizes)
-    # Converters to GGUF reorder the rows of Q and K so that rotated pairs are neighbours.
     rope = read_rope(hparams, sizes, pairing="interleaved", default_base=10000.0 if hparams.is_gguf else 2e6)
-    if hparams.is_gguf and rope.size != sizes.head_size:
-        raise hparams.unsupported("rope.dimension_count", None, rope.size)
     has_rope = _read_rope_layers(hparams, sizes.num_layers)
+    ropes = [rope if flag else None for flag in has_rope]
     windows = _read_windows(hparams, builder, has_rope)
-    activation = builder.activation()
-    qkv_bias = builder.bias("attention_bias", "self_attn.q_proj")
-    output_bias = builder.bias("attention_bias", "self_attn.o_proj")
-    mlp_bias = builder.bias("mlp_bias", "mlp.down_proj")
-    layers = [
-        Layer(
-            mixer=builder.attention(
-                index,
-                rope=rope if has_rope[index] else None,
-                window=windows[index],
-                qkv_bias=qkv_bias,
-                output_bias=output_bias,
-            ),
-            feed_forward=builder.feed_forward(index, activation, bias=mlp_bias),
-            input_norm=builder.norm(f"model.layers.{index}.input_layernorm"),
-            pre_feedforward_norm=builder.norm(f"model.layers.{index}.post_attention_layernorm"),
-        )
-        for index in range(sizes.num_layers)
-    ]
+    biases, mlp_bias = builder.attention_biases(), builder.bias("mlp_bias", "mlp.down_proj")
+    layers = builder.layers(
+        lambda index: builder.attention(index, rope=ropes[index], window=windows[index], biases=biases),
+        lambda index: builder.feed_forward(index, bias=mlp_bias),
+    )
     return builder.spec(layers, tied_by_default=True)
 
 
